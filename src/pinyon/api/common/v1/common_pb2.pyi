@@ -1,0 +1,163 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_MIXED: _ClassVar[Role]
+    ROLE_STORE: _ClassVar[Role]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+    FINISH_REASON_ERROR: _ClassVar[FinishReason]
+
+class KvSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KV_SOURCE_UNSPECIFIED: _ClassVar[KvSource]
+    KV_SOURCE_LOCAL: _ClassVar[KvSource]
+    KV_SOURCE_PEER: _ClassVar[KvSource]
+    KV_SOURCE_STORE: _ClassVar[KvSource]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_MIXED: Role
+ROLE_STORE: Role
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_CANCELLED: FinishReason
+FINISH_REASON_ERROR: FinishReason
+KV_SOURCE_UNSPECIFIED: KvSource
+KV_SOURCE_LOCAL: KvSource
+KV_SOURCE_PEER: KvSource
+KV_SOURCE_STORE: KvSource
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "field", "retry_after_ms")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    field: str
+    retry_after_ms: int
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class SamplingParams(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "ignore_eos")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    ignore_eos: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "cached_local_tokens", "cached_peer_tokens", "cached_store_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PEER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_STORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cached_local_tokens: int
+    cached_peer_tokens: int
+    cached_store_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cached_local_tokens: _Optional[int] = ..., cached_peer_tokens: _Optional[int] = ..., cached_store_tokens: _Optional[int] = ...) -> None: ...
+
+class KvLayout(_message.Message):
+    __slots__ = ("layers", "kv_heads", "head_dim", "block_tokens", "dtype")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: int
+    dtype: str
+    def __init__(self, layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class Region(_message.Message):
+    __slots__ = ("key", "location", "length_bytes")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    location: str
+    length_bytes: int
+    def __init__(self, key: _Optional[bytes] = ..., location: _Optional[str] = ..., length_bytes: _Optional[int] = ...) -> None: ...
+
+class Segment(_message.Message):
+    __slots__ = ("host", "port", "boot_id", "regions")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    boot_id: str
+    regions: _containers.RepeatedCompositeFieldContainer[Region]
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., boot_id: _Optional[str] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ...) -> None: ...
+
+class FetchSpan(_message.Message):
+    __slots__ = ("source_id", "source_address", "source", "first_block", "block_count")
+    SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    source_id: str
+    source_address: str
+    source: KvSource
+    first_block: int
+    block_count: int
+    def __init__(self, source_id: _Optional[str] = ..., source_address: _Optional[str] = ..., source: _Optional[_Union[KvSource, str]] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("prefill_instance_id", "prefill_address", "decode_instance_id", "decode_address", "fetches", "local_prefix_blocks", "predicted_ttft_ms", "predicted_tbt_ms", "policy")
+    PREFILL_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TBT_MS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    prefill_instance_id: str
+    prefill_address: str
+    decode_instance_id: str
+    decode_address: str
+    fetches: _containers.RepeatedCompositeFieldContainer[FetchSpan]
+    local_prefix_blocks: int
+    predicted_ttft_ms: float
+    predicted_tbt_ms: float
+    policy: str
+    def __init__(self, prefill_instance_id: _Optional[str] = ..., prefill_address: _Optional[str] = ..., decode_instance_id: _Optional[str] = ..., decode_address: _Optional[str] = ..., fetches: _Optional[_Iterable[_Union[FetchSpan, _Mapping]]] = ..., local_prefix_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., policy: _Optional[str] = ...) -> None: ...

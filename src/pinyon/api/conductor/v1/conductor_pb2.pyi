@@ -1,0 +1,240 @@
+from pinyon.api.common.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ScheduleRequest(_message.Message):
+    __slots__ = ("request_id", "model", "tenant", "prompt_tokens", "block_keys", "max_tokens", "ttft_slo_ms", "tbt_slo_ms", "exclude_instance_ids", "no_reuse", "traceparent")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_INSTANCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    NO_REUSE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    tenant: str
+    prompt_tokens: int
+    block_keys: bytes
+    max_tokens: int
+    ttft_slo_ms: int
+    tbt_slo_ms: int
+    exclude_instance_ids: _containers.RepeatedScalarFieldContainer[str]
+    no_reuse: bool
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., exclude_instance_ids: _Optional[_Iterable[str]] = ..., no_reuse: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class ScheduleResponse(_message.Message):
+    __slots__ = ("request_id", "placement", "error")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    placement: _common_pb2.Placement
+    error: _common_pb2.Error
+    def __init__(self, request_id: _Optional[str] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class ScheduleSessionRequest(_message.Message):
+    __slots__ = ("requests", "released_request_ids", "lb_id")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    LB_ID_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[ScheduleRequest]
+    released_request_ids: _containers.RepeatedScalarFieldContainer[str]
+    lb_id: str
+    def __init__(self, requests: _Optional[_Iterable[_Union[ScheduleRequest, _Mapping]]] = ..., released_request_ids: _Optional[_Iterable[str]] = ..., lb_id: _Optional[str] = ...) -> None: ...
+
+class ScheduleSessionResponse(_message.Message):
+    __slots__ = ("responses", "instances")
+    RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    responses: _containers.RepeatedCompositeFieldContainer[ScheduleResponse]
+    instances: InstanceList
+    def __init__(self, responses: _Optional[_Iterable[_Union[ScheduleResponse, _Mapping]]] = ..., instances: _Optional[_Union[InstanceList, _Mapping]] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ("released",)
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    released: bool
+    def __init__(self, released: _Optional[bool] = ...) -> None: ...
+
+class InstanceList(_message.Message):
+    __slots__ = ("version", "instances")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    instances: _containers.RepeatedCompositeFieldContainer[Instance]
+    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ...) -> None: ...
+
+class Instance(_message.Message):
+    __slots__ = ("info", "load", "indexed_blocks", "report_age_ms", "schedulable")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULABLE_FIELD_NUMBER: _ClassVar[int]
+    info: InstanceInfo
+    load: InstanceLoad
+    indexed_blocks: int
+    report_age_ms: int
+    schedulable: bool
+    def __init__(self, info: _Optional[_Union[InstanceInfo, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., schedulable: _Optional[bool] = ...) -> None: ...
+
+class InstanceInfo(_message.Message):
+    __slots__ = ("instance_id", "boot_id", "role", "address", "model", "model_fingerprint", "layout", "capacity_blocks", "max_batch", "max_context_tokens", "region")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    boot_id: str
+    role: _common_pb2.Role
+    address: str
+    model: str
+    model_fingerprint: str
+    layout: _common_pb2.KvLayout
+    capacity_blocks: int
+    max_batch: int
+    max_context_tokens: int
+    region: str
+    def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., region: _Optional[str] = ...) -> None: ...
+
+class InstanceLoad(_message.Message):
+    __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining")
+    PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_TBT_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    pending_requests: int
+    running_requests: int
+    pending_prefill_tokens: int
+    used_blocks: int
+    cached_blocks: int
+    mean_tbt_ms: float
+    draining: bool
+    def __init__(self, pending_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., mean_tbt_ms: _Optional[float] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class LookupBlocksRequest(_message.Message):
+    __slots__ = ("block_keys",)
+    BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    block_keys: bytes
+    def __init__(self, block_keys: _Optional[bytes] = ...) -> None: ...
+
+class LookupBlocksResponse(_message.Message):
+    __slots__ = ("holders",)
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    holders: _containers.RepeatedCompositeFieldContainer[BlockHolder]
+    def __init__(self, holders: _Optional[_Iterable[_Union[BlockHolder, _Mapping]]] = ...) -> None: ...
+
+class BlockHolder(_message.Message):
+    __slots__ = ("instance_id", "prefix_blocks")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    prefix_blocks: int
+    def __init__(self, instance_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ...) -> None: ...
+
+class ReportSessionRequest(_message.Message):
+    __slots__ = ("registration", "snapshot", "deltas", "load", "prefills", "ended_prefill_request_ids", "ended_decode_request_ids", "leaving")
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_PREFILL_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_DECODE_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    registration: InstanceInfo
+    snapshot: CacheSnapshot
+    deltas: _containers.RepeatedCompositeFieldContainer[CacheDelta]
+    load: InstanceLoad
+    prefills: _containers.RepeatedCompositeFieldContainer[PrefillMeasurement]
+    ended_prefill_request_ids: _containers.RepeatedScalarFieldContainer[str]
+    ended_decode_request_ids: _containers.RepeatedScalarFieldContainer[str]
+    leaving: bool
+    def __init__(self, registration: _Optional[_Union[InstanceInfo, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., deltas: _Optional[_Iterable[_Union[CacheDelta, _Mapping]]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[PrefillMeasurement, _Mapping]]] = ..., ended_prefill_request_ids: _Optional[_Iterable[str]] = ..., ended_decode_request_ids: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+
+class CacheSnapshot(_message.Message):
+    __slots__ = ("seq", "keys", "first", "last")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    keys: bytes
+    first: bool
+    last: bool
+    def __init__(self, seq: _Optional[int] = ..., keys: _Optional[bytes] = ..., first: _Optional[bool] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class CacheDelta(_message.Message):
+    __slots__ = ("seq", "stored_keys", "removed_keys")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    STORED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    stored_keys: bytes
+    removed_keys: bytes
+    def __init__(self, seq: _Optional[int] = ..., stored_keys: _Optional[bytes] = ..., removed_keys: _Optional[bytes] = ...) -> None: ...
+
+class PrefillMeasurement(_message.Message):
+    __slots__ = ("computed_tokens", "prefix_tokens", "compute_us", "fetched_bytes", "fetch_us")
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCH_US_FIELD_NUMBER: _ClassVar[int]
+    computed_tokens: int
+    prefix_tokens: int
+    compute_us: int
+    fetched_bytes: int
+    fetch_us: int
+    def __init__(self, computed_tokens: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., compute_us: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., fetch_us: _Optional[int] = ...) -> None: ...
+
+class ReportSessionResponse(_message.Message):
+    __slots__ = ("lease_ms", "acked_seq", "resync")
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    ACKED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FIELD_NUMBER: _ClassVar[int]
+    lease_ms: int
+    acked_seq: int
+    resync: bool
+    def __init__(self, lease_ms: _Optional[int] = ..., acked_seq: _Optional[int] = ..., resync: _Optional[bool] = ...) -> None: ...
+
+class ListInstancesRequest(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: _common_pb2.Role
+    def __init__(self, role: _Optional[_Union[_common_pb2.Role, str]] = ...) -> None: ...
+
+class ListInstancesResponse(_message.Message):
+    __slots__ = ("version", "instances")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    instances: _containers.RepeatedCompositeFieldContainer[Instance]
+    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,202 @@
+from pinyon.api.common.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SessionRequest(_message.Message):
+    __slots__ = ("submissions", "cancel_stream_ids")
+    SUBMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    submissions: _containers.RepeatedCompositeFieldContainer[Submission]
+    cancel_stream_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("updates",)
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    updates: _containers.RepeatedCompositeFieldContainer[StreamUpdate]
+    def __init__(self, updates: _Optional[_Iterable[_Union[StreamUpdate, _Mapping]]] = ...) -> None: ...
+
+class Submission(_message.Message):
+    __slots__ = ("stream_id", "request_id", "model", "tenant", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "placement", "timeout_ms", "traceparent", "no_reuse")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_LE32_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    NO_REUSE_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    request_id: str
+    model: str
+    tenant: str
+    prompt_tokens_le32: bytes
+    block_keys: bytes
+    sampling: _common_pb2.SamplingParams
+    generated_tokens: int
+    placement: _common_pb2.Placement
+    timeout_ms: int
+    traceparent: str
+    no_reuse: bool
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ...) -> None: ...
+
+class StreamUpdate(_message.Message):
+    __slots__ = ("stream_id", "tokens", "text", "finish_reason", "usage", "error", "prefill")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    text: str
+    finish_reason: _common_pb2.FinishReason
+    usage: _common_pb2.Usage
+    error: _common_pb2.Error
+    prefill: PrefillReport
+    def __init__(self, stream_id: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ...) -> None: ...
+
+class PrefillReport(_message.Message):
+    __slots__ = ("prefill_instance_id", "queue_ms", "fetch_ms", "compute_ms", "push_ms", "computed_tokens", "local_tokens", "peer_tokens", "store_tokens", "decode_local_tokens")
+    PREFILL_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    PUSH_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PEER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prefill_instance_id: str
+    queue_ms: float
+    fetch_ms: float
+    compute_ms: float
+    push_ms: float
+    computed_tokens: int
+    local_tokens: int
+    peer_tokens: int
+    store_tokens: int
+    decode_local_tokens: int
+    def __init__(self, prefill_instance_id: _Optional[str] = ..., queue_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., push_ms: _Optional[float] = ..., computed_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., peer_tokens: _Optional[int] = ..., store_tokens: _Optional[int] = ..., decode_local_tokens: _Optional[int] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("submission",)
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    submission: Submission
+    def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("update",)
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    update: StreamUpdate
+    def __init__(self, update: _Optional[_Union[StreamUpdate, _Mapping]] = ...) -> None: ...
+
+class PrefillSessionRequest(_message.Message):
+    __slots__ = ("hello", "starts", "cancel_stream_ids")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    hello: PrefillHello
+    starts: _containers.RepeatedCompositeFieldContainer[PrefillStart]
+    cancel_stream_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hello: _Optional[_Union[PrefillHello, _Mapping]] = ..., starts: _Optional[_Iterable[_Union[PrefillStart, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PrefillHello(_message.Message):
+    __slots__ = ("instance_id", "segment", "layout", "model_fingerprint")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    segment: _common_pb2.Segment
+    layout: _common_pb2.KvLayout
+    model_fingerprint: str
+    def __init__(self, instance_id: _Optional[str] = ..., segment: _Optional[_Union[_common_pb2.Segment, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+
+class PrefillStart(_message.Message):
+    __slots__ = ("stream_id", "request_id", "tenant", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "fetches", "target_offsets_bytes", "first_target_block", "timeout_ms", "traceparent", "no_reuse")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_LE32_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_OFFSETS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TARGET_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    NO_REUSE_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    request_id: str
+    tenant: str
+    prompt_tokens_le32: bytes
+    block_keys: bytes
+    sampling: _common_pb2.SamplingParams
+    generated_tokens: int
+    fetches: _containers.RepeatedCompositeFieldContainer[_common_pb2.FetchSpan]
+    target_offsets_bytes: _containers.RepeatedScalarFieldContainer[int]
+    first_target_block: int
+    timeout_ms: int
+    traceparent: str
+    no_reuse: bool
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[_common_pb2.FetchSpan, _Mapping]]] = ..., target_offsets_bytes: _Optional[_Iterable[int]] = ..., first_target_block: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ...) -> None: ...
+
+class PrefillSessionResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[PrefillResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[PrefillResult, _Mapping]]] = ...) -> None: ...
+
+class PrefillResult(_message.Message):
+    __slots__ = ("stream_id", "first_token", "report", "error")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    first_token: int
+    report: PrefillReport
+    error: _common_pb2.Error
+    def __init__(self, stream_id: _Optional[int] = ..., first_token: _Optional[int] = ..., report: _Optional[_Union[PrefillReport, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("instance_id", "role", "model", "pending_requests", "running_requests", "used_blocks", "cached_blocks", "total_blocks", "leases", "draining")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    role: _common_pb2.Role
+    model: str
+    pending_requests: int
+    running_requests: int
+    used_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    leases: int
+    draining: bool
+    def __init__(self, instance_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., model: _Optional[str] = ..., pending_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leases: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,78 @@
+"""Block keys: 128-bit chained XXH3 over token blocks (Mooncake §3.2.1).
+
+``key[i] = XXH3_128(key[i-1] + tokens of block i as little-endian u32)``; the chain starts from the namespace, which is
+the digest of (model fingerprint, KV layout, tenant). Equal keys mean equal prefixes inside one namespace, and another
+tenant's keys never match.
+
+Keys travel packed: ``n`` keys are ``16 * n`` bytes, in block order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_128_digest
+
+__all__ = [
+    "KEY_BYTES",
+    "BlockKey",
+    "chain_block_keys",
+    "namespace",
+    "pack_keys",
+    "tokens_to_bytes",
+    "unpack_keys",
+]
+
+KEY_BYTES = 16
+
+BlockKey = bytes
+"""16 raw bytes."""
+
+
+def namespace(model_fingerprint: str, layout_id: str, tenant: str) -> BlockKey:
+    """The chain's start for one (model, KV layout, tenant). Fields are length-prefixed, so no two triples collide."""
+    data = b"".join(
+        len(raw).to_bytes(4, "little") + raw
+        for raw in (part.encode("utf-8") for part in ("pinyon-v1", model_fingerprint, layout_id, tenant))
+    )
+    return xxh3_128_digest(data)
+
+
+def tokens_to_bytes(tokens: npt.ArrayLike) -> bytes:
+    """Tokens as little-endian u32, the form that is hashed and that travels in ``*_le32`` proto fields."""
+    return np.asarray(tokens, dtype="<u4").tobytes()
+
+
+def chain_block_keys(parent: BlockKey, tokens_le32: bytes, block_tokens: int) -> list[BlockKey]:
+    """Keys of all full blocks of ``tokens_le32`` (u32 little-endian); a last partial block has no key.
+
+    ``parent`` is the namespace, or the key of the block before these tokens.
+    """
+    if block_tokens <= 0:
+        raise ValueError(f"block_tokens must be positive, got {block_tokens}")
+    step = 4 * block_tokens
+    keys: list[BlockKey] = []
+    append = keys.append
+    key = parent
+    for end in range(step, len(tokens_le32) + 1, step):
+        key = xxh3_128_digest(key + tokens_le32[end - step : end])
+        append(key)
+    return keys
+
+
+def pack_keys(keys: Sequence[BlockKey]) -> bytes:
+    return b"".join(keys)
+
+
+def unpack_keys(packed: bytes) -> list[BlockKey]:
+    """The keys in ``packed``. Raises ``ValueError`` if it is not a whole number of keys."""
+    if len(packed) % KEY_BYTES:
+        raise ValueError(f"packed block keys must be a multiple of {KEY_BYTES} bytes, got {len(packed)}")
+    return [packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)]
+
+
+def iter_hex(keys: Sequence[BlockKey]) -> Iterator[str]:
+    """Keys as people read them in logs."""
+    return (key.hex() for key in keys)

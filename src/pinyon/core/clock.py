@@ -1,0 +1,10 @@
+"""Clocks. Pure modules take ``now_s`` values; edges that need a source of time take a :class:`Clock`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["Clock"]
+
+Clock = Callable[[], float]
+"""Monotonic seconds. Production passes ``time.monotonic``, tests pass their own."""

@@ -1,0 +1,129 @@
+"""The error tree.
+
+::
+
+    PinyonError
+    ├── InvalidArgument      the caller's input is wrong (names the field)     INVALID_ARGUMENT    400
+    ├── Unauthenticated      no or wrong credentials                           UNAUTHENTICATED     401
+    ├── NotFound             unknown model, key, request                       NOT_FOUND           404
+    ├── ResourceExhausted    over a limit; may carry a retry hint              RESOURCE_EXHAUSTED  429
+    │   └── Rejected         no placement meets the SLO (Mooncake §4)          RESOURCE_EXHAUSTED  429
+    ├── FailedPrecondition   right request, wrong state                        FAILED_PRECONDITION 409
+    ├── Cancelled            the caller went away or asked to stop             CANCELLED           499
+    ├── DeadlineExceeded     the request's time is up                          DEADLINE_EXCEEDED   504
+    ├── Unavailable          a peer is gone or draining; safe to try elsewhere UNAVAILABLE         503
+    └── Internal             a defect of ours                                  INTERNAL            500
+
+Each class carries its wire codes, so the edges translate by attribute and never by ``isinstance`` chains.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "Cancelled",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "Internal",
+    "InvalidArgument",
+    "NotFound",
+    "PinyonError",
+    "Rejected",
+    "ResourceExhausted",
+    "Unauthenticated",
+    "Unavailable",
+    "error_from_code",
+]
+
+
+class PinyonError(Exception):
+    """Base of everything pinyon raises on purpose.
+
+    ``message`` is safe to show to the caller: it never holds another tenant's data or a stack.
+    """
+
+    grpc_code: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+
+class InvalidArgument(PinyonError):
+    """The caller's input is wrong; ``field`` names the field."""
+
+    grpc_code = "INVALID_ARGUMENT"
+    http_status = 400
+
+
+class Unauthenticated(PinyonError):
+    grpc_code = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class NotFound(PinyonError):
+    grpc_code = "NOT_FOUND"
+    http_status = 404
+
+
+class ResourceExhausted(PinyonError):
+    """Over a limit. ``retry_after_s`` says when trying again may help."""
+
+    grpc_code = "RESOURCE_EXHAUSTED"
+    http_status = 429
+
+
+class Rejected(ResourceExhausted):
+    """No placement meets the SLO (Mooncake Algorithm 1, lines 24 to 26)."""
+
+
+class FailedPrecondition(PinyonError):
+    grpc_code = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class Cancelled(PinyonError):
+    grpc_code = "CANCELLED"
+    http_status = 499
+
+
+class DeadlineExceeded(PinyonError):
+    grpc_code = "DEADLINE_EXCEEDED"
+    http_status = 504
+
+
+class Unavailable(PinyonError):
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+
+
+class Internal(PinyonError):
+    grpc_code = "INTERNAL"
+    http_status = 500
+
+
+_BY_CODE: dict[str, type[PinyonError]] = {
+    cls.grpc_code: cls
+    for cls in (
+        InvalidArgument,
+        Unauthenticated,
+        NotFound,
+        ResourceExhausted,
+        FailedPrecondition,
+        Cancelled,
+        DeadlineExceeded,
+        Unavailable,
+        Internal,
+    )
+}
+
+
+def error_from_code(
+    code: str, message: str, *, field: str | None = None, retry_after_s: float | None = None
+) -> PinyonError:
+    """The error a peer reported by gRPC code name; an unknown code becomes :class:`Internal`."""
+    return _BY_CODE.get(code, Internal)(message, field=field, retry_after_s=retry_after_s)

@@ -1,0 +1,80 @@
+"""The KV object's layout: one token block's payload, layer-major ``[layer][k|v][token][head][dim]``.
+
+One layer of one block is one contiguous range, so it can move alone while the next layer is still being computed
+(Mooncake §3.1 step 3). Offsets are bytes from the start of the object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+__all__ = ["KvLayout"]
+
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """Shape of a KV object. ``dtype`` is one of float32, float16, bfloat16."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: int
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "kv_heads", "head_dim", "block_tokens"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"KvLayout.{name} must be positive, got {getattr(self, name)}")
+        if self.dtype not in _ITEM_BYTES:
+            raise ValueError(f"KvLayout.dtype must be one of {sorted(_ITEM_BYTES)}, got {self.dtype!r}")
+
+    @cached_property
+    def layout_id(self) -> str:
+        """Goes into the namespace: objects of different layouts never have equal keys."""
+        return f"lktHD1:{self.layers}x{self.kv_heads}x{self.head_dim}x{self.block_tokens}:{self.dtype}"
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """Bytes of one token in one layer's K (or V) plane."""
+        return self.kv_heads * self.head_dim * _ITEM_BYTES[self.dtype]
+
+    @cached_property
+    def plane_bytes(self) -> int:
+        """Bytes of one layer's K (or V) plane of one block."""
+        return self.block_tokens * self.token_bytes
+
+    @cached_property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer (K then V) of one block."""
+        return 2 * self.plane_bytes
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes of one KV object."""
+        return self.layers * self.layer_bytes
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """``(layers, 2, block_tokens, kv_heads, head_dim)``."""
+        return (self.layers, 2, self.block_tokens, self.kv_heads, self.head_dim)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks needed to hold ``tokens`` tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def ranges(self, layer: int, first_token: int, end_token: int) -> list[tuple[int, int]]:
+        """``(offset, length)`` byte ranges of tokens ``[first_token, end_token)`` of one block in one layer.
+
+        A whole block is one range, a part of it is two (its K and its V).
+        """
+        if not (0 <= layer < self.layers and 0 <= first_token < end_token <= self.block_tokens):
+            raise ValueError(f"no such range: layer {layer}, tokens [{first_token}, {end_token})")
+        base = layer * self.layer_bytes
+        if end_token - first_token == self.block_tokens:
+            return [(base, self.layer_bytes)]
+        start = first_token * self.token_bytes
+        length = (end_token - first_token) * self.token_bytes
+        return [(base + start, length), (base + self.plane_bytes + start, length)]

@@ -1,0 +1,74 @@
+"""Block keys against the definition, written out with the hash's streaming interface."""
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinyon.core.block_keys import KEY_BYTES, chain_block_keys, namespace, pack_keys, tokens_to_bytes, unpack_keys
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
+
+
+def keys_by_definition(parent: bytes, tokens: list[int], block_tokens: int) -> list[bytes]:
+    keys = []
+    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        hasher = xxhash.xxh3_128()
+        hasher.update(parent)
+        for token in tokens[start : start + block_tokens]:
+            hasher.update(token.to_bytes(4, "little"))
+        parent = hasher.digest()
+        keys.append(parent)
+    return keys
+
+
+@given(TOKENS, st.integers(1, 9))
+def test_chain_equals_the_definition(tokens, block_tokens):
+    root = namespace("model", "layout", "tenant")
+    assert chain_block_keys(root, tokens_to_bytes(tokens), block_tokens) == keys_by_definition(
+        root, tokens, block_tokens
+    )
+
+
+@given(TOKENS, TOKENS, st.integers(1, 5))
+def test_equal_keys_mean_equal_prefixes(left, right, block_tokens):
+    root = namespace("m", "l", "t")
+    pairs = zip(
+        chain_block_keys(root, tokens_to_bytes(left), block_tokens),
+        chain_block_keys(root, tokens_to_bytes(right), block_tokens),
+        strict=False,
+    )
+    for index, (one, other) in enumerate(pairs):
+        end = (index + 1) * block_tokens
+        assert (one == other) == (left[:end] == right[:end])
+
+
+@given(TOKENS, st.integers(1, 5), st.integers(0, 8))
+def test_a_chain_can_be_continued(tokens, block_tokens, blocks):
+    root = namespace("m", "l", "t")
+    packed = tokens_to_bytes(tokens)
+    whole = chain_block_keys(root, packed, block_tokens)
+    blocks = min(blocks, len(whole))
+    head = chain_block_keys(root, packed[: 4 * block_tokens * blocks], block_tokens)
+    tail = chain_block_keys(head[-1] if head else root, packed[4 * block_tokens * blocks :], block_tokens)
+    assert head + tail == whole
+
+
+def test_no_two_owners_share_a_namespace():
+    triples = [("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("", "ab", "c"), ("a", "b", "d"), ("a", "b", "")]
+    assert len({namespace(*triple) for triple in triples}) == len(triples)
+
+
+@given(st.lists(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), max_size=10))
+def test_packing_round_trip(keys):
+    assert unpack_keys(pack_keys(keys)) == keys
+
+
+def test_a_torn_pack_is_refused():
+    with pytest.raises(ValueError, match="multiple of 16"):
+        unpack_keys(b"x" * 17)
+
+
+def test_tokens_travel_little_endian():
+    assert tokens_to_bytes(np.array([1, 256])) == b"\x01\0\0\0\0\x01\0\0"
