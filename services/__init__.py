@@ -1,0 +1,1 @@
+"""The processes of the suite; each one is a package here."""

@@ -1,0 +1,119 @@
+"""``python -m services up | demo``: the whole suite as local processes."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from pinyon.core.errors import PinyonError
+from services.cluster import ClusterSpec, LocalCluster
+
+
+def _add_up(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--prefill", type=int, default=2, help="prefill workers (default 2)")
+    add("--decode", type=int, default=2, help="decode workers (default 2)")
+    add("--mixed", type=int, default=0, help="workers that do both (default 0)")
+    add("--stores", type=int, default=1, help="KV store nodes; 0 serves without a store and without Redis (default 1)")
+    add("--lbs", type=int, default=1, help="load balancers; the ports count up (default 1)")
+    add("--host", default="127.0.0.1", help="address everything listens on (default 127.0.0.1)")
+    add("--http-port", type=int, default=8000, help="OpenAI-compatible HTTP (default 8000; 0: a free one)")
+    add("--lb-port", type=int, default=8001, help="the load balancer's gRPC (default 8001; 0: a free one)")
+    add("--conductor-port", type=int, default=7000, help="the conductor's gRPC (default 7000; 0: a free one)")
+    add("--redis-url", default="", help="a running Redis; default: redis-server from the PATH, else the embedded one")
+    add("--model", default="", help="Hugging Face checkpoint folder; default: the small built-in model")
+    add("--served-model-name", default="", help="name clients ask for; default: the model's own")
+    add("--engine", default="numpy", choices=("numpy", "instant"), help="instant computes nothing (for measuring)")
+    add("--pool-blocks", type=int, default=1024, help="KV blocks per worker (default 1024)")
+    add("--block-tokens", type=int, default=32, help="tokens per KV block (default 32)")
+    add("--store-mib", type=int, default=256, help="DRAM pool of each store node in MiB (default 256)")
+    add("--api-keys-file", default="", help="lines of KEY TENANT; default: no keys, one public tenant")
+    add("--otlp-endpoint", default="", help="send traces there (http://host:4317)")
+    add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    add("--log-format", default="text", choices=("text", "json"))
+
+
+def _show(console: Console, cluster: LocalCluster) -> None:
+    table = Table(title="pinyon is up", title_justify="left")
+    for column in ("service", "pid", "gRPC", "other endpoints"):
+        table.add_column(column, overflow="fold")
+    for name, service in cluster.services.items():
+        others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
+        table.add_row(name, str(service.pid), service.endpoints["grpc"], others)
+    console.print(table)
+    console.print(f"logs: {cluster.log_dir}\n")
+    console.print("Try it from another terminal:\n", style="bold")
+    lines = (
+        f"curl -N {cluster.http}/v1/completions -H 'content-type: application/json' "
+        '-d \'{"model": "pinyon-tiny", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}\'',
+        f"grpcurl -plaintext {cluster.conductor} list",
+        f"grpcurl -plaintext {cluster.conductor} pinyon.api.conductor.v1.ConductorService/ListInstances",
+        f'grpcurl -plaintext -d \'{{"model": "pinyon-tiny", "prompt_tokens": 100}}\' {cluster.conductor} '
+        "pinyon.api.conductor.v1.ConductorService/Schedule",
+    )
+    served = cluster.spec.served_model_name or (Path(cluster.spec.model).name if cluster.spec.model else "pinyon-tiny")
+    for line in lines:
+        # Not through rich: it would wrap lines that people copy.
+        sys.stdout.write(f"  {line.replace('pinyon-tiny', served)}\n\n")
+    console.print("Ctrl-C stops everything.", style="dim")
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """Bring the suite up, show where it is, wait for Ctrl-C, stop everything. Exit status 1 if it cannot start."""
+    console = Console()
+    values = dict(vars(arguments))
+    log_dir = values.pop("log_dir")
+    values.pop("command")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        cluster = LocalCluster(ClusterSpec(**values), log_dir)
+    except PinyonError as error:
+        console.print(f"pinyon: {error.message}", style="red", markup=False)
+        return 2
+    try:
+        with console.status("starting …"):
+            cluster.start(lambda line: console.log(line, markup=False, highlight=False))
+        _show(console, cluster)
+        reported: set[str] = set()
+        while not stop.wait(0.5):
+            for service in cluster.dead():
+                if service.name not in reported:
+                    reported.add(service.name)
+                    code = service.process.returncode if service.process else None
+                    console.print(f"{service.name} ended with status {code}; see {service.log_path}", style="red")
+        console.print("stopping …")
+    except PinyonError as error:
+        console.print(f"pinyon: {error.message}", style="red", markup=False)
+        return 1
+    finally:
+        cluster.stop()
+    console.print("stopped")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m services", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_up(commands.add_parser("up", help="start a local cluster and keep it until Ctrl-C", allow_abbrev=False))
+    demo_parser = commands.add_parser("demo", help="the main job on real input, with and without reuse")
+    demo_parser.add_argument("--keep-logs", type=Path, default=None, metavar="DIR", help="keep the services' logs here")
+    arguments = parser.parse_args(argv)
+    if arguments.command == "up":
+        return up(arguments)
+    from services.demo import run_demo
+
+    return run_demo(arguments.keep_logs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

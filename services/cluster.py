@@ -1,0 +1,380 @@
+"""The whole suite as processes on this machine: for ``python -m services up``, the demo and the tests.
+
+Every child announces its endpoints on a pipe (so all ports may be 0), lives in a session of its own (so Ctrl-C reaches
+only this process, which then stops the children in order) and gets SIGTERM from the kernel when this process dies.
+The kernel ties that to the *thread* that started the child: call :meth:`LocalCluster.start` from one that lives on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from pinyon.runtime.redis_server import RedisServer, find_redis
+
+__all__ = ["ClusterSpec", "LocalCluster", "ServiceProcess"]
+
+ROOT = Path(__file__).resolve().parent.parent
+START_S = 30.0
+STOP_S = 15.0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """How many of what, and where it listens. Port 0 takes a free one."""
+
+    prefill: int = 2
+    decode: int = 2
+    mixed: int = 0
+    stores: int = 1
+    lbs: int = 1
+    host: str = "127.0.0.1"
+    http_port: int = 0
+    lb_port: int = 0
+    conductor_port: int = 0
+    redis_url: str = ""
+    model: str = ""
+    served_model_name: str = ""
+    engine: str = "numpy"
+    pool_blocks: int = 1024
+    block_tokens: int = 32
+    store_mib: int = 256
+    api_keys_file: str = ""
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+    log_format: str = "text"
+    extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """More arguments per kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
+
+    def __post_init__(self) -> None:
+        for name in ("prefill", "decode", "mixed", "stores"):
+            if not 0 <= getattr(self, name) <= 64:
+                raise InvalidArgument(f"{name} must be 0 to 64", field=name)
+        if self.prefill + self.mixed == 0 or self.decode + self.mixed == 0:
+            raise InvalidArgument("a cluster needs something that prefills and something that decodes", field="decode")
+        if not 1 <= self.lbs <= 16:
+            raise InvalidArgument("lbs must be 1 to 16", field="lbs")
+
+    @property
+    def instances(self) -> int:
+        """How many register with the conductor."""
+        return self.prefill + self.decode + self.mixed + self.stores
+
+
+class ServiceProcess:
+    """One child process of the suite."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], log_path: Path) -> None:
+        self.name = name
+        self.module = module
+        self.arguments = list(arguments)
+        self.log_path = log_path
+        self.endpoints: dict[str, str] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self._ready_fd = -1
+
+    @property
+    def pid(self) -> int:
+        if self.process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def spawn(self) -> None:
+        """Start it; :meth:`wait_ready` waits until it serves."""
+        reader, writer = os.pipe()
+        environment = {
+            **os.environ,
+            "PINYON_PARENT_PID": str(os.getpid()),
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))),
+            "PYTHONUNBUFFERED": "1",
+        }
+        command = [sys.executable, "-m", self.module, *self.arguments, "--ready-fd", str(writer)]
+        try:
+            with self.log_path.open("ab") as log:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(writer,),
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        self._ready_fd = reader
+
+    def wait_ready(self, deadline: float) -> None:
+        """Wait for the endpoints. Raises :class:`Unavailable` with the end of the log if the process ends first."""
+        line = b""
+        try:
+            while not line.endswith(b"\n"):
+                left = deadline - time.monotonic()
+                if left <= 0 or not select.select([self._ready_fd], [], [], left)[0]:
+                    raise DeadlineExceeded(f"{self.name} was not ready in time{self._log_tail()}")
+                part = os.read(self._ready_fd, 65536)
+                if not part:
+                    raise Unavailable(f"{self.name} ended while starting{self._log_tail()}")
+                line += part
+        finally:
+            os.close(self._ready_fd)
+            self._ready_fd = -1
+        announced = json.loads(line)
+        self.endpoints = {
+            key: value for key, value in announced.items() if key not in ("service", "instance_id", "pid")
+        }
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it is alive."""
+        if self.process is not None and self.alive:
+            self.process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended within the time."""
+        if self.process is None:
+            return True
+        try:
+            self.process.wait(timeout=max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait(5)
+
+    def _log_tail(self) -> str:
+        text = self.log_path.read_text(errors="replace")[-2000:] if self.log_path.exists() else ""
+        return f"; its log ends with:\n{text}" if text else ""
+
+
+class LocalCluster:
+    """Starts, watches and stops the suite. Use as a context manager, or call :meth:`stop` in any case."""
+
+    def __init__(self, spec: ClusterSpec, log_dir: Path | None = None) -> None:
+        self.spec = spec
+        self.services: dict[str, ServiceProcess] = {}
+        self.redis: RedisServer | None = None
+        self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
+        self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+
+    # -- endpoints
+
+    @property
+    def http(self) -> str:
+        """Base URL of the first load balancer, without a path."""
+        return f"http://{self.services['lb-0'].endpoints['http']}"
+
+    @property
+    def conductor(self) -> str:
+        return self.services["conductor"].endpoints["grpc"]
+
+    def of_kind(self, kind: str) -> list[ServiceProcess]:
+        """Services whose name is ``kind`` or ``kind-N``."""
+        return [service for name, service in self.services.items() if name.rpartition("-")[0] == kind or name == kind]
+
+    # -- life
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, progress: Progress = lambda _: None) -> None:
+        """Start everything and wait until a request can be served; on any failure stop what was started."""
+        try:
+            self._start(progress)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, progress: Progress) -> None:
+        deadline = time.monotonic() + START_S + 3.0 * self.spec.instances
+        if self.spec.stores:
+            self.redis = find_redis(self.spec.redis_url)
+            progress(f"redis ({self.redis.origin}) at {self.redis.url}")
+        self._launch([self._make("conductor", "conductor", self._conductor_arguments())], deadline, progress)
+        workers = [
+            self._make(f"{role}-{index}", "worker", self._worker_arguments(role, f"{role}-{index}"))
+            for role in ("prefill", "decode", "mixed")
+            for index in range(getattr(self.spec, role))
+        ]
+        stores = [
+            self._make(f"kvstore-{index}", "kvstore", self._store_arguments(f"kvstore-{index}"))
+            for index in range(self.spec.stores)
+        ]
+        lbs = [self._make(f"lb-{index}", "lb", self._lb_arguments(index)) for index in range(self.spec.lbs)]
+        self._launch([*stores, *workers, *lbs], deadline, progress)
+        self.wait_serving(deadline)
+
+    def _make(self, name: str, kind: str, arguments: Sequence[str]) -> ServiceProcess:
+        service = ServiceProcess(name, f"services.{kind}", arguments, self.log_dir / f"{name}.log")
+        self.services[name] = service
+        return service
+
+    def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:
+        for service in services:
+            service.spawn()
+        for service in services:
+            service.wait_ready(deadline)
+            progress(f"{service.name} {' '.join(f'{key}={value}' for key, value in service.endpoints.items())}")
+
+    def restart(self, name: str) -> ServiceProcess:
+        """Start a stopped or killed service again, on the gRPC port it had."""
+        service = self.services[name]
+        if service.alive:
+            raise RuntimeError(f"{name} is still running")
+        address = service.endpoints["grpc"]
+        index = service.arguments.index("--listen")
+        service.arguments[index + 1] = address
+        if "http" in service.endpoints:
+            service.arguments[service.arguments.index("--http-listen") + 1] = service.endpoints["http"]
+        service.spawn()
+        service.wait_ready(time.monotonic() + START_S)
+        return service
+
+    def wait_serving(self, deadline: float) -> None:
+        """Until all are healthy, the conductor knows every instance, and each load balancer would serve."""
+        for service in self.services.values():
+            with grpc.insecure_channel(service.endpoints["grpc"]) as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                reply = stub.Check(
+                    health_pb2.HealthCheckRequest(), timeout=max(0.1, deadline - time.monotonic()), wait_for_ready=True
+                )
+                if reply.status != health_pb2.HealthCheckResponse.SERVING:
+                    raise Unavailable(f"{service.name} is not serving")
+        self.wait_instances(self.spec.instances, deadline)
+        for service in self.of_kind("lb"):
+            self._wait_lb(service, deadline)
+
+    def wait_instances(self, count: int, deadline: float) -> list[conductor_pb2.Instance]:
+        """Until the conductor lists ``count`` schedulable instances (store nodes count too)."""
+        with grpc.insecure_channel(self.conductor) as channel:
+            stub = conductor_pb2_grpc.ConductorServiceStub(channel)
+            while True:
+                left = deadline - time.monotonic()
+                reply = stub.ListInstances(
+                    conductor_pb2.ListInstancesRequest(), timeout=max(0.1, left), wait_for_ready=True
+                )
+                ready = [
+                    instance
+                    for instance in reply.instances
+                    if instance.schedulable or instance.info.role == common_pb2.ROLE_STORE
+                ]
+                if len(ready) == count:
+                    return ready
+                if left <= 0:
+                    names = ", ".join(sorted(instance.info.instance_id for instance in ready))
+                    raise DeadlineExceeded(f"the conductor knows {len(ready)} of {count} instances: {names}")
+                time.sleep(0.02)  # a poll with a deadline: membership has no event for outsiders
+
+    def _wait_lb(self, service: ServiceProcess, deadline: float) -> None:
+        import http.client
+
+        while True:
+            connection = http.client.HTTPConnection(service.endpoints["http"], timeout=2)
+            try:
+                connection.request("GET", "/health/ready")
+                if connection.getresponse().status == 200:
+                    return
+            except OSError:
+                pass
+            finally:
+                connection.close()
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"{service.name} does not become ready")
+            time.sleep(0.02)  # a poll with a deadline, as above
+
+    def dead(self) -> list[ServiceProcess]:
+        """Services that ended by themselves."""
+        return [service for service in self.services.values() if service.process is not None and not service.alive]
+
+    def stop(self) -> None:
+        """End everything, outermost first; what does not end in time is killed."""
+        for kinds in (("lb",), ("prefill", "decode", "mixed"), ("kvstore",), ("conductor",)):
+            group = [service for kind in kinds for service in self.of_kind(kind)]
+            for service in group:
+                service.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
+                service.signal(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_S
+            for service in group:
+                if not service.wait(deadline - time.monotonic()):
+                    service.kill()
+        if self.redis is not None:
+            self.redis.close()
+            self.redis = None
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                self._temporary.cleanup()
+
+    # -- arguments
+
+    def _common(self, kind: str, name: str, port: int = 0) -> list[str]:
+        spec = self.spec
+        return [
+            *("--instance-id", name, "--listen", f"{spec.host}:{port}", "--metrics-listen", f"{spec.host}:0"),
+            *("--log-level", spec.log_level, "--log-format", spec.log_format, "--otlp-endpoint", spec.otlp_endpoint),
+            *spec.extra.get(kind, ()),
+        ]
+
+    def _conductor_arguments(self) -> list[str]:
+        return self._common("conductor", "conductor", self.spec.conductor_port)
+
+    def _store_arguments(self, name: str) -> list[str]:
+        spec = self.spec
+        redis_url = self.redis.url if self.redis else ""
+        return [
+            *("--conductor", self.conductor, "--redis-url", redis_url, "--pool-mib", str(spec.store_mib)),
+            *("--transfer-listen", f"{spec.host}:0"),
+            *self._common("kvstore", name),
+        ]
+
+    def _worker_arguments(self, role: str, name: str) -> list[str]:
+        spec = self.spec
+        return [
+            *("--role", role, "--conductor", self.conductor, "--redis-url", self.redis.url if self.redis else ""),
+            *("--model", spec.model, "--served-model-name", spec.served_model_name, "--engine", spec.engine),
+            *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
+            *("--transfer-listen", f"{spec.host}:0"),
+            *self._common("worker", name),
+            *spec.extra.get(role, ()),
+        ]
+
+    def _lb_arguments(self, index: int) -> list[str]:
+        spec = self.spec
+        http_port = spec.http_port + index if spec.http_port else 0
+        lb_port = spec.lb_port + index if spec.lb_port else 0
+        return [
+            *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
+            *("--model", spec.model, "--served-model-name", spec.served_model_name),
+            *("--api-keys-file", spec.api_keys_file),
+            *self._common("lb", f"lb-{index}", lb_port),
+        ]

@@ -1,0 +1,126 @@
+"""Errors on the wire: what a servicer raises becomes the right status, and back again on the client's side.
+
+Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which may hold what the caller must not see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, NoReturn, cast
+
+import grpc
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.core.errors import Internal, PinyonError, error_from_code
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["ErrorInterceptor", "error_from_proto", "error_from_rpc", "error_to_proto"]
+
+ERROR_METADATA_KEY = "pinyon-error-bin"
+
+_log = get_logger("rpc")
+
+
+def error_to_proto(error: PinyonError) -> common_pb2.Error:
+    return common_pb2.Error(
+        code=error.grpc_code,
+        message=error.message,
+        field=error.field or "",
+        retry_after_ms=round((error.retry_after_s or 0) * 1000),
+    )
+
+
+def error_from_proto(message: common_pb2.Error) -> PinyonError:
+    return error_from_code(
+        message.code,
+        message.message,
+        field=message.field or None,
+        retry_after_s=message.retry_after_ms / 1000 if message.retry_after_ms else None,
+    )
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError) -> PinyonError:
+    """The error a peer raised; a transport failure becomes :class:`Unavailable` and so on by its status."""
+    metadata: Iterable[tuple[str, str | bytes]] = cast("Any", error.trailing_metadata()) or ()
+    for key, value in metadata:
+        if key == ERROR_METADATA_KEY and isinstance(value, bytes):
+            try:
+                return error_from_proto(common_pb2.Error.FromString(value))
+            except ValueError:  # protobuf's DecodeError: a peer's garbage is not our failure
+                break
+    return error_from_code(error.code().name, error.details() or error.code().name)
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: PinyonError) -> NoReturn:
+    detail = f"{error.field}: {error.message}" if error.field else error.message
+    metadata = ((ERROR_METADATA_KEY, error_to_proto(error).SerializeToString()),)
+    await context.abort(getattr(grpc.StatusCode, error.grpc_code), detail, metadata)
+    raise AssertionError("abort always raises")
+
+
+def _known(method: str, error: BaseException) -> PinyonError:
+    if isinstance(error, PinyonError):
+        return error
+    _log.error("uncaught error in %s", method, exc_info=error)
+    return Internal("internal error")
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Translates what any of the four kinds of methods raises."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:  # no such method: grpc answers UNIMPLEMENTED
+            return None
+        method = handler_call_details.method
+        inner, make, guard = _kind(handler)
+        return make(
+            guard(method, inner),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _kind(handler: Any) -> tuple[Any, Any, Any]:
+    """The handler's behaviour, the maker of handlers of its kind, and the guard for that kind."""
+    if handler.request_streaming:
+        if handler.response_streaming:
+            return handler.stream_stream, grpc.stream_stream_rpc_method_handler, _guard_stream
+        return handler.stream_unary, grpc.stream_unary_rpc_method_handler, _guard_unary
+    if handler.response_streaming:
+        return handler.unary_stream, grpc.unary_stream_rpc_method_handler, _guard_stream
+    return handler.unary_unary, grpc.unary_unary_rpc_method_handler, _guard_unary
+
+
+def _guard_unary(method: str, behaviour: Any) -> Any:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behaviour(request, context)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            await _abort(context, _known(method, error))
+
+    return call
+
+
+def _guard_stream(method: str, behaviour: Any) -> Any:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            result = behaviour(request, context)
+            if hasattr(result, "__aiter__"):
+                async for message in result:
+                    yield message
+            else:  # a handler that writes by itself
+                await result
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            await _abort(context, _known(method, error))
+
+    return call

@@ -1,0 +1,38 @@
+"""The Prometheus endpoint of one process."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    start_http_server,
+)
+
+from pinyon.runtime.settings import parse_address
+
+__all__ = ["MetricsServer", "new_registry"]
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry with the process's own figures (CPU, memory, open files)."""
+    registry = CollectorRegistry(auto_describe=True)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+class MetricsServer:
+    """Serves ``/metrics`` from a thread of its own, so that a busy event loop is still observed."""
+
+    def __init__(self, listen: str, registry: CollectorRegistry) -> None:
+        host, port = parse_address(listen)
+        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self.address = f"{host}:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2)

@@ -1,0 +1,66 @@
+"""A bounded mailbox whose reader takes all there is at once: what makes one message out of one loop turn's work."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Generic, TypeVar
+
+from pinyon.core.errors import ResourceExhausted
+
+__all__ = ["Outbox", "OutboxClosed"]
+
+Item = TypeVar("Item")
+
+
+class OutboxClosed(Exception):
+    """The outbox was closed and is empty."""
+
+
+class Outbox(Generic[Item]):
+    """Many writers, one reader, all on one event loop. ``limit`` bounds the items that wait."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: list[Item] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def put(self, item: Item) -> None:
+        """Add one item. Raises :class:`ResourceExhausted` when full and :class:`OutboxClosed` when closed."""
+        if self._closed:
+            raise OutboxClosed
+        if len(self._items) >= self._limit:
+            raise ResourceExhausted(f"outbox is full ({self._limit} items)")
+        self._items.append(item)
+        self._wake()
+
+    async def take_all(self) -> list[Item]:
+        """Wait for at least one item and take all. Raises :class:`OutboxClosed` when closed and empty."""
+        while not self._items:
+            if self._closed:
+                raise OutboxClosed
+            if self._waiter is not None:
+                raise RuntimeError("an outbox has one reader")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        items, self._items = self._items, []
+        return items
+
+    def close(self) -> None:
+        """No more items; the reader gets what is left. Closing twice is fine."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

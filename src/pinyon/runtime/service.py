@@ -1,0 +1,109 @@
+"""The life of a service process: loop, signals, logs, telemetry, metrics, the ready announcement."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from pinyon.core.errors import PinyonError
+from pinyon.runtime.logging import configure_logging, get_logger
+from pinyon.runtime.metrics import MetricsServer, new_registry
+from pinyon.runtime.settings import ServiceSettings
+from pinyon.runtime.telemetry import Telemetry
+
+__all__ = ["ServiceContext", "die_with_parent", "run_service"]
+
+Settings = TypeVar("Settings", bound=ServiceSettings)
+
+_PR_SET_PDEATHSIG = 1
+_log = get_logger("service")
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel for SIGTERM when the starting process ends, even if that was killed (Linux prctl).
+
+    ``parent_pid`` closes the race: if the parent died before this call, the process ends now.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent_pid:
+        raise SystemExit("the starting process is gone")
+
+
+@dataclass
+class ServiceContext:
+    """What ``main`` of a service gets besides its settings."""
+
+    service: str
+    instance_id: str
+    telemetry: Telemetry
+    registry: CollectorRegistry
+    stopping: asyncio.Event
+    ready_fd: int = -1
+    endpoints: dict[str, str] = field(default_factory=dict)
+
+    def ready(self, endpoints: dict[str, str]) -> None:
+        """Announce the bound endpoints, by name: one JSON line on ``ready_fd``, and the log."""
+        self.endpoints.update(endpoints)
+        line = {
+            "service": self.service,
+            "instance_id": self.instance_id,
+            "pid": os.getpid(),
+            **self.endpoints,
+        }
+        _log.info("ready", extra=dict(self.endpoints))
+        if self.ready_fd >= 0:
+            try:
+                os.write(self.ready_fd, (json.dumps(line) + "\n").encode())
+                os.close(self.ready_fd)
+            except OSError as error:
+                _log.warning("cannot announce readiness: %s", error)
+            self.ready_fd = -1
+
+
+async def _run(settings: Settings, service: str, main: Callable[[Settings, ServiceContext], Awaitable[None]]) -> None:
+    instance_id = settings.instance_id or f"{service}-{secrets.token_hex(3)}"
+    configure_logging(service, instance_id, settings.log_level, settings.log_format)
+    registry = new_registry()
+    telemetry = Telemetry(service, instance_id, settings.otlp_endpoint)
+    context = ServiceContext(service, instance_id, telemetry, registry, asyncio.Event(), settings.ready_fd)
+    metrics = MetricsServer(settings.metrics_listen, registry) if settings.metrics_listen else None
+    if metrics is not None:
+        context.endpoints["metrics"] = metrics.address
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, context.stopping.set)
+    try:
+        await main(settings, context)
+    finally:
+        if metrics is not None:
+            await asyncio.to_thread(metrics.close)
+        await asyncio.to_thread(telemetry.close)
+        _log.info("stopped")
+
+
+def run_service(settings: Settings, main: Callable[[Settings, ServiceContext], Awaitable[None]]) -> None:
+    """Run one service until SIGTERM or SIGINT. A :class:`PinyonError` on the way up ends it with status 1."""
+    faulthandler.enable()
+    service = str(settings.model_config.get("title", "pinyon service")).removeprefix("pinyon ")
+    parent = os.environ.pop("PINYON_PARENT_PID", "")
+    if parent.isdecimal():
+        die_with_parent(int(parent))
+    # The engine thread holds the GIL in short Python stretches; the loop must not wait 5 ms for each.
+    sys.setswitchinterval(0.001)
+    try:
+        uvloop.run(_run(settings, service, main))
+    except PinyonError as error:
+        sys.stderr.write(f"pinyon {service}: {error.message}\n")
+        raise SystemExit(1) from None

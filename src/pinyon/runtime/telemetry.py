@@ -1,0 +1,125 @@
+"""OpenTelemetry traces over OTLP when an endpoint is configured; nothing at all otherwise.
+
+Streams carry many requests, so trace context travels in the messages' ``traceparent`` fields and not in call metadata.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+__all__ = ["Span", "Telemetry"]
+
+Attribute = str | bool | int | float
+
+
+class Span(Protocol):
+    """One span as services use it: ``with telemetry.span("name", traceparent) as span``."""
+
+    @property
+    def traceparent(self) -> str:
+        """W3C context for the next hop; empty when tracing is off."""
+
+    def set(self, key: str, value: Attribute) -> None: ...
+
+    def error(self, error: BaseException) -> None: ...
+
+    def __enter__(self) -> Span: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class _NoSpan:
+    """The span of a process that does not trace: one shared object, no allocation."""
+
+    traceparent = ""
+
+    def set(self, key: str, value: Attribute) -> None:
+        return
+
+    def error(self, error: BaseException) -> None:
+        return
+
+    def __enter__(self) -> _NoSpan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+
+_NO_SPAN = _NoSpan()
+
+
+class _RealSpan:
+    def __init__(self, span: Any) -> None:
+        self._span = span
+        context = span.get_span_context()
+        self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+    def set(self, key: str, value: Attribute) -> None:
+        self._span.set_attribute(key, value)
+
+    def error(self, error: BaseException) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        self._span.record_exception(error)
+        self._span.set_status(Status(StatusCode.ERROR, str(error)))
+
+    def __enter__(self) -> _RealSpan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.error(error)
+        self._span.end()
+
+
+class Telemetry:
+    """The process's tracer. The OpenTelemetry packages are imported only when ``otlp_endpoint`` is set."""
+
+    def __init__(
+        self, service: str, instance_id: str, otlp_endpoint: str = "", exporter: SpanExporter | None = None
+    ) -> None:
+        self._tracer: Any = None
+        self._provider: Any = None
+        if not otlp_endpoint and exporter is None:
+            return
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        if exporter is None:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+            exporter = OTLPSpanExporter(endpoint=otlp_endpoint, insecure=otlp_endpoint.startswith("http://"))
+        resource = Resource.create({"service.name": f"pinyon-{service}", "service.instance.id": instance_id})
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
+        self._tracer = self._provider.get_tracer("pinyon")
+
+    @property
+    def enabled(self) -> bool:
+        return self._tracer is not None
+
+    def span(self, name: str, traceparent: str = "", **attributes: Attribute) -> Span:
+        """A span below the one named by ``traceparent`` (a root span if that is empty or malformed)."""
+        if self._tracer is None:
+            return _NO_SPAN
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent}) if traceparent else None
+        return _RealSpan(self._tracer.start_span(name, context=parent, attributes=attributes))
+
+    def close(self) -> None:
+        """Send what is left (bounded by the exporter's own timeout)."""
+        if self._provider is not None:
+            self._provider.shutdown()
