@@ -1,0 +1,255 @@
+"""The main job on real input: conversations and a batch over the project's own documents, with and without reuse.
+
+It starts the suite, talks to it over OpenAI's HTTP like any client, and fails if reuse changes a single token.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from pinyon.core.errors import PinyonError, Unavailable
+from services.cluster import ROOT, ClusterSpec, LocalCluster
+
+__all__ = ["run_demo"]
+
+MODEL = "pinyon-tiny"
+REQUEST_S = 60.0
+BATCH_CONCURRENCY = 2
+DOCUMENT_BYTES = 2600
+TURNS = (
+    "Read this and say what the project is about:\n{document}",
+    "Which parts does it have?",
+    "Which of them touches the KV bytes?",
+    "What happens when one of them dies?",
+    "Sum it up in one line.",
+)
+QUESTIONS = (
+    "What may a pure room import?",
+    "Which plane carries KV bytes?",
+    "Who owns a request?",
+    "What is a block key made of?",
+    "When is target memory given back?",
+    "How does a placement look?",
+    "What does the cost model follow?",
+    "Which words does everybody use?",
+)
+
+
+@dataclass
+class Outcome:
+    """One finished request as its client saw it. Times are seconds."""
+
+    name: str
+    text: str = ""
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens_per_s(self) -> float:
+        after_first = self.total_s - self.ttft_s
+        return (self.completion_tokens - 1) / after_first if after_first > 0 else 0.0
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a server-sent event stream, up to ``[DONE]``."""
+    for raw in response:
+        line = raw.decode("utf-8").strip()
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            yield json.loads(line[6:])
+
+
+def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int | None, no_reuse: bool) -> Outcome:
+    """One streamed chat completion; greedy when ``seed`` is None, else sampled."""
+    body = {
+        "model": MODEL,
+        "messages": messages,
+        "max_tokens": 24,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.0 if seed is None else 0.9,
+        "seed": seed or 0,
+    }
+    headers = {"content-type": "application/json", "x-pinyon-report": "1"}
+    if no_reuse:
+        headers["x-pinyon-no-reuse"] = "1"
+    outcome = Outcome(name)
+    connection = http.client.HTTPConnection(address, timeout=REQUEST_S)
+    try:
+        started = time.perf_counter()
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise Unavailable(f"{name}: HTTP {response.status}: {response.read(500).decode(errors='replace')}")
+        for event in _events(response):
+            if "error" in event:
+                raise Unavailable(f"{name}: {event['error'].get('message')}")
+            for choice in event.get("choices", ()):
+                delta = choice.get("delta", {}).get("content") or ""
+                if delta and not outcome.ttft_s:
+                    outcome.ttft_s = time.perf_counter() - started
+                outcome.text += delta
+            if event.get("usage"):
+                usage = event["usage"]
+                outcome.prompt_tokens = usage["prompt_tokens"]
+                outcome.completion_tokens = usage["completion_tokens"]
+                outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            outcome.report = event.get("pinyon") or outcome.report
+        outcome.total_s = time.perf_counter() - started
+        outcome.ttft_s = outcome.ttft_s or outcome.total_s
+    finally:
+        connection.close()
+    return outcome
+
+
+class _Board:
+    """The live table, and the list of outcomes behind it."""
+
+    def __init__(self, title: str) -> None:
+        self.outcomes: list[Outcome] = []
+        self.table = Table(title=title, title_justify="left", expand=False)
+        for column, justify in (
+            ("request", "left"),
+            ("prompt", "right"),
+            ("reused", "right"),
+            ("local/peer/store", "right"),
+            ("TTFT ms", "right"),
+            ("tokens/s", "right"),
+            ("answer", "left"),
+        ):
+            self.table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+
+    def add(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        report = outcome.report
+        sources = "/".join(str(report.get(f"{source}_tokens", 0)) for source in ("local", "peer", "store"))
+        answer = outcome.text.replace("\n", " ")
+        self.table.add_row(
+            outcome.name,
+            str(outcome.prompt_tokens),
+            str(outcome.cached_tokens),
+            sources,
+            f"{outcome.ttft_s * 1000:.0f}",
+            f"{outcome.tokens_per_s:.0f}",
+            _escape(answer[:20] + ("…" if len(answer) > 20 else "")),
+        )
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _conversation(address: str, name: str, document: str, seed: int | None, no_reuse: bool) -> Iterator[Outcome]:
+    """One turn after the other; each prompt contains all that was said before."""
+    messages = [{"role": "system", "content": "You answer from the text you are given."}]
+    for number, turn in enumerate(TURNS, 1):
+        messages.append({"role": "user", "content": turn.format(document=document)})
+        outcome = chat(address, f"{name} turn {number}", messages, seed=seed, no_reuse=no_reuse)
+        messages.append({"role": "assistant", "content": outcome.text})
+        yield outcome
+
+
+def _batch(address: str, document: str, no_reuse: bool) -> Iterator[Outcome]:
+    """Questions that share one long system prompt, a few at a time."""
+    system = {"role": "system", "content": f"Answer from this document.\n{document}"}
+
+    def ask(item: tuple[int, str]) -> Outcome:
+        number, question = item
+        messages = [system, {"role": "user", "content": question}]
+        seed = None if number % 2 else 1000 + number
+        return chat(address, f"batch {number}", messages, seed=seed, no_reuse=no_reuse)
+
+    with ThreadPoolExecutor(BATCH_CONCURRENCY) as pool:
+        yield from pool.map(ask, enumerate(QUESTIONS, 1))
+
+
+def _run(console: Console, address: str, title: str, documents: tuple[str, str], no_reuse: bool) -> list[Outcome]:
+    board = _Board(title)
+    with Live(board.table, console=console, refresh_per_second=8, vertical_overflow="visible"):
+        for outcome in _conversation(address, "chat", documents[0], None, no_reuse):
+            board.add(outcome)
+        for outcome in _batch(address, documents[1], no_reuse):
+            board.add(outcome)
+    return board.outcomes
+
+
+def _verdict(console: Console, reused: list[Outcome], computed: list[Outcome]) -> bool:
+    """State the difference; whether all texts are equal."""
+    prompt = sum(outcome.prompt_tokens for outcome in reused)
+    cached = sum(outcome.cached_tokens for outcome in reused)
+    by_source = {
+        source: sum(outcome.report.get(f"{source}_tokens", 0) for outcome in reused)
+        for source in ("local", "peer", "store")
+    }
+    table = Table(title="The difference", title_justify="left")
+    for column in ("", "with reuse", "without", "ratio"):
+        table.add_column(column, justify="left" if not column else "right")
+    rows = (
+        ("TTFT, median ms", [statistics.median(o.ttft_s for o in run) * 1000 for run in (reused, computed)]),
+        ("TTFT, mean ms", [statistics.fmean(o.ttft_s for o in run) * 1000 for run in (reused, computed)]),
+        ("whole requests, s", [sum(o.total_s for o in run) for run in (reused, computed)]),
+    )
+    for label, (left, right) in rows:
+        table.add_row(label, f"{left:.1f}", f"{right:.1f}", f"{right / left:.1f}×" if left else "–")
+    tokens_computed = [sum(o.prompt_tokens - o.cached_tokens for o in run) for run in (reused, computed)]
+    ratio = f"{tokens_computed[1] / tokens_computed[0]:.1f}×" if tokens_computed[0] else "–"
+    table.add_row("prompt tokens computed", str(tokens_computed[0]), str(tokens_computed[1]), ratio)
+    console.print(table)
+    console.print(
+        f"{cached} of {prompt} prompt tokens ({100 * cached / prompt:.0f} %) were reused: {by_source['local']} from "
+        f"the prefill worker's own pool, {by_source['peer']} from other workers, {by_source['store']} from the KV store."
+    )
+    differing = [one.name for one, other in zip(reused, computed, strict=True) if one.text != other.text]
+    if differing:
+        console.print(f"FAILED: reuse changed the output of {', '.join(differing)}", style="bold red")
+        return False
+    if not cached or any(outcome.cached_tokens for outcome in computed):
+        console.print("FAILED: the two runs did not differ in reuse", style="bold red")
+        return False
+    console.print(
+        f"OK: all {len(reused)} answers are equal, token for token, with and without reuse", style="bold green"
+    )
+    return True
+
+
+def run_demo(log_dir: Path | None = None) -> int:
+    """Run it; the exit status is 0 only if every answer is the same with and without reuse."""
+    console = Console(width=None if Console().is_terminal else 110)
+    documents = tuple(
+        (ROOT / name).read_text(encoding="utf-8")[:DOCUMENT_BYTES] for name in ("README.md", "ARCHITECTURE.md")
+    )
+    cluster = LocalCluster(ClusterSpec(prefill=2, decode=2, stores=1), log_dir)
+    try:
+        with console.status("starting 2 prefill, 2 decode, 1 store node, conductor, load balancer, Redis …"):
+            started = time.perf_counter()
+            cluster.start()
+        console.print(f"{len(cluster.services)} processes are up after {time.perf_counter() - started:.1f} s")
+        console.print(f"The model ({MODEL}) has random weights: real arithmetic, gibberish answers.\n")
+        address = cluster.services["lb-0"].endpoints["http"]
+        pair = (documents[0], documents[1])
+        reused = _run(console, address, "With reuse", pair, no_reuse=False)
+        computed = _run(console, address, "The same without reuse", pair, no_reuse=True)
+        good = _verdict(console, reused, computed)
+    except (PinyonError, OSError) as error:
+        console.print(f"FAILED: {error}", style="bold red", markup=False)
+        return 1
+    finally:
+        cluster.stop()
+    return 0 if good else 1

@@ -1,0 +1,118 @@
+"""The ``pinyon`` command: look into a running suite and send it a prompt."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+
+from pinyon import __version__
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.runtime.channel import CHANNEL_OPTIONS
+
+__all__ = ["main"]
+
+
+def _role(value: common_pb2.Role) -> str:
+    return common_pb2.Role.Name(value).removeprefix("ROLE_").lower()
+
+
+def instances(arguments: argparse.Namespace) -> int:
+    """Show the conductor's instances."""
+    with grpc.insecure_channel(arguments.conductor, options=CHANNEL_OPTIONS) as channel:
+        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
+        reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=arguments.timeout_s)
+    table = Table()
+    for column in (
+        "instance",
+        "role",
+        "address",
+        "model",
+        "pending",
+        "running",
+        "KV used",
+        "KV cached",
+        "KV total",
+        "",
+    ):
+        table.add_column(column)
+    for instance in reply.instances:
+        info, load = instance.info, instance.load
+        state = "" if instance.schedulable else ("draining" if load.draining else "not schedulable")
+        if info.role == common_pb2.ROLE_STORE:
+            state = "draining" if load.draining else ""
+        table.add_row(
+            *(info.instance_id, _role(info.role), info.address, info.model),
+            *(str(load.pending_requests), str(load.running_requests)),
+            *(str(load.used_blocks), str(load.cached_blocks), str(info.capacity_blocks), state),
+        )
+    Console().print(table)
+    return 0
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    """Send one prompt over gRPC and print the text as it comes."""
+    request = lb_pb2.GenerateRequest(
+        model=arguments.model,
+        prompt=arguments.prompt,
+        sampling=common_pb2.SamplingParams(
+            max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed
+        ),
+    )
+    metadata = [("authorization", f"Bearer {arguments.api_key}")] if arguments.api_key else []
+    with grpc.insecure_channel(arguments.lb, options=CHANNEL_OPTIONS) as channel:
+        stub = lb_pb2_grpc.LbServiceStub(channel)
+        usage = None
+        for reply in stub.Generate(request, timeout=arguments.timeout_s, metadata=metadata):
+            sys.stdout.write(reply.text)
+            sys.stdout.flush()
+            if reply.HasField("usage"):
+                usage = reply.usage
+    sys.stdout.write("\n")
+    if usage is not None:
+        sys.stderr.write(
+            f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} reused), {usage.completion_tokens} generated\n"
+        )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pinyon", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"pinyon {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    show = commands.add_parser("instances", help="instances, their roles and load")
+    show.add_argument("--conductor", default="127.0.0.1:7000", help="host:port (default 127.0.0.1:7000)")
+    show.add_argument("--timeout-s", type=float, default=5.0, help="default 5")
+    show.set_defaults(run=instances)
+
+    send = commands.add_parser("generate", help="send a prompt, stream the text")
+    send.add_argument("prompt")
+    send.add_argument("--lb", default="127.0.0.1:8001", help="the load balancer's gRPC (default 127.0.0.1:8001)")
+    send.add_argument("--model", default="", help="default: the only one served")
+    send.add_argument("--max-tokens", type=int, default=64, help="default 64")
+    send.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
+    send.add_argument("--seed", type=int, default=0, help="default 0")
+    send.add_argument("--api-key", default="", help="where API keys are configured")
+    send.add_argument("--timeout-s", type=float, default=120.0, help="default 120")
+    send.set_defaults(run=generate)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 1 when the suite refuses or does not answer."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except grpc.RpcError as error:
+        sys.stderr.write(f"pinyon: {error.code().name}: {error.details()}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
