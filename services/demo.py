@@ -22,7 +22,7 @@ from rich.table import Table
 from pinyon.core.errors import PinyonError, Unavailable
 from services.cluster import ROOT, ClusterSpec, LocalCluster
 
-__all__ = ["run_demo"]
+__all__ = ["BATCH_CONCURRENCY", "Outcome", "demo_documents", "demo_requests", "run_demo"]
 
 MODEL = "pinyon-tiny"
 REQUEST_S = 60.0
@@ -180,12 +180,24 @@ def _batch(address: str, document: str, no_reuse: bool) -> Iterator[Outcome]:
         yield from pool.map(ask, enumerate(QUESTIONS, 1))
 
 
-def _run(console: Console, address: str, title: str, documents: tuple[str, str], no_reuse: bool) -> list[Outcome]:
+def demo_documents() -> tuple[str, str]:
+    """The project's own texts: one for the conversation, one for the batch."""
+    first, second = (
+        (ROOT / name).read_text(encoding="utf-8")[:DOCUMENT_BYTES] for name in ("README.md", "ARCHITECTURE.md")
+    )
+    return first, second
+
+
+def demo_requests(address: str, documents: tuple[str, str], *, no_reuse: bool) -> Iterator[Outcome]:
+    """The whole job, one outcome as each request finishes; the order of the outcomes is always the same."""
+    yield from _conversation(address, "chat", documents[0], None, no_reuse)
+    yield from _batch(address, documents[1], no_reuse)
+
+
+def _run(console: Console, address: str, title: str, *, no_reuse: bool) -> list[Outcome]:
     board = _Board(title)
     with Live(board.table, console=console, refresh_per_second=8, vertical_overflow="visible"):
-        for outcome in _conversation(address, "chat", documents[0], None, no_reuse):
-            board.add(outcome)
-        for outcome in _batch(address, documents[1], no_reuse):
+        for outcome in demo_requests(address, demo_documents(), no_reuse=no_reuse):
             board.add(outcome)
     return board.outcomes
 
@@ -212,10 +224,9 @@ def _verdict(console: Console, reused: list[Outcome], computed: list[Outcome]) -
     ratio = f"{tokens_computed[1] / tokens_computed[0]:.1f}×" if tokens_computed[0] else "–"
     table.add_row("prompt tokens computed", str(tokens_computed[0]), str(tokens_computed[1]), ratio)
     console.print(table)
-    console.print(
-        f"{cached} of {prompt} prompt tokens ({100 * cached / prompt:.0f} %) were reused: {by_source['local']} from "
-        f"the prefill worker's own pool, {by_source['peer']} from other workers, {by_source['store']} from the KV store."
-    )
+    share = f"{cached} of {prompt} prompt tokens ({100 * cached / prompt:.0f} %) were reused"
+    where = "{local} from the prefill worker's own pool, {peer} from other workers, {store} from the KV store"
+    console.print(f"{share}: {where.format(**by_source)}.")
     differing = [one.name for one, other in zip(reused, computed, strict=True) if one.text != other.text]
     if differing:
         console.print(f"FAILED: reuse changed the output of {', '.join(differing)}", style="bold red")
@@ -232,9 +243,6 @@ def _verdict(console: Console, reused: list[Outcome], computed: list[Outcome]) -
 def run_demo(log_dir: Path | None = None) -> int:
     """Run it; the exit status is 0 only if every answer is the same with and without reuse."""
     console = Console(width=None if Console().is_terminal else 110)
-    documents = tuple(
-        (ROOT / name).read_text(encoding="utf-8")[:DOCUMENT_BYTES] for name in ("README.md", "ARCHITECTURE.md")
-    )
     cluster = LocalCluster(ClusterSpec(prefill=2, decode=2, stores=1), log_dir)
     try:
         with console.status("starting 2 prefill, 2 decode, 1 store node, conductor, load balancer, Redis …"):
@@ -243,9 +251,8 @@ def run_demo(log_dir: Path | None = None) -> int:
         console.print(f"{len(cluster.services)} processes are up after {time.perf_counter() - started:.1f} s")
         console.print(f"The model ({MODEL}) has random weights: real arithmetic, gibberish answers.\n")
         address = cluster.services["lb-0"].endpoints["http"]
-        pair = (documents[0], documents[1])
-        reused = _run(console, address, "With reuse", pair, no_reuse=False)
-        computed = _run(console, address, "The same without reuse", pair, no_reuse=True)
+        reused = _run(console, address, "With reuse", no_reuse=False)
+        computed = _run(console, address, "The same without reuse", no_reuse=True)
         good = _verdict(console, reused, computed)
     except (PinyonError, OSError) as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False)

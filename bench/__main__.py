@@ -1,0 +1,72 @@
+"""``python -m bench [NAME] [--quick]``: run one benchmark or all. All write ``bench/results/*.json`` and a table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+LIMIT_S = 1800
+NOT_BENCHMARKS = {"__init__", "__main__", "report", "load"}
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+
+
+def run(name: str, arguments: list[str]) -> tuple[int, str]:
+    """Exit status and the last line of stdout; everything else goes through to the terminal."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"bench.{name}", *arguments], cwd=HERE.parent, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    last = ""
+    started = time.monotonic()
+    for line in process.stdout:
+        last = line.strip() or last
+        if time.monotonic() - started > LIMIT_S:
+            process.kill()
+    return process.wait(), last
+
+
+def main(argv: list[str]) -> int:
+    console = Console(stderr=True)
+    wanted = [word for word in argv if not word.startswith("-")]
+    name = wanted[0] if wanted and wanted[0] in names() else None
+    if argv and not argv[0].startswith("-") and name is None:
+        console.print(f"no benchmark {argv[0]}; there are: {', '.join(names())}", style="red")
+        return 2
+    table = Table(title="Aims", title_justify="left")
+    for column in ("benchmark", "aim", "target", "measured", "met"):
+        table.add_column(column)
+    status = 0
+    for each in [name] if name else names():
+        code, last = run(each, [word for word in argv if word != name])
+        try:
+            result = json.loads(last)
+        except ValueError:
+            console.print(f"{each}: exit status {code}, and its last line is not JSON", style="red")
+            status = 1
+            continue
+        status = status or code
+        if name:
+            sys.stdout.write(last + "\n")
+        else:
+            RESULTS.mkdir(exist_ok=True)
+            (RESULTS / f"{each}.json").write_text(json.dumps(result, indent=2) + "\n")
+        for aim in result["aims"]:
+            mark = "[green]yes" if aim["met"] else "[red]no"
+            table.add_row(each, aim["name"], f"{aim['target']:g}", f"{aim['measured']:g}", mark)
+    console.print(table)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

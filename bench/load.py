@@ -1,0 +1,100 @@
+"""A load generator that costs little: closed-loop clients on raw sockets, and CPU time of other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["HttpClient", "Sample", "cpu_seconds", "http_request", "run_closed_loop"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request, in seconds from its sending."""
+
+    first_byte_s: float
+    total_s: float
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """CPU time of these processes so far, all threads, from the scheduler's own nanosecond accounting."""
+    total = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            try:
+                total += int((task / "schedstat").read_text().split()[0])
+            except (OSError, IndexError):  # the thread ended meanwhile
+                continue
+    return total / 1e9
+
+
+def http_request(host: str, path: str, body: dict[str, object]) -> bytes:
+    raw = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    )
+    return head.encode() + raw
+
+
+class HttpClient:
+    """One keep-alive connection."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._host, self._port = host, int(port)
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def send(self, request: bytes) -> Sample:
+        """Send, read the whole answer; anything but 200 raises RuntimeError."""
+        if self._writer is None or self._reader is None:
+            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        reader = self._reader
+        started = time.perf_counter()
+        self._writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        lowered = head.lower()
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(head.decode(errors="replace") + (await reader.read(500)).decode(errors="replace"))
+        first = 0.0
+        if b"content-length:" in lowered:
+            length = int(lowered.split(b"content-length:")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+        else:
+            while True:
+                size = int(await reader.readuntil(b"\r\n"), 16)
+                first = first or time.perf_counter() - started
+                await reader.readexactly(size + 2)
+                if size == 0:
+                    break
+        total = time.perf_counter() - started
+        return Sample(first or total, total)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+async def run_closed_loop(send, count: int, concurrency: int) -> list[Sample]:
+    """``send(client_number)`` ``count`` times, ``concurrency`` at once."""
+    samples: list[Sample] = []
+    numbers = iter(range(count))
+
+    async def client(number: int) -> None:
+        for _ in numbers:
+            samples.append(await send(number))  # noqa: PERF401 - one list for all clients
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(concurrency):
+            group.create_task(client(number))
+    return samples
+
+
+def pin_to(cpu: int) -> None:
+    """Keep this process on one core where there are several, so that it disturbs the measured ones alike."""
+    if (os.cpu_count() or 1) > 1:
+        os.sched_setaffinity(0, {cpu})

@@ -1,0 +1,83 @@
+"""What a benchmark says: one JSON object on its last line of stdout, and aims that are met or not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["Aim", "Report", "parser", "percentile", "summary"]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One aim. ``measured`` and ``target`` are in the unit the name ends in; ``at_most`` says which side is good."""
+
+    name: str
+    target: float
+    measured: float
+    at_most: bool = True
+
+    @property
+    def met(self) -> bool:
+        return self.measured <= self.target if self.at_most else self.measured >= self.target
+
+
+@dataclass
+class Report:
+    """Collects one benchmark's figures. Keys of results end in their unit."""
+
+    name: str
+    config: dict[str, Any]
+    results: dict[str, Any] = field(default_factory=dict)
+    baseline: dict[str, Any] = field(default_factory=dict)
+    aims: list[Aim] = field(default_factory=list)
+
+    def emit(self) -> None:
+        """Print the object as the last line of stdout."""
+        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+        aims = [{**{k: v for k, v in asdict(aim).items() if k != "at_most"}, "met": aim.met} for aim in self.aims]
+        line = {
+            "name": self.name,
+            "config": {**self.config, **machine},
+            "results": self.results,
+            "baseline": self.baseline,
+            "aims": aims,
+        }
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Nearest-rank percentile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
+
+
+def summary(values: Sequence[float], digits: int = 1) -> dict[str, float]:
+    """Median over repetitions, with min and max beside it."""
+    return {
+        "median": round(statistics.median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+    }
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options every benchmark has."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--quick", action="store_true", help="a rough answer within 50 s")
+    options.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
+    return options
+
+
+def progress(text: str) -> None:
+    """For people, on stderr: stdout is the JSON's."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

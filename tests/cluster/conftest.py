@@ -1,0 +1,16 @@
+"""A real cluster: separate processes, real Redis, real sockets, the built-in transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from services.cluster import ClusterSpec, LocalCluster
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """2 prefill, 2 decode, 1 store node, conductor, load balancer. Shared: a test leaves it as it found it."""
+    with LocalCluster(ClusterSpec(), tmp_path_factory.mktemp("cluster-logs")) as running:
+        yield running

@@ -1,0 +1,49 @@
+"""Looking at a running cluster from outside: its metrics, and whether anything is left when it is idle."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.cluster import LocalCluster
+
+
+class Scrape:
+    """The metrics of every service of a cluster at one moment."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.samples: dict[tuple[str, str], float] = {}
+        for name, service in cluster.services.items():
+            if not service.alive:
+                continue
+            with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=5) as reply:
+                for family in text_string_to_metric_families(reply.read().decode()):
+                    for sample in family.samples:
+                        key = (name, sample.name)
+                        self.samples[key] = self.samples.get(key, 0.0) + sample.value
+
+    def total(self, metric: str) -> float:
+        """Sum over services and labels. A metric nobody has is an error: a misspelt name must not read as zero."""
+        values = [value for (_, name), value in self.samples.items() if name == metric]
+        assert values, f"no service has a metric {metric}"
+        return sum(values)
+
+
+# What must be zero when nothing is going on, on every service: a slot, lease, buffer or queue entry that was left.
+IDLE_GAUGES: tuple[str, ...] = ()
+
+
+def leftovers(cluster: LocalCluster) -> dict[str, float]:
+    """Gauges that should be zero on an idle cluster and are not."""
+    scrape = Scrape(cluster)
+    return {name: value for name in IDLE_GAUGES if (value := scrape.total(name))}
+
+
+def wait_idle(cluster: LocalCluster, timeout_s: float = 30.0) -> None:
+    """Until no leftovers are there; fails with what is left. Metrics have no event to wait for, so it polls."""
+    deadline = time.monotonic() + timeout_s
+    while left := leftovers(cluster):
+        assert time.monotonic() < deadline, f"left on an idle cluster: {left}"
+        time.sleep(0.05)

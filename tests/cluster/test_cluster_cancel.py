@@ -1,0 +1,132 @@
+"""Clients that go away, in every phase: afterwards no slot, lease, buffer or queue entry is left on any service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import grpc
+import pytest
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from services.cluster import ClusterSpec, LocalCluster
+from tests.cluster.observe import Scrape, wait_idle
+
+SEED = 77
+
+
+class Stream:
+    """A streaming completion on a socket of its own, read event by event and dropped at will."""
+
+    def __init__(self, cluster: LocalCluster, prompt: str, max_tokens: int) -> None:
+        self._address = cluster.services["lb-0"].endpoints["http"]
+        self._body = json.dumps(
+            {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        ).encode()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader: asyncio.StreamReader | None = None
+
+    async def send(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        self._reader, self._writer = await asyncio.open_connection(host, int(port))
+        self._writer.write(
+            f"POST /v1/completions HTTP/1.1\r\nHost: {self._address}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(self._body)}\r\n\r\n".encode()
+            + self._body
+        )
+        await self._writer.drain()
+
+    async def events(self, count: int) -> int:
+        """Wait for up to ``count`` events; how many came before the end."""
+        assert self._reader is not None
+        seen = 0
+        while seen < count:
+            line = await asyncio.wait_for(self._reader.readline(), 60)
+            if not line or line.startswith(b"data: [DONE]"):
+                break
+            seen += line.startswith(b"data: ")
+        return seen
+
+    def drop(self) -> None:
+        """Close without a goodbye: the peer sees a reset."""
+        assert self._writer is not None
+        self._writer.transport.abort()
+
+
+PROMPT = "A prompt that takes a while to compute, because it is long. " * 40
+
+
+@pytest.mark.parametrize("events", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
+async def test_http_clients_that_hang_up(cluster, events):
+    streams = [Stream(cluster, f"{events}-{number} {PROMPT}", 400) for number in range(4)]
+    for stream in streams:
+        await stream.send()
+    for stream in streams:
+        assert await stream.events(events) == events
+        stream.drop()
+    wait_idle(cluster)
+
+
+@pytest.mark.parametrize("replies", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
+async def test_grpc_clients_that_cancel(cluster, replies):
+    async with grpc.aio.insecure_channel(cluster.services["lb-0"].endpoints["grpc"]) as channel:
+        stub = lb_pb2_grpc.LbServiceStub(channel)
+        calls = [
+            stub.Generate(
+                lb_pb2.GenerateRequest(
+                    prompt=f"g{replies}-{number} {PROMPT}",
+                    sampling=common_pb2.SamplingParams(max_tokens=400, ignore_eos=True),
+                ),
+                timeout=60,
+            )
+            for number in range(4)
+        ]
+        for call in calls:
+            for _ in range(replies):
+                await call.read()
+            call.cancel()
+    wait_idle(cluster)
+
+
+async def test_deadlines_release_everything(cluster):
+    async with grpc.aio.insecure_channel(cluster.services["lb-0"].endpoints["grpc"]) as channel:
+        stub = lb_pb2_grpc.LbServiceStub(channel)
+        request = lb_pb2.GenerateRequest(
+            prompt=f"deadline {PROMPT}", sampling=common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True)
+        )
+
+        async def read_all() -> None:
+            async for _ in stub.Generate(request, timeout=0.7):
+                pass
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_all()
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_idle(cluster)
+
+
+async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
+    """More requests than there is room for: some wait in queues when their client goes."""
+    random_ = random.Random(SEED)
+    print(f"seed {SEED}")
+    spec = ClusterSpec(prefill=1, decode=1, pool_blocks=128, store_mib=8)
+    with LocalCluster(spec, tmp_path) as small:
+        streams = [Stream(small, f"{number} {PROMPT[: random_.randrange(200, 1500)]}", 60) for number in range(24)]
+        for stream in streams:
+            await stream.send()
+        leaving = streams[::2]
+        random_.shuffle(leaving)
+        # The first event of anyone is the starting signal: from here on some run and others wait.
+        first = asyncio.ensure_future(streams[1].events(1))
+        await first
+        for stream in leaving:
+            stream.drop()
+            await asyncio.sleep(random_.random() * 0.05)  # spreads the departures over phases; nothing relies on it
+        counts = await asyncio.gather(*(stream.events(10_000) for stream in streams[1::2]))
+        assert all(counts), "somebody who stayed got nothing"
+        for stream in streams[1::2]:
+            stream.drop()
+        wait_idle(small)
+        assert Scrape(small).total("pinyon_worker_used_blocks") == 0

@@ -1,0 +1,88 @@
+"""The official openai client against the load balancer."""
+
+from __future__ import annotations
+
+import pytest
+
+openai = pytest.importorskip("openai", reason="the openai client is not installed")
+
+
+@pytest.fixture
+def client(cluster):
+    with openai.OpenAI(base_url=f"{cluster.http}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["pinyon-tiny"]
+    assert client.models.retrieve("pinyon-tiny").object == "model"
+
+
+def test_completion(client):
+    answer = client.completions.create(model="pinyon-tiny", prompt="The jay", max_tokens=8, temperature=0)
+    assert answer.object == "text_completion"
+    assert answer.choices[0].text
+    assert answer.choices[0].finish_reason in ("length", "stop")
+    assert answer.usage.prompt_tokens == 7
+    assert answer.usage.completion_tokens == 8
+
+
+def test_streaming_gives_the_same_text(client):
+    ask = {"model": "pinyon-tiny", "prompt": "The jay caches seeds" * 4, "max_tokens": 12, "temperature": 0}
+    whole = client.completions.create(**ask)
+    parts = list(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert "".join(part.choices[0].text for part in parts if part.choices) == whole.choices[0].text
+    assert parts[-1].usage.total_tokens == whole.usage.total_tokens
+    assert whole.usage.completion_tokens == 12
+
+
+def test_chat(client):
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What do jays cache?"}]
+    ask = {"model": "pinyon-tiny", "messages": messages, "max_tokens": 10, "temperature": 0.7, "seed": 11}
+    whole = client.chat.completions.create(**ask)
+    parts = list(client.chat.completions.create(**ask, stream=True))
+    assert whole.choices[0].message.role == "assistant"
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
+    assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_a_second_turn_reuses_the_first(client):
+    messages = [{"role": "user", "content": "Tell me about pines and jays. " * 20}]
+    first = client.chat.completions.create(model="pinyon-tiny", messages=messages, max_tokens=8, temperature=0)
+    messages += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "And then?"},
+    ]
+    second = client.chat.completions.create(model="pinyon-tiny", messages=messages, max_tokens=8, temperature=0)
+    assert second.usage.prompt_tokens_details.cached_tokens > 0.5 * first.usage.prompt_tokens
+
+
+def test_stop_strings_end_the_text(client):
+    ask = {"model": "pinyon-tiny", "prompt": "stop here", "max_tokens": 24, "temperature": 0}
+    text = client.completions.create(**ask).choices[0].text
+    stop = text[8:11]
+    cut = client.completions.create(**ask, stop=[stop])
+    assert cut.choices[0].text == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "word"),
+    [
+        ({"model": "nobody"}, 404, "nobody"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": -3}, 400, "max_tokens"),
+        ({"temperature": 9.0}, 400, "temperature"),
+        ({"prompt": "x" * 20_000}, 400, "context"),
+        ({"n": 2}, 400, "n"),
+        ({"extra_body": {"no_such_field": 1}}, 400, "no_such_field"),
+    ],
+)
+def test_bad_input_is_an_openai_error(client, change, status, word):
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(**{"model": "pinyon-tiny", "prompt": "a", "max_tokens": 1, **change})
+    assert caught.value.status_code == status
+    assert word in str(caught.value.body)
+    # and the suite lives on
+    assert client.completions.create(model="pinyon-tiny", prompt="a", max_tokens=1).choices

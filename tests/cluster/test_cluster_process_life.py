@@ -1,0 +1,126 @@
+"""``python -m services up`` as a person uses it: endpoints to copy, Ctrl-C ends all, a kill leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from services.cluster import ROOT
+
+SMALL = (
+    "--prefill",
+    "0",
+    "--decode",
+    "0",
+    "--mixed",
+    "1",
+    "--http-port",
+    "0",
+    "--lb-port",
+    "0",
+    "--conductor-port",
+    "0",
+)
+
+
+def start() -> tuple[subprocess.Popen[str], str]:
+    """The command, and what it printed until it was up."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services", "up", *SMALL],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "COLUMNS": "160"},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    text, deadline = "", time.monotonic() + 60
+    while "Ctrl-C stops everything" not in text:
+        assert select.select([process.stdout], [], [], deadline - time.monotonic())[0], f"not up in time:\n{text}"
+        line = process.stdout.readline()
+        assert line, f"it ended:\n{text}"
+        text += line
+    return process, text
+
+
+def children(pid: int) -> list[int]:
+    """Process ids below ``pid``, from /proc."""
+    found = []
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/stat") as stat:
+                parent = int(stat.read().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+        if parent == pid:
+            found += [int(entry), *children(int(entry))]
+    return found
+
+
+def gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
+    """Those of ``pids`` that are still there at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while (left := [pid for pid in pids if not gone(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)  # processes of others have no event for us
+    return left
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_is_left_behind(number):
+    process, text = start()
+    try:
+        started = children(process.pid)
+        # conductor, store, worker, load balancer, Redis
+        assert len(started) >= 5, text
+        assert re.search(r"curl -N http://127\.0\.0\.1:\d+/v1/completions", text)
+        assert re.search(r"grpcurl -plaintext 127\.0\.0\.1:\d+ list", text)
+        process.send_signal(number)
+        status = process.wait(timeout=40)
+        assert status == (-signal.SIGKILL if number is signal.SIGKILL else 0)
+        assert wait_gone(started, 30) == []
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(timeout=10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_wrong_option_is_a_clear_message():
+    result = subprocess.run(
+        [sys.executable, "-m", "services", "up", "--prefill", "0", "--decode", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 2
+    assert "needs something that prefills" in result.stdout + result.stderr
+
+
+def test_a_dead_redis_is_a_clear_message():
+    result = subprocess.run(
+        [sys.executable, "-m", "services", "up", *SMALL, "--redis-url", "redis://127.0.0.1:1/0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert "no Redis answers at" in result.stdout + result.stderr

@@ -1,0 +1,96 @@
+"""What grpcurl does: a client that knows no proto file lists, describes and calls the conductor by reflection."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+SERVICE = "pinyon.api.conductor.v1.ConductorService"
+
+
+class Reflector:
+    """A small grpcurl over one channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+        self._stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        self._pool = descriptor_pool.DescriptorPool()
+        self._files: set[str] = set()
+
+    def _ask(self, **question: str) -> reflection_pb2.ServerReflectionResponse:
+        (reply,) = self._stub.ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(**question)]), timeout=10
+        )
+        return reply
+
+    def services(self) -> set[str]:
+        return {service.name for service in self._ask(list_services="").list_services_response.service}
+
+    def _add(self, raw: bytes) -> None:
+        file = descriptor_pb2.FileDescriptorProto.FromString(raw)
+        if file.name in self._files:
+            return
+        self._files.add(file.name)
+        for needed in file.dependency:
+            for part in self._ask(file_by_filename=needed).file_descriptor_response.file_descriptor_proto:
+                self._add(part)
+        self._pool.Add(file)
+
+    def call(self, service: str, method: str, request: dict) -> dict:
+        for raw in self._ask(file_containing_symbol=service).file_descriptor_response.file_descriptor_proto:
+            self._add(raw)
+        found = self._pool.FindServiceByName(service).FindMethodByName(method)
+        request_class = message_factory.GetMessageClass(found.input_type)
+        response_class = message_factory.GetMessageClass(found.output_type)
+        call = self._channel.unary_unary(
+            f"/{service}/{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=response_class.FromString,
+        )
+        reply = call(json_format.ParseDict(request, request_class()), timeout=10)
+        return json_format.MessageToDict(reply, preserving_proto_field_name=True)
+
+
+@pytest.fixture
+def reflector(cluster):
+    with grpc.insecure_channel(cluster.conductor) as channel:
+        yield Reflector(channel)
+
+
+def test_list(reflector):
+    assert {SERVICE, "grpc.health.v1.Health"} <= reflector.services()
+
+
+def test_list_instances(reflector):
+    instances = reflector.call(SERVICE, "ListInstances", {})["instances"]
+    roles = sorted(instance["info"]["role"] for instance in instances)
+    assert roles == ["ROLE_DECODE"] * 2 + ["ROLE_PREFILL"] * 2 + ["ROLE_STORE"]
+
+
+def test_schedule(reflector):
+    reply = reflector.call(SERVICE, "Schedule", {"model": "pinyon-tiny", "prompt_tokens": 100, "request_id": "r1"})
+    assert reply["request_id"] == "r1"
+    assert reply["placement"]["prefill_instance_id"].startswith("prefill-")
+    assert reply["placement"]["decode_instance_id"].startswith("decode-")
+    assert reflector.call(SERVICE, "Release", {"request_id": "r1"}) == {"released": True}
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "word"),
+    [
+        ({"model": "pinyon-tiny"}, grpc.StatusCode.INVALID_ARGUMENT, "prompt_tokens"),
+        (
+            {"model": "pinyon-tiny", "prompt_tokens": 9, "block_keys": "AAAA"},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "block_keys",
+        ),
+        ({"model": "nobody", "prompt_tokens": 9}, grpc.StatusCode.NOT_FOUND, "nobody"),
+    ],
+)
+def test_bad_input_names_the_field(reflector, request_, code, word):
+    with pytest.raises(grpc.RpcError) as caught:
+        reflector.call(SERVICE, "Schedule", request_)
+    assert caught.value.code() is code
+    assert word in caught.value.details()
