@@ -1,0 +1,76 @@
+"""The transfer engine: every byte of KV between processes (Mooncake §3.2.2, §3.2.3). See docs/transfer.md.
+
+The edges (engine, transports) load on first use, so a pure room that imports a value from here pulls in no socket.
+Type checkers read ``__init__.pyi``.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from pinyon.transfer.errors import (
+    EngineClosed,
+    InvalidTransfer,
+    TransferCancelled,
+    TransferError,
+    TransferFailed,
+    TransferLimitReached,
+    TransferRefused,
+    TransferTimeout,
+    WireError,
+)
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.request import (
+    Opcode,
+    Reason,
+    TransferRequest,
+    TransferResult,
+    TransferStatus,
+    raise_for_failure,
+)
+from pinyon.transfer.segment import RegionDescriptor, SegmentDescriptor
+from pinyon.transfer.stats import LATENCY_BUCKETS_S, TransferStats
+
+__all__ = [
+    "LATENCY_BUCKETS_S",
+    "Access",
+    "EngineClosed",
+    "InvalidTransfer",
+    "Opcode",
+    "Reason",
+    "Region",
+    "RegionDescriptor",
+    "SegmentDescriptor",
+    "TransferCancelled",
+    "TransferEngine",
+    "TransferError",
+    "TransferFailed",
+    "TransferGroup",
+    "TransferHandle",
+    "TransferLimitReached",
+    "TransferLimits",
+    "TransferRefused",
+    "TransferRequest",
+    "TransferResult",
+    "TransferStats",
+    "TransferStatus",
+    "TransferTimeout",
+    "WireError",
+    "raise_for_failure",
+]
+
+_EDGES = {
+    "Access": "pinyon.transfer.transports.memory",
+    "Region": "pinyon.transfer.transports.memory",
+    "TransferEngine": "pinyon.transfer.engine",
+    "TransferGroup": "pinyon.transfer.transports.completion",
+    "TransferHandle": "pinyon.transfer.transports.completion",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _EDGES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value  # the next access does not come here
+    return value

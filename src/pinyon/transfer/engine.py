@@ -1,0 +1,365 @@
+"""The transfer engine: Listing 1 of the Mooncake paper (§3.2.2) in Python, plus a synchronous call and awaitables.
+
+This is the edge that callers use. It checks requests, cuts them into chains (:mod:`.slicing`), hands each chain to a
+transport and accounts for the end of each request. All methods may be called from any thread unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.errors import TransferError as _TransferError
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.segment import BOOT_ID_BYTES, KEY_BYTES, SegmentDescriptor
+from pinyon.transfer.slicing import plan_chains
+from pinyon.transfer.stats import TransferStats
+from pinyon.transfer.transports.base import Chain, Meter, Outcome, Transport
+from pinyon.transfer.transports.completion import TransferGroup, TransferHandle
+from pinyon.transfer.transports.local import LocalTransport
+from pinyon.transfer.transports.memory import Access, MemoryTable, Region
+from pinyon.transfer.transports.tcp import TcpTransport
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["TransferEngine"]
+
+_SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
+_WILDCARDS = ("", "0.0.0.0", "::")
+
+
+class TransferEngine:
+    """Moves bytes between registered memory here and registered memory of peers, one-sided.
+
+    One per process. ``start`` before use; ``close`` (or leave the ``with`` block) to end all threads and connections.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        advertise_host: str | None = None,
+        secret: bytes | None = None,
+        limits: TransferLimits | None = None,
+    ) -> None:
+        """
+        Args:
+            host: address to listen on; port 0 picks a free one.
+            advertise_host: what peers connect to, when it is not ``host`` (needed for 0.0.0.0). Prefer an address: the
+                time a resolver takes for a name is not bounded by our limits.
+            secret: cluster secret. When given, both sides of every connection must prove that they know it. It
+                authenticates the set-up only; the bytes that follow are neither encrypted nor signed (TLS is part 2).
+        """
+        if advertise_host is None and host in _WILDCARDS:
+            raise InvalidTransfer("listening on a wildcard address needs advertise_host", field="advertise_host")
+        if secret is not None and not secret:
+            raise InvalidTransfer("the cluster secret is empty", field="secret")
+        self.limits = limits or TransferLimits()
+        self.boot_id = secrets.token_bytes(BOOT_ID_BYTES)
+        self._host, self._port = host, port
+        self._advertise_host = advertise_host or host
+        self._memory = MemoryTable(self.limits.max_regions)
+        self._meter = Meter()
+        self._tcp = TcpTransport(self._memory, self.limits, self.boot_id, secret, self._meter)
+        self._local = LocalTransport(self._memory, self.limits.idle_s)
+        self._lock = threading.Lock()
+        self._batches: dict[int, TransferHandle] = {}
+        self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
+        self._batch_ids = itertools.count(1)
+        self._inflight_requests = 0
+        self._queued_bytes = 0
+        self._state = "new"
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            EngineClosed: started before.
+            OSError: the address cannot be had.
+        """
+        with self._lock:
+            if self._state != "new":
+                raise EngineClosed("an engine starts once")
+            self._port = self._tcp.server.listen(self._host, self._port)
+            self._state = "running"
+
+    def close(self) -> None:
+        """End everything: requests in flight end as CANCELLED, connections are closed, threads joined. Idempotent.
+
+        Registered memory is released: nothing of this engine touches it afterwards. Not from a done callback.
+        """
+        with self._lock:
+            was, self._state = self._state, "closed"
+            live = list(self._live)
+        if was != "running":
+            return
+        for handle in live:
+            handle._stop(_SHUTDOWN)
+        self._tcp.close()
+        self._local.close()
+        for handle in live:
+            handle.wait(self.limits.stall_s)
+        for region in self._memory.regions():
+            self._memory.unregister(region, self.limits.stall_s)
+
+    def __enter__(self) -> TransferEngine:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- memory ---
+
+    def register_local_memory(
+        self, buffer: Buffer, location: str = "cpu:0", *, access: Access = Access.READ_WRITE
+    ) -> Region:
+        """Make a writable, contiguous buffer usable as a local range, and open it to peers as far as ``access`` says.
+
+        The region keeps the buffer alive and, for a ``bytearray``, its size fixed until ``unregister``.
+
+        Raises:
+            InvalidTransfer: not such a buffer, or a bad location.
+            TransferLimitReached: too many regions.
+        """
+        return self._memory.register(buffer, location, access)
+
+    def unregister(self, region: Region) -> None:
+        """Forget a region; on return nothing of this engine reads or writes its memory. Idempotent.
+
+        Operations in flight get the stall limit to finish, then they are aborted. Blocks meanwhile.
+        """
+        self._memory.unregister(region, self.limits.stall_s)
+
+    def descriptor(self) -> SegmentDescriptor:
+        """What peers need in order to reach the regions open to them. Holds the keys: authenticated channels only."""
+        if self._state != "running":
+            raise EngineClosed("the engine is not running")
+        regions = tuple(one.descriptor() for one in self._memory.regions() if one.access is not Access.NONE)
+        return SegmentDescriptor(self._advertise_host, self._port, self.boot_id, regions)
+
+    def drop_peer(self, boot_id: bytes) -> bool:
+        """Cut off a peer's present connections to us and wait until they have ended.
+
+        The cure for late WRITEs: when a peer's WRITE to us did not end as COMPLETED, its bytes may still arrive, for
+        instance out of our socket buffer after we were frozen. Once the peer has reported its final status (by then its
+        side is closed) and this returned True, none of them can arrive any more and the memory may be reused. The
+        peer may connect again. Blocks for some seconds at most.
+        """
+        return self._tcp.server.drop(boot_id)
+
+    # --- Listing 1 ---
+
+    def allocate_batch_id(self, size: int) -> int:
+        """Room for ``size`` requests; give it back by ``free_batch_id``.
+
+        Raises:
+            InvalidTransfer, TransferLimitReached
+        """
+        if not 0 < size <= self.limits.max_batch_requests:
+            raise InvalidTransfer(f"a batch holds 1 to {self.limits.max_batch_requests} requests", field="size")
+        handle = TransferHandle(size, self._chain_done)
+        with self._lock:
+            if len(self._batches) >= self.limits.max_batches:
+                raise TransferLimitReached(f"{self.limits.max_batches} batches are allocated")
+            batch_id = next(self._batch_ids)
+            self._batches[batch_id] = handle
+        return batch_id
+
+    def submit_transfer(
+        self, batch_id: int, requests: Sequence[TransferRequest], timeout_s: float | None = None
+    ) -> None:
+        """Start requests in the batch's next places. Does not block. All or none are accepted.
+
+        ``timeout_s`` replaces the total deadline, which else scales with the bytes.
+
+        Raises:
+            InvalidTransfer: an unknown batch, or a request that makes no sense (``field`` says which).
+            TransferLimitReached, EngineClosed
+        """
+        self._submit(self._batch(batch_id), requests, timeout_s)
+
+    def get_transfer_status(self, batch_id: int, index: int) -> TransferResult:
+        """The state of one request.
+
+        Raises:
+            InvalidTransfer: an unknown batch or index.
+        """
+        handle = self._batch(batch_id)
+        result = handle.result(index)
+        if not result.status.is_final and handle.done:  # ``done`` ends what is overdue
+            result = handle.result(index)
+        return result
+
+    def free_batch_id(self, batch_id: int) -> None:
+        """
+        Raises:
+            InvalidTransfer: an unknown batch.
+            TransferError: requests are still in flight.
+        """
+        if not self._batch(batch_id).done:
+            raise _TransferError("requests of the batch are still in flight")
+        with self._lock:
+            self._batches.pop(batch_id, None)
+
+    def _batch(self, batch_id: int) -> TransferHandle:
+        handle = self._batches.get(batch_id)
+        if handle is None:
+            raise InvalidTransfer(f"no batch {batch_id}", field="batch_id")
+        return handle
+
+    # --- beyond Listing 1 ---
+
+    def submit(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> TransferHandle:
+        """Start requests and return at once; the handle can be waited for, awaited, polled or called back.
+
+        Raises:
+            InvalidTransfer, TransferLimitReached, EngineClosed
+        """
+        handle = TransferHandle(len(requests), self._chain_done)
+        self._submit(handle, requests, timeout_s)
+        return handle
+
+    def group(self) -> TransferGroup:
+        """An empty group of submissions that are awaited together."""
+        return TransferGroup(self)
+
+    def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> list[TransferResult]:
+        """Move and wait. One final result per request; see ``raise_for_failure``. Not for an event loop's thread.
+
+        Raises:
+            InvalidTransfer, TransferLimitReached, EngineClosed
+        """
+        handle = TransferHandle(len(requests), self._chain_done)
+        # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
+        self._submit(handle, requests, timeout_s, inline=True)
+        return handle.wait()
+
+    async def transfer_async(
+        self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+    ) -> list[TransferResult]:
+        """:meth:`transfer` for asyncio. Cancelling the task stops the transfer first, see ``TransferHandle``."""
+        return await self.submit(requests, timeout_s).wait_async()
+
+    def stats(self) -> TransferStats:
+        """A snapshot of the counters."""
+        with self._lock:
+            batches, requests = len(self._live), self._inflight_requests
+        outbound, inbound = self._tcp.connections, self._tcp.server.connections
+        with self._meter.lock:
+            return self._meter.snapshot(batches=batches, requests=requests, outbound=outbound, inbound=inbound)
+
+    # --- submission ---
+
+    def _submit(
+        self,
+        handle: TransferHandle,
+        requests: Sequence[TransferRequest],
+        timeout_s: float | None,
+        *,
+        inline: bool = False,
+    ) -> None:
+        if timeout_s is not None and not timeout_s > 0:
+            raise InvalidTransfer("timeout_s must be positive", field="timeout_s")
+        if not 0 < len(requests) <= self.limits.max_batch_requests:
+            raise InvalidTransfer(f"submit 1 to {self.limits.max_batch_requests} requests", field="requests")
+        regions = self._check(requests)
+        lengths = [request.length for request in requests]
+        nbytes = sum(lengths)
+        now = time.monotonic()
+        with self._lock:
+            if self._state != "running":
+                raise EngineClosed("the engine is not running")
+            if self._inflight_requests + len(requests) > self.limits.max_inflight_requests:
+                raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
+            if handle not in self._live and len(self._live) >= self.limits.max_batches:
+                raise TransferLimitReached(f"{len(self._live)} batches are in flight")
+            first = handle._admit(lengths)
+            budget = timeout_s if timeout_s is not None else self.limits.budget_s(nbytes + self._queued_bytes)
+            self._inflight_requests += len(requests)
+            self._queued_bytes += nbytes
+            self._live[handle] = self._live.get(handle, 0) + len(requests)
+        deadline = now + budget
+        plans = plan_chains(requests, first, self.limits)
+        chains = [Chain(plan, regions, deadline, handle._chain_done) for plan in plans]
+        handle._add(chains, now, deadline)
+        ready: list[tuple[Transport, Chain]] = []
+        for chain in chains:
+            if self._memory.pin(regions.values(), chain, partial(chain.stop, _SHUTDOWN)):
+                ready.append((self._transport(chain), chain))
+            else:  # unregistered since the check above
+                chain.finish(_SHUTDOWN)
+        last = ready.pop() if inline and ready else None
+        for transport, chain in ready:
+            transport.submit(chain)
+        if last is not None:
+            last[0].run(last[1])
+
+    def _check(self, requests: Sequence[TransferRequest]) -> dict[bytes, Region]:
+        """The local regions by key, or InvalidTransfer for the first request that makes no sense."""
+        regions: dict[bytes, Region] = {}
+        most = self.limits.max_request_bytes
+        for position, request in enumerate(requests):
+            opcode, local, local_offset, remote, remote_region, remote_offset, length = request
+            region = regions.get(local)
+            if region is None:
+                region = self._memory.get(local)
+                if region is None:
+                    raise InvalidTransfer("no such local region", field=f"requests[{position}].local")
+                regions[local] = region
+            if length < 1 or length > most:
+                raise InvalidTransfer(f"a request moves 1 to {most} bytes", field=f"requests[{position}].length")
+            if local_offset < 0 or local_offset + length > region.length:
+                raise InvalidTransfer("outside the local region", field=f"requests[{position}].local_offset")
+            if remote_offset < 0 or remote_offset + length >= 1 << 63:
+                raise InvalidTransfer("no such remote offset", field=f"requests[{position}].remote_offset")
+            if type(opcode) is not Opcode:
+                raise InvalidTransfer("not an Opcode", field=f"requests[{position}].opcode")
+            if type(remote_region) is not bytes or len(remote_region) != KEY_BYTES:
+                raise InvalidTransfer("not a region key", field=f"requests[{position}].remote_region")
+            if type(remote) is not SegmentDescriptor:
+                raise InvalidTransfer("not a segment descriptor", field=f"requests[{position}].remote")
+        return regions
+
+    def _transport(self, chain: Chain) -> Transport:
+        """The one place where a transport is chosen (part 2: by reachability and measured speed)."""
+        return self._local if chain.remote.boot_id == self.boot_id else self._tcp
+
+    def _chain_done(
+        self,
+        handle: TransferHandle,
+        chain: Chain,
+        finals: dict[tuple[TransferStatus, Reason], int],
+        moved_bytes: int,
+        started: float,
+    ) -> None:
+        """A chain has ended; ``finals`` says how many requests became final with it, and how."""
+        ended = sum(finals.values())
+        self._memory.unpin(chain.regions.values(), chain)
+        with self._lock:
+            self._inflight_requests -= ended
+            self._queued_bytes -= chain.nbytes
+            left = self._live[handle] - ended
+            if left:
+                self._live[handle] = left
+            else:
+                del self._live[handle]
+        latency_s = time.monotonic() - started
+        with self._meter.lock:
+            for (status, reason), count in finals.items():
+                self._meter.finished(status, reason, count, latency_s)
+            self._meter.moved(chain.opcode, moved_bytes)

@@ -1,0 +1,62 @@
+"""Every bound of the engine in one frozen value. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from pinyon.transfer import wire
+from pinyon.transfer.errors import InvalidTransfer
+
+__all__ = ["TransferLimits"]
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLimits:
+    """Seconds end in ``_s``, sizes in ``_bytes``; the rest are counts. All must be positive."""
+
+    stall_s: float = 2.0
+    """No byte for this long: the peer counts as frozen (Mooncake's engine waits 30 s here)."""
+    connect_s: float = 2.0
+    """TCP connect and handshake together."""
+    base_deadline_s: float = 5.0
+    min_rate_bytes_s: int = 32 * _MIB
+    """A request's total deadline is ``base_deadline_s`` + (its batch's bytes + the bytes queued before) / this rate."""
+
+    max_batches: int = 4096
+    """Batches allocated or in flight."""
+    max_batch_requests: int = 65536
+    max_inflight_requests: int = 1 << 20
+    """Over all batches: bounds the memory that queued work takes."""
+    max_request_bytes: int = 1 << 36
+    max_regions: int = 4096
+
+    max_frame_bytes: int = 8 * _MIB
+    """Payload of one frame; a larger request is sliced."""
+    max_frame_requests: int = wire.MAX_FRAME_REQUESTS
+    stripe_min_bytes: int = 4 * _MIB
+    """A batch to one peer is spread over several connections in pieces no smaller than this."""
+    connections_per_peer: int = 4
+    max_peers: int = 256
+    """Peers with open connections; above it the least recently used idle ones are closed (SIEVE in part 2)."""
+    max_inbound: int = 256
+    """Connections accepted from peers, one thread each."""
+    idle_s: float = 60.0
+    """An unused connection and its thread go after this time, on both sides."""
+    socket_buffer_bytes: int = 4 * _MIB
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise InvalidTransfer(f"TransferLimits.{field.name} must be positive", field=field.name)
+        if self.max_frame_bytes > wire.MAX_FRAME_BYTES:
+            raise InvalidTransfer(f"the protocol allows {wire.MAX_FRAME_BYTES} bytes a frame", field="max_frame_bytes")
+        if self.max_frame_requests > wire.MAX_FRAME_REQUESTS:
+            raise InvalidTransfer(
+                f"the protocol allows {wire.MAX_FRAME_REQUESTS} requests a frame", field="max_frame_requests"
+            )
+
+    def budget_s(self, nbytes: int) -> float:
+        """Seconds that moving ``nbytes`` may take in total."""
+        return self.base_deadline_s + nbytes / self.min_rate_bytes_s

@@ -1,0 +1,144 @@
+"""What is moved and how it ended: requests, statuses, results. Pure values.
+
+The shape is Listing 1 of the Mooncake paper (§3.2.2): one-sided READ and WRITE between a range of a registered local
+region and a range of a peer's registered region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from pinyon.transfer.errors import (
+    TransferCancelled,
+    TransferError,
+    TransferFailed,
+    TransferRefused,
+    TransferTimeout,
+)
+from pinyon.transfer.segment import SegmentDescriptor
+
+__all__ = ["Opcode", "Reason", "TransferRequest", "TransferResult", "TransferStatus", "raise_for_failure"]
+
+
+class Opcode(IntEnum):
+    """Direction, seen from the caller. The numbers are on the wire."""
+
+    READ = 1
+    """Remote range → local range."""
+    WRITE = 2
+    """Local range → remote range."""
+
+
+class TransferStatus(Enum):
+    """A request goes WAITING → PENDING → exactly one final status, and never changes after that."""
+
+    WAITING = "waiting"
+    """A place in the batch, nothing submitted for it yet."""
+    PENDING = "pending"
+    """Submitted: queued or on the wire."""
+    COMPLETED = "completed"
+    """All bytes are where they belong; for a WRITE the peer said so."""
+    REFUSED = "refused"
+    """The peer answered no and touched nothing (of a request cut into frames: nothing of the refused parts)."""
+    FAILED = "failed"
+    """Peer gone or connection broken. The destination range holds anything between the old and the new bytes."""
+    TIMEOUT = "timeout"
+    """Stalled, or over the total deadline. Destination as for FAILED."""
+    CANCELLED = "cancelled"
+    """Stopped by the caller, by ``unregister`` or by ``close``. Destination as for FAILED."""
+
+    @property
+    def is_final(self) -> bool:
+        return self is not TransferStatus.WAITING and self is not TransferStatus.PENDING
+
+
+class Reason(IntEnum):
+    """Why a request did not complete. 1 to 15 are on the wire as a peer's answer to one request."""
+
+    NONE = 0
+    UNKNOWN_REGION = 1
+    """No region has this key (never had, or it was unregistered)."""
+    OUT_OF_RANGE = 2
+    """Offset and length reach outside the region."""
+    ACCESS_DENIED = 3
+    """The region is not open to peers for this opcode."""
+
+    STALE_SEGMENT = 16
+    """The process behind the address has another boot id than the descriptor."""
+    UNAUTHENTICATED = 17
+    """The cluster secrets differ, or only one side has one."""
+    BUSY = 18
+    """The peer has no room for another connection."""
+    CONNECT_FAILED = 19
+    """Connection refused, no route, name not found."""
+    CONNECTION_LOST = 20
+    """Broken in mid-transfer, and the one allowed reconnect did not help."""
+    PROTOCOL = 21
+    """The peer's bytes do not parse, or it speaks another version."""
+    STALLED = 22
+    """No byte moved for the stall limit (frozen peer, dead link)."""
+    DEADLINE = 23
+    """The total deadline passed."""
+    CANCELLED = 24
+    SHUTDOWN = 25
+    """The local engine closed, or the local region was unregistered."""
+    INTERNAL = 26
+    """A defect of ours or no more threads; logged where it happened."""
+
+
+class TransferRequest(NamedTuple):
+    """Move ``length`` bytes between a local and a remote range.
+
+    A named tuple and not a dataclass because thousands are made per batch and this is the cheapest immutable value.
+    Checked when submitted, not when made.
+    """
+
+    opcode: Opcode
+    local: bytes
+    """Key of a region registered with this engine (``region.key``)."""
+    local_offset: int
+    """Bytes from the start of the local region."""
+    remote: SegmentDescriptor
+    """Whose memory. Only host, port and boot id are used; ``regions`` may be left empty."""
+    remote_region: bytes
+    """Key of the remote region, 16 bytes."""
+    remote_offset: int
+    """Bytes from the start of the remote region."""
+    length: int
+    """Bytes, at least 1."""
+
+
+class TransferResult(NamedTuple):
+    """State of one request at one moment; final when ``status.is_final``."""
+
+    status: TransferStatus
+    transferred_bytes: int
+    """Bytes known to be in place; equal to the request's length exactly when COMPLETED."""
+    reason: Reason = Reason.NONE
+
+    @property
+    def ok(self) -> bool:
+        return self.status is TransferStatus.COMPLETED
+
+
+_ERRORS: dict[TransferStatus, type[TransferError]] = {
+    TransferStatus.REFUSED: TransferRefused,
+    TransferStatus.FAILED: TransferFailed,
+    TransferStatus.TIMEOUT: TransferTimeout,
+    TransferStatus.CANCELLED: TransferCancelled,
+}
+
+
+def raise_for_failure(results: Iterable[TransferResult]) -> None:
+    """Raise the typed error of the first request that did not complete; do nothing when all did.
+
+    Raises:
+        TransferRefused, TransferFailed, TransferTimeout, TransferCancelled: by final status.
+        TransferError: for a request that is not final yet.
+    """
+    for index, result in enumerate(results):
+        if result.status is not TransferStatus.COMPLETED:
+            kind = _ERRORS.get(result.status, TransferError)
+            raise kind(f"transfer request {index} {result.status.value}: {result.reason.name.lower()}")

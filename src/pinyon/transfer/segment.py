@@ -1,0 +1,132 @@
+"""What a process publishes about its registered memory, so that peers can address it. Pure values.
+
+A segment is the registered memory of one process life (``boot_id``); a region is one registered buffer. The region's
+key is the capability: whoever holds it may use the region, so descriptors travel on authenticated channels only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pinyon.transfer.errors import InvalidTransfer
+
+__all__ = [
+    "BOOT_ID_BYTES",
+    "KEY_BYTES",
+    "MAX_LOCATION_CHARS",
+    "PeerId",
+    "RegionDescriptor",
+    "SegmentDescriptor",
+]
+
+KEY_BYTES = 16
+"""128 random bits: unguessable."""
+BOOT_ID_BYTES = 16
+MAX_LOCATION_CHARS = 64
+MAX_HOST_CHARS = 255
+MAX_LENGTH = 1 << 62
+MAX_REGIONS = 65536
+
+PeerId = tuple[str, int, bytes]
+"""``(host, port, boot_id)``: one life of one process."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionDescriptor:
+    """One registered buffer. ``location`` is ``"cpu:0"``, ``"cuda:1"``, …: the key into the topology matrix."""
+
+    key: bytes
+    location: str
+    length: int
+    """Bytes."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, bytes) or len(self.key) != KEY_BYTES:
+            raise InvalidTransfer(f"a region key is {KEY_BYTES} bytes", field="key")
+        if not self.location or len(self.location) > MAX_LOCATION_CHARS:
+            raise InvalidTransfer(f"a location has 1 to {MAX_LOCATION_CHARS} characters", field="location")
+        if not 0 < self.length <= MAX_LENGTH:
+            raise InvalidTransfer("a region has at least one byte", field="length")
+
+
+@dataclass(frozen=True)
+class SegmentDescriptor:
+    """Where a process serves its regions. The topology matrix of Mooncake §3.2.3 will be published here too."""
+
+    host: str
+    """IP address (preferred: resolving a name can block for the resolver's own time) or host name."""
+    port: int
+    boot_id: bytes
+    """16 random bytes, new at each start: a descriptor of an earlier life is refused instead of hitting new memory."""
+    regions: tuple[RegionDescriptor, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.host or len(self.host) > MAX_HOST_CHARS:
+            raise InvalidTransfer(f"a host has 1 to {MAX_HOST_CHARS} characters", field="host")
+        if not 0 < self.port < 65536:
+            raise InvalidTransfer(f"no such port: {self.port}", field="port")
+        if not isinstance(self.boot_id, bytes) or len(self.boot_id) != BOOT_ID_BYTES:
+            raise InvalidTransfer(f"a boot id is {BOOT_ID_BYTES} bytes", field="boot_id")
+        if len(self.regions) > MAX_REGIONS:
+            raise InvalidTransfer(f"more than {MAX_REGIONS} regions", field="regions")
+
+    @cached_property
+    def peer(self) -> PeerId:
+        return (self.host, self.port, self.boot_id)
+
+    def region(self, key: bytes) -> RegionDescriptor | None:
+        """The region with this key, if it is published."""
+        return next((region for region in self.regions if region.key == key), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values (bytes as hex), fit for JSON."""
+        return {
+            "host": self.host,
+            "port": self.port,
+            "boot_id": self.boot_id.hex(),
+            "regions": [
+                {"key": region.key.hex(), "location": region.location, "length_bytes": region.length}
+                for region in self.regions
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, value: Any) -> SegmentDescriptor:
+        """The inverse of :meth:`to_dict`, for outside data.
+
+        Raises:
+            InvalidTransfer: anything missing, of the wrong type or out of range.
+        """
+        try:
+            regions = value["regions"]
+            if not isinstance(regions, list) or len(regions) > MAX_REGIONS:
+                raise InvalidTransfer("regions is not a list of bounded length", field="regions")
+            return cls(
+                host=_text(value["host"], "host"),
+                port=_integer(value["port"], "port"),
+                boot_id=bytes.fromhex(_text(value["boot_id"], "boot_id")),
+                regions=tuple(
+                    RegionDescriptor(
+                        bytes.fromhex(_text(region["key"], "key")),
+                        _text(region["location"], "location"),
+                        _integer(region["length_bytes"], "length_bytes"),
+                    )
+                    for region in regions
+                ),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidTransfer(f"not a segment descriptor: {error!r}", field="segment") from None
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidTransfer(f"{field} is not a string", field=field)
+    return value
+
+
+def _integer(value: Any, field: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidTransfer(f"{field} is not an integer", field=field)
+    return value

@@ -1,0 +1,222 @@
+"""How a caller learns that its requests have ended: by waiting, awaiting, polling or a callback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pinyon.transfer.batch import BatchState
+from pinyon.transfer.request import Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.transports.base import Chain, Outcome
+
+if TYPE_CHECKING:
+    from pinyon.transfer.engine import TransferEngine
+
+__all__ = ["TransferGroup", "TransferHandle"]
+
+_log = logging.getLogger(__name__)
+_CANCEL = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
+_EXPIRE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+
+Finished = Callable[["TransferHandle", Chain, dict[tuple[TransferStatus, Reason], int], int, float], None]
+"""``(handle, chain, how many requests became final with it and how, bytes moved by it, when it was submitted)``"""
+
+
+class TransferHandle:
+    """A submitted batch. All methods may be called from any thread.
+
+    Whatever happens, all requests have a final status soon after the deadline, and once they have, this engine touches
+    none of their local memory.
+    """
+
+    def __init__(self, capacity: int, on_chain: Finished) -> None:
+        self._state = BatchState(capacity)
+        self._on_chain = on_chain
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._done.set()
+        self._callbacks: list[Callable[[TransferHandle], None]] = []
+        self._chains: dict[Chain, float] = {}  # in flight, with the time of submission
+        self.deadline = 0.0
+        """``time.monotonic()`` seconds; the latest of its chains."""
+
+    # --- for the engine ---
+
+    def _admit(self, lengths: list[int]) -> int:
+        with self._lock:
+            first = self._state.admit(lengths)
+            self._done.clear()
+            return first
+
+    def _add(self, chains: list[Chain], now: float, deadline: float) -> None:
+        with self._lock:
+            self._chains.update(dict.fromkeys(chains, now))
+            self.deadline = max(self.deadline, deadline)
+
+    def _chain_done(self, chain: Chain, outcome: Outcome) -> None:
+        """The transport's completion callback: runs in its thread, once per chain."""
+        with self._lock:
+            finals, moved = self._state.slices_done(chain.slices, outcome.status, outcome.reason, outcome.refusals)
+            started = self._chains[chain]
+        self._on_chain(self, chain, finals, moved, started)
+        with self._lock:
+            # Only now: whoever waits sees counters and pins that agree with the statuses.
+            del self._chains[chain]
+            if self._chains or self._state.unfinished:
+                return
+            self._done.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[TransferHandle], None]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            _log.exception("a transfer's done callback failed")
+
+    # --- for the caller ---
+
+    @property
+    def done(self) -> bool:
+        """All submitted requests are final. Also enforces the deadline, so polling ends."""
+        if not self._done.is_set() and time.monotonic() > self.deadline:
+            self._stop(_EXPIRE)
+        return self._done.is_set()
+
+    def results(self) -> list[TransferResult]:
+        """The present state of every submitted request, in order."""
+        with self._lock:
+            return self._state.results()
+
+    def result(self, index: int) -> TransferResult:
+        """
+        Raises:
+            InvalidTransfer: no such index.
+        """
+        with self._lock:
+            return self._state.result(index)
+
+    def cancel(self) -> None:
+        """Stop what has not ended; returns at once. What runs on a connection is aborted by closing it.
+
+        A cancelled WRITE may still be applied by the peer: see ``TransferEngine.drop_peer``.
+        """
+        self._stop(_CANCEL)
+
+    def _stop(self, outcome: Outcome) -> None:
+        with self._lock:
+            chains = list(self._chains)
+        for chain in chains:
+            chain.stop(outcome)
+
+    def add_done_callback(self, callback: Callable[[TransferHandle], None]) -> None:
+        """Call ``callback(handle)`` when all requests are final; at once if they are.
+
+        It runs in a transport thread and must be short; what it raises is logged.
+        """
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def wait(self, timeout_s: float | None = None) -> list[TransferResult]:
+        """Block until all requests are final: at most until the deadline, or ``timeout_s`` from now if that is sooner,
+        when the rest ends as TIMEOUT."""
+        deadline = self.deadline if timeout_s is None else min(self.deadline, time.monotonic() + timeout_s)
+        while not self._done.wait(max(0.0, deadline - time.monotonic())):
+            self._stop(_EXPIRE)  # ends what waits, aborts what runs
+            deadline = time.monotonic() + 0.1
+        return self.results()
+
+    async def wait_async(self, timeout_s: float | None = None) -> list[TransferResult]:
+        """Like :meth:`wait` for asyncio. When the task is cancelled the transfers are too, and the cancellation comes
+        through after they have let go of the local memory."""
+        if self._done.is_set():
+            return self.results()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def finished() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake(_: TransferHandle) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(finished)
+
+        self.add_done_callback(wake)
+        deadline = self.deadline if timeout_s is None else min(self.deadline, time.monotonic() + timeout_s)
+        stop = _EXPIRE
+        cancelled = False
+        while not future.done():
+            try:
+                await asyncio.wait((future,), timeout=max(0.0, deadline - time.monotonic()))
+            except asyncio.CancelledError:
+                cancelled, stop = True, _CANCEL
+            if not future.done():
+                self._stop(stop)
+                deadline = time.monotonic() + 0.1
+        if cancelled:
+            raise asyncio.CancelledError
+        return self.results()
+
+    def __await__(self) -> Generator[Any, None, list[TransferResult]]:
+        return self.wait_async().__await__()
+
+
+class TransferGroup:
+    """Submit now, from any thread; await all later. Made for pushing KV layer by layer: the engine thread submits a
+    layer's WRITEs as it is computed, the event loop awaits them when the chunk is done."""
+
+    def __init__(self, engine: TransferEngine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._handles: list[TransferHandle] = []
+
+    def submit(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> TransferHandle:
+        """Does not block. Raises what ``TransferEngine.submit`` raises."""
+        handle = self._engine.submit(requests, timeout_s)
+        with self._lock:
+            self._handles.append(handle)
+        return handle
+
+    @property
+    def handles(self) -> list[TransferHandle]:
+        with self._lock:
+            return list(self._handles)
+
+    def cancel(self) -> None:
+        for handle in self.handles:
+            handle.cancel()
+
+    def wait(self, timeout_s: float | None = None) -> list[TransferResult]:
+        """Results of everything submitted before this call, in order of submission."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        results: list[TransferResult] = []
+        for handle in self.handles:
+            results += handle.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return results
+
+    async def wait_async(self, timeout_s: float | None = None) -> list[TransferResult]:
+        """Like :meth:`wait`. A cancelled task cancels all of the group and waits until local memory is free."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        results: list[TransferResult] = []
+        handles = self.handles
+        cancelled = False
+        for handle in handles:
+            try:
+                results += await handle.wait_async(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except asyncio.CancelledError:
+                cancelled = True
+                for other in handles:
+                    other.cancel()
+        if cancelled:
+            raise asyncio.CancelledError
+        return results

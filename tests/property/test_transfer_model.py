@@ -1,0 +1,178 @@
+"""Random batches against byte arrays, random slicing plans, random bytes at the parsers."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.transfer import (
+    InvalidTransfer,
+    Opcode,
+    RegionDescriptor,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferLimits,
+    TransferRequest,
+    TransferStatus,
+    WireError,
+    wire,
+)
+from pinyon.transfer.slicing import plan_chains
+
+SIZE = 4096
+SMALL = TransferLimits(max_frame_bytes=700, stripe_min_bytes=64, max_frame_requests=5)
+"""Tiny frames, so that small random batches meet every cut."""
+
+
+@pytest.fixture(scope="module", params=["tcp", "local"])
+def pair(request: pytest.FixtureRequest):
+    near, far = bytearray(SIZE), bytearray(SIZE)
+    with TransferEngine(limits=SMALL) as engine, TransferEngine(limits=SMALL) as other:
+        server = other if request.param == "tcp" else engine
+        yield (
+            engine,
+            near,
+            far,
+            engine.register_local_memory(near),
+            server.register_local_memory(far),
+            server.descriptor(),
+        )
+
+
+moves = st.tuples(
+    st.sampled_from(Opcode),
+    st.integers(0, SIZE - 1),
+    st.integers(0, SIZE + 50),  # some reach outside the remote region
+    st.integers(1, 1500),
+    st.sampled_from(["good", "good", "good", "unknown key"]),
+)
+
+
+@settings(max_examples=150)
+@given(
+    batches=st.lists(st.lists(moves, min_size=1, max_size=30), min_size=1, max_size=4),
+    salt=st.binary(min_size=8, max_size=8),
+)
+def test_batches_do_what_byte_arrays_do(pair, batches, salt) -> None:
+    engine, near, far, local, remote, segment = pair
+    near[:] = (salt * SIZE)[:SIZE]
+    far[:] = (salt[::-1] * SIZE)[:SIZE]
+    for batch in batches:
+        expected_near, expected_far = bytearray(near), bytearray(far)
+        requests, statuses = [], []
+        # Requests of one batch have no order among themselves: keep those that do not write where another one is.
+        used_near, used_far = set(), set()
+        for opcode, local_offset, remote_offset, length, kind in batch:
+            length = min(length, SIZE - local_offset)
+            places_near = set(range(local_offset, local_offset + length))
+            places_far = set(range(remote_offset, remote_offset + length))
+            if used_near & places_near or used_far & places_far:
+                continue
+            used_near |= places_near
+            used_far |= places_far
+            key = remote.key if kind == "good" else bytes(16)
+            requests.append(TransferRequest(opcode, local.key, local_offset, segment, key, remote_offset, length))
+            allowed = kind == "good" and remote_offset + length <= SIZE
+            statuses.append(TransferStatus.COMPLETED if allowed else TransferStatus.REFUSED)
+            if allowed and opcode is Opcode.READ:
+                expected_near[local_offset : local_offset + length] = far[remote_offset : remote_offset + length]
+            elif allowed:
+                expected_far[remote_offset : remote_offset + length] = near[local_offset : local_offset + length]
+        results = engine.transfer(requests)
+        # A request cut into slices may be refused in part: its accepted slices have moved, so look at whole ones only.
+        assert [one.status for one in results] == statuses
+        cut = {
+            place
+            for request, status in zip(requests, statuses, strict=True)
+            if status is TransferStatus.REFUSED and request.length > SMALL.stripe_min_bytes
+            for place in range(request.length)
+        }
+        if not cut:
+            assert near == expected_near
+            assert far == expected_far
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=40),
+    frame=st.integers(1, 3000),
+    per_frame=st.integers(1, 10),
+    stripe=st.integers(1, 2000),
+    first=st.integers(0, 100),
+)
+def test_slices_cover_each_request_once(lengths, frame, per_frame, stripe, first) -> None:
+    limits = TransferLimits(max_frame_bytes=frame, max_frame_requests=per_frame, stripe_min_bytes=stripe)
+    segments = [SegmentDescriptor("10.0.0.1", 1, bytes(16)), SegmentDescriptor("10.0.0.2", 1, bytes(16))]
+    requests = [
+        TransferRequest(Opcode(1 + i % 2), bytes(16), 7 * i, segments[i % 3 == 0], bytes(16), 11 * i, length)
+        for i, length in enumerate(lengths)
+    ]
+    covered = dict.fromkeys(range(first, first + len(lengths)), 0)
+    for chain in plan_chains(requests, first, limits):
+        assert 0 < len(chain.slices) <= per_frame
+        assert sum(part.length for part in chain.slices) == chain.nbytes <= frame
+        for part in chain.slices:
+            request = requests[part.request - first]
+            assert (request.remote, request.opcode) == (chain.remote, chain.opcode)
+            done = covered[part.request]
+            assert (part.local_offset, part.remote_offset) == (
+                request.local_offset + done,
+                request.remote_offset + done,
+            )
+            covered[part.request] += part.length
+    assert list(covered.values()) == lengths
+
+
+@given(data=st.binary(max_size=300))
+def test_parsers_raise_nothing_but_wire_errors(data) -> None:
+    for parse in (wire.parse_hello, wire.parse_hello_reply, wire.parse_accept, wire.parse_frame):
+        with suppress(WireError):
+            parse(data)
+    with suppress(WireError):
+        wire.parse_reply(data, 1, 1, 1, 1)
+
+
+@given(
+    head=st.tuples(
+        st.just(wire.FRAME_MAGIC), st.integers(0, 3), st.integers(0, 1), st.integers(0, 3), st.integers(0, 9),
+        st.integers(0, 600),
+    ),
+    data=st.binary(min_size=64, max_size=64),
+)  # fmt: skip
+def test_accepted_frames_stay_within_the_bounds(head, data) -> None:
+    try:
+        frame = wire.parse_frame(wire._FRAME.pack(*head))
+        ranges = wire.parse_descriptors(memoryview(data)[: frame.requests * wire.DESCRIPTOR_BYTES], frame)
+    except WireError:
+        return
+    assert len(ranges) == frame.requests
+    assert sum(one.length for one in ranges) == frame.payload <= wire.MAX_FRAME_BYTES
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.floats(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["host", "port", "boot_id", "regions", "key", "location"]), inner, max_size=6)
+    ),
+    max_leaves=12,
+)
+
+
+@given(value=json_like)
+def test_outside_descriptors_parse_or_raise_typed(value) -> None:
+    with suppress(InvalidTransfer):
+        SegmentDescriptor.from_dict(value)
+
+
+@given(
+    keys=st.lists(st.binary(min_size=16, max_size=16), max_size=4),
+    port=st.integers(1, 65535),
+    host=st.text(min_size=1, max_size=20),
+)
+def test_descriptors_round_trip(keys, port, host) -> None:
+    regions = tuple(RegionDescriptor(key, "cpu:0", 1 + index) for index, key in enumerate(keys))
+    segment = SegmentDescriptor(host, port, bytes(16), regions)
+    assert SegmentDescriptor.from_dict(segment.to_dict()) == segment

@@ -1,0 +1,378 @@
+"""Peers that die, freeze, restart, lie or talk nonsense; and what is left behind afterwards: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from pinyon.transfer import (
+    Opcode,
+    Reason,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferLimits,
+    TransferRequest,
+    TransferStatus,
+    wire,
+)
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, eventually, open_files, transfer_threads
+
+READ, WRITE = Opcode.READ, Opcode.WRITE
+SIZE = 8 << 20
+
+
+@pytest.fixture
+def engine():
+    with TransferEngine(limits=FAST) as one:
+        yield one
+
+
+def big_batch(local, peer, opcode, count=200):
+    """1.6 GB through 8 MiB of memory: surely unfinished when the peer is hit."""
+    return [TransferRequest(opcode, local.key, 0, peer.segment, peer.key, 0, SIZE)] * count
+
+
+def some_moved(engine, handle):
+    eventually(lambda: any(one.transferred_bytes for one in handle.results()), "some bytes moved")
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_killed_peer_fails_quickly(engine, start_peer, opcode) -> None:
+    local = engine.register_local_memory(bytearray(SIZE))
+    peer = start_peer(SIZE)
+    handle = engine.submit(big_batch(local, peer, opcode))
+    some_moved(engine, handle)
+    peer.kill()
+    results = handle.wait(GENEROUS_S)
+    assert {one.status for one in results} == {TransferStatus.COMPLETED, TransferStatus.FAILED}
+    assert {one.reason for one in results} <= {Reason.NONE, Reason.CONNECTION_LOST, Reason.CONNECT_FAILED}
+    (result,) = engine.transfer(big_batch(local, peer, opcode, 1))
+    assert (result.status, result.reason) == (TransferStatus.FAILED, Reason.CONNECT_FAILED)
+    eventually(lambda: engine.stats().outbound_connections_now == 0, "connections closed")
+    assert engine.stats().requests_now == 0
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_frozen_peer_times_out_and_nothing_lands_late(engine, start_peer, opcode) -> None:
+    memory = bytearray(SIZE)
+    local = engine.register_local_memory(memory)
+    peer = start_peer(SIZE)
+    handle = engine.submit(big_batch(local, peer, opcode))
+    some_moved(engine, handle)
+    peer.freeze()
+    start = time.monotonic()
+    results = handle.wait(60.0)
+    # 200 chains are queued: they must not each wait for a stall limit of their own.
+    assert time.monotonic() - start < GENEROUS_S
+    assert {one.status for one in results} == {TransferStatus.COMPLETED, TransferStatus.TIMEOUT}
+    assert {one.reason for one in results} == {Reason.NONE, Reason.STALLED}
+    memory[:] = bytes(SIZE)
+    peer.thaw()
+    probe = TransferRequest(READ, local.key, 0, peer.segment, peer.key, 0, 1)
+    assert engine.transfer([probe])[0].ok
+    assert not any(memory[1:])  # the thawed peer's answers went to closed sockets
+
+
+def test_frozen_peer_before_the_handshake(engine, start_peer) -> None:
+    local = engine.register_local_memory(bytearray(SIZE))
+    peer = start_peer(SIZE)
+    peer.freeze()
+    (result,) = engine.transfer(big_batch(local, peer, READ, 1))
+    assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.STALLED)
+    (result,) = engine.transfer(big_batch(local, peer, READ, 1), timeout_s=0.05)
+    assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.DEADLINE)
+
+
+async def test_cancel_against_a_frozen_peer_is_immediate(start_peer) -> None:
+    import asyncio
+
+    with TransferEngine(limits=TransferLimits(stall_s=1000.0, connect_s=1000.0, base_deadline_s=1000.0)) as engine:
+        local = engine.register_local_memory(bytearray(SIZE))
+        peer = start_peer(SIZE)
+        handle = engine.submit(big_batch(local, peer, READ))
+        some_moved(engine, handle)
+        peer.freeze()
+        async with asyncio.timeout(GENEROUS_S):
+            waiting = asyncio.create_task(handle.wait_async())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert {one.status for one in handle.results()} <= {TransferStatus.COMPLETED, TransferStatus.CANCELLED}
+        # A deadline shorter than the stall limit holds too, polled or waited for.
+        batch = engine.allocate_batch_id(1)
+        engine.submit_transfer(batch, big_batch(local, peer, WRITE, 1), timeout_s=0.2)
+        eventually(lambda: engine.get_transfer_status(batch, 0).status is TransferStatus.TIMEOUT, "expired")
+        eventually(lambda: engine.stats().requests_now == 0, "nothing in flight")
+        engine.free_batch_id(batch)
+        peer.kill()  # else the handshakes that nobody waits for would hold up close()
+
+
+def test_kills_and_freezes_at_random_points(engine, start_peer) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    memory = bytearray(SIZE)
+    local = engine.register_local_memory(memory)
+    for _ in range(6):
+        peer = start_peer(SIZE)
+        opcode = rng.choice([READ, WRITE])
+        handle = engine.submit(big_batch(local, peer, opcode, 40))
+        threading.Event().wait(rng.random() * 0.05)  # the random point
+        frozen = rng.random() < 0.5
+        if frozen:
+            peer.freeze()
+        else:
+            peer.kill()
+        bad = TransferStatus.TIMEOUT if frozen else TransferStatus.FAILED
+        assert {one.status for one in handle.wait(60.0)} <= {TransferStatus.COMPLETED, bad}
+        peer.close()
+    assert engine.stats().requests_now == 0
+
+
+def test_restarted_peer_is_stale(engine, start_peer) -> None:
+    local = engine.register_local_memory(bytearray(SIZE))
+    peer = start_peer(SIZE)
+    segment = peer.segment
+    other = SegmentDescriptor(segment.host, segment.port, bytes(16), segment.regions)
+    (result,) = engine.transfer([TransferRequest(READ, local.key, 0, other, peer.key, 0, 10)])
+    assert (result.status, result.reason) == (TransferStatus.REFUSED, Reason.STALE_SEGMENT)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(b"one", "two"), (b"one", ""), (None, "two")])
+def test_secrets_must_agree(start_peer, mine, theirs) -> None:
+    peer = start_peer(SIZE, theirs)
+    with TransferEngine(limits=FAST, secret=mine) as engine:
+        local = engine.register_local_memory(bytearray(SIZE))
+        (result,) = engine.transfer(big_batch(local, peer, WRITE, 1))
+        assert (result.status, result.reason) == (TransferStatus.REFUSED, Reason.UNAUTHENTICATED)
+
+
+def test_server_asks_the_initiator_for_its_proof() -> None:
+    """An initiator that only pretends to know the secret gets no further than the handshake."""
+    with TransferEngine(limits=FAST, secret=b"s") as server:
+        descriptor = server.descriptor()
+        with socket.create_connection((descriptor.host, descriptor.port), timeout=GENEROUS_S) as sock:
+            sock.sendall(wire.pack_hello(wire.Hello(1, 0, bytes(16), descriptor.boot_id, bytes(16), True)))
+            reply = sock.recv(wire.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
+            assert wire.parse_hello_reply(reply).code is wire.HelloCode.OK
+            sock.sendall(reply[-wire.MAC_BYTES :])  # the server's own proof played back
+            accept = sock.recv(wire.ACCEPT_BYTES, socket.MSG_WAITALL)
+            assert wire.parse_accept(accept) is wire.HelloCode.AUTH
+            assert sock.recv(1) == b""
+        assert server.stats().auth_failures == 1
+
+
+class LyingServer:
+    """Shakes hands like a server, then does ``act(sock)`` per connection."""
+
+    def __init__(self, act) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.segment = SegmentDescriptor("127.0.0.1", self.listener.getsockname()[1], b"b" * 16)
+        self.hellos: list[wire.Hello] = []
+        self._act = act
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return
+            with sock, contextlib.suppress(ConnectionError):
+                hello = sock.recv(wire.HELLO_BYTES, socket.MSG_WAITALL)
+                self.hellos.append(wire.parse_hello(hello)[1])
+                sock.sendall(wire.pack_hello_reply(wire.HelloCode.OK, b"b" * 16, bytes(16), hello, None))
+                self._act(sock)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(GENEROUS_S)
+        self.listener.close()
+
+
+def head(sock) -> None:
+    sock.recv(wire.FRAME_HEADER_BYTES + wire.DESCRIPTOR_BYTES, socket.MSG_WAITALL)
+
+
+def reset(sock) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_one_reconnect_after_a_reset_and_it_fences_the_old_connection(engine) -> None:
+    def act(sock) -> None:
+        head(sock)
+        reset(sock)
+
+    with LyingServer(act) as server:
+        local = engine.register_local_memory(bytearray(100))
+        (result,) = engine.transfer([TransferRequest(READ, local.key, 0, server.segment, bytes(16), 0, 100)])
+        assert (result.status, result.reason) == (TransferStatus.FAILED, Reason.CONNECTION_LOST)
+        assert [one.replaces for one in server.hellos] == [0, server.hellos[0].connection_id]
+        assert engine.stats().retries == 1
+
+
+def test_no_reconnect_once_an_answer_began(engine) -> None:
+    def act(sock) -> None:
+        head(sock)
+        sock.sendall(wire.pack_reply(wire.Frame(1, 1, 1, 100), None, 100) + b"x" * 10)
+        reset(sock)
+
+    with LyingServer(act) as server:
+        local = engine.register_local_memory(bytearray(100))
+        (result,) = engine.transfer([TransferRequest(READ, local.key, 0, server.segment, bytes(16), 0, 100)])
+        assert (result.status, result.reason) == (TransferStatus.FAILED, Reason.CONNECTION_LOST)
+        assert len(server.hellos) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        os.urandom(wire.FRAME_HEADER_BYTES),
+        wire.pack_reply(wire.Frame(1, 1, 2, 100), None, 100),  # another frame's
+        wire.pack_reply(wire.Frame(1, 1, 1, 100), None, 101),
+        wire.pack_reply(wire.Frame(1, 1, 1, 100), b"\x00", 100),  # a refusal that refuses nothing
+        wire.pack_reply(wire.Frame(1, 1, 1, 100), b"\x09", 0),
+        wire.pack_reply(wire.Frame(1, 1, 1, 100), b"\x01", 50),
+    ],
+)
+def test_lying_answers_end_the_connection_and_write_nothing(engine, answer) -> None:
+    def act(sock) -> None:
+        head(sock)
+        sock.sendall(answer)
+        sock.recv(1)
+
+    memory = bytearray(100)
+    with LyingServer(act) as server:
+        local = engine.register_local_memory(memory)
+        (result,) = engine.transfer([TransferRequest(READ, local.key, 0, server.segment, bytes(16), 0, 100)])
+        assert (result.status, result.reason) == (TransferStatus.FAILED, Reason.PROTOCOL)
+        assert not any(memory)
+        assert engine.stats().outbound_connections_now == 0
+
+
+def test_trickling_peer_meets_the_total_deadline(engine) -> None:
+    stop = threading.Event()
+
+    def act(sock) -> None:
+        head(sock)
+        sock.sendall(wire.pack_reply(wire.Frame(1, 1, 1, 1000), None, 1000))
+        try:
+            while not stop.wait(0.05):
+                sock.send(b"x")
+        except OSError:
+            pass
+
+    with LyingServer(act) as server:
+        local = engine.register_local_memory(bytearray(1000))
+        request = TransferRequest(READ, local.key, 0, server.segment, bytes(16), 0, 1000)
+        (result,) = engine.transfer([request], timeout_s=1.0)
+        assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.DEADLINE)
+        stop.set()
+
+
+def test_drop_peer_ends_its_connections(engine) -> None:
+    with TransferEngine(limits=FAST) as server:
+        remote = server.register_local_memory(bytearray(100))
+        local = engine.register_local_memory(bytearray(100))
+        request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+        assert engine.transfer([request])[0].ok
+        assert server.stats().inbound_connections_now == 1
+        assert server.drop_peer(engine.boot_id)
+        assert server.stats().inbound_connections_now == 0
+        assert engine.transfer([request])[0].ok  # reconnects
+        assert engine.stats().retries == 1
+
+
+def test_too_many_inbound_connections_are_refused(engine) -> None:
+    with TransferEngine(limits=TransferLimits(max_inbound=1)) as server:
+        remote = server.register_local_memory(bytearray(100))
+        with TransferEngine() as first:
+            for initiator, good in ((first, True), (engine, False)):
+                local = initiator.register_local_memory(bytearray(100))
+                request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+                (result,) = initiator.transfer([request])
+                assert result.ok is good
+                assert good or result.status is TransferStatus.FAILED
+
+
+def test_peers_over_the_cap_take_turns() -> None:
+    with TransferEngine(limits=TransferLimits(max_peers=1)) as engine, TransferEngine() as one, TransferEngine() as two:
+        local = engine.register_local_memory(bytearray(100))
+        for server in (one, two, one):
+            remote = server.register_local_memory(bytearray(100))
+            request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+            assert engine.transfer([request])[0].ok
+            assert engine.submit([request]).wait()[0].ok
+            assert engine.stats().outbound_connections_now <= 2
+
+
+def test_idle_connections_and_threads_go() -> None:
+    limits = TransferLimits(idle_s=0.1)
+    with TransferEngine(limits=limits) as engine, TransferEngine() as server:
+        local, remote = engine.register_local_memory(bytearray(100)), server.register_local_memory(bytearray(100))
+        request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+        assert engine.submit([request]).wait()[0].ok
+        eventually(lambda: engine.stats().outbound_connections_now == 0, "outbound closed")
+        eventually(lambda: server.stats().inbound_connections_now == 0, "inbound closed")
+        eventually(lambda: not any("out" in name for name in transfer_threads()), "threads ended")
+
+
+def test_noise_at_the_port_hurts_nobody() -> None:
+    rng = random.Random(3)
+    with TransferEngine(limits=FAST) as engine, TransferEngine(limits=FAST) as server:
+        memory = bytearray(1000)
+        local, remote = engine.register_local_memory(bytearray(b"y" * 1000)), server.register_local_memory(memory)
+        descriptor = server.descriptor()
+        request = TransferRequest(WRITE, local.key, 0, descriptor, remote.key, 0, 1000)
+        assert engine.transfer([request])[0].ok
+        files, threads = open_files(), len(transfer_threads())
+        hello = wire.pack_hello(wire.Hello(1, 0, bytes(16), descriptor.boot_id, bytes(16), False))
+        frame = wire.pack_frame(WRITE, 1, [(remote.key, 0, 1000)], 1, 1000)
+        memory[:] = bytes(1000)
+        for round_number in range(60):
+            with socket.create_connection((descriptor.host, descriptor.port), timeout=GENEROUS_S) as sock:
+                noise = rng.randbytes(rng.randrange(200))
+                if round_number % 3 == 1:
+                    noise = hello + noise
+                elif round_number % 3 == 2:
+                    at = rng.randrange(wire.FRAME_HEADER_BYTES)
+                    noise = hello + frame[:at] + rng.randbytes(1) + frame[at + 1 :]
+                try:
+                    sock.sendall(noise)
+                    if round_number % 2:
+                        sock.shutdown(socket.SHUT_WR)
+                        while sock.recv(4096):
+                            pass
+                except OSError:
+                    pass
+        assert engine.transfer([request])[0].ok
+        eventually(lambda: server.stats().inbound_connections_now == 1, "noise connections closed")
+        eventually(lambda: (open_files(), len(transfer_threads())) == (files, threads), "nothing left behind")
+        assert engine.stats().retries == 0  # the good connection lived through it
+        assert server.stats().protocol_errors > 0
+
+
+def test_nothing_is_left_behind(start_peer) -> None:
+    files, threads = open_files(), transfer_threads()
+    for _ in range(3):
+        peer = start_peer(SIZE)
+        with TransferEngine(limits=FAST) as engine:
+            local = engine.register_local_memory(bytearray(SIZE))
+            handles = [engine.submit(big_batch(local, peer, opcode, 20)) for opcode in (READ, WRITE)]
+            handles[0].cancel()
+            handles[1].wait(60.0)
+            engine.submit(big_batch(local, peer, READ, 20))
+        peer.close()
+    assert (open_files(), transfer_threads()) == (files, threads)

@@ -1,0 +1,174 @@
+"""The room's pure parts: descriptors, limits, batch states, slicing, wire format."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
+from pinyon.transfer import (
+    InvalidTransfer,
+    Opcode,
+    Reason,
+    RegionDescriptor,
+    SegmentDescriptor,
+    TransferFailed,
+    TransferLimitReached,
+    TransferLimits,
+    TransferRefused,
+    TransferRequest,
+    TransferResult,
+    TransferStatus,
+    TransferTimeout,
+    WireError,
+    raise_for_failure,
+    wire,
+)
+from pinyon.transfer.batch import BatchState
+from pinyon.transfer.slicing import Slice, plan_chains
+
+KEY, BOOT = bytes(range(16)), bytes(16)
+SEGMENT = SegmentDescriptor("10.0.0.1", 7000, BOOT, (RegionDescriptor(KEY, "cpu:0", 4096),))
+
+
+def test_segment_travels_as_json() -> None:
+    assert SegmentDescriptor.from_dict(json.loads(json.dumps(SEGMENT.to_dict()))) == SEGMENT
+    assert SEGMENT.region(KEY) == SEGMENT.regions[0]
+    assert SEGMENT.region(bytes(16)) is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        [],
+        {},
+        {**SEGMENT.to_dict(), "port": 0},
+        {**SEGMENT.to_dict(), "port": True},
+        {**SEGMENT.to_dict(), "port": "7000"},
+        {**SEGMENT.to_dict(), "host": ""},
+        {**SEGMENT.to_dict(), "boot_id": "00"},
+        {**SEGMENT.to_dict(), "boot_id": "zz"},
+        {**SEGMENT.to_dict(), "regions": {}},
+        {**SEGMENT.to_dict(), "regions": [{"key": "00", "location": "cpu:0", "length_bytes": 1}]},
+        {**SEGMENT.to_dict(), "regions": [{"key": KEY.hex(), "location": "cpu:0", "length_bytes": 0}]},
+        {**SEGMENT.to_dict(), "regions": [{"key": KEY.hex(), "location": "", "length_bytes": 1}]},
+    ],
+)
+def test_bad_segment_is_an_invalid_argument(broken: object) -> None:
+    with pytest.raises(InvalidArgument):
+        SegmentDescriptor.from_dict(broken)
+
+
+def test_limits_are_positive_and_within_the_protocol() -> None:
+    with pytest.raises(InvalidTransfer, match="stall_s"):
+        TransferLimits(stall_s=0)
+    with pytest.raises(InvalidTransfer):
+        TransferLimits(max_frame_bytes=wire.MAX_FRAME_BYTES + 1)
+    with pytest.raises(InvalidTransfer):
+        TransferLimits(max_frame_requests=wire.MAX_FRAME_REQUESTS + 1)
+
+
+def test_failures_raise_by_status() -> None:
+    ok = TransferResult(TransferStatus.COMPLETED, 1)
+    raise_for_failure([ok, ok])
+    for status, kind, core in (
+        (TransferStatus.REFUSED, TransferRefused, FailedPrecondition),
+        (TransferStatus.FAILED, TransferFailed, Unavailable),
+        (TransferStatus.TIMEOUT, TransferTimeout, DeadlineExceeded),
+    ):
+        with pytest.raises(kind) as caught:
+            raise_for_failure([ok, TransferResult(status, 0, Reason.STALLED)])
+        assert isinstance(caught.value, core)
+
+
+def part(index: int, length: int) -> Slice:
+    return Slice(index, KEY, 0, KEY, 0, length)
+
+
+def test_batch_gives_each_request_one_final_status() -> None:
+    batch = BatchState(3)
+    assert batch.admit([10, 20]) == 0
+    assert [batch.result(i).status.value for i in range(3)] == ["pending", "pending", "waiting"]
+    finals, moved = batch.slices_done([part(0, 4), part(1, 20)], TransferStatus.COMPLETED, Reason.NONE)
+    assert (finals, moved) == ({(TransferStatus.COMPLETED, Reason.NONE): 1}, 24)
+    assert not batch.result(0).status.is_final
+    batch.slices_done([part(0, 3)], TransferStatus.TIMEOUT, Reason.STALLED)
+    finals, _ = batch.slices_done([part(0, 3)], TransferStatus.FAILED, Reason.CONNECTION_LOST)
+    assert finals == {(TransferStatus.TIMEOUT, Reason.STALLED): 1}  # the first failure decides
+    assert batch.result(0) == TransferResult(TransferStatus.TIMEOUT, 4, Reason.STALLED)
+    with pytest.raises(AssertionError):
+        batch.slices_done([part(0, 1)], TransferStatus.COMPLETED, Reason.NONE)
+    with pytest.raises(TransferLimitReached):
+        batch.admit([1, 1])
+    assert batch.admit([5]) == 2
+    batch.slices_done([part(2, 5)], TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.OUT_OF_RANGE]))
+    assert batch.result(2) == TransferResult(TransferStatus.REFUSED, 0, Reason.OUT_OF_RANGE)
+    assert batch.unfinished == 0
+    with pytest.raises(InvalidTransfer):
+        batch.result(3)
+
+
+def test_small_requests_stay_whole_and_large_ones_are_cut() -> None:
+    limits = TransferLimits(max_frame_bytes=100, stripe_min_bytes=100, max_frame_requests=3)
+
+    def plan(*lengths: int) -> list[list[int]]:
+        requests = [TransferRequest(Opcode.WRITE, KEY, 0, SEGMENT, KEY, 0, length) for length in lengths]
+        return [[one.length for one in chain.slices] for chain in plan_chains(requests, 0, limits)]
+
+    assert plan(60, 60, 40) == [[60], [60, 40]]
+    assert plan(250) == [[100], [100], [50]]
+    assert plan(1, 1, 1, 1) == [[1, 1, 1], [1]]
+    assert plan(30, 130) == [[30], [100], [30]]
+
+
+def test_frames_round_trip() -> None:
+    ranges = [(KEY, 5, 7), (BOOT, 1 << 40, 9)]
+    data = wire.pack_frame(Opcode.READ, 3, ranges, 2, 16)
+    frame = wire.parse_frame(data)
+    assert frame == (1, 2, 3, 16)
+    assert wire.parse_descriptors(memoryview(data)[wire.FRAME_HEADER_BYTES :], frame) == ranges
+    reply = wire.pack_reply(frame, None, 16)
+    assert wire.parse_reply(reply, 1, 2, 3, 16) == (True, 16)
+    refused = wire.pack_reply(frame, b"\x00\x01", 7)
+    assert wire.parse_reply(refused, 1, 2, 3, 16) == (False, 7)
+    for wrong in ((2, 2, 3, 16), (1, 1, 3, 16), (1, 2, 4, 16), (1, 2, 3, 15)):
+        with pytest.raises(WireError):
+            wire.parse_reply(reply, *wrong)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (0, 1, 1, 0, 1, 1),  # magic
+        (wire.FRAME_MAGIC, 3, 0, 1, 1, 1),  # opcode
+        (wire.FRAME_MAGIC, 1, 1, 1, 1, 1),  # flags
+        (wire.FRAME_MAGIC, 1, 0, 0, 1, 1),  # no requests
+        (wire.FRAME_MAGIC, 1, 0, wire.MAX_FRAME_REQUESTS + 1, 1, 1 << 20),
+        (wire.FRAME_MAGIC, 1, 0, 1, 1, wire.MAX_FRAME_BYTES + 1),
+        (wire.FRAME_MAGIC, 1, 0, 2, 1, 1),  # fewer bytes than ranges
+    ],
+)
+def test_bad_frame_headers(values: tuple[int, ...]) -> None:
+    with pytest.raises(WireError):
+        wire.parse_frame(wire._FRAME.pack(*values))
+
+
+def test_descriptors_must_add_up() -> None:
+    for lengths, total in (((5, 0), 5), ((5, 6), 12), ((1 << 63, 1 << 63), 2)):
+        data = wire.pack_frame(2, 1, [(KEY, 0, length) for length in lengths], 2, total)
+        with pytest.raises(WireError):
+            wire.parse_descriptors(memoryview(data)[wire.FRAME_HEADER_BYTES :], wire.parse_frame(data))
+
+
+def test_handshake_proofs_are_bound_to_role_and_nonces() -> None:
+    hello = wire.pack_hello(wire.Hello(1, 0, BOOT, BOOT, KEY, True))
+    reply = wire.pack_hello_reply(wire.HelloCode.OK, BOOT, KEY, hello, b"secret")
+    assert wire.verify_server(b"secret", hello, reply)
+    assert not wire.verify_server(b"other", hello, reply)
+    assert not wire.verify_server(b"secret", hello.replace(KEY, BOOT), reply)
+    proof = wire.client_mac(b"secret", hello, reply)
+    assert wire.verify_client(b"secret", hello, reply, proof)
+    assert not wire.verify_client(b"secret", hello, reply, reply[-wire.MAC_BYTES :])
+    assert not wire.verify_client(b"other", hello, reply, proof)
