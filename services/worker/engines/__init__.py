@@ -1,0 +1,40 @@
+"""Engines: what computes tokens. The worker knows :mod:`protocol` only; :func:`create_engine` picks one by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.model.card import ModelCard
+from services.worker.engines.instant import InstantEngine
+from services.worker.engines.numpy_llama import NumpyLlamaEngine
+from services.worker.engines.protocol import DecodeSlot, Engine, PrefillChunk, StepResult
+
+__all__ = [
+    "ENGINES",
+    "DecodeSlot",
+    "Engine",
+    "InstantEngine",
+    "NumpyLlamaEngine",
+    "PrefillChunk",
+    "StepResult",
+    "create_engine",
+]
+
+ENGINES = ("numpy", "instant")
+
+
+def create_engine(
+    kind: str,
+    card: ModelCard,
+    num_blocks: int,
+    block_tokens: int,
+    pool: npt.NDArray[np.float32] | None = None,
+) -> Engine:
+    """``kind`` is one of :data:`ENGINES`. ``pool``: see :class:`Engine`; allocated when None."""
+    if kind == "numpy":
+        return NumpyLlamaEngine.from_card(card, num_blocks, block_tokens, pool)
+    if kind == "instant":
+        return InstantEngine(card.config, num_blocks, block_tokens, pool)
+    raise InvalidArgument(f"engine must be one of {list(ENGINES)}, got {kind!r}", field="engine")

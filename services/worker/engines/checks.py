@@ -1,0 +1,75 @@
+"""Input checks that every engine shares. They run before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.layout import KvLayout
+from pinyon.model.config import ModelConfig
+from services.worker.engines.protocol import DecodeSlot, PrefillChunk
+
+__all__ = ["STEP_TOKENS_MAX", "check_step"]
+
+STEP_TOKENS_MAX = 65_536
+"""Rows of one step: bounds the activations' workspace."""
+
+
+def check_step(
+    config: ModelConfig,
+    layout: KvLayout,
+    num_blocks: int,
+    prefills: Sequence[PrefillChunk],
+    decodes: Sequence[DecodeSlot],
+) -> None:
+    """Raises :class:`InvalidArgument` naming the field: token ids, positions, block tables, sizes."""
+    rows = len(decodes)
+    for chunk in prefills:
+        if not isinstance(chunk.tokens, np.ndarray):
+            raise InvalidArgument("a prefill chunk's tokens must be a 1-D integer array", field="tokens")
+        n = len(chunk.tokens)
+        rows += n
+        if n == 0:
+            raise InvalidArgument("a prefill chunk must hold at least one token", field="tokens")
+        if chunk.tokens.ndim != 1 or chunk.tokens.dtype.kind not in "ui":
+            raise InvalidArgument("a prefill chunk's tokens must be a 1-D integer array", field="tokens")
+        low, high = int(np.min(chunk.tokens)), int(np.max(chunk.tokens))
+        if low < 0 or high >= config.vocab_size:
+            bad = low if low < 0 else high
+            raise InvalidArgument(f"token id {bad} is outside the vocabulary of {config.vocab_size}", field="tokens")
+        _check_positions(config, layout, num_blocks, chunk.start, n, chunk.block_table)
+        _check_index(chunk.sample_index)
+    for slot in decodes:
+        if not 0 <= slot.token < config.vocab_size:
+            raise InvalidArgument(
+                f"token id {slot.token} is outside the vocabulary of {config.vocab_size}", field="token"
+            )
+        _check_positions(config, layout, num_blocks, slot.position, 1, slot.block_table)
+        _check_index(slot.sample_index)
+    if rows > STEP_TOKENS_MAX:
+        raise InvalidArgument(f"a step of {rows} tokens is over the limit of {STEP_TOKENS_MAX}", field="tokens")
+
+
+def _check_positions(
+    config: ModelConfig, layout: KvLayout, num_blocks: int, start: int, count: int, table: Sequence[int]
+) -> None:
+    end = start + count
+    if start < 0 or end > config.max_context:
+        raise InvalidArgument(
+            f"positions [{start}, {end}) are outside the context of {config.max_context}", field="position"
+        )
+    need = layout.blocks_for(end)
+    if len(table) < need:
+        raise InvalidArgument(f"block table has {len(table)} blocks, {end} tokens need {need}", field="block_table")
+    if need > num_blocks:
+        raise InvalidArgument(f"{end} tokens need {need} blocks, the pool has {num_blocks}", field="block_table")
+    used = table[:need]
+    if min(used) < 0 or max(used) >= num_blocks:
+        raise InvalidArgument(f"block table names a block outside [0, {num_blocks})", field="block_table")
+
+
+def _check_index(index: int) -> None:
+    if not 0 <= index < 2**63:
+        raise InvalidArgument(f"sample_index must be in [0, 2**63), got {index}", field="sample_index")

@@ -1,0 +1,260 @@
+"""A Llama-architecture transformer in NumPy over a paged KV pool: the default engine, and the reference for others.
+
+Batch invariance, bit for bit (docs/batch-invariance.md): every token is computed by operations whose shape depends on
+nothing but the model and the token's own absolute position. Tokens lie in *lanes*, ``TILE`` of them to a tile, the
+last one padded with zeros; activations are ``(tiles, features, TILE)``.
+
+- A linear layer is one BLAS product ``(outputs, inputs) @ (inputs, TILE)`` per tile. Lanes are the elements of BLAS's
+  vector registers: each is computed by the same instructions in the same order, whatever is in the others.
+- Attention pads the key range to a length that follows from the query's position (``attention.py``).
+- Norms, rotary embeddings and activations work lane by lane.
+
+It rests on BLAS treating lanes alike, which :meth:`NumpyLlamaEngine.self_check` tests on the machine at hand with the
+model's own shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.layout import KvLayout
+from pinyon.model.card import ModelCard
+from pinyon.model.config import ModelConfig
+from services.worker.engines.attention import DecodeGroup, PagedAttention
+from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
+from services.worker.engines.checks import check_step
+from services.worker.engines.protocol import DecodeSlot, PrefillChunk, StepResult
+from services.worker.engines.rope import RopeTable, rotate
+from services.worker.engines.sampling import Sampler
+from services.worker.engines.weights import LayerWeights, ModelWeights, load_weights
+
+__all__ = ["NumpyLlamaEngine"]
+
+_F32 = npt.NDArray[np.float32]
+_I64 = npt.NDArray[np.int64]
+
+_PANEL_TILES = 8
+"""Tiles that go through the feed-forward layer at once: its wide activations stay in the second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The rows of a step: those of the chunks, in order, then one per decoded token.
+
+    ``tokens``, ``positions``, ``blocks`` (of the pool) and ``offsets`` (in the block) are per row.
+    """
+
+    chunks: list[tuple[PrefillChunk, slice, _I64]]
+    groups: list[DecodeGroup]
+    tokens: _I64
+    positions: _I64
+    blocks: _I64
+    offsets: _I64
+
+
+class NumpyLlamaEngine:
+    """See :class:`services.worker.engines.protocol.Engine`.
+
+    ``pool``, if given, must be C-contiguous float32 of ``(num_blocks, *layout.shape)``, for instance shared memory.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        num_blocks: int,
+        block_tokens: int,
+        pool: _F32 | None = None,
+        *,
+        check: bool = True,
+    ) -> None:
+        if num_blocks <= 0:
+            raise InvalidArgument(f"num_blocks must be positive, got {num_blocks}", field="num_blocks")
+        pin_blas_threads()
+        self.config = config
+        self.layout: KvLayout = config.kv_layout(block_tokens)
+        self.num_blocks = num_blocks
+        shape = (num_blocks, *self.layout.shape)
+        if pool is None:
+            pool = np.zeros(shape, np.float32)
+        elif pool.shape != shape or pool.dtype != np.float32 or not pool.flags.c_contiguous:
+            raise InvalidArgument(f"pool must be C-contiguous float32 of shape {shape}", field="pool")
+        self.pool: _F32 = pool
+        self._weights = weights
+        # No position beyond what the pool could hold is ever computed.
+        self._rope = RopeTable(config, min(config.max_context, num_blocks * block_tokens))
+        self._attention = PagedAttention(config, self.layout, pool)
+        self._sampler = Sampler(config.vocab_size, config.suppress_tokens)
+        self._scale = np.float32(config.head_dim**-0.5)
+        if check:
+            self.self_check()
+
+    @classmethod
+    def from_card(
+        cls, card: ModelCard, num_blocks: int, block_tokens: int, pool: _F32 | None = None
+    ) -> NumpyLlamaEngine:
+        """Loads the card's weights. Raises :class:`InvalidArgument` naming what is wrong with the checkpoint."""
+        return cls(card.config, load_weights(card), num_blocks, block_tokens, pool)
+
+    def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
+        """See :meth:`services.worker.engines.protocol.Engine.step`."""
+        check_step(self.config, self.layout, self.num_blocks, prefills, decodes)
+        if not prefills and not decodes:
+            return StepResult([], [])
+        plan = self._plan(prefills, decodes)
+        hidden = self._forward(plan)
+        last = [rows.stop - 1 for chunk, rows, _ in plan.chunks if chunk.sampling is not None]
+        last += range(len(plan.tokens) - len(decodes), len(plan.tokens))
+        if not last:
+            return StepResult([None] * len(prefills), [])
+        lanes = np.array(last)
+        logits = self._logits(hidden[lanes // TILE, :, lanes % TILE])
+        rows = iter(logits)
+        sample = self._sampler.sample
+        first = [
+            None if chunk.sampling is None else sample(next(rows), chunk.sampling, chunk.sample_index)
+            for chunk in prefills
+        ]
+        return StepResult(first, [sample(next(rows), slot.sampling, slot.sample_index) for slot in decodes])
+
+    def prompt_logits(self, chunk: PrefillChunk) -> _F32:
+        """Logits after every token of the chunk, ``(len(tokens), vocab)``: for tests and tools. Writes its KV."""
+        check_step(self.config, self.layout, self.num_blocks, [chunk], [])
+        return self._logits(_to_rows(self._forward(self._plan([chunk], [])))[: len(chunk.tokens)])
+
+    def self_check(self) -> None:
+        """Raises :class:`FailedPrecondition` if BLAS gives a token other bits in another lane of its tile.
+
+        Covers every matrix shape of the model, and attention at a few lengths.
+        """
+        layer = self._weights.layers[0]
+        matrices = {"output head": self._weights.head}
+        matrices.update({name: getattr(layer, name) for name in ("qkv", "output", "gate", "up", "down")})
+        for name, matrix in matrices.items():
+            check_lanes_alike(functools.partial(np.matmul, matrix), matrix.shape[1], f"the {name} product")
+        self._attention.self_check()
+
+    def _forward(self, plan: _Plan) -> _F32:
+        """Hidden states after the last layer, ``(tiles, hidden, TILE)``, before the final norm."""
+        config, count = self.config, len(plan.tokens)
+        hidden = _to_lanes(self._weights.embedding[plan.tokens])
+        padded = np.zeros(hidden.shape[0] * TILE, np.int64)
+        padded[:count] = plan.positions
+        turn = self._rope.at(padded.reshape(-1, TILE))
+        attended = np.empty((count, config.num_heads, config.head_dim), np.float32)
+        attention = self._attention
+        # exp(-x) of a very negative gate overflows to inf, and x / inf is the right answer.
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            for number, layer in enumerate(self._weights.layers):
+                queries, keys, values = self._project(layer, hidden, turn, count)
+                attention.write(number, plan.blocks, plan.offsets, keys, values)
+                for chunk, _, _ in plan.chunks:
+                    if chunk.on_layer is not None:
+                        chunk.on_layer(number)
+                # Decoded tokens first: they have all they need while a chunk may have to wait.
+                for group in plan.groups:
+                    attention.attend_group(number, queries, group, attended)
+                for chunk, rows, table in plan.chunks:
+                    if chunk.wait_layer is not None:
+                        chunk.wait_layer(number)
+                    attention.attend(number, queries[rows], chunk.start, table, attended[rows])
+                hidden += np.matmul(layer.output, _to_lanes(attended.reshape(count, -1)))
+                self._feed_forward(layer, hidden)
+        return hidden
+
+    def _plan(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> _Plan:
+        size = self.layout.block_tokens
+        chunks: list[tuple[PrefillChunk, slice, _I64]] = []
+        tokens, positions, blocks = [], [], []
+        row = 0
+        for chunk in prefills:
+            n = len(chunk.tokens)
+            table = np.asarray(chunk.block_table, dtype=np.int64)
+            at = np.arange(chunk.start, chunk.start + n, dtype=np.int64)
+            chunks.append((chunk, slice(row, row + n), table))
+            tokens.append(np.asarray(chunk.tokens, dtype=np.int64))
+            positions.append(at)
+            blocks.append(table[at // size])
+            row += n
+        last = [slot.position for slot in decodes]
+        tables = [np.asarray(slot.block_table, dtype=np.int64) for slot in decodes]
+        groups = self._attention.group(range(row, row + len(decodes)), last, tables)
+        tokens.append(np.array([slot.token for slot in decodes], dtype=np.int64))
+        positions.append(np.array(last, dtype=np.int64))
+        blocks.append(np.array([t[p // size] for t, p in zip(tables, last, strict=True)], dtype=np.int64))
+        where = np.concatenate(positions)
+        return _Plan(chunks, groups, np.concatenate(tokens), where, np.concatenate(blocks), where % size)
+
+    def _project(
+        self, layer: LayerWeights, hidden: _F32, turn: tuple[_F32, _F32], count: int
+    ) -> tuple[_F32, _F32, _F32]:
+        """Q (rotated, scaled), K (rotated) and V of the ``count`` real rows: ``(count, heads, head_dim)`` each."""
+        config = self.config
+        heads, kv, dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_eps
+        flat = np.matmul(layer.qkv, _rms_norm(hidden, layer.input_norm, eps))
+        if layer.qkv_bias is not None:
+            flat += layer.qkv_bias[:, None]
+        by_head = flat.reshape(-1, heads + 2 * kv, dim, TILE)
+        queries, keys = by_head[:, :heads], by_head[:, heads : heads + kv]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries[...] = _rms_norm(queries, layer.q_norm, eps)
+            keys[...] = _rms_norm(keys, layer.k_norm, eps)
+        rotate(by_head[:, : heads + kv], turn)
+        queries *= self._scale
+        rows = _to_rows(flat)[:count].reshape(count, heads + 2 * kv, dim)
+        return rows[:, :heads], rows[:, heads : heads + kv], rows[:, heads + kv :]
+
+    def _feed_forward(self, layer: LayerWeights, hidden: _F32) -> None:
+        """Adds the SwiGLU layer's output to ``hidden``, a panel of tiles at a time."""
+        for first in range(0, hidden.shape[0], _PANEL_TILES):
+            panel = hidden[first : first + _PANEL_TILES]
+            normed = _rms_norm(panel, layer.post_norm, self.config.rms_eps)
+            gate = np.matmul(layer.gate, normed)
+            up = np.matmul(layer.up, normed)
+            up *= gate
+            np.negative(gate, out=gate)
+            np.exp(gate, out=gate)
+            gate += np.float32(1.0)
+            up /= gate
+            panel += np.matmul(layer.down, up)
+
+    def _logits(self, rows: _F32) -> _F32:
+        """``(n, vocab)`` of hidden rows ``(n, hidden)``."""
+        # What is not finite is the sampler's to find.
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            normed = _rms_norm(_to_lanes(rows), self._weights.final_norm, self.config.rms_eps)
+            return _to_rows(np.matmul(self._weights.head, normed))[: rows.shape[0]]
+
+
+def _to_lanes(rows: _F32) -> _F32:
+    """``(n, features)`` to ``(tiles, features, TILE)``, zeros in the lanes that are left over."""
+    n, features = rows.shape
+    tiles = -(-n // TILE)
+    if n < tiles * TILE:
+        padded = np.zeros((tiles * TILE, features), np.float32)
+        padded[:n] = rows
+        rows = padded
+    return np.ascontiguousarray(rows.reshape(tiles, TILE, features).transpose(0, 2, 1))
+
+
+def _to_rows(lanes: _F32) -> _F32:
+    """``(tiles, features, TILE)`` to ``(tiles * TILE, features)``."""
+    tiles, features, _ = lanes.shape
+    return np.ascontiguousarray(lanes.transpose(0, 2, 1)).reshape(tiles * TILE, features)
+
+
+def _rms_norm(lanes: _F32, weight: _F32, eps: float) -> _F32:
+    """Over the features, the axis before the lanes: NumPy adds them one by one, in order, all lanes abreast."""
+    scale = np.add.reduce(lanes * lanes, axis=-2, keepdims=True)
+    scale *= np.float32(1.0 / lanes.shape[-2])
+    scale += np.float32(eps)
+    np.sqrt(scale, out=scale)
+    normed = np.divide(lanes, scale, dtype=np.float32)
+    normed *= weight[:, None]
+    return normed

@@ -1,0 +1,96 @@
+"""Tokens to text as they come, never half a character.
+
+Whatever the pieces the tokens arrive in, the deltas put together are exactly ``tokenizer.decode(all tokens)``.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from pinyon.model.tokenizer import HfTokenizer, Tokenizer
+
+__all__ = ["IncrementalDetokenizer"]
+
+_REPLACEMENT = "\ufffd"
+
+
+class IncrementalDetokenizer:
+    """One request's output text.
+
+    A tokenizer whose tokens are byte strings (:meth:`Tokenizer.token_bytes`) goes through an incremental UTF-8
+    decoder. Any other is decoded over a sliding window: text is given out once a later token cannot change it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        table = tokenizer.token_bytes()
+        self._impl: _Bytes | _Window = _Window(tokenizer) if table is None else _Bytes(table)
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The text that became certain with ``tokens``; may be empty."""
+        return self._impl.push(tokens)
+
+    def flush(self) -> str:
+        """What is left at the end; an unfinished character becomes U+FFFD. Nothing may be pushed afterwards."""
+        return self._impl.flush()
+
+
+class _Bytes:
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, tokens: Iterable[int]) -> str:
+        table = self._table
+        size = len(table)
+        return self._decoder.decode(b"".join([table[token] for token in tokens if 0 <= token < size]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _Window:
+    """``tokens[anchor:]`` is decoded twice, with and without the new ones; the difference is the delta.
+
+    The anchor lies at least one emitted token back, so that decoders which treat the text's start specially (strip a
+    leading space) do so in both. While the tail ends in U+FFFD or in a byte-fallback piece (``<0xE2>``), a later token
+    can still change it, and nothing of it is given out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._read = 0
+
+    def push(self, tokens: Iterable[int]) -> str:
+        deltas = []
+        for token in tokens:
+            if self._is_left_out(token):
+                continue  # it does not even end a run of byte pieces
+            self._tokens.append(token)
+            if not self._is_byte_piece(token):
+                deltas.append(self._advance(final=False))
+        return "".join(deltas)
+
+    def flush(self) -> str:
+        return self._advance(final=True)
+
+    def _advance(self, *, final: bool) -> str:
+        before = self._tokenizer.decode(self._tokens[: self._read])
+        after = self._tokenizer.decode(self._tokens)
+        if not final and (after.endswith(_REPLACEMENT) or len(after) <= len(before)):
+            return ""
+        # The new window begins with the tokens just given out: the next delta is measured from their end.
+        self._tokens = self._tokens[self._read :]
+        self._read = len(self._tokens)
+        return after[len(before) :]
+
+    def _is_left_out(self, token: int) -> bool:
+        tokenizer = self._tokenizer
+        return isinstance(tokenizer, HfTokenizer) and tokenizer.is_left_out(token)
+
+    def _is_byte_piece(self, token: int) -> bool:
+        if not isinstance(self._tokenizer, HfTokenizer):
+            return False
+        piece = self._tokenizer.id_to_piece(token)
+        return piece is not None and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")

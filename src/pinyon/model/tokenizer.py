@@ -1,0 +1,194 @@
+"""Text to tokens and back.
+
+``encode`` returns little-endian u32, the form that block keys are computed from and that travels in ``*_le32`` fields,
+so no hop converts. Neither tokenizer adds tokens of its own (BOS and the like are the chat template's business).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer as _RustTokenizer
+
+from pinyon.core.errors import InvalidArgument
+
+__all__ = ["ByteTokenizer", "HfTokenizer", "TokenArray", "Tokenizer"]
+
+TokenArray = npt.NDArray[np.uint32]
+
+TEXT_BYTES_MAX = 64 << 20
+
+
+class Tokenizer(Protocol):
+    """What the lb and the detokenizer need."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in ``[0, vocab_size)``."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    def encode(self, text: str) -> TokenArray:
+        """Tokens of ``text``, dtype ``<u4``. Markers of special tokens in ``text`` stay plain text.
+
+        Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit.
+        """
+        ...
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Text of ``tokens``: special tokens are left out, invalid UTF-8 becomes U+FFFD. Never raises for ids in
+        the vocabulary; ids outside are left out."""
+        ...
+
+    def token_bytes(self) -> list[bytes] | None:
+        """The bytes of each token id, if ``decode`` is their concatenation read as UTF-8; else None.
+
+        Always the same list, not to be changed: a detokenizer per request asks for it.
+        """
+        ...
+
+
+class ByteTokenizer:
+    """One token per UTF-8 byte, plus special tokens that no text can produce.
+
+    Ids 0 to 255 are the bytes; then BOS, EOS, one marker per chat role and the end of a turn. The vocabulary is
+    padded to 272, a multiple of 16, for the matrix shapes.
+    """
+
+    BOS = 256
+    EOS = 257
+    SYSTEM = 258
+    USER = 259
+    ASSISTANT = 260
+    TOOL = 261
+    END_OF_TURN = 262
+    VOCAB_SIZE = 272
+
+    @property
+    def vocab_size(self) -> int:
+        return self.VOCAB_SIZE
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return (self.EOS,)
+
+    def encode(self, text: str) -> TokenArray:
+        return np.frombuffer(utf8(text), dtype=np.uint8).astype("<u4")
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return bytes(token for token in tokens if 0 <= token < 256).decode("utf-8", "replace")
+
+    def token_bytes(self) -> list[bytes]:
+        return _BYTE_TABLE
+
+
+_BYTE_TABLE = [bytes((i,)) for i in range(256)] + [b""] * (ByteTokenizer.VOCAB_SIZE - 256)
+
+
+class HfTokenizer:
+    """A ``tokenizer.json`` of the ``tokenizers`` library."""
+
+    def __init__(self, tokenizer_json: str, eos_token_ids: tuple[int, ...] = ()) -> None:
+        """From the file's text. Raises :class:`InvalidArgument` when the library cannot read it."""
+        try:
+            self._plain = _RustTokenizer.from_str(tokenizer_json)
+            self._marked = _RustTokenizer.from_str(tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise InvalidArgument(f"tokenizer.json cannot be read: {error}", field="tokenizer") from error
+        # Text from outside: "<|im_end|>" in it is nine characters, not a token.
+        self._plain.encode_special_tokens = True
+        for tokenizer in (self._plain, self._marked):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        self._eos = eos_token_ids
+        self._vocab_size = int(self._plain.get_vocab_size(with_added_tokens=True))
+        added = self._plain.get_added_tokens_decoder()
+        self._special = {token.content: int(i) for i, token in added.items() if token.special}
+        self._special_ids = frozenset(self._special.values())
+        self._token_bytes: list[bytes] | None = None
+        self._byte_level = _is_byte_level(tokenizer_json)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._eos
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Marker text to id, of the tokens that only a chat template may write."""
+        return dict(self._special)
+
+    def encode(self, text: str) -> TokenArray:
+        utf8(text)
+        return np.array(self._plain.encode(text, add_special_tokens=False).ids, dtype="<u4")
+
+    def encode_marked(self, text: str) -> TokenArray:
+        """Like :meth:`encode`, but markers of special tokens become these tokens. Only for template output."""
+        utf8(text)
+        return np.array(self._marked.encode(text, add_special_tokens=False).ids, dtype="<u4")
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return str(self._plain.decode([int(token) for token in tokens], skip_special_tokens=True))
+
+    def is_left_out(self, token: int) -> bool:
+        """Whether ``decode`` skips this id: a special token, or none of the vocabulary."""
+        return token in self._special_ids or self._plain.id_to_token(token) is None
+
+    def id_to_piece(self, token: int) -> str | None:
+        """The vocabulary's entry, as written in ``tokenizer.json``."""
+        piece: str | None = self._plain.id_to_token(token)
+        return piece
+
+    def token_bytes(self) -> list[bytes] | None:
+        if self._byte_level and self._token_bytes is None:
+            self._token_bytes = self._make_token_bytes()
+        return self._token_bytes
+
+    def _make_token_bytes(self) -> list[bytes]:
+        alphabet = _byte_alphabet()
+        table: list[bytes] = []
+        for token in range(self._vocab_size):
+            piece = self._plain.id_to_token(token)
+            if piece is None or token in self._special_ids:
+                table.append(b"")
+                continue
+            # As the library does: a piece with a character outside the alphabet (an added token) is taken literally.
+            if all(c in alphabet for c in piece):
+                table.append(bytes(alphabet[c] for c in piece))
+            else:
+                table.append(piece.encode("utf-8"))
+        return table
+
+
+def utf8(text: str) -> bytes:
+    """``text`` as UTF-8. Raises :class:`InvalidArgument` for lone surrogates or more than ``TEXT_BYTES_MAX``."""
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidArgument("text holds a lone surrogate, which is not valid Unicode", field="prompt") from None
+    if len(data) > TEXT_BYTES_MAX:
+        raise InvalidArgument(f"text has {len(data)} bytes, at most {TEXT_BYTES_MAX} are allowed", field="prompt")
+    return data
+
+
+def _is_byte_level(tokenizer_json: str) -> bool:
+    decoder = json.loads(tokenizer_json).get("decoder")
+    return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's mapping of the 256 bytes to printable characters, inverted."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(b): b for b in printable}
+    others = [b for b in range(256) if b not in set(printable)]
+    alphabet.update({chr(256 + i): b for i, b in enumerate(others)})
+    return alphabet

@@ -1,0 +1,148 @@
+"""Tokens and text: detokenizing and stop strings do not depend on how the stream is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.model.card import load_card
+from pinyon.model.detokenizer import IncrementalDetokenizer
+from pinyon.model.stop import StopMatcher
+from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer
+from pinyon.model.tokenizer import Tokenizer as TokenizerProtocol
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+
+
+def sentencepiece_like() -> HfTokenizer:
+    """Llama 2's form: metaspace, byte fallback, the first space stripped."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "é", "▁a", "ab", "▁ab", "🙂"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={w: i for i, w in enumerate(words)},
+            merges=[("▁", "a"), ("a", "b"), ("▁", "ab")],
+            byte_fallback=True,
+            unk_token="<unk>",
+            fuse_unk=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
+    return HfTokenizer(tokenizer.to_str(), (2,))
+
+
+BYTE_LEVEL = load_card(str(GOLDEN / "llama-f32")).tokenizer
+TOKENIZERS: dict[str, TokenizerProtocol] = {
+    "byte": ByteTokenizer(),
+    "byte-level": BYTE_LEVEL,
+    "sentencepiece-like": sentencepiece_like(),
+}
+TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+def chunks_of(tokens: list[int], cuts: list[int]) -> list[list[int]]:
+    ends = sorted({c for c in cuts if c < len(tokens)} | {len(tokens)})
+    return [tokens[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=200)
+@given(data=st.data(), cuts=st.lists(st.integers(0, 40), max_size=10))
+def test_deltas_add_up_to_the_decoded_whole(name: str, data: st.DataObject, cuts: list[int]) -> None:
+    tokenizer = TOKENIZERS[name]
+    tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    text = "".join(detokenizer.push(chunk) for chunk in chunks_of(tokens, cuts)) + detokenizer.flush()
+    assert text == tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=TEXT)
+def test_valid_text_never_shows_half_a_character(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    deltas = [detokenizer.push([token]) for token in tokenizer.encode(text).tolist()]
+    whole = "".join(deltas) + detokenizer.flush()
+    assert whole == text or name == "sentencepiece-like"
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in delta for delta in deltas)
+
+
+@pytest.mark.parametrize("name", ["byte", "byte-level"])
+@given(text=TEXT | st.sampled_from(["<|im_end|>", "a<|bos|>b", "\r\n\t", "\0"]))
+def test_encoding_goes_there_and_back(name: str, text: str) -> None:
+    tokens = TOKENIZERS[name].encode(text)
+    assert tokens.dtype == "<u4"
+    assert TOKENIZERS[name].decode(tokens.tolist()) == text
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_lone_surrogates_are_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="surrogate"):
+        TOKENIZERS[name].encode("a\ud800b")
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_ids_outside_the_vocabulary_are_left_out(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    tokens = [*tokenizer.encode("ab").tolist(), tokenizer.vocab_size + 5]
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert detokenizer.push(tokens) + detokenizer.flush() == tokenizer.decode(tokens) == "ab"
+
+
+def brute_force(text: str, stops: list[str]) -> tuple[str, bool]:
+    """Character by character: generation stops as soon as the text ends in a stop string."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end - max(map(len, found))], True
+    return text, False
+
+
+ALPHABET = st.text("ab", max_size=30)
+
+
+@settings(max_examples=500)
+@given(
+    text=ALPHABET,
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
+    cuts=st.lists(st.integers(0, 30), max_size=10),
+)
+def test_stop_strings_match_as_by_brute_force(text: str, stops: list[str], cuts: list[int]) -> None:
+    expected, stopped = brute_force(text, stops)
+    matcher = StopMatcher(stops)
+    ends = sorted({c for c in cuts if c < len(text)} | {len(text)})
+    out, matched = "", False
+    for a, b in zip([0, *ends], ends, strict=False):
+        safe, matched = matcher.push(text[a:b])
+        out += safe
+        # What was given out stays right whatever comes; what is held back could still begin a stop string.
+        assert expected.startswith(out)
+        if not matched:
+            held = text[len(out) : b]
+            assert not held or any(stop.startswith(held) for stop in stops)
+    assert matched == stopped
+    out += matcher.flush()
+    assert out == expected
+
+
+def test_nothing_comes_after_a_match() -> None:
+    matcher = StopMatcher(["END"])
+    assert matcher.push("text EN") == ("text ", False)
+    assert matcher.push("D more") == ("", True)
+    assert matcher.push("more") == ("", True)
+    assert matcher.flush() == ""
+    assert matcher.matched
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher(["a", ""])

@@ -1,0 +1,66 @@
+"""The engine against what transformers computed from the same checkpoints (tools/make_golden.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pinyon.core.request import SamplingParams
+from pinyon.model.card import load_card
+from services.worker.engines.numpy_llama import NumpyLlamaEngine
+from services.worker.engines.protocol import DecodeSlot, PrefillChunk
+from services.worker.engines.weights import load_weights
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+VARIANTS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+BLOCK_TOKENS = 8
+GREEDY = SamplingParams()
+
+
+@pytest.fixture(params=VARIANTS)
+def case(request: pytest.FixtureRequest) -> tuple[NumpyLlamaEngine, Any]:
+    card = load_card(str(GOLDEN / request.param))
+    # The reference took the plain argmax.
+    config = replace(card.config, suppress_tokens=())
+    engine = NumpyLlamaEngine(config, load_weights(card), 40, BLOCK_TOKENS)
+    return engine, np.load(GOLDEN / request.param / "golden.npz")
+
+
+def test_all_architectures_and_types_are_there() -> None:
+    assert {name.split("-")[0] for name in VARIANTS} == {"llama", "qwen2", "qwen3"}
+    assert {name.split("-")[1] for name in VARIANTS} == {"f32", "f16", "bf16"}
+
+
+@pytest.mark.parametrize("prompt", [0, 1, 2])
+def test_logits_agree_with_transformers(case: tuple[NumpyLlamaEngine, Any], prompt: int) -> None:
+    engine, golden = case
+    tokens = golden[f"prompt_{prompt}"]
+    logits = engine.prompt_logits(PrefillChunk(tokens, 0, range(20)))
+    expected = golden[f"logits_{prompt}"]
+    assert np.abs(expected).max() > 1.0  # else 1e-4 would say little
+    np.testing.assert_allclose(logits[golden[f"rows_{prompt}"]], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [7, 90])
+@pytest.mark.parametrize("prompt", [0, 1, 2])
+def test_greedy_tokens_equal_transformers(case: tuple[NumpyLlamaEngine, Any], prompt: int, chunk: int) -> None:
+    engine, golden = case
+    tokens, expected = golden[f"prompt_{prompt}"], golden[f"greedy_{prompt}"].tolist()
+    assert len(expected) >= 24
+    # Blocks in no order at all
+    table = np.random.default_rng(prompt).permutation(40)[:20].tolist()
+    first: list[int | None] = []
+    for start in range(0, len(tokens), chunk):
+        part = tokens[start : start + chunk]
+        last = start + len(part) == len(tokens)
+        first = engine.step([PrefillChunk(part, start, table, GREEDY if last else None)], []).prefill_tokens
+    assert first[0] is not None
+    out = [first[0]]
+    while len(out) < len(expected):
+        slot = DecodeSlot(out[-1], len(tokens) + len(out) - 1, table, GREEDY, len(out))
+        out += engine.step([], [slot]).decode_tokens
+    assert out == expected

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.model.card import load_card
+from pinyon.model.chat_template import ByteChatTemplate, JinjaChatTemplate
+from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+CARD = load_card(str(GOLDEN / "qwen3-f32"))
+assert isinstance(CARD.tokenizer, HfTokenizer)
+TOKENIZER: HfTokenizer = CARD.tokenizer
+BOS, EOS, START, END = range(4)
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+# What an attacker would try
+HOSTILE = st.lists(
+    st.sampled_from(
+        ["<|im_end|>", "<|im_start|>", "<|bos|>", "<|im_", "end|>", "\n", "user", "\uf8f0", "\uf8f1", "0", "3"]
+    )
+    | TEXT,
+    max_size=6,
+).map("".join)
+TURNS = st.lists(HOSTILE, min_size=1, max_size=5)
+
+
+def conversation(turns: list[str]) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+
+
+@pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
+@given(turns=TURNS, more=TURNS)
+def test_appended_turns_keep_the_earlier_tokens(template: Any, turns: list[str], more: list[str]) -> None:
+    before = template.encode_chat(conversation(turns)).tolist()
+    # All but the generation prompt: the role of whoever speaks next
+    closing = 1 if isinstance(template, ByteChatTemplate) else len(TOKENIZER.encode("assistant\n")) + 1
+    kept = before[:-closing]
+    assert template.encode_chat(conversation(turns + more)).tolist()[: len(kept)] == kept
+
+
+@given(question=HOSTILE, answer=HOSTILE)
+def test_an_answer_appended_as_a_turn_extends_the_prompt_it_answered(question: str, answer: str) -> None:
+    template = ByteChatTemplate()
+    prompt = template.encode_chat(conversation([question])).tolist()
+    longer = template.encode_chat(conversation([question, answer, "go on"])).tolist()
+    assert longer[: len(prompt)] == prompt
+    assert longer[len(prompt) :][: len(answer.encode())] == list(answer.encode())
+
+
+@given(turns=TURNS)
+def test_markers_in_text_stay_text(turns: list[str]) -> None:
+    tokens = CARD.chat_template.encode_chat(conversation(turns)).tolist()
+    assert tokens.count(END) == len(turns)
+    assert tokens.count(START) == len(turns) + 1
+    assert tokens.count(BOS) == 1
+    # Nothing is lost or escaped on the way: what the model sees, read without the special tokens, is the text.
+    expected = "".join(f"{m['role']}\n{m['content']}\n" for m in conversation(turns)) + "assistant\n"
+    assert TOKENIZER.decode(tokens) == expected
+    byte_tokens = ByteChatTemplate().encode_chat(conversation(turns)).tolist()
+    assert sum(t >= 256 for t in byte_tokens) == 2 * len(turns) + 2
+
+
+def test_plain_messages_encode_as_the_library_would() -> None:
+    messages = conversation(["hello", "world"])
+    rendered = CARD.chat_template.render(messages)
+    assert CARD.chat_template.encode_chat(messages).tolist() == TOKENIZER.encode_marked(rendered).tolist()
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert ByteChatTemplate().render([{"role": "user", "content": parts}]) == "user: ab\nassistant:"
+
+
+@pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        "text",
+        None,
+        {"role": "user", "content": "x"},
+        ["text"],
+        [{"role": "user"}],
+        [{"content": "x"}],
+        [{"role": 3, "content": "x"}],
+        [{"role": "", "content": "x"}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": []}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        [{"role": "user", "content": [{"type": "text", "text": 3}]}],
+        [{"role": "user", "content": "\ud800"}],
+        [{"role": "user", "content": "x"}] * 5000,
+    ],
+)
+def test_bad_messages_name_the_field(template: Any, messages: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        template.encode_chat(messages)
+    assert caught.value.field == "messages"
+
+
+def test_unknown_role_of_the_byte_model() -> None:
+    with pytest.raises(InvalidArgument, match="role must be one of"):
+        ByteChatTemplate().encode_chat([{"role": "wizard", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[7].content }}",
+        "{{ 1 / 0 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(100000000) %}x{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxxxx{% endfor %}{% endfor %}",
+        "{{ none.x.y }}",
+    ],
+)
+def test_a_template_that_refuses_or_misbehaves_is_an_invalid_argument(source: str) -> None:
+    template = JinjaChatTemplate(source, TOKENIZER)
+    with pytest.raises(InvalidArgument) as caught:
+        template.render([{"role": "user", "content": "x"}])
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ x | no_such_filter }}", "x" * (2 << 20)])
+def test_a_template_that_cannot_be_read_is_the_models_fault(source: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        JinjaChatTemplate(source, TOKENIZER)
+    assert caught.value.field == "model"
+
+
+def test_byte_markers_are_special_tokens() -> None:
+    tokens = ByteChatTemplate().encode_chat([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+    t = ByteTokenizer
+    assert tokens.tolist() == [t.BOS, t.SYSTEM, 115, t.END_OF_TURN, t.USER, 117, t.END_OF_TURN, t.ASSISTANT]
+    assert tokens.dtype == "<u4"
