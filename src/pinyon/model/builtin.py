@@ -30,7 +30,7 @@ def builtin_config() -> ModelConfig:
         head_dim=32,
         rope_theta=10_000.0,
         rms_eps=1e-5,
-        max_context=8192,
+        max_context=40_960,
         eos_token_ids=(ByteTokenizer.EOS,),
         bos_token_id=ByteTokenizer.BOS,
         suppress_tokens=tuple(t for t in range(ByteTokenizer.VOCAB_SIZE) if t not in sampled),

@@ -162,16 +162,18 @@ class PrefillSessionResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[PrefillResult, _Mapping]]] = ...) -> None: ...
 
 class PrefillResult(_message.Message):
-    __slots__ = ("stream_id", "first_token", "report", "error")
+    __slots__ = ("stream_id", "first_token", "report", "error", "unconfirmed_boot_id")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    UNCONFIRMED_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     first_token: int
     report: PrefillReport
     error: _common_pb2.Error
-    def __init__(self, stream_id: _Optional[int] = ..., first_token: _Optional[int] = ..., report: _Optional[_Union[PrefillReport, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+    unconfirmed_boot_id: bytes
+    def __init__(self, stream_id: _Optional[int] = ..., first_token: _Optional[int] = ..., report: _Optional[_Union[PrefillReport, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., unconfirmed_boot_id: _Optional[bytes] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
