@@ -1,0 +1,1 @@
+"""The control plane process: membership, cache events, placement and admission."""

@@ -1,0 +1,98 @@
+"""The conductor's composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.core.clock import Clock
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.index import BlockIndex
+from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.policies import make_policy
+from pinyon.placement.scheduler import Scheduler
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.service import ServiceContext
+from pinyon.runtime.telemetry import Telemetry
+from services.conductor.intake import ReportIntake
+from services.conductor.membership import Membership
+from services.conductor.metrics import ConductorMetrics
+from services.conductor.placing import Placer
+from services.conductor.servicer import ConductorServicer
+from services.conductor.settings import ConductorSettings
+
+__all__ = ["Conductor", "build", "run"]
+
+# Every answer is made in the loop turn its question arrives in; only streams that never end by themselves remain.
+DRAIN_S = 0.25
+
+_log = get_logger("conductor")
+
+
+@dataclass(frozen=True)
+class Conductor:
+    """The parts of one conductor, wired."""
+
+    fleet: Fleet
+    membership: Membership
+    servicer: ConductorServicer
+    server: GrpcServer
+    clock: Clock
+
+    def sweep(self) -> None:
+        """Forget what is too old: instances without reports, placements without an end."""
+        self.membership.expire()
+        self.fleet.inflight.expire(self.clock())
+
+
+def build(
+    settings: ConductorSettings, registry: CollectorRegistry, telemetry: Telemetry, clock: Clock = time.monotonic
+) -> Conductor:
+    """Wire a conductor; the server is not started."""
+    inflight = InFlightTable(settings.inflight_max, settings.inflight_prefill_s, settings.inflight_decode_s)
+    fleet = Fleet(BlockIndex(settings.index_entries_max), inflight, settings.instances_max)
+    membership = Membership(fleet, clock, settings.lease_ms / 1e3)
+    metrics = ConductorMetrics(registry, fleet, membership)
+    scheduler = Scheduler(fleet, make_policy(settings.policy, settings.kvcache_balancing_threshold))
+    placer = Placer(
+        scheduler, inflight, metrics, telemetry, clock, settings.ttft_slo_ms / 1e3, settings.tbt_slo_ms / 1e3
+    )
+    intake = ReportIntake(fleet, membership, metrics)
+    servicer = ConductorServicer(fleet, membership, intake, placer, metrics, settings.lb_sessions_max)
+    server = GrpcServer(settings.listen)
+    server.add(
+        conductor_pb2_grpc.add_ConductorServiceServicer_to_server,
+        servicer,
+        conductor_pb2.DESCRIPTOR.services_by_name["ConductorService"],
+    )
+    return Conductor(fleet, membership, servicer, server, clock)
+
+
+async def _sweep_forever(conductor: Conductor, period_s: float) -> None:
+    while True:
+        await asyncio.sleep(period_s)
+        try:
+            conductor.sweep()
+        except Exception:
+            _log.exception("sweep failed")
+
+
+async def run(settings: ConductorSettings, context: ServiceContext) -> None:
+    """Serve until told to stop."""
+    conductor = build(settings, context.registry, context.telemetry)
+    address = await conductor.server.start()
+    sweeper = asyncio.create_task(_sweep_forever(conductor, settings.lease_ms / 4e3))
+    context.ready({"grpc": settings.reachable(address)})
+    try:
+        await context.stopping.wait()
+    finally:
+        sweeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sweeper
+        await conductor.server.drain(min(settings.drain_s, DRAIN_S))

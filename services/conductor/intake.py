@@ -1,0 +1,103 @@
+"""What one report does to the fleet and the block index."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.errors import InvalidArgument
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.index import Intake
+from services.conductor.convert import check_keys, info_from_proto, load_from_proto
+from services.conductor.membership import Membership, Reporter
+from services.conductor.metrics import ConductorMetrics
+
+__all__ = ["ReportIntake"]
+
+# So many keys are indexed in one go (~5 ms); then others get the loop.
+SNAPSHOT_STEP_KEYS = 16_384
+# A measurement beyond this is a broken clock.
+MEASURED_US_MAX = 3_600_000_000
+
+
+class ReportIntake:
+    """Applies reports. The order within a report: registration, load, snapshot, deltas, measurements, endings."""
+
+    def __init__(self, fleet: Fleet, membership: Membership, metrics: ConductorMetrics) -> None:
+        self._fleet = fleet
+        self._membership = membership
+        self._metrics = metrics
+
+    def register(self, message: conductor_pb2.ReportSessionRequest) -> Reporter:
+        """The session's first message. Raises :class:`InvalidArgument` without a (good) registration."""
+        if not message.HasField("registration"):
+            raise InvalidArgument("the first message must register the instance", field="registration")
+        return self._membership.open(info_from_proto(message.registration))
+
+    async def apply(
+        self, reporter: Reporter, message: conductor_pb2.ReportSessionRequest
+    ) -> conductor_pb2.ReportSessionResponse | None:
+        """Take one report; the answer if there is something to say.
+
+        Raises :class:`InvalidArgument` for malformed reports and :class:`FailedPrecondition` if the session is void.
+        """
+        self._membership.heard(reporter)
+        state = reporter.state
+        if message.HasField("load"):
+            self._membership.set_load(reporter, load_from_proto(message.load))
+        resync = changed = False
+        if message.HasField("snapshot"):
+            changed = True
+            resync = await self._apply_snapshot(reporter, message.snapshot) is Intake.GAP
+        for delta in message.deltas:
+            changed = True
+            taken = self._fleet.index.apply_delta(
+                state.bit,
+                delta.seq,
+                check_keys(delta.stored_keys, "deltas.stored_keys"),
+                check_keys(delta.removed_keys, "deltas.removed_keys"),
+            )
+            if taken is Intake.APPLIED:
+                self._metrics.deltas.inc()
+            resync = resync or taken is Intake.GAP
+        for measured in message.prefills:
+            if measured.compute_us <= MEASURED_US_MAX:
+                state.prefill_model.observe(
+                    measured.computed_tokens, measured.prefix_tokens, measured.compute_us * 1e-6
+                )
+            if measured.fetch_us <= MEASURED_US_MAX:
+                state.transfer_model.observe(measured.fetched_bytes, measured.fetch_us * 1e-6)
+        for request_id in message.ended_prefill_request_ids:
+            self._fleet.inflight.end_prefill(request_id, state)
+        for request_id in message.ended_decode_request_ids:
+            self._fleet.inflight.end_decode(request_id, state)
+        if resync:
+            self._metrics.gaps.inc()
+        if message.leaving:
+            self._membership.leave(reporter)
+            return None
+        if not changed:
+            return None
+        return conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state.bit), resync=resync)
+
+    async def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Intake:
+        packed = check_keys(snapshot.keys, "snapshot.keys")
+        step = SNAPSHOT_STEP_KEYS * KEY_BYTES
+        taken = Intake.APPLIED
+        for at in range(0, max(1, len(packed)), step):
+            if at:
+                await asyncio.sleep(0)
+                self._membership.heard(reporter)
+            taken = self._fleet.index.apply_snapshot(
+                reporter.state.bit,
+                snapshot.seq,
+                packed[at : at + step],
+                first=snapshot.first and at == 0,
+                last=snapshot.last and at + step >= len(packed),
+            )
+            if taken is not Intake.APPLIED:
+                return taken
+        if snapshot.last:
+            self._metrics.snapshots.inc()
+        return taken

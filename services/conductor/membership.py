@@ -1,0 +1,124 @@
+"""Who is alive: registrations, leases by the age of the last report, and whoever waits for a change of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import FailedPrecondition
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Membership", "Reporter"]
+
+_log = get_logger("conductor")
+
+
+@dataclass(eq=False)
+class Reporter:
+    """One report session of one instance; void as soon as a newer session of the instance exists."""
+
+    state: InstanceState
+    last_report_s: float
+
+
+class Membership:
+    """Members of the fleet and their report sessions.
+
+    - A session that breaks leaves its instance in place until the lease ends, but not schedulable: a process that died
+      breaks its session at once, one that only lost its connection is back before the lease ends, with its blocks.
+    - The newest session of an instance is the valid one. The same boot id goes on with what is known; another boot id
+      replaces everything.
+    """
+
+    def __init__(self, fleet: Fleet, clock: Clock, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._fleet = fleet
+        self._clock = clock
+        self._reporters: dict[str, Reporter] = {}
+        self._announced = fleet.version
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def version(self) -> int:
+        return self._fleet.version
+
+    @property
+    def sessions(self) -> int:
+        """Instances with a live report session."""
+        return sum(reporter.state.connected for reporter in list(self._reporters.values()))
+
+    def open(self, info: InstanceInfo) -> Reporter:
+        """A report session begins. Raises :class:`ResourceExhausted` at the limit of instances."""
+        name = info.instance_id
+        state = self._fleet.get(name)
+        if state is not None and state.info == info:
+            self._fleet.index.new_session(state.bit)
+            self._fleet.set_connected(state, True)
+            _log.info("instance is back", extra={"instance": name})
+        else:
+            if state is not None:
+                del self._reporters[name]  # join makes the old boot leave
+            state = self._fleet.join(info)
+            _log.info("instance joined", extra={"instance": name, "role": info.role.value, "address": info.address})
+        reporter = Reporter(state, self._clock())
+        self._reporters[name] = reporter
+        self._notify()
+        return reporter
+
+    def heard(self, reporter: Reporter) -> None:
+        """A report came: the lease runs anew. Raises :class:`FailedPrecondition` if the session is void."""
+        if self._reporters.get(reporter.state.info.instance_id) is not reporter:
+            raise FailedPrecondition("another session has taken this instance id, or the lease has ended")
+        reporter.last_report_s = self._clock()
+
+    def set_load(self, reporter: Reporter, load: InstanceLoad) -> None:
+        self._fleet.set_load(reporter.state, load)
+        self._notify()
+
+    def close(self, reporter: Reporter) -> None:
+        """The session ended without a farewell."""
+        if self._reporters.get(reporter.state.info.instance_id) is reporter:
+            self._fleet.set_connected(reporter.state, False)
+            _log.info("instance lost its session", extra={"instance": reporter.state.info.instance_id})
+            self._notify()
+
+    def leave(self, reporter: Reporter) -> None:
+        """The instance wants to be forgotten."""
+        self._remove(reporter.state.info.instance_id, "left")
+
+    def expire(self) -> list[str]:
+        """Forget instances whose lease has ended; returns their ids."""
+        now_s = self._clock()
+        ended = [name for name, r in self._reporters.items() if now_s - r.last_report_s > self.lease_s]
+        for name in ended:
+            self._remove(name, "lease ended")
+        return ended
+
+    def report_age_s(self, instance_id: str) -> float:
+        return self._clock() - self._reporters[instance_id].last_report_s
+
+    async def wait_change(self, version: int) -> None:
+        """Return when the membership's version is another one than ``version``."""
+        while self._fleet.version == version:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+    def _remove(self, name: str, reason: str) -> None:
+        del self._reporters[name]
+        self._fleet.leave(name)
+        _log.info("instance is gone", extra={"instance": name, "reason": reason})
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._fleet.version != self._announced:
+            self._announced = self._fleet.version
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)

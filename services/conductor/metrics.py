@@ -1,0 +1,64 @@
+"""What the conductor shows to Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.instances import InstanceRole
+from services.conductor.membership import Membership
+
+__all__ = ["ConductorMetrics"]
+
+_LATENCY_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
+_TTFT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class ConductorMetrics:
+    """Counters to increment; the gauges read the state when they are scraped, so they are exact."""
+
+    def __init__(self, registry: CollectorRegistry, fleet: Fleet, membership: Membership) -> None:
+        self.placements = Counter(
+            "pinyon_conductor_placements_total", "Requests by outcome", ("outcome",), registry=registry
+        )
+        self.placed = self.placements.labels("placed")
+        self.schedule_latency = Histogram(
+            "pinyon_conductor_schedule_seconds",
+            "Time to decide one placement",
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.predicted_ttft = Histogram(
+            "pinyon_conductor_predicted_ttft_seconds",
+            "Predicted time to first token of placed requests",
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.deltas = Counter("pinyon_conductor_deltas_total", "Cache changes applied", registry=registry)
+        self.snapshots = Counter("pinyon_conductor_snapshots_total", "Cache snapshots completed", registry=registry)
+        self.gaps = Counter(
+            "pinyon_conductor_resyncs_total", "Snapshots asked for because changes were missing", registry=registry
+        )
+        self.lb_sessions = Gauge("pinyon_conductor_lb_sessions", "Load balancers connected", registry=registry)
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(name, text, registry=registry).set_function(value)
+
+        instances = Gauge("pinyon_conductor_instances", "Live instances", ("role",), registry=registry)
+        for role in InstanceRole:
+            instances.labels(role.value).set_function(partial(_count_role, fleet, role))
+        gauge("pinyon_conductor_report_sessions", "Instances with a report session", lambda: membership.sessions)
+        gauge("pinyon_conductor_index_blocks", "Different blocks in the index", lambda: len(fleet.index))
+        gauge("pinyon_conductor_index_entries", "(block, holder) pairs", lambda: fleet.index.entries)
+        gauge("pinyon_conductor_index_skipped", "Pairs refused: index full", lambda: fleet.index.skipped)
+        inflight = fleet.inflight
+        gauge("pinyon_conductor_inflight_prefills", "Placements not yet prefilled", lambda: inflight.prefills)
+        gauge("pinyon_conductor_inflight_placements", "Placements not ended", lambda: inflight.decodes)
+        gauge("pinyon_conductor_inflight_expired", "Parts of placements that got too old", lambda: inflight.expired)
+
+
+def _count_role(fleet: Fleet, role: InstanceRole) -> int:
+    return sum(state.info.role is role for state in fleet.instances())

@@ -1,0 +1,70 @@
+"""Requests in, answers out: what both the unary method and the sessions of load balancers call."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.clock import Clock
+from pinyon.core.errors import PinyonError
+from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.scheduler import Scheduler
+from pinyon.runtime.interceptors import error_to_proto
+from pinyon.runtime.telemetry import Telemetry
+from services.conductor.convert import placement_to_proto, request_from_proto
+from services.conductor.metrics import ConductorMetrics
+
+__all__ = ["Placer"]
+
+
+class Placer:
+    """Places requests, one after the other on the event loop: each sees what those before it added."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        inflight: InFlightTable,
+        metrics: ConductorMetrics,
+        telemetry: Telemetry,
+        clock: Clock,
+        ttft_slo_s: float,
+        tbt_slo_s: float,
+    ) -> None:
+        self._scheduler = scheduler
+        self._inflight = inflight
+        self._metrics = metrics
+        self._telemetry = telemetry
+        self._clock = clock
+        self._ttft_slo_s = ttft_slo_s
+        self._tbt_slo_s = tbt_slo_s
+
+    def place(self, message: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
+        """One placement. Raises the :class:`PinyonError` that says why there is none."""
+        started = time.perf_counter()
+        request_id = message.request_id or f"conductor-{secrets.token_hex(8)}"
+        with self._telemetry.span("conductor.schedule", message.traceparent, request_id=request_id) as span:
+            try:
+                request = request_from_proto(message, request_id, self._ttft_slo_s, self._tbt_slo_s)
+                decision = self._scheduler.schedule(request, self._clock())
+            except PinyonError as error:
+                self._metrics.placements.labels(error.grpc_code.lower()).inc()
+                raise
+            span.set("prefill", decision.prefill.info.instance_id)
+            span.set("decode", decision.decode.info.instance_id)
+            span.set("reused_blocks", decision.reused_blocks)
+            response = conductor_pb2.ScheduleResponse(request_id=request_id, placement=placement_to_proto(decision))
+        self._metrics.placed.inc()
+        self._metrics.predicted_ttft.observe(decision.ttft_s)
+        self._metrics.schedule_latency.observe(time.perf_counter() - started)
+        return response
+
+    def answer(self, message: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
+        """As :meth:`place`, with the error as a value."""
+        try:
+            return self.place(message)
+        except PinyonError as error:
+            return conductor_pb2.ScheduleResponse(request_id=message.request_id, error=error_to_proto(error))
+
+    def release(self, request_id: str) -> bool:
+        return self._inflight.release(request_id)

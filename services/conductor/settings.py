@@ -1,0 +1,36 @@
+"""What the conductor can be told."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pinyon.placement.kvcache_centric import BALANCING_THRESHOLD_DEFAULT
+from pinyon.runtime.settings import ServiceSettings, service_config
+
+__all__ = ["ConductorSettings"]
+
+
+class ConductorSettings(ServiceSettings):
+    """The control plane: knows the instances and what they hold, and places requests."""
+
+    model_config = service_config("conductor")
+
+    policy: Literal["kvcache_centric", "least_loaded"] = Field("kvcache_centric", description="placement policy")
+    kvcache_balancing_threshold: float = Field(
+        BALANCING_THRESHOLD_DEFAULT,
+        ge=1,
+        description="fetch a prefix that is more than this many times as long as the local one",
+    )
+    ttft_slo_ms: int = Field(30_000, ge=0, description="time to first token for requests that name none; 0 is off")
+    tbt_slo_ms: int = Field(0, ge=0, description="time between tokens for requests that name none; 0 is off")
+    lease_ms: int = Field(3_000, ge=100, le=600_000, description="an instance is forgotten this long after a report")
+    instances_max: int = Field(512, ge=1, le=4096, description="instances, store nodes among them")
+    index_entries_max: int = Field(4_000_000, ge=1, description="(block, holder) pairs in the block index")
+    inflight_max: int = Field(100_000, ge=1, description="placements in flight")
+    inflight_prefill_s: float = Field(
+        60.0, gt=0, description="seconds after which a placement's prefill counts no longer if nobody reported its end"
+    )
+    inflight_decode_s: float = Field(600.0, gt=0, description="the same for its decode")
+    lb_sessions_max: int = Field(256, ge=1, le=4096, description="load balancers connected at once")

@@ -1,0 +1,30 @@
+"""How many prompt tokens of whom go into the next step (chunked prefill, Mooncake §3.3 and Sarathi-style budgets)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["plan_chunks"]
+
+
+def plan_chunks(
+    spans: Sequence[tuple[int, int]], *, budget_tokens: int, chunk_tokens: int, block_tokens: int
+) -> list[int]:
+    """Tokens to compute now for each ``(position, end)`` span, in order of arrival; trailing zeros are left out.
+
+    The first span gets all it can use before the second gets anything. No span gets more than ``chunk_tokens``. A chunk
+    that does not reach the span's end is cut at a block boundary where that leaves at least one token, so that blocks
+    become complete (and whole ranges to send) as early as possible.
+    """
+    taken: list[int] = []
+    for position, end in spans:
+        take = min(end - position, chunk_tokens, budget_tokens)
+        if take <= 0:
+            break
+        if position + take < end:
+            over = (position + take) % block_tokens
+            if over < take:
+                take -= over
+        taken.append(take)
+        budget_tokens -= take
+    return taken

@@ -1,0 +1,226 @@
+"""A pool of equal blocks and which key each one holds (Mooncake §3.2.1; vLLM's block pool is the model).
+
+Every block is in exactly one state::
+
+    free ──allocate──▶ used, unkeyed ──publish──▶ used, keyed ◀──acquire/release──▶ cached
+     ▲                      │ release                                                  │
+     └──────────────────────┴──────────────── evicted by allocate, or removed ─────────┘
+
+A used block has at least one reference; a cached block has none, keeps its key and content, and may be evicted. The
+pool knows block numbers and keys, never memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits
+from pinyon.paging.key_changes import KeyChanges
+
+__all__ = ["BlockPool"]
+
+
+class BlockPool:
+    """Blocks ``0 .. num_blocks - 1``. Not thread-safe: one owner.
+
+    ``now_s`` and ``traits`` only reach the eviction policy; policies that go by order ignore them.
+    """
+
+    def __init__(self, num_blocks: int, eviction: EvictionPolicy[int]) -> None:
+        if num_blocks <= 0:
+            raise ValueError(f"num_blocks must be positive, got {num_blocks}")
+        if len(eviction):
+            raise ValueError("the eviction policy belongs to another pool")
+        self._total = num_blocks
+        self._eviction = eviction
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._refs = [0] * num_blocks
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._traits: dict[int, Traits] = {}
+        self._by_key: dict[bytes, int] = {}
+        self._changes = KeyChanges()
+
+    # -- reading
+
+    def match_prefix(self, keys: Sequence[bytes]) -> int:
+        """How many leading blocks are held. Takes nothing."""
+        by_key = self._by_key
+        for index, key in enumerate(keys):
+            if key not in by_key:
+                return index
+        return len(keys)
+
+    def acquire(self, keys: Sequence[bytes], *, allow_gaps: bool = False) -> list[tuple[int, int]]:
+        """``(index in keys, block)`` of the leading run that is held, with one reference each.
+
+        With ``allow_gaps``, of every key that is held.
+        """
+        by_key, refs = self._by_key, self._refs
+        found: list[tuple[int, int]] = []
+        revived: list[int] = []
+        for index, key in enumerate(keys):
+            block = by_key.get(key)
+            if block is None:
+                if allow_gaps:
+                    continue
+                break
+            if not refs[block]:
+                revived.append(block)
+            refs[block] += 1
+            found.append((index, block))
+        if revived:
+            self._eviction.remove(revived)
+        return found
+
+    # -- writing
+
+    def allocate(self, count: int, *, now_s: float = 0.0) -> list[int] | None:
+        """``count`` blocks without a key, one reference each. Evicts cached blocks as needed.
+
+        ``None`` when free and cached blocks do not suffice; nothing has changed then.
+        """
+        if count < 0:
+            raise ValueError(f"count must not be negative, got {count}")
+        if count > len(self._free) + len(self._eviction):
+            return None
+        while len(self._free) < count:
+            victim = self._eviction.victim(now_s)
+            if victim is None:
+                raise RuntimeError("the eviction policy lost an item")
+            self._forget_key(victim)
+            self._free.append(victim)
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._refs[block] = 1
+        return blocks
+
+    def publish(self, block: int, key: bytes, *, traits: Traits = NO_TRAITS) -> int:
+        """The block's content is complete and never changes again: ``key`` is readable from now on.
+
+        If another block holds the key, that one keeps it and this one stays unkeyed. Returns the block that holds it.
+        Raises ``ValueError`` if the block is not in use or holds another key.
+        """
+        if not self._refs[block]:
+            raise ValueError(f"block {block} is not in use")
+        holder = self._by_key.setdefault(key, block)
+        if holder != block:
+            return holder
+        present = self._keys[block]
+        if present is None:
+            self._keys[block] = key
+            if traits is not NO_TRAITS:
+                self._traits[block] = traits
+            self._changes.add(key)
+        elif present != key:
+            del self._by_key[key]
+            raise ValueError(f"block {block} holds another key")
+        return block
+
+    def release(self, blocks: Iterable[int], *, now_s: float = 0.0) -> None:
+        """One reference less on each. At none, a keyed block is cached (evictable) and an unkeyed one is free.
+
+        Give the blocks in prompt order: the last ones will be evicted first, because a block without those before it
+        is of no use. Raises ``ValueError`` for a block without references (nothing after it is released).
+        """
+        refs, keys = self._refs, self._keys
+        cached: list[int] = []
+        for block in reversed(list(blocks)):
+            left = refs[block] - 1
+            if left < 0:
+                self._cache(cached, now_s)
+                raise ValueError(f"block {block} is not in use")
+            refs[block] = left
+            if not left:
+                if keys[block] is None:
+                    self._free.append(block)
+                else:
+                    cached.append(block)
+        self._cache(cached, now_s)
+
+    def _cache(self, blocks: list[int], now_s: float) -> None:
+        if not self._traits:
+            self._eviction.insert(blocks, now_s)
+            return
+        for block in blocks:
+            self._eviction.insert((block,), now_s, self._traits.get(block, NO_TRAITS))
+
+    def remove(self, key: bytes) -> bool:
+        """Forget the key. Its block is free as soon as nobody uses it. Whether it was held."""
+        block = self._by_key.get(key)
+        if block is None:
+            return False
+        if not self._refs[block]:
+            self._eviction.remove((block,))
+            self._free.append(block)
+        self._forget_key(block)
+        return True
+
+    def _forget_key(self, block: int) -> None:
+        key = self._keys[block]
+        if key is None:
+            raise RuntimeError(f"block {block} has no key")
+        self._keys[block] = None
+        self._traits.pop(block, None)
+        del self._by_key[key]
+        self._changes.remove(key)
+
+    # -- telling others
+
+    def drain_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Net ``(stored, removed)`` keys since the last call, see :class:`KeyChanges`."""
+        return self._changes.drain()
+
+    def keys(self) -> list[bytes]:
+        """All keys held."""
+        return list(self._by_key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @property
+    def free(self) -> int:
+        """Blocks without content."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Blocks kept only for reuse."""
+        return len(self._eviction)
+
+    @property
+    def used(self) -> int:
+        """Blocks with references."""
+        return self._total - len(self._free) - len(self._eviction)
+
+    def check_integrity(self) -> None:
+        """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
+        free = set(self._free)
+        faults = [
+            (len(free) != len(self._free), "a block is free twice"),
+            (any(self._refs[block] or self._keys[block] is not None for block in free), "a free block is in use"),
+            (any(refs < 0 for refs in self._refs), "a negative reference count"),
+            (
+                any(self._keys[block] != key for key, block in self._by_key.items())
+                or len(self._by_key) != sum(key is not None for key in self._keys),
+                "keys and blocks disagree",
+            ),
+            (
+                any(
+                    (block in self._eviction) != (not self._refs[block] and self._keys[block] is not None)
+                    for block in range(self._total)
+                ),
+                "evictable is not what is cached",
+            ),
+            (
+                len(free) + len(self._eviction) + sum(refs > 0 for refs in self._refs) != self._total,
+                "free + cached + used is not the total",
+            ),
+            (any(self._keys[block] is None for block in self._traits), "traits of a block without a key"),
+        ]
+        broken = [text for wrong, text in faults if wrong]
+        if broken:
+            raise RuntimeError(f"block pool: {'; '.join(broken)}")

@@ -1,0 +1,39 @@
+"""Which keys came and went since somebody last asked."""
+
+from __future__ import annotations
+
+__all__ = ["KeyChanges"]
+
+
+class KeyChanges:
+    """Net changes of a set of keys: one that came and went, or went and came, between two drains is in none.
+
+    So it never holds more keys than there are now plus there were at the last drain, however long nobody drains it.
+    The caller adds only keys that are not in the set, and removes only those that are.
+    """
+
+    def __init__(self) -> None:
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    def add(self, key: bytes) -> None:
+        if key in self._removed:
+            del self._removed[key]
+        else:
+            self._stored[key] = None
+
+    def remove(self, key: bytes) -> None:
+        if key in self._stored:
+            del self._stored[key]
+        else:
+            self._removed[key] = None
+
+    def drain(self) -> tuple[list[bytes], list[bytes]]:
+        """``(stored, removed)`` since the last call, each in the order in which it happened."""
+        stored, removed = list(self._stored), list(self._removed)
+        self._stored.clear()
+        self._removed.clear()
+        return stored, removed
+
+    def __bool__(self) -> bool:
+        return bool(self._stored or self._removed)

@@ -1,0 +1,74 @@
+"""Leases: the right to read something until a time, during which it is not evicted."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from pinyon.core.errors import ResourceExhausted
+
+__all__ = ["LeaseTable"]
+
+T = TypeVar("T")
+
+
+class LeaseTable(Generic[T]):
+    """Who reads what until when. The table holds names only: the caller took the references and gives them back.
+
+    ``first_id`` should be drawn at random by the process, so that a reader's late release that was meant for the
+    process before a restart does not end somebody else's lease. Times are monotonic seconds.
+    """
+
+    def __init__(self, *, first_id: int = 1, max_leases: int = 65536) -> None:
+        if first_id < 1:
+            raise ValueError(f"lease ids start at 1 or above, got {first_id}")
+        self._next_id = first_id
+        self._max_leases = max_leases
+        self._leases: dict[int, tuple[float, list[T]]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    def grant(self, items: Iterable[T], now_s: float, duration_s: float) -> int:
+        """The id (> 0) of a lease that ends at ``now_s + duration_s``.
+
+        Raises :class:`ResourceExhausted` at the limit; the caller then gives its references back.
+        """
+        if len(self._leases) >= self._max_leases:
+            raise ResourceExhausted(f"{self._max_leases} leases are held", retry_after_s=1.0)
+        lease_id = self._next_id
+        self._next_id += 1
+        deadline = now_s + duration_s
+        self._leases[lease_id] = (deadline, list(items))
+        if len(self._deadlines) > 2 * len(self._leases) + 64:  # mostly leases that were released early
+            self._deadlines = [(end, each) for each, (end, _) in self._leases.items()]
+            heapq.heapify(self._deadlines)
+        else:
+            heapq.heappush(self._deadlines, (deadline, lease_id))
+        return lease_id
+
+    def release(self, lease_id: int) -> list[T] | None:
+        """What the lease held, which the caller now gives back; ``None`` if it ended before."""
+        lease = self._leases.pop(lease_id, None)
+        return None if lease is None else lease[1]
+
+    def expire(self, now_s: float) -> list[list[T]]:
+        """What the leases held whose time is up; they are forgotten."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            lease = self._leases.pop(heapq.heappop(self._deadlines)[1], None)
+            if lease is not None:
+                expired.append(lease[1])
+        return expired
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`expire` may find something, at the earliest; ``None`` when nothing is leased."""
+        while self._deadlines and self._deadlines[0][1] not in self._leases:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    @property
+    def count(self) -> int:
+        return len(self._leases)
+
+    def __len__(self) -> int:
+        return len(self._leases)

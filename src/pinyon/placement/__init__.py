@@ -1,0 +1,1 @@
+"""Where a request runs: block index, cost model, admission, policies."""

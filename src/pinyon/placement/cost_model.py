@@ -1,0 +1,236 @@
+"""How long things take: prefill, transfer, decode step. Each a small polynomial that follows what is measured.
+
+Mooncake §4.1 predicts the prefill time from request length and prefix length by polynomial regression. The terms here
+are those of its formula (1): computing ``n`` prompt tokens of which ``p`` are reused costs
+
+    t(n, p) = k0 + k1 (n - p) + k2 (n² - p²)
+
+(a constant, the linear layers, attention). All coefficients stay non-negative, so a prediction is never negative, never
+falls when the prompt grows, and never rises when more of it is reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+__all__ = ["DecodeCostModel", "NonNegativeLeastSquares", "PrefillCostModel", "TransferCostModel"]
+
+# In samples: how much a coefficient is drawn to its prior where measurements say nothing about it.
+PRIOR_WEIGHT = 1e-4
+# A single sample counts as at most this multiple of the prediction: a hiccup must not pass for the machine's speed.
+OUTLIER_RATIO = 8.0
+# Gives the last ~100 samples most of the weight.
+FORGETTING = 0.99
+
+
+class NonNegativeLeastSquares:
+    """Recursive least squares with exponential forgetting under ``coefficient >= 0``.
+
+    Every sample is divided by what the prior predicts for it, so the fit minimises relative errors and small requests
+    count as much as large ones. Unknowns are the multiples of the prior's coefficients, at most four of them: the
+    normal equations are solved exactly, by trying which coefficients are zero.
+    """
+
+    __slots__ = ("_dirty", "_moments", "_multiples", "_prior", "_targets", "count")
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        if not 1 <= len(prior) <= 4 or min(prior) <= 0:
+            raise ValueError(f"a prior has one to four positive coefficients, got {list(prior)}")
+        size = len(prior)
+        self._prior = tuple(prior)
+        self._moments = [[0.0] * size for _ in range(size)]
+        self._targets = [0.0] * size
+        self._multiples = [1.0] * size
+        self._dirty = False
+        self.count = 0
+
+    def observe(self, terms: Sequence[float], seconds: float) -> None:
+        """Learn that work with these ``terms`` (non-negative, not all zero) took ``seconds``."""
+        shares = [k * x for k, x in zip(self._prior, terms, strict=True)]
+        expected = sum(shares)
+        if expected <= 0 or seconds < 0:
+            raise ValueError(f"cannot learn from terms {list(terms)} and {seconds} s")
+        shares = [share / expected for share in shares]
+        target = seconds / expected
+        if self.count:
+            now = sum(c * share for c, share in zip(self.multiples, shares, strict=True))
+            # relative to the prior too, else a model that learned "takes nothing" could never leave zero
+            target = min(target, OUTLIER_RATIO * max(now, 1e-3))
+        for i, share in enumerate(shares):
+            row = self._moments[i]
+            for j, other in enumerate(shares):
+                row[j] = FORGETTING * row[j] + share * other
+            self._targets[i] = FORGETTING * self._targets[i] + share * target
+        self.count += 1
+        self._dirty = True
+
+    @property
+    def multiples(self) -> list[float]:
+        """The fitted coefficients as multiples of the prior's."""
+        if self._dirty:
+            self._multiples = self._solve()
+            self._dirty = False
+        return self._multiples
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds per unit of each term, all >= 0."""
+        return tuple(k * c for k, c in zip(self._prior, self.multiples, strict=True))
+
+    def copy_from(self, other: NonNegativeLeastSquares) -> None:
+        """Start from what ``other`` (of the same prior) has learned."""
+        self._moments = [list(row) for row in other._moments]
+        self._targets = list(other._targets)
+        self._multiples = list(other._multiples)
+        self._dirty = other._dirty
+        self.count = other.count
+
+    def _solve(self) -> list[float]:
+        size = len(self._prior)
+        matrix = [
+            [m + (PRIOR_WEIGHT if i == j else 0.0) for j, m in enumerate(row)] for i, row in enumerate(self._moments)
+        ]
+        rhs = [t + PRIOR_WEIGHT for t in self._targets]
+        best, best_cost = [0.0] * size, 0.0
+        for free_count in range(size, 0, -1):
+            for free in combinations(range(size), free_count):
+                part = _solve_positive_definite([[matrix[i][j] for j in free] for i in free], [rhs[i] for i in free])
+                if min(part) < 0:
+                    continue
+                # at a stationary point the quadratic's value is -1/2 rhs·x
+                cost = -sum(rhs[i] * x for i, x in zip(free, part, strict=True))
+                if cost < best_cost:
+                    best_cost = cost
+                    best = [0.0] * size
+                    for i, x in zip(free, part, strict=True):
+                        best[i] = x
+            if free_count == size and best_cost < 0:
+                break  # the unconstrained minimum is inside: nothing beats it
+        return best
+
+
+def _solve_positive_definite(matrix: list[list[float]], rhs: list[float]) -> list[float]:
+    """Gaussian elimination; the prior's weight on the diagonal keeps every pivot positive."""
+    size = len(rhs)
+    rows = [[*row, value] for row, value in zip(matrix, rhs, strict=True)]
+    for i in range(size):
+        pivot = rows[i]
+        for j in range(i + 1, size):
+            factor = rows[j][i] / pivot[i]
+            rows[j] = [a - factor * b for a, b in zip(rows[j], pivot, strict=True)]
+    result = [0.0] * size
+    for i in range(size - 1, -1, -1):
+        result[i] = (rows[i][size] - sum(rows[i][j] * result[j] for j in range(i + 1, size))) / rows[i][i]
+    return result
+
+
+class PrefillCostModel:
+    """Seconds to compute the rest of a prompt.
+
+    The prior is 2 ms plus 100 µs per token, with attention as heavy as the linear layers at 45,000 tokens (formula (1)
+    of Mooncake with its a = 4, b = 22, d = 8192).
+    """
+
+    __slots__ = ("_fit", "_k")
+
+    def __init__(self) -> None:
+        self._fit = NonNegativeLeastSquares((2e-3, 1e-4, 1e-4 / 45_000))
+        self._k: tuple[float, ...] | None = None
+
+    @property
+    def samples(self) -> int:
+        return self._fit.count
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """``(k0 s, k1 s/token, k2 s/token²)``; lets a loop over instances evaluate the formula in place."""
+        if self._k is None:
+            self._k = self._fit.coefficients
+        return self._k
+
+    def predict_s(self, prompt_tokens: int, prefix_tokens: int) -> float:
+        """Seconds to compute a prompt of ``prompt_tokens`` whose first ``prefix_tokens`` are reused."""
+        k0, k1, k2 = self.coefficients
+        rest = prompt_tokens - prefix_tokens
+        return k0 + k1 * rest + k2 * rest * (prompt_tokens + prefix_tokens)
+
+    def backlog_s(self, tokens: int) -> float:
+        """Seconds for queued prompt tokens of unknown requests: their linear part only, a lower bound."""
+        return self.coefficients[1] * tokens
+
+    def observe(self, computed_tokens: int, prefix_tokens: int, seconds: float) -> None:
+        """Learn from one measured prefill, without its queueing and transfers."""
+        if computed_tokens > 0:
+            total = computed_tokens + prefix_tokens
+            self._fit.observe((1.0, computed_tokens, computed_tokens * (total + prefix_tokens)), seconds)
+            self._k = None
+
+    def copy_from(self, other: PrefillCostModel) -> None:
+        self._fit.copy_from(other._fit)
+        self._k = None
+
+
+class TransferCostModel:
+    """Seconds to fetch KV into one instance: a start plus bytes over bandwidth. Prior: 1 ms and 1 GB/s."""
+
+    __slots__ = ("_fit", "_k")
+
+    def __init__(self) -> None:
+        self._fit = NonNegativeLeastSquares((1e-3, 1e-9))
+        self._k: tuple[float, ...] | None = None
+
+    @property
+    def samples(self) -> int:
+        return self._fit.count
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """``(start s, s/byte)``."""
+        if self._k is None:
+            self._k = self._fit.coefficients
+        return self._k
+
+    def predict_s(self, size_bytes: int) -> float:
+        start, per_byte = self.coefficients
+        return start + per_byte * size_bytes if size_bytes else 0.0
+
+    def observe(self, size_bytes: int, seconds: float) -> None:
+        """Learn from one measured fetch."""
+        if size_bytes > 0:
+            self._fit.observe((1.0, size_bytes), seconds)
+            self._k = None
+
+    def copy_from(self, other: TransferCostModel) -> None:
+        self._fit.copy_from(other._fit)
+        self._k = None
+
+
+class DecodeCostModel:
+    """Seconds between tokens with a number of requests in the batch. Prior: 10 ms plus 1 ms per request."""
+
+    __slots__ = ("_fit", "_k")
+
+    def __init__(self) -> None:
+        self._fit = NonNegativeLeastSquares((1e-2, 1e-3))
+        self._k: tuple[float, ...] | None = None
+
+    @property
+    def samples(self) -> int:
+        return self._fit.count
+
+    def predict_s(self, batch: int) -> float:
+        if self._k is None:
+            self._k = self._fit.coefficients
+        base, per_request = self._k
+        return base + per_request * batch
+
+    def observe(self, batch: int, seconds: float) -> None:
+        """Learn that a batch of this size took ``seconds`` per token."""
+        if batch > 0:
+            self._fit.observe((1.0, batch), seconds)
+            self._k = None
+
+    def copy_from(self, other: DecodeCostModel) -> None:
+        self._fit.copy_from(other._fit)
+        self._k = None

@@ -1,0 +1,52 @@
+"""``SelectDecodingInstance`` of Mooncake's Algorithm 1 (line 17): the least loaded one that has room."""
+
+from __future__ import annotations
+
+from pinyon.placement.index import PrefixMatch
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import PlacementRequest, Pool
+
+__all__ = ["decode_blocks", "select_decode"]
+
+# Loads this close count as equal; then what saves KV transfers decides.
+NEAR_SHARE = 0.125
+# For instances that name no limit.
+BATCH_DEFAULT = 256
+
+
+def decode_blocks(request: PlacementRequest, state: InstanceState, block_tokens: int) -> int:
+    """KV blocks the decode instance reserves for the request: prompt and all it may generate."""
+    tokens = request.prompt_tokens + max(1, request.max_tokens)
+    context = state.info.max_context_tokens
+    if context:
+        tokens = min(tokens, context)
+    return -(-tokens // block_tokens)
+
+
+def select_decode(
+    request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState
+) -> tuple[InstanceState, float]:
+    """The decode instance and its predicted time between tokens in seconds.
+
+    Load is the larger share of batch slots and KV blocks in use with this request added; over 1, the request would
+    first wait. Among the least loaded and those near it (if they have room as well) the prefill instance itself is
+    preferred, as then no KV moves; then the one that holds most of the prefix.
+    """
+    block_tokens = pool.layout.block_tokens
+    loads: list[tuple[float, InstanceState]] = []
+    for state in pool.decodes:
+        share = (state.decoding_requests() + 1) / (state.info.max_batch or BATCH_DEFAULT)
+        capacity = state.info.capacity_blocks
+        if capacity:
+            share = max(share, (state.blocks_in_use() + decode_blocks(request, state, block_tokens)) / capacity)
+        loads.append((share, state))
+    least = min(share for share, _ in loads)
+    bound = least if least > 1 else min(1.0, least + NEAR_SHARE)
+    leading = match.leading
+    _, _, _, _, chosen = min(
+        (state is not prefill, -leading.get(state.bit, 0), share, index, state)
+        for index, (share, state) in enumerate(loads)
+        if share <= bound
+    )
+    batch = min(chosen.decoding_requests() + 1, chosen.info.max_batch or BATCH_DEFAULT)
+    return chosen, chosen.decode_model.predict_s(batch)

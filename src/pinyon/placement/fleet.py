@@ -1,0 +1,146 @@
+"""All live instances with the block index over them, and the pools a request may choose from."""
+
+from __future__ import annotations
+
+from pinyon.core.errors import NotFound, ResourceExhausted, Unavailable
+from pinyon.placement.index import BlockIndex
+from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceRole, InstanceState, KvGroup
+from pinyon.placement.policy import Pool
+
+__all__ = ["Fleet"]
+
+UNLIMITED = 2**63
+
+
+class Fleet:
+    """Owns the :class:`InstanceState` objects, their bits in the index, and what is in flight on them.
+
+    ``version`` grows when an instance joins, leaves, or becomes schedulable or not; not with each load report.
+    """
+
+    def __init__(self, index: BlockIndex, inflight: InFlightTable, instances_max: int) -> None:
+        self.index = index
+        self.inflight = inflight
+        self.version = 1
+        self._instances_max = instances_max
+        self._by_id: dict[str, InstanceState] = {}
+        self._by_bit: dict[int, InstanceState] = {}
+        self._pools: dict[str, tuple[Pool, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def instances(self) -> list[InstanceState]:
+        """All, by id."""
+        return sorted(self._by_id.values(), key=lambda state: state.info.instance_id)
+
+    def get(self, instance_id: str) -> InstanceState | None:
+        return self._by_id.get(instance_id)
+
+    def at_bit(self, bit: int) -> InstanceState:
+        """The instance a bit of the index stands for."""
+        return self._by_bit[bit]
+
+    def join(self, info: InstanceInfo) -> InstanceState:
+        """A new instance, or a new boot of a known one: then all that was known of the old boot is void.
+
+        Raises :class:`ResourceExhausted` at the limit of instances.
+        """
+        if info.instance_id in self._by_id:
+            self.leave(info.instance_id)
+        if len(self._by_id) >= self._instances_max:
+            raise ResourceExhausted(f"the limit of {self._instances_max} instances is reached", retry_after_s=1.0)
+        bit = 1
+        while bit in self._by_bit:
+            bit <<= 1
+        state = InstanceState(info, bit)
+        self._inherit(state)
+        self.index.add(bit)
+        self._by_id[info.instance_id] = state
+        self._by_bit[bit] = state
+        self._changed()
+        return state
+
+    def leave(self, instance_id: str) -> None:
+        """Forget an instance with its blocks and what was in flight on it."""
+        state = self._by_id.pop(instance_id)
+        del self._by_bit[state.bit]
+        state.connected = False
+        self.index.drop(state.bit)
+        self.inflight.drop_instance(state)
+        self._changed()
+
+    def set_connected(self, state: InstanceState, connected: bool) -> None:
+        if state.connected != connected:
+            state.connected = connected
+            self._changed()
+
+    def set_load(self, state: InstanceState, load: InstanceLoad) -> None:
+        """Take a load report, and learn the time between tokens from it."""
+        was = state.schedulable
+        state.load = load
+        if load.mean_tbt_ms > 0 and load.running_requests:
+            state.decode_model.observe(load.running_requests, load.mean_tbt_ms * 1e-3)
+        if state.schedulable != was:
+            self._changed()
+
+    def pools(self, model: str) -> tuple[Pool, ...]:
+        """Where requests for the model can run, never empty.
+
+        Raises :class:`NotFound` if no known instance serves it, :class:`Unavailable` if there is no instance at all or
+        none of its instances can take a request now.
+        """
+        pools = self._pools.get(model)
+        if pools is None:
+            pools = self._build_pools(model)
+            if pools:  # misses are not kept: their names come from outside
+                self._pools[model] = pools
+        if pools:
+            return pools
+        workers = [state for state in self._by_id.values() if state.info.role is not InstanceRole.STORE]
+        if not workers:
+            raise Unavailable("no instance is registered", retry_after_s=1.0)
+        if not any(state.info.model == model for state in workers):
+            raise NotFound(f"no instance serves the model {model[:128]!r}", field="model")
+        raise Unavailable("no prefill and decode instances of this model are available", retry_after_s=1.0)
+
+    def _build_pools(self, model: str) -> tuple[Pool, ...]:
+        members = [state for state in self.instances() if state.schedulable]
+        sources = 0
+        for state in members:
+            sources |= state.bit
+        by_bit = {state.bit: state for state in members}
+        groups: dict[KvGroup, list[InstanceState]] = {}
+        for state in members:
+            if state.info.model == model and state.info.layout is not None:
+                groups.setdefault(state.info.group, []).append(state)
+        pools = []
+        for group in groups.values():
+            layout = group[0].info.layout
+            prefills = tuple(state for state in group if state.info.role.prefills)
+            decodes = tuple(state for state in group if state.info.role.decodes)
+            if layout is not None and prefills and decodes:
+                room = min(_tokens_max(state, layout.block_tokens) for state in group)
+                pools.append(Pool(layout, prefills, decodes, sources, by_bit, room))
+        return tuple(pools)
+
+    def _inherit(self, state: InstanceState) -> None:
+        """Start the cost models from those of the sibling that has measured most."""
+        siblings = [other for other in self._by_id.values() if other.info.group == state.info.group]
+        if not siblings or state.info.layout is None:
+            return
+        state.prefill_model.copy_from(max(siblings, key=lambda other: other.prefill_model.samples).prefill_model)
+        state.transfer_model.copy_from(max(siblings, key=lambda other: other.transfer_model.samples).transfer_model)
+        state.decode_model.copy_from(max(siblings, key=lambda other: other.decode_model.samples).decode_model)
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._pools.clear()
+
+
+def _tokens_max(state: InstanceState, block_tokens: int) -> int:
+    """Prompt plus generation that the instance can hold at all."""
+    context = state.info.max_context_tokens or UNLIMITED
+    memory = state.info.capacity_blocks * block_tokens or UNLIMITED
+    return min(context, memory)

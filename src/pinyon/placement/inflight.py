@@ -1,0 +1,132 @@
+"""What placements added to instances and no report has taken back yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pinyon.core.errors import ResourceExhausted
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import FetchSpan, PlacementDecision
+
+__all__ = ["InFlightTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    state: InstanceState
+    prefill_us: int
+    fetches: tuple[FetchSpan, ...]
+    placed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    state: InstanceState
+    blocks: int
+    placed_s: float
+
+
+class InFlightTable:
+    """The prefill and the decode part of every placement, until each ends, is released, or gets too old.
+
+    Age is the last resort (a load balancer died between the placement and its use): a part counts for at most
+    ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements.
+    """
+
+    def __init__(self, limit: int, prefill_s: float, decode_s: float) -> None:
+        self._limit = limit
+        self._prefill_s = prefill_s
+        self._decode_s = decode_s
+        # insertion order is age: the oldest are in front
+        self._prefills: dict[str, _Prefill] = {}
+        self._decodes: dict[str, _Decode] = {}
+        self.expired = 0
+
+    @property
+    def prefills(self) -> int:
+        return len(self._prefills)
+
+    @property
+    def decodes(self) -> int:
+        return len(self._decodes)
+
+    def check_room(self, now_s: float) -> None:
+        """Raise :class:`ResourceExhausted` if no placement can be added."""
+        if len(self._decodes) >= self._limit or len(self._prefills) >= self._limit:
+            self.expire(now_s)
+            if len(self._decodes) >= self._limit or len(self._prefills) >= self._limit:
+                raise ResourceExhausted(f"{self._limit} placements are in flight", retry_after_s=1.0)
+
+    def add(self, request_id: str, decision: PlacementDecision, decode_blocks: int, now_s: float) -> None:
+        """Count a placement; one of the same id that is still counted is replaced (the request was placed again)."""
+        self.release(request_id)
+        prefill, decode = decision.prefill, decision.decode
+        prefill_us = round((decision.transfer_s + decision.prefill_s) * 1e6)
+        self._prefills[request_id] = _Prefill(prefill, prefill_us, decision.fetches, now_s)
+        prefill.inflight_prefill_us += prefill_us
+        for span in decision.fetches:
+            span.source.inflight_reads += span.block_count
+        self._decodes[request_id] = _Decode(decode, decode_blocks, now_s)
+        decode.inflight_decodes += 1
+        decode.inflight_decode_blocks += decode_blocks
+
+    def end_prefill(self, request_id: str, state: InstanceState) -> None:
+        """``state`` reported the end. Ignored if the request is not, or no longer, placed there."""
+        part = self._prefills.get(request_id)
+        if part is not None and part.state is state:
+            self._drop_prefill(request_id)
+
+    def end_decode(self, request_id: str, state: InstanceState) -> None:
+        """``state`` reported the end of the decode, which ends the whole request: the decode instance owns it."""
+        part = self._decodes.get(request_id)
+        if part is not None and part.state is state:
+            self.release(request_id)
+
+    def release(self, request_id: str) -> bool:
+        """Forget a placement. Returns whether any part of it was still counted."""
+        known = request_id in self._prefills or request_id in self._decodes
+        if request_id in self._prefills:
+            self._drop_prefill(request_id)
+        if request_id in self._decodes:
+            self._drop_decode(request_id)
+        return known
+
+    def drop_instance(self, state: InstanceState) -> None:
+        """The instance is gone: its parts count no longer."""
+        for request_id in [key for key, prefill in self._prefills.items() if prefill.state is state]:
+            self._drop_prefill(request_id)
+        for request_id in [key for key, decode in self._decodes.items() if decode.state is state]:
+            self._drop_decode(request_id)
+
+    def expire(self, now_s: float) -> int:
+        """Forget parts that are too old; returns how many."""
+        old_prefills = _older(self._prefills, now_s - self._prefill_s)
+        old_decodes = _older(self._decodes, now_s - self._decode_s)
+        for request_id in old_prefills:
+            self._drop_prefill(request_id)
+        for request_id in old_decodes:
+            self._drop_decode(request_id)
+        count = len(old_prefills) + len(old_decodes)
+        self.expired += count
+        return count
+
+    def _drop_prefill(self, request_id: str) -> None:
+        part = self._prefills.pop(request_id)
+        part.state.inflight_prefill_us -= part.prefill_us
+        for span in part.fetches:
+            span.source.inflight_reads -= span.block_count
+
+    def _drop_decode(self, request_id: str) -> None:
+        part = self._decodes.pop(request_id)
+        part.state.inflight_decodes -= 1
+        part.state.inflight_decode_blocks -= part.blocks
+
+
+def _older(parts: dict[str, _Prefill] | dict[str, _Decode], placed_before_s: float) -> list[str]:
+    """Ids of the parts placed at or before a time: a leading run, as the dict is ordered by age."""
+    old: list[str] = []
+    for request_id, part in parts.items():
+        if part.placed_s > placed_before_s:
+            break
+        old.append(request_id)
+    return old

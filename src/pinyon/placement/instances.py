@@ -1,0 +1,117 @@
+"""What the conductor knows of one instance: what it is, its last report, and what was placed on it since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pinyon.core.layout import KvLayout
+from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel, TransferCostModel
+
+__all__ = ["InstanceInfo", "InstanceLoad", "InstanceRole", "InstanceState", "KvGroup"]
+
+KvGroup = tuple[str, str, str]
+"""(model name, fingerprint of the weights, layout id): KV moves only between instances that agree in all three."""
+
+
+class InstanceRole(StrEnum):
+    """What an instance does. Store nodes hold KV objects and run nothing."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+    STORE = "store"
+
+    @property
+    def prefills(self) -> bool:
+        return self is InstanceRole.PREFILL or self is InstanceRole.MIXED
+
+    @property
+    def decodes(self) -> bool:
+        return self is InstanceRole.DECODE or self is InstanceRole.MIXED
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceInfo:
+    """What an instance said of itself when it registered; never changes during one boot of it.
+
+    ``layout`` is None for store nodes. A limit of 0 (``max_batch``, ``max_context_tokens``, ``capacity_blocks``) means
+    that the instance named none.
+    """
+
+    instance_id: str
+    boot_id: str
+    role: InstanceRole
+    address: str
+    model: str = ""
+    model_fingerprint: str = ""
+    layout: KvLayout | None = None
+    capacity_blocks: int = 0
+    max_batch: int = 0
+    max_context_tokens: int = 0
+    region: str = ""
+
+    @property
+    def group(self) -> KvGroup:
+        return (self.model, self.model_fingerprint, self.layout.layout_id if self.layout else "")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """The last load report: requests, prompt tokens, KV blocks, and milliseconds between tokens (0: none decoded)."""
+
+    pending_requests: int = 0
+    running_requests: int = 0
+    pending_prefill_tokens: int = 0
+    used_blocks: int = 0
+    cached_blocks: int = 0
+    mean_tbt_ms: float = 0.0
+    draining: bool = False
+
+
+NO_LOAD = InstanceLoad()
+
+
+@dataclass(slots=True, eq=False)
+class InstanceState:
+    """One live instance. Owned by the :class:`~pinyon.placement.fleet.Fleet`; policies only read it.
+
+    ``bit`` is the instance's bit in the block index's masks. The ``inflight_*`` sums are what placements added and no
+    report has taken back yet; they are integers, so that they return to exactly zero.
+    """
+
+    info: InstanceInfo
+    bit: int
+    load: InstanceLoad = NO_LOAD
+    connected: bool = True
+    prefill_model: PrefillCostModel = field(default_factory=PrefillCostModel)
+    transfer_model: TransferCostModel = field(default_factory=TransferCostModel)
+    decode_model: DecodeCostModel = field(default_factory=DecodeCostModel)
+    inflight_prefill_us: int = 0
+    inflight_decodes: int = 0
+    inflight_decode_blocks: int = 0
+    inflight_reads: int = 0
+    """Blocks that placements in flight fetch from here."""
+
+    @property
+    def schedulable(self) -> bool:
+        """Whether new requests are placed here, or new fetches made from here."""
+        return self.connected and not self.load.draining
+
+    def prefill_queue_s(self) -> float:
+        """Seconds of prefill work ahead of a new request (Mooncake §4.1: the sum of the queued prefill times).
+
+        What we placed and what the instance reports describe the same queue; the larger one also covers requests that
+        came past this conductor, or from before it restarted.
+        """
+        placed_s = self.inflight_prefill_us * 1e-6
+        tokens = self.load.pending_prefill_tokens
+        return max(placed_s, self.prefill_model.backlog_s(tokens)) if tokens else placed_s
+
+    def decoding_requests(self) -> int:
+        """Requests decoding or about to: reported, or placed here and not reported as ended."""
+        return max(self.load.running_requests + self.load.pending_requests, self.inflight_decodes)
+
+    def blocks_in_use(self) -> int:
+        """KV blocks that requests hold or will hold, and that reuse cannot give back."""
+        return max(self.load.used_blocks, self.inflight_decode_blocks)

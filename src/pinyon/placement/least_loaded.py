@@ -1,0 +1,25 @@
+"""Load balancing without regard to caches: the baseline of Mooncake Fig. 5."""
+
+from __future__ import annotations
+
+from pinyon.placement.decode_selection import select_decode
+from pinyon.placement.index import PrefixMatch
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+
+__all__ = ["LeastLoaded"]
+
+
+class LeastLoaded:
+    """The prefill instance with the shortest queue; it reuses what it happens to hold and fetches nothing."""
+
+    name = "least_loaded"
+
+    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch) -> PlacementDecision:
+        queue_s, _, _, state = min(
+            (state.prefill_queue_s(), state.load.cached_blocks, index, state)
+            for index, state in enumerate(pool.prefills)
+        )
+        local = match.leading.get(state.bit, 0)
+        prefill_s = state.prefill_model.predict_s(request.prompt_tokens, local * pool.layout.block_tokens)
+        decode, tbt_s = select_decode(request, pool, match, state)
+        return PlacementDecision(state, decode, local, (), queue_s, 0.0, prefill_s, tbt_s, self.name)

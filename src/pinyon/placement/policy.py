@@ -1,0 +1,111 @@
+"""What a placement policy is asked, what it answers, and the interface between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pinyon.core.layout import KvLayout
+from pinyon.placement.index import PrefixMatch
+from pinyon.placement.instances import InstanceState
+
+__all__ = ["FetchSpan", "PlacementDecision", "PlacementPolicy", "PlacementRequest", "Pool"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """One request to place. ``block_keys`` are packed; the tenant is in the keys already (their chain's namespace).
+
+    ``max_tokens`` 0 is unknown. An SLO of 0 is off. ``exclude`` names instances not to use in any way.
+    """
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    block_keys: bytes = b""
+    max_tokens: int = 0
+    ttft_slo_s: float = 0.0
+    tbt_slo_s: float = 0.0
+    exclude: frozenset[str] = frozenset()
+    no_reuse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpan:
+    """Prompt blocks ``[first_block, first_block + block_count)``, all from one source."""
+
+    source: InstanceState
+    first_block: int
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementDecision:
+    """Where a request runs, and the times that were predicted for it."""
+
+    prefill: InstanceState
+    decode: InstanceState
+    local_blocks: int
+    """Leading blocks the prefill instance is believed to hold."""
+    fetches: tuple[FetchSpan, ...]
+    """What it fetches, in block order, from ``local_blocks`` on without a gap."""
+    queue_s: float
+    transfer_s: float
+    prefill_s: float
+    tbt_s: float
+    policy: str
+
+    @property
+    def ttft_s(self) -> float:
+        return self.transfer_s + self.queue_s + self.prefill_s
+
+    @property
+    def reused_blocks(self) -> int:
+        return self.local_blocks + sum(span.block_count for span in self.fetches)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Schedulable instances between which KV can move: one model, one set of weights, one layout.
+
+    ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``sources`` is the mask of all
+    instances that blocks may be fetched from, store nodes among them; ``by_bit`` finds them.
+    """
+
+    layout: KvLayout
+    prefills: tuple[InstanceState, ...]
+    decodes: tuple[InstanceState, ...]
+    sources: int
+    by_bit: Mapping[int, InstanceState] = field(repr=False)
+    room_tokens: int
+    """Prompt plus generation that every executor of the pool can hold, in tokens."""
+
+    def without(self, exclude: frozenset[str]) -> Pool:
+        """The pool less some instances, as executors and as sources."""
+        gone = 0
+        for bit, state in self.by_bit.items():
+            if state.info.instance_id in exclude:
+                gone |= bit
+        return Pool(
+            self.layout,
+            tuple(state for state in self.prefills if not state.bit & gone),
+            tuple(state for state in self.decodes if not state.bit & gone),
+            self.sources & ~gone,
+            self.by_bit,
+            self.room_tokens,
+        )
+
+
+class PlacementPolicy(Protocol):
+    """Chooses a pair of instances. Pure: the same arguments give the same decision; nothing is changed.
+
+    Only called with at least one prefill and one decode instance. Whether the decision meets the SLO is judged
+    afterwards (:mod:`pinyon.placement.admission`).
+    """
+
+    @property
+    def name(self) -> str:
+        """How settings and placements name it."""
+
+    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch) -> PlacementDecision: ...

@@ -1,0 +1,119 @@
+"""One request in, one placement out: pools, policy, admission, and the account of what is in flight."""
+
+from __future__ import annotations
+
+from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.placement.admission import admit
+from pinyon.placement.decode_selection import decode_blocks
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.index import NO_MATCH
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import PlacementDecision, PlacementPolicy, PlacementRequest, Pool
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """Places requests on a fleet by one policy."""
+
+    def __init__(self, fleet: Fleet, policy: PlacementPolicy) -> None:
+        self._fleet = fleet
+        self._policy = policy
+
+    def schedule(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
+        """Decide and count the placement as in flight.
+
+        Raises :class:`NotFound` (model), :class:`InvalidArgument` (does not fit into any instance),
+        :class:`Unavailable` (no instance), :class:`Rejected` (SLO), :class:`ResourceExhausted` (in-flight limit).
+        """
+        fleet = self._fleet
+        fleet.inflight.check_room(now_s)
+        best: PlacementDecision | None = None
+        best_pool: Pool | None = None
+        pools = fleet.pools(request.model)
+        _check_keys(request, pools)
+        for pool in _usable(request, pools):
+            block_tokens = pool.layout.block_tokens
+            match = NO_MATCH
+            if not request.no_reuse:
+                match = fleet.index.match(request.block_keys, (request.prompt_tokens - 1) // block_tokens)
+            decision = self._policy.place(request, pool, match)
+            if best is None or decision.ttft_s < best.ttft_s:
+                best, best_pool = decision, pool
+        assert best is not None
+        assert best_pool is not None
+        admit(request, best)
+        blocks = decode_blocks(request, best.decode, best_pool.layout.block_tokens)
+        fleet.inflight.add(request.request_id, best, blocks, now_s)
+        return best
+
+
+def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:
+    """Only full blocks of the prompt have keys. Raises :class:`InvalidArgument`."""
+    keys = len(request.block_keys) // KEY_BYTES
+    full_blocks = request.prompt_tokens // min(pool.layout.block_tokens for pool in pools)
+    if keys > full_blocks:
+        raise InvalidArgument(
+            f"{keys} keys, but a prompt of {request.prompt_tokens} tokens has {full_blocks} full blocks",
+            field="block_keys",
+        )
+
+
+def _usable(request: PlacementRequest, pools: tuple[Pool, ...]) -> list[Pool]:
+    """The pools less excluded instances and those the request does not fit into; never empty."""
+    exclude = request.exclude
+    remaining: list[Pool] = []
+    for pool in pools:
+        kept = pool.without(exclude) if exclude else pool
+        if kept.prefills and kept.decodes:
+            remaining.append(kept)
+    if not remaining:
+        raise Unavailable("every instance that could take the request is excluded", retry_after_s=1.0)
+    fitting: list[Pool] = []
+    for pool in remaining:
+        kept = pool
+        if request.prompt_tokens + max(1, request.max_tokens) > pool.room_tokens:
+            kept = _narrowed(request, pool)
+        if kept.prefills and kept.decodes:
+            fitting.append(kept)
+    if not fitting:
+        raise _too_large(request, remaining)
+    return fitting
+
+
+def _narrowed(request: PlacementRequest, pool: Pool) -> Pool:
+    """The pool less the instances that the request does not fit into."""
+    block_tokens = pool.layout.block_tokens
+    prefills = tuple(state for state in pool.prefills if _prompt_fits(request, state, block_tokens))
+    decodes = tuple(state for state in pool.decodes if _decode_fits(request, state, block_tokens))
+    return Pool(pool.layout, prefills, decodes, pool.sources, pool.by_bit, pool.room_tokens)
+
+
+def _prompt_fits(request: PlacementRequest, state: InstanceState, block_tokens: int) -> bool:
+    info = state.info
+    if 0 < info.max_context_tokens <= request.prompt_tokens:
+        return False
+    return not info.capacity_blocks or request.prompt_tokens <= info.capacity_blocks * block_tokens
+
+
+def _decode_fits(request: PlacementRequest, state: InstanceState, block_tokens: int) -> bool:
+    if not _prompt_fits(request, state, block_tokens):
+        return False
+    capacity = state.info.capacity_blocks
+    return not capacity or decode_blocks(request, state, block_tokens) <= capacity
+
+
+def _too_large(request: PlacementRequest, pools: list[Pool]) -> InvalidArgument:
+    for pool in pools:
+        states = (*pool.prefills, *pool.decodes)
+        if all(_prompt_fits(request, state, pool.layout.block_tokens) for state in states):
+            return InvalidArgument(
+                f"prompt and max_tokens together ({request.prompt_tokens} + {request.max_tokens} tokens) exceed the KV "
+                "memory of every instance",
+                field="max_tokens",
+            )
+    return InvalidArgument(
+        f"the prompt of {request.prompt_tokens} tokens is longer than the instances of this model take",
+        field="prompt_tokens",
+    )

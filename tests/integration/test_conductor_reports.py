@@ -1,0 +1,115 @@
+"""The instances' real report session against a real conductor, through a restart of the conductor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.block_keys import pack_keys
+from pinyon.runtime.report_session import ReportSession
+from pinyon.runtime.telemetry import Telemetry
+from services.conductor.app import Conductor, build
+from services.conductor.settings import ConductorSettings
+
+WAIT_S = 15.0
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+class Cache:
+    """A source of reports with a set of keys."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.changed: tuple[list[bytes], list[bytes]] = ([], [])
+
+    def change(self, stored: range, removed: range = range(0)) -> None:
+        self.keys |= {key(number) for number in stored}
+        self.keys -= {key(number) for number in removed}
+        self.changed[0].extend(key(number) for number in stored)
+        self.changed[1].extend(key(number) for number in removed)
+
+    def snapshot_keys(self) -> list[bytes]:
+        return sorted(self.keys)
+
+    def drain_changes(self) -> tuple[list[bytes], list[bytes]]:
+        changed, self.changed = self.changed, ([], [])
+        return changed
+
+    def load(self) -> conductor_pb2.InstanceLoad:
+        return conductor_pb2.InstanceLoad(cached_blocks=len(self.keys))
+
+    def drain_measurements(self) -> list[conductor_pb2.PrefillMeasurement]:
+        return []
+
+    def drain_ended(self) -> tuple[list[str], list[str]]:
+        return [], []
+
+
+def held(conductor: Conductor) -> dict[str, int]:
+    """Leading blocks of the prompt 0, 1, 2, ... per instance."""
+    match = conductor.fleet.index.match(pack_keys([key(number) for number in range(1000)]))
+    return {conductor.fleet.at_bit(bit).info.instance_id: blocks for bit, blocks in match.leading.items()}
+
+
+async def eventually(condition) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        await asyncio.sleep(0.005)  # a poll with a deadline: nothing announces this
+
+
+async def serve(listen: str = "127.0.0.1:0") -> tuple[Conductor, str]:
+    conductor = build(ConductorSettings(listen=listen), CollectorRegistry(), Telemetry("conductor", "c"))
+    return conductor, await conductor.server.start()
+
+
+async def test_the_index_follows_the_instances_and_is_rebuilt_after_a_restart():
+    conductor, address = await serve()
+    caches = {name: Cache() for name in ("s0", "s1")}
+    caches["s0"].change(range(100))
+    sessions = {
+        name: ReportSession(
+            address,
+            conductor_pb2.InstanceInfo(
+                instance_id=name, boot_id="1", role=common_pb2.ROLE_STORE, address="127.0.0.1:1", capacity_blocks=1000
+            ),
+            cache,
+            period_s=0.05,
+            gap_s=0.001,
+        )
+        for name, cache in caches.items()
+    }
+    try:
+        for session in sessions.values():
+            session.start()
+        await eventually(lambda: held(conductor) == {"s0": 100})
+        caches["s1"].change(range(10))
+        caches["s0"].change(range(100, 200), removed=range(50, 60))
+        for session in sessions.values():
+            session.wake()
+        await eventually(lambda: held(conductor) == {"s0": 50, "s1": 10})
+
+        await conductor.server.drain(0)
+        caches["s1"].change(range(10, 20), removed=range(5))
+        conductor, address = await serve(address)
+        await eventually(lambda: held(conductor) == {"s0": 50} and len(conductor.fleet) == 2)
+        await eventually(lambda: len(conductor.fleet.index) == 190)
+        caches["s1"].change(range(5))
+        sessions["s1"].wake()
+        await eventually(lambda: held(conductor) == {"s0": 50, "s1": 20})
+        conductor.fleet.index.check_integrity()
+
+        await sessions["s0"].close()
+        await eventually(lambda: held(conductor) == {"s1": 20})
+        assert len(conductor.fleet) == 1
+    finally:
+        for session in sessions.values():
+            await session.close()
+        await conductor.server.drain(0)

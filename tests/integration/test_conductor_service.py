@@ -1,0 +1,546 @@
+"""A conductor with real gRPC in this process; its instances and load balancers are played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.core.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from pinyon.runtime.channel import open_channel
+from pinyon.runtime.interceptors import error_from_rpc
+from pinyon.runtime.telemetry import Telemetry
+from services.conductor.app import Conductor, build
+from services.conductor.settings import ConductorSettings
+
+WAIT_S = 10.0
+PREFILL, DECODE, STORE = common_pb2.ROLE_PREFILL, common_pb2.ROLE_DECODE, common_pb2.ROLE_STORE
+
+
+def keys(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(16, "little") for number in numbers)
+
+
+def registration(name: str, role, boot: str = "1", **changes) -> conductor_pb2.InstanceInfo:
+    info = conductor_pb2.InstanceInfo(
+        instance_id=name, boot_id=boot, role=role, address="127.0.0.1:1", capacity_blocks=1000, **changes
+    )
+    if role != STORE:
+        info.model = info.model or "m"
+        info.model_fingerprint = "f"
+        info.max_batch, info.max_context_tokens = 16, 8192
+        info.layout.CopyFrom(common_pb2.KvLayout(layers=2, kv_heads=2, head_dim=16, block_tokens=16, dtype="float32"))
+    return info
+
+
+class Reporter:
+    """An instance's side of a report session. Its reports carry a change, so that each is acknowledged."""
+
+    def __init__(self, stub, name: str, role, boot: str = "1", held: tuple[int, ...] = ()) -> None:
+        self.info = registration(name, role, boot)
+        self.stub = stub
+        self.seq = 0
+        self.held = held
+
+    async def connect(self, **report) -> conductor_pb2.ReportSessionResponse:
+        self.call = self.stub.ReportSession(timeout=60)
+        snapshot = conductor_pb2.CacheSnapshot(seq=self.seq, keys=keys(*self.held), first=True, last=True)
+        report.setdefault("load", conductor_pb2.InstanceLoad())
+        await self.call.write(conductor_pb2.ReportSessionRequest(registration=self.info, snapshot=snapshot, **report))
+        return await self.read()
+
+    async def report(self, stored: tuple[int, ...] = (), removed: tuple[int, ...] = (), **report):
+        self.seq += 1
+        self.held = tuple((set(self.held) | set(stored)) - set(removed))
+        delta = conductor_pb2.CacheDelta(seq=self.seq, stored_keys=keys(*stored), removed_keys=keys(*removed))
+        await self.call.write(conductor_pb2.ReportSessionRequest(deltas=[delta], **report))
+        return await self.read()
+
+    async def read(self) -> conductor_pb2.ReportSessionResponse:
+        return await asyncio.wait_for(self.call.read(), WAIT_S)
+
+
+class LoadBalancer:
+    """A load balancer's side of a schedule session."""
+
+    def __init__(self, stub) -> None:
+        self.call = stub.ScheduleSession(timeout=60)
+
+    async def open(self) -> conductor_pb2.InstanceList:
+        await self.call.write(conductor_pb2.ScheduleSessionRequest(lb_id="lb"))
+        return (await self.read()).instances
+
+    async def read(self) -> conductor_pb2.ScheduleSessionResponse:
+        return await asyncio.wait_for(self.call.read(), WAIT_S)
+
+    async def place(self, *requests, released=()) -> dict[str, conductor_pb2.ScheduleResponse]:
+        await self.call.write(
+            conductor_pb2.ScheduleSessionRequest(requests=requests, released_request_ids=list(released))
+        )
+        answers: dict[str, conductor_pb2.ScheduleResponse] = {}
+        while len(answers) < len(requests):
+            answers.update({answer.request_id: answer for answer in (await self.read()).responses})
+        return answers
+
+    async def list_where(self, condition) -> conductor_pb2.InstanceList:
+        while True:
+            message = await self.read()
+            if message.HasField("instances") and condition(
+                {i.info.instance_id: i for i in message.instances.instances}
+            ):
+                return message.instances
+
+
+class World:
+    """One conductor with a clock of its own, and a channel to it."""
+
+    def __init__(self, **settings) -> None:
+        self.now_s = 1000.0
+        self.settings = settings
+
+    async def start(self, listen: str = "127.0.0.1:0") -> None:
+        settings = ConductorSettings(**{"listen": listen, "lease_ms": 3000, **self.settings})
+        self.registry = CollectorRegistry()
+        self.conductor: Conductor = build(settings, self.registry, Telemetry("conductor", "c"), lambda: self.now_s)
+        self.address = await self.conductor.server.start()
+
+    async def connect(self) -> None:
+        self.channel = open_channel(self.address)
+        self.stub = conductor_pb2_grpc.ConductorServiceStub(self.channel)
+
+    async def close(self) -> None:
+        await self.channel.close()
+        await self.conductor.server.drain(0)
+
+    def metric(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"pinyon_conductor_{name}", labels)
+        assert value is not None, name
+        return value
+
+    async def cluster(self) -> dict[str, Reporter]:
+        members = {}
+        for name, role in (("p0", PREFILL), ("p1", PREFILL), ("d0", DECODE), ("s0", STORE)):
+            members[name] = Reporter(self.stub, name, role)
+            assert (await members[name].connect()).lease_ms == 3000
+        return members
+
+    async def names(self, role=0) -> dict[str, conductor_pb2.Instance]:
+        reply = await self.stub.ListInstances(conductor_pb2.ListInstancesRequest(role=role))
+        return {instance.info.instance_id: instance for instance in reply.instances}
+
+    async def holders(self, *numbers: int) -> dict[str, int]:
+        reply = await self.stub.LookupBlocks(conductor_pb2.LookupBlocksRequest(block_keys=keys(*numbers)))
+        return {holder.instance_id: holder.prefix_blocks for holder in reply.holders}
+
+
+@pytest.fixture
+async def world():
+    world = World()
+    await world.start()
+    await world.connect()
+    yield world
+    await world.close()
+
+
+def ask(name: str = "r", blocks: int = 4, **changes) -> conductor_pb2.ScheduleRequest:
+    values = {"model": "m", "prompt_tokens": 16 * blocks + 1, "block_keys": keys(*range(blocks)), "max_tokens": 8}
+    return conductor_pb2.ScheduleRequest(request_id=name, **{**values, **changes})
+
+
+async def failure(call) -> Exception:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(call, WAIT_S)
+    return error_from_rpc(caught.value)
+
+
+# -- membership
+
+
+async def test_instances_register_and_are_listed(world):
+    await world.cluster()
+    listed = await world.names()
+    assert list(listed) == ["d0", "p0", "p1", "s0"]
+    assert listed["p0"].info == registration("p0", PREFILL)
+    assert listed["s0"].info == registration("s0", STORE)
+    assert all(instance.schedulable for instance in listed.values())
+    assert list(await world.names(PREFILL)) == ["p0", "p1"]
+    assert world.metric("instances", role="prefill") == 2
+    assert world.metric("instances", role="store") == 1
+    assert world.metric("report_sessions") == 4
+
+
+async def test_the_lease_ends_without_reports(world):
+    members = await world.cluster()
+    await members["p0"].report(stored=(1, 2))
+    world.now_s += 2.9
+    await members["d0"].report()
+    world.conductor.sweep()
+    assert len(await world.names()) == 4
+    assert (await world.names())["p0"].report_age_ms == 2900
+    world.now_s += 0.2
+    world.conductor.sweep()
+    assert list(await world.names()) == ["d0"]
+    assert await world.holders(1) == {}
+    assert world.metric("index_blocks") == world.metric("index_entries") == 0
+    # the frozen instance wakes up: it is told to register again, and may
+    await members["p0"].call.write(conductor_pb2.ReportSessionRequest(load=conductor_pb2.InstanceLoad()))
+    assert "lease" in str(await failure(members["p0"].call.read()))
+    await members["p0"].connect()
+    assert sorted(await world.names()) == ["d0", "p0"]
+    assert await world.holders(1, 2, 3) == {"p0": 2}
+
+
+async def test_a_broken_session_keeps_the_instance_but_takes_it_out_of_service(world):
+    members = await world.cluster()
+    await members["p0"].report(stored=(0, 1, 2, 3))
+    lb = LoadBalancer(world.stub)
+    await lb.open()
+    members["p0"].call.cancel()
+    await lb.list_where(lambda listed: not listed["p0"].schedulable)
+    assert await world.holders(0) == {"p0": 1}
+    answer = (await lb.place(ask()))["r"]
+    assert answer.placement.prefill_instance_id == "p1"
+    assert not answer.placement.fetches
+    await members["p0"].connect()
+    await lb.list_where(lambda listed: listed["p0"].schedulable)
+    assert (await lb.place(ask("r2")))["r2"].placement.local_prefix_blocks == 4
+
+
+async def test_a_new_boot_replaces_the_old_one_and_ends_its_session(world):
+    members = await world.cluster()
+    await members["p0"].report(stored=(1, 2))
+    reborn = Reporter(world.stub, "p0", PREFILL, boot="2")
+    await reborn.connect()
+    assert await world.holders(1) == {}
+    assert (await world.names())["p0"].info.boot_id == "2"
+    await members["p0"].call.write(conductor_pb2.ReportSessionRequest(load=conductor_pb2.InstanceLoad()))
+    assert "another session" in str(await failure(members["p0"].call.read()))
+    await reborn.report(stored=(5,))
+    assert await world.holders(5) == {"p0": 1}, "the end of the old session does not touch the new one"
+    assert (await world.names())["p0"].schedulable
+
+
+async def test_an_instance_that_leaves_is_forgotten_at_once(world):
+    members = await world.cluster()
+    await members["p0"].call.write(conductor_pb2.ReportSessionRequest(leaving=True))
+    assert await asyncio.wait_for(members["p0"].call.read(), WAIT_S) == grpc.aio.EOF
+    assert list(await world.names(PREFILL)) == ["p1"]
+
+
+async def test_draining_instances_take_nothing_new(world):
+    members = await world.cluster()
+    await members["p0"].report(load=conductor_pb2.InstanceLoad(draining=True))
+    assert not (await world.names())["p0"].schedulable
+    for i in range(3):
+        reply = await world.stub.Schedule(ask(f"r{i}"))
+        assert reply.placement.prefill_instance_id == "p1"
+
+
+async def test_a_restarted_conductor_rebuilds_its_index_from_the_snapshots(world):
+    members = await world.cluster()
+    await members["p0"].report(stored=(0, 1, 2, 3))
+    await members["s0"].report(stored=(0, 1), removed=(1,))
+    before = await world.holders(0, 1, 2, 3)
+    assert before == {"p0": 4, "s0": 1}
+    await world.conductor.server.drain(0)
+    await world.start(listen=world.address)
+    for member in members.values():
+        member.call = None
+        await member.connect()
+    assert await world.holders(0, 1, 2, 3) == before
+    reply = await world.stub.Schedule(ask())
+    assert (reply.placement.prefill_instance_id, reply.placement.local_prefix_blocks) == ("p0", 4)
+    await members["p0"].report(stored=(4,))
+    assert await world.holders(0, 1, 2, 3, 4) == {"p0": 5, "s0": 1}
+
+
+async def test_a_lost_change_leads_to_a_resync(world):
+    members = await world.cluster()
+    p0 = members["p0"]
+    assert (await p0.report(stored=(1,))).acked_seq == 1
+    p0.seq += 1
+    response = await p0.report(stored=(2,))
+    assert response.resync
+    assert response.acked_seq == 1
+    assert not (await p0.report(stored=(3,))).resync, "asked once"
+    snapshot = conductor_pb2.CacheSnapshot(seq=p0.seq, keys=keys(1, 2, 3), first=True, last=True)
+    await p0.call.write(conductor_pb2.ReportSessionRequest(snapshot=snapshot))
+    assert (await p0.read()).acked_seq == p0.seq
+    await p0.report(stored=(4,))
+    assert await world.holders(1, 2, 3, 4) == {"p0": 4}
+    assert world.metric("resyncs_total") == 1
+    assert world.metric("deltas_total") == 2
+
+
+async def test_a_snapshot_larger_than_one_step_arrives_whole(world):
+    store = Reporter(world.stub, "s0", STORE, held=tuple(range(40_000)))
+    await store.connect()
+    assert (await world.names())["s0"].indexed_blocks == 40_000
+    assert await world.holders(*range(300)) == {"s0": 300}
+
+
+async def test_measurements_correct_the_cost_model(world):
+    members = await world.cluster()
+    measured = conductor_pb2.PrefillMeasurement(
+        computed_tokens=65, prefix_tokens=0, compute_us=2_000_000, fetched_bytes=1_000_000, fetch_us=500_000
+    )
+    for name in ("p0", "p1"):
+        await members[name].report(prefills=[measured] * 10)
+    reply = await world.stub.Schedule(ask())
+    assert reply.placement.predicted_ttft_ms == pytest.approx(2000, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"instance_id": ""}, "registration.instance_id"),
+        ({"instance_id": "x" * 129}, "registration.instance_id"),
+        ({"boot_id": ""}, "registration.boot_id"),
+        ({"role": 0}, "registration.role"),
+        ({"role": 99}, "role"),
+        ({"address": "nowhere"}, "registration.address"),
+        ({"model": ""}, "registration.model"),
+        ({"model_fingerprint": ""}, "registration.model_fingerprint"),
+        ({"layout": common_pb2.KvLayout(layers=1)}, "registration.layout"),
+        ({"region": "x" * 129}, "registration.region"),
+    ],
+)
+async def test_bad_registrations_name_the_field(world, change, field):
+    info = registration("p0", PREFILL)
+    for name, value in change.items():
+        if name == "layout":
+            info.layout.CopyFrom(value)
+        else:
+            setattr(info, name, value)
+    call = world.stub.ReportSession(timeout=WAIT_S)
+    await call.write(conductor_pb2.ReportSessionRequest(registration=info))
+    error = await failure(call.read())
+    assert isinstance(error, InvalidArgument)
+    assert error.field == field
+    assert await world.names() == {}
+
+
+@pytest.mark.parametrize(
+    ("report", "field"),
+    [
+        ({"load": conductor_pb2.InstanceLoad(mean_tbt_ms=float("nan"))}, "load.mean_tbt_ms"),
+        ({"load": conductor_pb2.InstanceLoad(mean_tbt_ms=-1)}, "load.mean_tbt_ms"),
+        ({"snapshot": conductor_pb2.CacheSnapshot(keys=b"short", first=True)}, "snapshot.keys"),
+        ({"deltas": [conductor_pb2.CacheDelta(seq=1, stored_keys=b"x")]}, "deltas.stored_keys"),
+        ({"deltas": [conductor_pb2.CacheDelta(seq=1, removed_keys=b"x")]}, "deltas.removed_keys"),
+    ],
+)
+async def test_bad_reports_name_the_field_and_end_the_session(world, report, field):
+    members = await world.cluster()
+    await members["p0"].call.write(conductor_pb2.ReportSessionRequest(**report))
+    error = await failure(members["p0"].read())
+    assert isinstance(error, InvalidArgument)
+    assert error.field == field
+    assert not (await world.names())["p0"].schedulable
+
+
+async def test_the_first_report_must_register(world):
+    call = world.stub.ReportSession(timeout=WAIT_S)
+    await call.write(conductor_pb2.ReportSessionRequest(load=conductor_pb2.InstanceLoad()))
+    error = await failure(call.read())
+    assert (type(error), error.field) == (InvalidArgument, "registration")
+
+
+# -- placing, one by one
+
+
+async def test_a_placement_names_addresses_and_sources(world):
+    members = await world.cluster()
+    await members["s0"].report(stored=tuple(range(200)))
+    placement = (await world.stub.Schedule(ask(blocks=200))).placement
+    assert placement.prefill_address == placement.decode_address == "127.0.0.1:1"
+    assert placement.decode_instance_id == "d0"
+    assert placement.policy == "kvcache_centric"
+    assert placement.predicted_ttft_ms > 0
+    (span,) = placement.fetches
+    assert span == common_pb2.FetchSpan(
+        source_id="s0",
+        source_address="127.0.0.1:1",
+        source=common_pb2.KV_SOURCE_STORE,
+        first_block=0,
+        block_count=200,
+    )
+
+
+async def test_people_may_leave_out_the_request_id(world):
+    await world.cluster()
+    reply = await world.stub.Schedule(ask(""))
+    assert reply.request_id
+    assert (await world.stub.Release(conductor_pb2.ReleaseRequest(request_id=reply.request_id))).released
+    assert not (await world.stub.Release(conductor_pb2.ReleaseRequest(request_id=reply.request_id))).released
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"prompt_tokens": 0}, "prompt_tokens"),
+        ({"prompt_tokens": 9000}, "prompt_tokens"),
+        ({"model": ""}, "model"),
+        ({"model": "x" * 129}, "model"),
+        ({"block_keys": b"x" * 17}, "block_keys"),
+        ({"block_keys": bytes(16 * 5)}, "block_keys"),
+        ({"tenant": "x" * 129}, "tenant"),
+        ({"request_id": "x" * 129}, "request_id"),
+        ({"exclude_instance_ids": ["a"] * 65}, "exclude_instance_ids"),
+        ({"exclude_instance_ids": [""]}, "exclude_instance_ids"),
+    ],
+)
+async def test_bad_requests_name_the_field(world, change, field):
+    await world.cluster()
+    request = ask(**{key: value for key, value in change.items() if key != "request_id"})
+    request.request_id = change.get("request_id", "r")
+    error = await failure(world.stub.Schedule(request))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == field
+    assert world.metric("placements_total", outcome="invalid_argument") == 1
+    assert world.metric("inflight_placements") == 0
+
+
+async def test_statuses_of_what_cannot_be_placed(world):
+    assert isinstance(await failure(world.stub.Schedule(ask())), Unavailable)
+    members = await world.cluster()
+    error = await failure(world.stub.Schedule(ask(model="other")))
+    assert (type(error), error.field) == (NotFound, "model")
+    for name in ("p0", "p1"):
+        await members[name].report(load=conductor_pb2.InstanceLoad(pending_prefill_tokens=100_000))
+    error = await failure(world.stub.Schedule(ask(ttft_slo_ms=4000)))
+    assert isinstance(error, ResourceExhausted)
+    assert error.retry_after_s == pytest.approx(6.0, abs=0.1)
+    assert world.metric("placements_total", outcome="resource_exhausted") == 1
+
+
+async def test_lookup_refuses_parts_of_keys(world):
+    call = world.stub.LookupBlocks(conductor_pb2.LookupBlocksRequest(block_keys=b"x"))
+    assert (await failure(call)).field == "block_keys"
+
+
+async def test_listing_refuses_roles_that_do_not_exist(world):
+    call = world.stub.ListInstances(conductor_pb2.ListInstancesRequest(role=77))
+    assert (await failure(call)).field == "role"
+
+
+# -- placing, by session
+
+
+async def test_a_session_begins_with_the_instances_and_hears_of_changes(world):
+    lb = LoadBalancer(world.stub)
+    first = await lb.open()
+    assert not first.instances
+    members = await world.cluster()
+    full = await lb.list_where(lambda listed: len(listed) == 4)
+    assert full.version > first.version
+    await members["p0"].report(load=conductor_pb2.InstanceLoad(running_requests=1))
+    await members["p1"].report(load=conductor_pb2.InstanceLoad(draining=True))
+    message = await lb.read()
+    listed = {instance.info.instance_id: instance for instance in message.instances.instances}
+    assert message.instances.version == full.version + 1, "a load report alone is not announced"
+    assert not listed["p1"].schedulable
+
+
+async def test_a_batch_is_answered_in_one_message_with_errors_as_values(world):
+    await world.cluster()
+    lb = LoadBalancer(world.stub)
+    await lb.open()
+    requests = [ask("a"), ask("b", prompt_tokens=0), ask("c"), ask("d", model="other"), ask("e", ttft_slo_ms=1)]
+    await lb.call.write(conductor_pb2.ScheduleSessionRequest(requests=requests))
+    message = await lb.read()
+    answers = {answer.request_id: answer for answer in message.responses}
+    assert [answer.request_id for answer in message.responses] == ["a", "b", "c", "d", "e"]
+    assert answers["a"].placement.prefill_instance_id == "p0"
+    assert answers["c"].placement.prefill_instance_id == "p1", "each sees what those before it added"
+    assert (answers["b"].error.code, answers["b"].error.field) == ("INVALID_ARGUMENT", "prompt_tokens")
+    assert answers["d"].error.code == "NOT_FOUND"
+    assert answers["e"].error.code == "RESOURCE_EXHAUSTED"
+    assert world.metric("inflight_placements") == 2
+    assert world.metric("placements_total", outcome="placed") == 2
+    assert world.metric("schedule_seconds_count") == 2
+
+
+async def test_placements_end_by_release_by_report_and_by_age(world):
+    members = await world.cluster()
+    lb = LoadBalancer(world.stub)
+    await lb.open()
+    await lb.place(ask("a"), ask("b"), ask("c"), ask("d"))
+    assert (world.metric("inflight_prefills"), world.metric("inflight_placements")) == (4, 4)
+    await lb.place(released=["a", "unknown"])
+    await lb.place(ask("probe", model="other"))
+    assert world.metric("inflight_placements") == 3
+    for name in ("p0", "p1"):
+        await members[name].report(ended_prefill_request_ids=["b", "c"])
+    assert world.metric("inflight_prefills") == 1
+    await members["d0"].report(ended_decode_request_ids=["b", "c"])
+    assert world.metric("inflight_placements") == 1
+    world.now_s += 10_000
+    for member in members.values():
+        await member.report()
+    world.conductor.sweep()
+    assert (world.metric("inflight_prefills"), world.metric("inflight_placements")) == (0, 0)
+    assert world.metric("inflight_expired") == 2
+
+
+async def test_placements_outlive_their_session(world):
+    members = await world.cluster()
+    lb = LoadBalancer(world.stub)
+    await lb.open()
+    await lb.place(ask("a"))
+    await lb.call.done_writing()
+    assert await asyncio.wait_for(lb.call.read(), WAIT_S) == grpc.aio.EOF
+    assert world.metric("lb_sessions") == 0
+    assert world.metric("inflight_placements") == 1
+    await members["d0"].report(ended_decode_request_ids=["a"])
+    assert world.metric("inflight_placements") == world.metric("inflight_prefills") == 0
+
+
+async def test_answers_that_cannot_be_sent_are_taken_back(world):
+    await world.cluster()
+
+    class BrokenStream:
+        writes = 0
+
+        async def write(self, message):
+            self.writes += 1
+            raise grpc.aio.UsageError("the stream is gone")
+
+    async def requests():
+        yield conductor_pb2.ScheduleSessionRequest(requests=[ask("a"), ask("b")])
+
+    stream = BrokenStream()
+    with pytest.raises(grpc.aio.UsageError):
+        await world.conductor.servicer.ScheduleSession(requests(), stream)
+    assert stream.writes > 0
+    assert world.metric("placements_total", outcome="placed") == 2
+    assert world.metric("inflight_placements") == world.metric("inflight_prefills") == 0
+    assert world.metric("lb_sessions") == 0
+
+
+async def test_sessions_are_limited():
+    world = World(lb_sessions_max=1)
+    await world.start()
+    await world.connect()
+    try:
+        lb = LoadBalancer(world.stub)
+        await lb.open()
+        second = LoadBalancer(world.stub)
+        assert isinstance(await failure(second.read()), ResourceExhausted)
+        assert world.metric("lb_sessions") == 1
+    finally:
+        await world.close()
+
+
+async def test_a_drain_does_not_wait_for_sessions_that_never_end(world):
+    members = await world.cluster()
+    lb = LoadBalancer(world.stub)
+    await lb.open()
+    await asyncio.wait_for(world.conductor.server.drain(0.1), WAIT_S)
+    assert await failure(lb.read())
+    assert await failure(members["p0"].read())
+    assert world.metric("lb_sessions") == 0

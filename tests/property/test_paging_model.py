@@ -1,0 +1,158 @@
+"""The block pool against a model that is too simple to be wrong: sets, lists and no shortcuts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from pinyon.eviction import Lru
+from pinyon.paging import BlockPool, KeyChanges
+
+BLOCKS = 6
+KEYS = [bytes([n]) * 16 for n in range(8)]
+key_lists = st.lists(st.sampled_from(KEYS), max_size=5)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(BLOCKS, Lru())
+        self.held: Counter[int] = Counter()  # block → references this test holds
+        self.keyed: dict[bytes, int] = {}
+        self.cached: list[bytes] = []  # oldest first
+        self.told: set[bytes] = set()  # what a listener believes
+
+    @rule(count=st.integers(0, BLOCKS + 1))
+    def allocate(self, count: int) -> None:
+        free = BLOCKS - len(set(+self.held)) - len(self.cached)
+        blocks = self.pool.allocate(count)
+        if count > free + len(self.cached):
+            assert blocks is None
+            return
+        assert blocks is not None
+        assert len(blocks) == len(set(blocks)) == count
+        assert not any(self.held[block] for block in blocks)
+        for _ in range(count - free):
+            del self.keyed[self.cached.pop(0)]
+        assert not set(blocks) & set(self.keyed.values())
+        self.held.update(blocks)
+
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def publish(self, data: st.DataObject, key: bytes) -> None:
+        unkeyed = sorted(set(+self.held) - set(self.keyed.values()))
+        if not unkeyed:
+            return
+        block = data.draw(st.sampled_from(unkeyed))
+        assert self.pool.publish(block, key) == self.keyed.setdefault(key, block)
+
+    @rule(keys=key_lists, allow_gaps=st.booleans())
+    def acquire(self, keys: list[bytes], allow_gaps: bool) -> None:
+        expected = []
+        for index, key in enumerate(keys):
+            if key in self.keyed:
+                expected.append((index, self.keyed[key]))
+            elif not allow_gaps:
+                break
+        if not allow_gaps:
+            assert self.pool.match_prefix(keys) == len(expected)
+        assert self.pool.acquire(keys, allow_gaps=allow_gaps) == expected
+        for index, block in expected:
+            self.held[block] += 1
+            if keys[index] in self.cached:
+                self.cached.remove(keys[index])
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        blocks = sorted(self.held.elements())
+        if not blocks:
+            return
+        given = data.draw(st.lists(st.sampled_from(blocks), unique=True, min_size=1))
+        self.pool.release(given)
+        self.held.subtract(given)
+        names = {block: key for key, block in self.keyed.items()}
+        self.cached += [names[block] for block in reversed(given) if not self.held[block] and block in names]
+
+    @rule(key=st.sampled_from(KEYS))
+    def remove(self, key: bytes) -> None:
+        assert self.pool.remove(key) == (key in self.keyed)
+        self.keyed.pop(key, None)
+        if key in self.cached:
+            self.cached.remove(key)
+
+    @rule()
+    def listen(self) -> None:
+        stored, removed = self.pool.drain_changes()
+        assert not self.told & set(stored)
+        assert self.told >= set(removed)
+        self.told = (self.told | set(stored)) - set(removed)
+        assert self.told == set(self.keyed)
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.pool.check_integrity()
+        assert set(self.pool.keys()) == set(self.keyed)
+        assert self.pool.used == len(set(+self.held))
+        assert self.pool.cached == len(self.cached)
+        assert self.pool.free + self.pool.used + self.pool.cached == self.pool.total == BLOCKS
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestBlockPool = PoolMachine.TestCase
+
+
+def pool_with(keys: list[bytes], blocks: int = 4) -> BlockPool:
+    pool = BlockPool(blocks, Lru())
+    taken = pool.allocate(len(keys))
+    assert taken is not None
+    for block, key in zip(taken, keys, strict=True):
+        pool.publish(block, key)
+    pool.release(taken)
+    return pool
+
+
+def test_the_end_of_a_prompt_is_evicted_before_its_start() -> None:
+    pool = pool_with(KEYS[:4])
+    pool.allocate(2)
+    assert pool.match_prefix(KEYS[:4]) == 2
+
+
+def test_misuse_is_refused_and_changes_nothing() -> None:
+    pool = pool_with(KEYS[:2])
+    (_, block), _ = pool.acquire(KEYS[:2])
+    with pytest.raises(ValueError, match="holds another key"):
+        pool.publish(block, KEYS[5])
+    assert KEYS[5] not in pool
+    with pytest.raises(ValueError, match="not in use"):
+        pool.publish(3, KEYS[5])
+    pool.release([block])
+    with pytest.raises(ValueError, match="not in use"):
+        pool.release([block])
+    with pytest.raises(ValueError, match="negative"):
+        pool.allocate(-1)
+    with pytest.raises(ValueError, match="positive"):
+        BlockPool(0, Lru())
+    pool.check_integrity()
+
+
+def test_integrity_check_sees_a_broken_book() -> None:
+    pool = pool_with(KEYS[:2])
+    pool._refs[0] = 1
+    with pytest.raises(RuntimeError, match="evictable"):
+        pool.check_integrity()
+
+
+def test_changes_are_net() -> None:
+    changes = KeyChanges()
+    changes.add(b"came and went")
+    changes.remove(b"came and went")
+    changes.remove(b"went and came")
+    changes.add(b"went and came")
+    changes.remove(b"gone")
+    changes.add(b"new")
+    assert changes
+    assert changes.drain() == ([b"new"], [b"gone"])
+    assert not changes

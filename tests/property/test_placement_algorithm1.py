@@ -1,0 +1,172 @@
+"""Mooncake's Algorithm 1 against a second writing of it, line by line over sets of keys."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.core.errors import Rejected
+from pinyon.placement.instances import InstanceLoad, InstanceRole
+from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.policy import PlacementRequest
+from pinyon.placement.scheduler import Scheduler
+from tests.unit.placement.conftest import LAYOUT, hold, keys, make_fleet, member
+
+BLOCK = LAYOUT.block_tokens
+PREFILL_NAMES = ("p0", "p1", "p2")
+ALL_NAMES = (*PREFILL_NAMES, "d0", "s0", "s1")
+INF = math.inf
+
+
+@dataclass(frozen=True)
+class Case:
+    prompt_tokens: int
+    holders: dict[str, frozenset[int]]
+    queued_tokens: tuple[int, int, int]
+    speeds: tuple[float, float, float]  # s/token
+    bandwidth: float  # bytes/s
+    threshold: float
+    exclude: frozenset[str]
+
+
+@st.composite
+def cases(draw) -> Case:
+    blocks = draw(st.integers(0, 12))
+    prompt = blocks * BLOCK + draw(st.integers(1 if blocks == 0 else 0, BLOCK - 1))
+    holders = {}
+    for name in ALL_NAMES:
+        prefix = range(draw(st.integers(0, blocks)))
+        odd = draw(st.sets(st.integers(0, max(0, blocks - 1)), max_size=3)) if blocks else set()
+        holders[name] = frozenset(set(prefix) ^ odd)
+    return Case(
+        prompt,
+        holders,
+        draw(st.tuples(*[st.sampled_from((0, 0, 100, 1000))] * 3)),
+        draw(st.tuples(*[st.sampled_from((1e-5, 1e-4, 1e-3))] * 3)),
+        draw(st.sampled_from((1e5, 1e7, 1e9, 1e12))),
+        draw(st.sampled_from((1.0, 1.5, 2.0, 4.0, 100.0))),
+        frozenset(draw(st.sets(st.sampled_from(ALL_NAMES), max_size=2)) - {"d0", "p2"}),
+    )
+
+
+def teach(state, speed: float, bandwidth: float) -> None:
+    for tokens in (64, 512, 4096):
+        for _ in range(20):
+            state.prefill_model.observe(tokens, 0, speed * tokens)
+            state.transfer_model.observe(tokens * 1000, tokens * 1000 / bandwidth)
+
+
+def algorithm_1(case: Case, fleet) -> dict[str, tuple[float, int, int]]:
+    """Per prefill instance: (TTFT, local blocks, prefix blocks) as in lines 3 to 13."""
+    usable = (case.prompt_tokens - 1) // BLOCK
+    everyone = [name for name in ALL_NAMES if name not in case.exclude]
+    result = {}
+    for name in PREFILL_NAMES:
+        if name in case.exclude:
+            continue
+        state = member(fleet, name)
+        local = 0
+        while local < usable and local in case.holders[name]:
+            local += 1
+        best_len = local
+        while best_len < usable and any(best_len in case.holders[other] for other in everyone if other != name):
+            best_len += 1
+
+        def total(prefix: int, state=state, local=local) -> tuple[float, int]:
+            transfer_s = state.transfer_model.predict_s((prefix - local) * LAYOUT.block_bytes)
+            return transfer_s + state.prefill_model.predict_s(case.prompt_tokens, prefix * BLOCK), prefix
+
+        ratio = best_len / local if local else (INF if best_len else 0)
+        execution_s, prefix_len = total(local)
+        if ratio > case.threshold and total(best_len)[0] < execution_s:
+            execution_s, prefix_len = total(best_len)
+        queue_s = state.prefill_model.backlog_s(state.load.pending_prefill_tokens)
+        result[name] = (queue_s + execution_s, local, prefix_len)
+    return result
+
+
+@given(cases())
+@settings(max_examples=300)
+def test_the_choice_is_algorithm_1s(case):
+    fleet = make_fleet(
+        *((name, InstanceRole.PREFILL) for name in PREFILL_NAMES),
+        ("d0", InstanceRole.DECODE),
+        ("s0", InstanceRole.STORE),
+        ("s1", InstanceRole.STORE),
+    )
+    for name in ALL_NAMES:
+        hold(fleet, name, sorted(case.holders[name]))
+    for name, tokens, speed in zip(PREFILL_NAMES, case.queued_tokens, case.speeds, strict=True):
+        state = member(fleet, name)
+        fleet.set_load(state, InstanceLoad(pending_prefill_tokens=tokens))
+        teach(state, speed, case.bandwidth)
+    expected = algorithm_1(case, fleet)
+    request = PlacementRequest(
+        "r",
+        "m",
+        case.prompt_tokens,
+        keys(*range(case.prompt_tokens // BLOCK)),
+        max_tokens=8,
+        exclude=case.exclude,
+    )
+    decision = Scheduler(fleet, KvCacheCentric(case.threshold)).schedule(request, 0.0)
+
+    ttft_s, local, prefix = expected[decision.prefill.info.instance_id]
+    assert decision.ttft_s == pytest.approx(min(ttft for ttft, _, _ in expected.values()))
+    assert decision.ttft_s == pytest.approx(ttft_s)
+    assert decision.local_blocks == local
+    assert decision.reused_blocks == prefix
+    # the plan: consecutive spans behind the local blocks, every block from a holder that may be used
+    at = local
+    for span in decision.fetches:
+        source = span.source.info.instance_id
+        assert span.first_block == at
+        assert span.block_count > 0
+        assert source not in case.exclude
+        assert source != decision.prefill.info.instance_id
+        assert set(range(at, at + span.block_count)) <= case.holders[source]
+        at += span.block_count
+    assert at == prefix
+    # lines 18 and 19: with a limit just below the best time the same request is rejected
+    fleet.inflight.release("r")
+    strict = PlacementRequest(
+        "r", "m", case.prompt_tokens, request.block_keys, 8, decision.ttft_s * 0.999, exclude=case.exclude
+    )
+    with pytest.raises(Rejected):
+        Scheduler(fleet, KvCacheCentric(case.threshold)).schedule(strict, 0.0)
+    assert fleet.inflight.prefills == fleet.inflight.decodes == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["place", "release", "prefilled", "ended", "expire"]))))
+@settings(max_examples=100)
+def test_what_is_in_flight_returns_to_exactly_zero(steps):
+    fleet = make_fleet(
+        ("p0", InstanceRole.PREFILL),
+        ("x0", InstanceRole.MIXED),
+        ("d0", InstanceRole.DECODE),
+        ("s0", InstanceRole.STORE),
+    )
+    hold(fleet, "s0", range(20))
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    now_s = 0.0
+    for number, action in steps:
+        now_s += 1.0
+        name = f"r{number}"
+        if action == "place":
+            scheduler.schedule(PlacementRequest(name, "m", 16 * (number % 20) + 1, keys(*range(number % 20)), 7), now_s)
+        elif action == "release":
+            fleet.inflight.release(name)
+        elif action == "expire":
+            fleet.inflight.expire(now_s)
+        else:
+            end = fleet.inflight.end_prefill if action == "prefilled" else fleet.inflight.end_decode
+            for state in fleet.instances():
+                end(name, state)
+    assert all(state.inflight_prefill_us >= 0 for state in fleet.instances())
+    fleet.inflight.expire(now_s + 1000.0)
+    assert fleet.inflight.prefills == fleet.inflight.decodes == 0
+    for state in fleet.instances():
+        assert state.inflight_prefill_us == state.inflight_decodes == 0
+        assert state.inflight_decode_blocks == state.inflight_reads == 0

@@ -1,0 +1,23 @@
+"""The conductor's settings agree with the library and refuse what makes no sense."""
+
+import pytest
+
+from pinyon.placement.policies import POLICIES
+from pinyon.runtime.settings import load_settings
+from services.conductor.settings import ConductorSettings
+
+
+def test_every_policy_of_the_library_can_be_chosen():
+    for name in POLICIES:
+        assert load_settings(ConductorSettings, ["--policy", name], {}).policy == name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--policy", "nonsense"], ["--kvcache-balancing-threshold", "0.5"], ["--lease-ms", "0"], ["--no-such", "1"]],
+)
+def test_nonsense_ends_with_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        load_settings(ConductorSettings, arguments, {})
+    assert stopped.value.code == 2
+    assert arguments[0] in capsys.readouterr().err

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from pinyon.core.errors import ResourceExhausted
+from pinyon.paging import LeaseTable
+
+
+def test_a_lease_ends_once_by_release_or_by_time() -> None:
+    leases: LeaseTable[int] = LeaseTable(first_id=100)
+    early, late = leases.grant([1, 2], now_s=0.0, duration_s=1.0), leases.grant([3], now_s=0.0, duration_s=2.0)
+    assert (early, late, leases.count, leases.next_deadline()) == (100, 101, 2, 1.0)
+    assert leases.expire(0.999) == []
+    assert leases.release(late) == [3]
+    assert leases.release(late) is None
+    assert leases.expire(1.0) == [[1, 2]]
+    assert leases.release(early) is None
+    assert (leases.count, leases.next_deadline()) == (0, None)
+
+
+def test_leases_are_limited_and_their_book_keeping_too() -> None:
+    leases: LeaseTable[int] = LeaseTable(max_leases=2)
+    for _ in range(1000):
+        assert leases.release(leases.grant([1], 0.0, 1e6)) == [1]
+    assert len(leases._deadlines) < 100
+    kept = [leases.grant([each], float(each), 1.0) for each in (1, 2)]
+    with pytest.raises(ResourceExhausted):
+        leases.grant([3], 0.0, 1.0)
+    assert leases.expire(2.5) == [[1]]
+    assert leases.release(kept[1]) == [2]
+
+
+def test_ids_start_above_zero() -> None:
+    with pytest.raises(ValueError, match="lease ids"):
+        LeaseTable(first_id=0)

@@ -1,0 +1,57 @@
+"""Small fleets by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pinyon.core.layout import KvLayout
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.index import BlockIndex
+from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.instances import InstanceInfo, InstanceRole, InstanceState
+
+LAYOUT = KvLayout(layers=2, kv_heads=2, head_dim=16, block_tokens=16)
+PREFILL, DECODE, MIXED, STORE = InstanceRole
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def keys(*numbers: int) -> bytes:
+    return b"".join(key(number) for number in numbers)
+
+
+def info(name: str, role: InstanceRole, boot: str = "1", **changes: object) -> InstanceInfo:
+    worker = role is not InstanceRole.STORE
+    values: dict[str, object] = {
+        "instance_id": name,
+        "boot_id": boot,
+        "role": role,
+        "address": f"{name}:1",
+        "model": "m" if worker else "",
+        "model_fingerprint": "f" if worker else "",
+        "layout": LAYOUT if worker else None,
+        "capacity_blocks": 1000,
+        "max_batch": 16,
+        "max_context_tokens": 8192 if worker else 0,
+    }
+    return InstanceInfo(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_fleet(*members: tuple[str, InstanceRole], inflight_max: int = 100, instances_max: int = 64) -> Fleet:
+    fleet = Fleet(BlockIndex(10_000), InFlightTable(inflight_max, 60.0, 600.0), instances_max)
+    for name, role in members:
+        fleet.join(info(name, role))
+    return fleet
+
+
+def member(fleet: Fleet, name: str) -> InstanceState:
+    state = fleet.get(name)
+    assert state is not None
+    return state
+
+
+def hold(fleet: Fleet, name: str, numbers: Sequence[int]) -> None:
+    """The instance's whole content."""
+    fleet.index.apply_snapshot(member(fleet, name).bit, 0, keys(*numbers), first=True, last=True)

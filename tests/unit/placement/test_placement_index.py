@@ -1,0 +1,150 @@
+"""The block index: prefixes, sequence gaps, limits."""
+
+import pytest
+
+from pinyon.placement.index import BlockIndex, Intake
+from tests.unit.placement.conftest import keys
+
+A, B, C = 1, 2, 4
+
+
+@pytest.fixture
+def index():
+    index = BlockIndex(1000)
+    for bit in (A, B, C):
+        index.add(bit)
+        index.apply_snapshot(bit, 0, b"", first=True, last=True)
+    return index
+
+
+def test_the_prefix_of_each_holder_in_one_walk(index):
+    index.apply_delta(A, 1, keys(1, 2, 3, 4), b"")
+    index.apply_delta(B, 1, keys(1, 2), b"")
+    index.apply_delta(C, 1, keys(1, 3, 4), b"")
+    match = index.match(keys(1, 2, 3, 4, 5, 6))
+    assert match.blocks == 4
+    assert match.leading == {A: 4, B: 2, C: 1}
+    assert match.runs == [(0, A | B | C), (1, A | B), (2, A | C)]
+
+
+def test_several_holders_together_reach_further_than_each(index):
+    index.apply_delta(A, 1, keys(1, 2), b"")
+    index.apply_delta(B, 1, keys(3), b"")
+    index.apply_delta(C, 1, keys(4), b"")
+    match = index.match(keys(1, 2, 3, 4, 5))
+    assert match.blocks == 4
+    assert match.leading == {A: 2}
+    assert match.extent(0, A | B) == 3
+    assert match.extent(0, B) == 0
+    assert match.extent(2, B | C) == 4
+    assert match.extent(1, A | C) == 2
+    assert match.extent(4, A | B | C) == 4
+
+
+def test_a_cold_prompt_costs_one_lookup():
+    class Counting(dict):
+        lookups = 0
+
+        def get(self, key, default=None):
+            self.lookups += 1
+            return super().get(key, default)
+
+    index = BlockIndex(10)
+    index._masks = counting = Counting()
+    assert index.match(keys(*range(1000))).blocks == 0
+    assert counting.lookups == 1
+
+
+def test_only_keys_within_the_limit_count(index):
+    index.apply_delta(A, 1, keys(*range(200)), b"")
+    assert index.match(keys(*range(200)), 150).leading == {A: 150}
+    assert index.match(keys(*range(200)), 0).blocks == 0
+    assert index.match(keys(*range(200)), 1000).blocks == 200
+    assert index.match(b"").blocks == 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 66, 128, 129, 130, 200])
+def test_runs_that_end_anywhere_around_the_walks_steps(index, length):
+    index.apply_delta(A, 1, keys(*range(length)), b"")
+    index.apply_delta(B, 1, keys(*range(length // 2)), b"")
+    match = index.match(keys(*range(300)))
+    assert match.leading == ({A: length, B: length // 2} if length > 1 else {A: 1})
+    assert match.blocks == length
+
+
+def test_stored_is_applied_before_removed(index):
+    index.apply_delta(A, 1, keys(1, 2), keys(2))
+    assert index.match(keys(1, 2)).leading == {A: 1}
+    index.apply_delta(A, 2, b"", keys(1, 7))
+    assert len(index) == 0
+    assert index.entries == 0
+
+
+def test_a_gap_asks_once_and_only_a_snapshot_continues(index):
+    assert index.apply_delta(A, 1, keys(1), b"") is Intake.APPLIED
+    assert index.apply_delta(A, 3, keys(3), b"") is Intake.GAP
+    assert index.apply_delta(A, 4, keys(4), b"") is Intake.IGNORED
+    assert index.seq_of(A) == 1
+    assert index.match(keys(1)).leading == {A: 1}, "what was known is still a good hint"
+    assert index.apply_snapshot(A, 4, keys(2), first=True, last=False) is Intake.APPLIED
+    assert index.match(keys(1)).blocks == 0, "the first part voids what was known"
+    assert index.apply_snapshot(A, 4, keys(3), first=False, last=True) is Intake.APPLIED
+    assert index.apply_delta(A, 5, keys(4), b"") is Intake.APPLIED
+    assert index.match(keys(2, 3, 4)).leading == {A: 3}
+
+
+def test_a_repeated_change_is_a_gap(index):
+    index.apply_delta(A, 1, keys(1), b"")
+    assert index.apply_delta(A, 1, keys(2), b"") is Intake.GAP
+
+
+def test_changes_before_any_snapshot_are_a_gap():
+    index = BlockIndex(10)
+    index.add(A)
+    assert index.apply_delta(A, 1, keys(1), b"") is Intake.GAP
+    assert index.apply_snapshot(A, 5, keys(1), first=False, last=True) is Intake.IGNORED
+
+
+def test_changes_between_the_parts_of_a_snapshot_are_a_gap():
+    index = BlockIndex(10)
+    index.add(A)
+    index.apply_snapshot(A, 5, keys(1), first=True, last=False)
+    assert index.apply_delta(A, 6, keys(2), b"") is Intake.GAP
+    assert index.apply_snapshot(A, 5, keys(3), first=False, last=True) is Intake.IGNORED
+
+
+def test_parts_of_different_snapshots_do_not_mix(index):
+    index.apply_snapshot(A, 5, keys(1), first=True, last=False)
+    assert index.apply_snapshot(A, 6, keys(2), first=False, last=True) is Intake.GAP
+
+
+def test_a_new_session_continues_by_snapshot_only(index):
+    index.apply_delta(A, 1, keys(1), b"")
+    index.new_session(A)
+    assert index.match(keys(1)).leading == {A: 1}
+    assert index.apply_delta(A, 2, keys(2), b"") is Intake.GAP
+
+
+def test_dropping_a_holder_leaves_nothing_of_it(index):
+    index.apply_delta(A, 1, keys(1, 2), b"")
+    index.apply_delta(B, 1, keys(2), b"")
+    index.drop(A)
+    assert index.match(keys(1)).blocks == 0
+    assert index.match(keys(2)).leading == {B: 1}
+    index.check_integrity()
+    index.add(A)
+    assert index.blocks_of(A) == 0
+    with pytest.raises(ValueError, match="in use"):
+        index.add(A)
+
+
+def test_a_full_index_refuses_more_and_counts_it():
+    index = BlockIndex(3)
+    index.add(A)
+    index.apply_snapshot(A, 0, keys(1, 2, 3, 4, 5), first=True, last=True)
+    assert (index.entries, index.skipped) == (3, 2)
+    assert index.apply_delta(A, 1, b"", keys(5, 1)) is Intake.APPLIED
+    assert index.entries == 2
+    index.apply_delta(A, 2, keys(6), b"")
+    assert index.entries == 3
+    index.check_integrity()

@@ -1,0 +1,372 @@
+"""One request at a time through pools, policy, admission and the account, with cases worked by hand."""
+
+import pytest
+
+from pinyon.core.errors import InvalidArgument, NotFound, Rejected, ResourceExhausted, Unavailable
+from pinyon.core.layout import KvLayout
+from pinyon.placement.index import Intake
+from pinyon.placement.instances import InstanceLoad
+from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.least_loaded import LeastLoaded
+from pinyon.placement.policies import POLICIES, make_policy
+from pinyon.placement.policy import PlacementRequest
+from pinyon.placement.scheduler import Scheduler
+from tests.unit.placement.conftest import DECODE, MIXED, PREFILL, STORE, hold, info, keys, make_fleet, member
+
+
+def ask(name: str = "r", blocks: int = 10, **changes) -> PlacementRequest:
+    values = {"prompt_tokens": 16 * blocks + 1, "block_keys": keys(*range(blocks)), "max_tokens": 16, **changes}
+    return PlacementRequest(name, values.pop("model", "m"), **values)
+
+
+def names(decision) -> tuple[str, str]:
+    return decision.prefill.info.instance_id, decision.decode.info.instance_id
+
+
+@pytest.fixture
+def fleet():
+    return make_fleet(("p0", PREFILL), ("p1", PREFILL), ("d0", DECODE), ("d1", DECODE), ("s0", STORE), ("s1", STORE))
+
+
+@pytest.fixture
+def scheduler(fleet):
+    return Scheduler(fleet, KvCacheCentric())
+
+
+# -- where it is computed
+
+
+def test_the_holder_of_the_prefix_is_chosen(fleet, scheduler):
+    hold(fleet, "p1", range(10))
+    decision = scheduler.schedule(ask(), 0.0)
+    assert names(decision)[0] == "p1"
+    assert (decision.local_blocks, decision.fetches) == (10, ())
+
+
+def test_the_last_token_is_always_computed(fleet, scheduler):
+    hold(fleet, "p0", range(10))
+    decision = scheduler.schedule(ask(prompt_tokens=160), 0.0)
+    assert decision.local_blocks == 9
+
+
+def test_a_busy_holder_is_left_and_its_blocks_fetched(fleet, scheduler):
+    hold(fleet, "p1", range(300))
+    fleet.set_load(member(fleet, "p1"), InstanceLoad(pending_prefill_tokens=20_000))
+    decision = scheduler.schedule(ask(blocks=300), 0.0)
+    assert names(decision)[0] == "p0"
+    (span,) = decision.fetches
+    assert (span.source.info.instance_id, span.first_block, span.block_count) == ("p1", 0, 300)
+    assert decision.transfer_s > 0
+
+
+def test_what_is_slower_to_fetch_is_computed(fleet, scheduler):
+    hold(fleet, "s0", range(10))
+    for name in ("p0", "p1"):
+        for _ in range(50):
+            member(fleet, name).transfer_model.observe(10**6, 10.0)
+    decision = scheduler.schedule(ask(), 0.0)
+    assert (decision.local_blocks, decision.fetches) == (0, ())
+
+
+def test_a_remote_prefix_must_be_longer_by_the_threshold(fleet):
+    hold(fleet, "p0", range(40))
+    hold(fleet, "p1", range(40))
+    hold(fleet, "s0", range(80))
+    assert Scheduler(fleet, KvCacheCentric(2.0)).schedule(ask(blocks=100), 0.0).fetches == ()
+    (span,) = Scheduler(fleet, KvCacheCentric(1.9)).schedule(ask(blocks=100), 0.0).fetches
+    assert (span.first_block, span.block_count) == (40, 40)
+
+
+def test_the_plan_joins_sources_in_block_order_with_few_spans(fleet, scheduler):
+    hold(fleet, "s0", range(60))
+    hold(fleet, "s1", range(50, 90))
+    hold(fleet, "d0", [55, 56, 57])
+    decision = scheduler.schedule(ask(blocks=100), 0.0)
+    spans = [(span.source.info.instance_id, span.first_block, span.block_count) for span in decision.fetches]
+    assert spans == [("s0", 0, 60), ("s1", 60, 30)]
+
+
+def test_readers_of_a_hot_prefix_spread_over_its_replicas(fleet, scheduler):
+    hold(fleet, "s0", range(100))
+    hold(fleet, "s1", range(100))
+    hold(fleet, "d0", range(100))
+    sources = [scheduler.schedule(ask(f"r{i}", 100), 0.0).fetches[0].source.info.instance_id for i in range(4)]
+    assert sources == ["s0", "s1", "s0", "s1"]
+
+
+def test_no_reuse_means_none(fleet, scheduler):
+    hold(fleet, "p1", range(10))
+    hold(fleet, "s0", range(10))
+    decision = scheduler.schedule(ask(no_reuse=True), 0.0)
+    assert (decision.local_blocks, decision.fetches) == (0, ())
+    assert decision.prefill_s == decision.prefill.prefill_model.predict_s(161, 0)
+
+
+def test_placements_in_flight_count_as_queue(fleet, scheduler):
+    decisions = [scheduler.schedule(ask(f"r{i}"), 0.0) for i in range(4)]
+    assert [names(decision)[0] for decision in decisions] == ["p0", "p1", "p0", "p1"]
+    assert decisions[2].queue_s == pytest.approx(decisions[0].prefill_s, abs=1e-6)
+
+
+def test_the_same_questions_get_the_same_answers():
+    def run() -> list[tuple[str, str]]:
+        fleet = make_fleet(("x2", MIXED), ("x0", MIXED), ("x1", MIXED), ("s0", STORE))
+        hold(fleet, "s0", range(0, 100, 2))
+        scheduler = Scheduler(fleet, KvCacheCentric())
+        return [names(scheduler.schedule(ask(f"r{i}", i), 0.0)) for i in range(30)]
+
+    assert run() == run()
+
+
+def test_the_baseline_ignores_caches(fleet):
+    scheduler = Scheduler(fleet, LeastLoaded())
+    hold(fleet, "p1", range(10))
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=1))
+    assert names(scheduler.schedule(ask("a"), 0.0))[0] == "p1"
+    decision = scheduler.schedule(ask("b"), 0.0)
+    assert names(decision)[0] == "p0"
+    assert decision.policy == "least_loaded"
+
+
+def test_policies_by_name():
+    assert [make_policy(name, 2.0).name for name in POLICIES] == list(POLICIES)
+    with pytest.raises(ValueError, match="known"):
+        make_policy("nonsense", 2.0)
+    with pytest.raises(ValueError, match="at least 1"):
+        KvCacheCentric(0.5)
+
+
+# -- where it decodes
+
+
+def test_the_least_loaded_instance_decodes(fleet, scheduler):
+    fleet.set_load(member(fleet, "d0"), InstanceLoad(running_requests=8))
+    assert names(scheduler.schedule(ask(), 0.0))[1] == "d1"
+
+
+def test_full_kv_memory_counts_as_load(fleet, scheduler):
+    fleet.set_load(member(fleet, "d0"), InstanceLoad(used_blocks=995, running_requests=1))
+    fleet.set_load(member(fleet, "d1"), InstanceLoad(used_blocks=500, running_requests=6))
+    assert names(scheduler.schedule(ask(), 0.0))[1] == "d1"
+
+
+def test_on_near_ties_the_holder_of_the_prefix_decodes(fleet, scheduler):
+    hold(fleet, "d1", range(10))
+    fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=2))
+    assert names(scheduler.schedule(ask("a"), 0.0))[1] == "d1"
+    fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=5))
+    assert names(scheduler.schedule(ask("b"), 0.0))[1] == "d0"
+
+
+def test_a_mixed_instance_keeps_what_it_prefilled_unless_it_is_busy():
+    fleet = make_fleet(("x0", MIXED), ("x1", MIXED))
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    hold(fleet, "x1", range(10))
+    assert names(scheduler.schedule(ask("a"), 0.0)) == ("x1", "x1")
+    fleet.inflight.release("a")
+    fleet.set_load(member(fleet, "x1"), InstanceLoad(running_requests=12))
+    assert names(scheduler.schedule(ask("b"), 0.0)) == ("x1", "x0")
+
+
+def test_when_all_are_full_the_least_overcommitted_one_takes_it(fleet, scheduler):
+    fleet.set_load(member(fleet, "d0"), InstanceLoad(running_requests=16, pending_requests=9))
+    fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=16, pending_requests=3))
+    assert names(scheduler.schedule(ask(), 0.0))[1] == "d1"
+
+
+# -- who may take it
+
+
+def test_excluded_instances_are_neither_executors_nor_sources(fleet, scheduler):
+    hold(fleet, "p0", range(100))
+    hold(fleet, "s0", range(100))
+    decision = scheduler.schedule(ask(blocks=100, exclude=frozenset({"p0", "d0", "s0"})), 0.0)
+    assert names(decision) == ("p1", "d1")
+    assert decision.fetches == ()
+    with pytest.raises(Unavailable, match="excluded"):
+        scheduler.schedule(ask(exclude=frozenset({"p0", "p1"})), 0.0)
+
+
+@pytest.mark.parametrize("how", ["draining", "disconnected"])
+def test_instances_that_leave_take_nothing_new(fleet, scheduler, how):
+    hold(fleet, "p0", range(100))
+    version = fleet.version
+    if how == "draining":
+        fleet.set_load(member(fleet, "p0"), InstanceLoad(draining=True))
+    else:
+        fleet.set_connected(member(fleet, "p0"), False)
+    assert fleet.version > version
+    decision = scheduler.schedule(ask(blocks=100), 0.0)
+    assert names(decision)[0] == "p1"
+    assert decision.fetches == ()
+
+
+def test_load_reports_do_not_change_the_version(fleet):
+    version = fleet.version
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(running_requests=3))
+    assert fleet.version == version
+
+
+def test_unknown_models_and_missing_instances(fleet, scheduler):
+    with pytest.raises(NotFound) as unknown:
+        scheduler.schedule(ask(model="other"), 0.0)
+    assert unknown.value.field == "model"
+    empty = Scheduler(make_fleet(("s0", STORE)), KvCacheCentric())
+    with pytest.raises(Unavailable, match="no instance"):
+        empty.schedule(ask(), 0.0)
+    halved = Scheduler(make_fleet(("p0", PREFILL)), KvCacheCentric())
+    with pytest.raises(Unavailable, match="prefill and decode"):
+        halved.schedule(ask(), 0.0)
+
+
+def test_kv_moves_only_between_equal_weights_and_layouts(fleet, scheduler):
+    fleet.join(info("q0", PREFILL, model_fingerprint="newer"))
+    fleet.join(info("p9", PREFILL, layout=KvLayout(2, 2, 16, 32)))
+    for i in range(6):
+        assert names(scheduler.schedule(ask(f"r{i}"), 0.0))[0] in ("p0", "p1")
+
+
+def test_more_keys_than_full_blocks_are_refused(scheduler):
+    with pytest.raises(InvalidArgument) as error:
+        scheduler.schedule(ask(prompt_tokens=159), 0.0)
+    assert error.value.field == "block_keys"
+
+
+def test_what_fits_nowhere_is_refused_by_the_field_that_is_too_large():
+    fleet = make_fleet(("p0", PREFILL), ("d0", DECODE))
+    fleet.join(info("d1", DECODE, capacity_blocks=20))
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    with pytest.raises(InvalidArgument) as error:
+        scheduler.schedule(ask(prompt_tokens=8192), 0.0)
+    assert error.value.field == "prompt_tokens"
+    assert names(scheduler.schedule(ask(max_tokens=5000), 0.0))[1] == "d0", "the small one is passed over"
+    fleet.leave("d0")
+    with pytest.raises(InvalidArgument) as error:
+        scheduler.schedule(ask(max_tokens=5000), 0.0)
+    assert error.value.field == "max_tokens"
+
+
+# -- admission
+
+
+def test_rejection_names_the_time_after_which_the_queue_is_short_enough(fleet, scheduler):
+    for name in ("p0", "p1"):
+        fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=100_000))  # 10 s by the prior
+    with pytest.raises(Rejected) as rejected:
+        scheduler.schedule(ask(ttft_slo_s=4.0), 0.0)
+    assert rejected.value.retry_after_s == pytest.approx(6.0, abs=0.1)
+    assert fleet.inflight.prefills == 0
+    assert scheduler.schedule(ask(ttft_slo_s=11.0), 0.0).ttft_s < 11.0
+    assert scheduler.schedule(ask(ttft_slo_s=0.0), 0.0)
+
+
+def test_no_retry_hint_when_even_an_idle_instance_is_too_slow(scheduler):
+    with pytest.raises(Rejected) as rejected:
+        scheduler.schedule(ask(ttft_slo_s=1e-3), 0.0)
+    assert rejected.value.retry_after_s is None
+
+
+def test_rejection_by_time_between_tokens(fleet, scheduler):
+    for name in ("d0", "d1"):
+        for _ in range(50):
+            fleet.set_load(member(fleet, name), InstanceLoad(running_requests=10, mean_tbt_ms=200.0))
+    with pytest.raises(Rejected, match="between tokens") as rejected:
+        scheduler.schedule(ask(tbt_slo_s=0.1), 0.0)
+    assert rejected.value.retry_after_s
+    assert scheduler.schedule(ask(tbt_slo_s=0.4), 0.0).tbt_s == pytest.approx(0.2, rel=0.2)
+
+
+# -- what is in flight
+
+
+def test_a_placement_counts_until_its_end_is_reported_by_the_instance_it_is_on(fleet, scheduler):
+    hold(fleet, "s0", range(100))
+    scheduler.schedule(ask(blocks=100), 0.0)
+    p0, p1, d0, s0 = (member(fleet, name) for name in ("p0", "p1", "d0", "s0"))
+    assert p0.inflight_prefill_us > 0
+    assert (d0.inflight_decodes, d0.inflight_decode_blocks) == (1, 102)
+    assert s0.inflight_reads == 100
+    fleet.inflight.end_prefill("r", p1)
+    assert p0.inflight_prefill_us > 0, "another instance's word does not count"
+    fleet.inflight.end_prefill("r", p0)
+    assert p0.inflight_prefill_us == s0.inflight_reads == 0
+    fleet.inflight.end_decode("r", p0)
+    assert d0.inflight_decodes == 1
+    fleet.inflight.end_decode("r", d0)
+    assert d0.inflight_decodes == d0.inflight_decode_blocks == 0
+
+
+def test_the_end_of_the_decode_ends_a_prefill_that_never_began(fleet, scheduler):
+    decision = scheduler.schedule(ask(), 0.0)
+    fleet.inflight.end_decode("r", decision.decode)
+    assert fleet.inflight.prefills == fleet.inflight.decodes == 0
+
+
+def test_placing_a_request_again_replaces_its_first_placement(fleet, scheduler):
+    first = scheduler.schedule(ask(), 0.0)
+    again = scheduler.schedule(ask(exclude=frozenset({names(first)[0]})), 1.0)
+    assert names(again)[0] != names(first)[0]
+    assert first.prefill.inflight_prefill_us == 0
+    fleet.inflight.end_prefill("r", first.prefill)
+    assert fleet.inflight.prefills == 1
+
+
+def test_age_ends_what_nobody_reports(fleet, scheduler):
+    scheduler.schedule(ask("old"), 0.0)
+    scheduler.schedule(ask("young"), 30.0)
+    assert fleet.inflight.expire(59.9) == 0
+    assert fleet.inflight.expire(60.0) == 1
+    assert (fleet.inflight.prefills, fleet.inflight.decodes) == (1, 2)
+    fleet.inflight.expire(600.0)
+    assert (fleet.inflight.prefills, fleet.inflight.decodes, fleet.inflight.expired) == (0, 1, 3)
+
+
+def test_the_account_is_bounded():
+    fleet = make_fleet(("x0", MIXED), inflight_max=2)
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    scheduler.schedule(ask("a"), 0.0)
+    scheduler.schedule(ask("b"), 0.0)
+    with pytest.raises(ResourceExhausted) as error:
+        scheduler.schedule(ask("c"), 1.0)
+    assert error.value.retry_after_s
+    assert scheduler.schedule(ask("c"), 600.0), "what is too old makes room"
+
+
+def test_an_instance_that_leaves_takes_its_share_along(fleet, scheduler):
+    decision = scheduler.schedule(ask(), 0.0)
+    fleet.leave(names(decision)[0])
+    assert (fleet.inflight.prefills, fleet.inflight.decodes) == (0, 1)
+    fleet.leave(names(decision)[1])
+    assert fleet.inflight.decodes == 0
+
+
+# -- membership of the fleet
+
+
+def test_a_new_boot_replaces_the_old_one(fleet):
+    hold(fleet, "p0", range(10))
+    old = member(fleet, "p0")
+    new = fleet.join(info("p0", PREFILL, boot="2"))
+    assert fleet.get("p0") is new is not old
+    assert fleet.index.match(keys(0)).blocks == 0
+    assert fleet.index.apply_delta(new.bit, 1, keys(1), b"") is Intake.GAP
+    assert not old.connected
+
+
+def test_bits_are_used_again_and_instances_limited():
+    fleet = make_fleet(("p0", PREFILL), ("d0", DECODE), instances_max=2)
+    with pytest.raises(ResourceExhausted):
+        fleet.join(info("d1", DECODE))
+    bit = member(fleet, "p0").bit
+    fleet.leave("p0")
+    assert fleet.join(info("p9", PREFILL)).bit == bit
+    assert [state.info.instance_id for state in fleet.instances()] == ["d0", "p9"]
+
+
+def test_a_newcomer_inherits_its_siblings_cost_models(fleet):
+    for _ in range(20):
+        member(fleet, "p0").prefill_model.observe(1000, 0, 5.0)
+    newcomer = fleet.join(info("p2", PREFILL))
+    assert newcomer.prefill_model.predict_s(1000, 0) == pytest.approx(5.0, rel=0.05)
+    stranger = fleet.join(info("p3", PREFILL, model_fingerprint="other"))
+    assert stranger.prefill_model.samples == 0
