@@ -172,7 +172,7 @@ async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
         wait_idle(small)
         scrape = Scrape(small)
         assert scrape.total("pinyon_worker_evicted_blocks_total") > 0
-        assert scrape.total("pinyon_kvstore_evictions_total") > 0
+        assert scrape.total("pinyon_kvstore_evicted_objects_total") > 0
 
 
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
