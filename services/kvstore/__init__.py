@@ -1,0 +1,1 @@
+"""A store node process: pool memory, tiers, leases, metadata in Redis."""

@@ -1,0 +1,100 @@
+"""The store node's composition root."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.report_session import ReportSession
+from pinyon.runtime.service import ServiceContext
+from pinyon.runtime.settings import parse_address
+from pinyon.store.metadata import NodeRecord, StoreMetadata
+from pinyon.transfer import TransferEngine
+from services.kvstore.metrics import register_metrics
+from services.kvstore.node import StoreNode
+from services.kvstore.publisher import MetadataPublisher
+from services.kvstore.reporter import StoreReport, instance_info
+from services.kvstore.servicer import BlockReadServicer, KvStoreServicer
+from services.kvstore.settings import KvStoreSettings
+
+__all__ = ["run", "serving"]
+
+_log = get_logger("kvstore")
+
+
+async def run(settings: KvStoreSettings, context: ServiceContext) -> None:
+    """Serve until told to stop, or until another process takes this node's id."""
+    async with serving(settings, context):
+        await context.stopping.wait()
+
+
+@asynccontextmanager
+async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIterator[StoreNode]:
+    """A node that serves, is found, and has announced its endpoints; taken down in reverse order."""
+    if not settings.redis_url:
+        raise InvalidArgument("a store node needs --redis-url", field="redis_url")
+    async with AsyncExitStack() as stack:
+        engine = _start_engine(settings)
+        stack.push_async_callback(asyncio.to_thread, engine.close)
+        node = StoreNode(context.instance_id, settings, engine)
+        stack.push_async_callback(node.close)
+        node.start()
+        server = GrpcServer(settings.listen)
+        services = kvstore_pb2.DESCRIPTOR.services_by_name
+        server.add(
+            kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, KvStoreServicer(node), services["KvStoreService"]
+        )
+        server.add(
+            kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
+            BlockReadServicer(node, context.telemetry),
+            services["BlockReadService"],
+        )
+        bound = await server.start()
+        stack.push_async_callback(_drain, server, node, settings.drain_s)
+        address = settings.reachable(bound)
+        metadata = StoreMetadata(settings.redis_url, timeout_s=settings.redis_timeout_s)
+        stack.push_async_callback(metadata.close)
+        record = NodeRecord(node.node_id, node.boot_id, address, node.table.capacity_bytes)
+        publisher = MetadataPublisher(node, record, metadata, settings.node_lease_s, lost_name=context.stopping)
+        await publisher.register()
+        publisher.start()
+        stack.push_async_callback(publisher.close)
+        session: ReportSession | None = None
+        if settings.conductor:
+            session = ReportSession(
+                settings.conductor, instance_info(node, address, settings.region), StoreReport(node)
+            )
+            node.on_change(session.wake)
+            session.start()
+            stack.push_async_callback(session.close)
+        register_metrics(
+            context.registry, node, publisher, lambda: float(session is not None and session.registered.is_set())
+        )
+        context.ready({"grpc": bound, "transfer": f"{engine.descriptor().host}:{engine.descriptor().port}"})
+        try:
+            yield node
+        finally:
+            node.draining = True
+            await server.begin_drain()
+
+
+def _start_engine(settings: KvStoreSettings) -> TransferEngine:
+    host, port = parse_address(settings.transfer_listen)
+    engine = TransferEngine(host, port, advertise_host=settings.advertise_host or None)
+    try:
+        engine.start()
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {settings.transfer_listen}: {error.strerror}") from error
+    return engine
+
+
+async def _drain(server: GrpcServer, node: StoreNode, seconds: float) -> None:
+    """Who reads or writes may finish; nobody finds the node any more."""
+    if not await node.wait_idle(seconds):
+        _log.info("stopping with %d leases and %d puts open", node.table.leases, node.table.open_puts)
+    await server.drain(min(seconds, 1.0))

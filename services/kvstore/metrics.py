@@ -1,0 +1,68 @@
+"""What a store node shows to Prometheus. Everything is read from the state when it is scraped, so it is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.kvstore.node import StoreNode
+from services.kvstore.publisher import MetadataPublisher
+
+__all__ = ["register_metrics"]
+
+Figure = tuple[str, str, Callable[[], float]]
+
+
+class _Figures(Collector):
+    """The scrape runs in another thread; each figure is one attribute or one ``len``, which is safe to read there."""
+
+    def __init__(self, gauges: Iterable[Figure], counters: Iterable[Figure]) -> None:
+        self._gauges = list(gauges)
+        self._counters = list(counters)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, text, value in self._gauges:
+            yield GaugeMetricFamily(f"pinyon_kvstore_{name}", text, value=value())
+        for name, text, value in self._counters:
+            yield CounterMetricFamily(f"pinyon_kvstore_{name}", text, value=value())
+
+
+def register_metrics(
+    registry: CollectorRegistry, node: StoreNode, publisher: MetadataPublisher, sessions: Callable[[], float]
+) -> None:
+    """``sessions``: whether the conductor knows this node now (0 or 1)."""
+    table, counters = node.table, node.table.counters
+    registry.register(
+        _Figures(
+            gauges=[
+                ("objects", "Readable objects", lambda: len(table)),
+                ("leased_objects", "Objects being read", lambda: table.leased_objects),
+                ("reserved_objects", "Objects being put", lambda: table.reserved_objects),
+                ("capacity_bytes", "Size of the pool", lambda: table.capacity_bytes),
+                ("used_bytes", "Bytes taken by objects and reservations", lambda: table.used_bytes),
+                ("lost_bytes", "Bytes whose writer could not be shut out", lambda: table.lost_bytes),
+                ("leases", "Live leases of readers", lambda: table.leases),
+                ("open_puts", "Puts begun and not ended", lambda: table.open_puts),
+                ("writer_regions", "Memory regions open to writers", lambda: node.writer_regions),
+                ("listed_blocks", "Blocks listed in Redis", lambda: publisher.listed),
+                ("report_sessions", "Conductors that know this node", sessions),
+            ],
+            counters=[
+                ("hit_blocks", "Blocks asked for and leased", lambda: counters.hits),
+                ("miss_blocks", "Blocks asked for and not held", lambda: counters.misses),
+                ("evicted_objects", "Objects evicted", lambda: counters.evictions),
+                ("put_objects", "Objects that became readable", lambda: counters.stored),
+                ("put_bytes", "Bytes of objects that became readable", lambda: counters.stored_bytes),
+                ("get_bytes", "Bytes of objects that were leased", lambda: counters.leased_bytes),
+                ("refused_objects", "Objects for which no room could be made", lambda: counters.refused_slots),
+                ("expired_leases", "Leases that ended by their time", lambda: counters.expired_leases),
+                ("expired_puts", "Puts that ended by their timeout", lambda: counters.expired_puts),
+                ("metadata_failures", "Times that Redis could not be told", lambda: publisher.failures),
+                ("metadata_purged_blocks", "Entries of dead nodes removed from Redis", lambda: publisher.purged),
+                ("metadata_malformed_values", "Values in Redis that made no sense", lambda: publisher.malformed),
+            ],
+        )
+    )

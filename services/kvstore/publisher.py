@@ -1,0 +1,172 @@
+"""Keeps the node's entries in Redis true: its record alive, its blocks listed, what the dead left cleaned up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import FailedPrecondition, PinyonError, Unavailable
+from pinyon.runtime.logging import get_logger
+from pinyon.store.metadata import Life, NodeRecord, StoreMetadata
+from services.kvstore.node import StoreNode
+
+__all__ = ["MetadataPublisher"]
+
+GAP_S = 0.02
+"""Changes within this time travel together."""
+CLEAN_PERIOD_S = 5.0
+DEAD_GRACE_S = 30.0
+"""A life without a record for this long is over; sooner, it may be one whose Redis was away for a moment."""
+PURGE_BLOCKS = 8192
+"""Entries of the dead that are removed in one go."""
+LEAVE_S = 3.0
+
+_log = get_logger("metadata")
+
+
+class MetadataPublisher:
+    """``register`` → ``start`` → ``close``. Redis may be away at any time after ``register``; then all is told anew."""
+
+    def __init__(
+        self,
+        node: StoreNode,
+        record: NodeRecord,
+        metadata: StoreMetadata,
+        lease_s: float,
+        *,
+        clock: Clock = time.monotonic,
+        lost_name: asyncio.Event | None = None,
+    ) -> None:
+        """``lost_name`` is set when another process has taken this node's id."""
+        self._node = node
+        self._record = record
+        self._metadata = metadata
+        self._lease_s = lease_s
+        self._clock = clock
+        self._lost_name = lost_name or asyncio.Event()
+        self._changes = node.table.listen()
+        self._listed: set[bytes] = set()
+        self._tell_all = False
+        self._wake = asyncio.Event()
+        self._dead_since: dict[Life, float] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.failures = 0
+        """Times that Redis could not be told something."""
+        self.purged = 0
+        """Entries of dead lives that were removed."""
+        node.on_change(self._wake.set)
+
+    @property
+    def listed(self) -> int:
+        """Blocks that are listed in Redis, as far as we know."""
+        return len(self._listed)
+
+    @property
+    def malformed(self) -> int:
+        """Values in Redis that did not parse."""
+        return self._metadata.malformed
+
+    async def register(self) -> None:
+        """Announce this life. Raises :class:`Unavailable` when Redis cannot be reached."""
+        await self._metadata.register(self._record, self._lease_s)
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._publish(), name="metadata-publish"),
+            asyncio.create_task(self._keep_alive(), name="metadata-lease"),
+            asyncio.create_task(self._clean(), name="metadata-clean"),
+        ]
+
+    async def close(self) -> None:
+        """Leave: from now on nothing of this node is found. Bounded."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._metadata.leave(self._record)
+                await self._metadata.purge(self._record.life, 16 * PURGE_BLOCKS)
+        except (PinyonError, TimeoutError):
+            _log.info("could not sign off from Redis; the node's lease ends by its time")
+
+    # -- the blocks
+
+    async def _publish(self) -> None:
+        pause = GAP_S
+        while True:
+            if not self._tell_all:
+                await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self.publish()
+                pause = GAP_S
+            except PinyonError as error:
+                pause = min(2.0, 2 * pause)
+                _log.info("block metadata is late: %s", error.message)
+            await asyncio.sleep(pause)
+
+    async def publish(self) -> None:
+        """Bring Redis up to date. After a failure the next call tells everything."""
+        table, life = self._node.table, self._record.life
+        stored, removed = self._changes.drain()
+        tell_all, self._tell_all = self._tell_all, False
+        if tell_all:
+            stored = table.keys()
+            removed = list(self._listed.difference(stored))
+        try:
+            await self._metadata.discard(life, removed)
+            self._listed.difference_update(removed)
+            sizes = ((key, table.size_of(key)) for key in stored)
+            blocks = [(key, size) for key, size in sizes if size is not None]
+            self._listed.update(key for key, _ in blocks)  # before: an attempt that failed may have half worked
+            await self._metadata.add(life, blocks)
+        except PinyonError:
+            self.failures += 1
+            self._tell_all = True
+            raise
+
+    # -- the record
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            try:
+                if not await self._metadata.renew(self._record, self._lease_s):
+                    _log.warning("the node's record was gone from Redis; listing all blocks again")
+                    self._tell_all = True
+                    self._wake.set()
+            except FailedPrecondition as error:
+                _log.error("%s; this one stops", error.message)
+                self._lost_name.set()
+                return
+            except Unavailable as error:
+                self.failures += 1
+                _log.warning("the node's lease was not renewed: %s", error.message)
+
+    # -- the dead
+
+    async def _clean(self) -> None:
+        while True:
+            try:
+                await self.clean()
+            except PinyonError as error:
+                self.failures += 1
+                _log.info("cleaning up is late: %s", error.message)
+            await asyncio.sleep(CLEAN_PERIOD_S)
+
+    async def clean(self) -> None:
+        """Purge this node's earlier lives, and other nodes' lives that have been over for a while."""
+        now = self._clock()
+        live = {node.life for node in await self._metadata.nodes()}
+        over = await self._metadata.lives() - live - {self._record.life}
+        self._dead_since = {life: self._dead_since.get(life, now) for life in over}
+        named = {life.node_id for life in live}
+        for life, since in self._dead_since.items():
+            # A node id with a new life has certainly ended the old one.
+            if life.node_id == self._record.node_id or life.node_id in named or now - since >= DEAD_GRACE_S:
+                purged = PURGE_BLOCKS
+                while purged == PURGE_BLOCKS:
+                    purged = await self._metadata.purge(life, PURGE_BLOCKS)
+                    self.purged += purged

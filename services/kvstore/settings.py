@@ -1,0 +1,42 @@
+"""What a store node can be told."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.settings import ServiceSettings, parse_address, service_config
+
+__all__ = ["KvStoreSettings"]
+
+
+class KvStoreSettings(ServiceSettings):
+    """A node of the KV store: a pool of memory, and its entries in Redis."""
+
+    model_config = service_config("kvstore")
+
+    redis_url: str = Field("", description="Redis with the block metadata; required")
+    conductor: str = Field("", description="host:port of the conductor; empty: report to nobody")
+    pool_mib: int = Field(256, ge=1, le=1 << 24, description="size of the DRAM pool in MiB")
+    transfer_listen: str = Field("127.0.0.1:0", description="host:port of the transfer engine")
+    region: str = Field("", max_length=64, description="region label, such as eu-west")
+    put_timeout_s: float = Field(10.0, gt=0, le=3600, description="seconds a put may take if it does not say so")
+    put_timeout_max_s: float = Field(60.0, gt=0, le=3600, description="seconds a put may take at most")
+    open_puts_max: int = Field(1024, ge=1, le=2048, description="puts begun and not ended")
+    lease_s: float = Field(5.0, gt=0, le=3600, description="seconds a reader may read if it does not say so")
+    lease_max_s: float = Field(60.0, gt=0, le=3600, description="seconds a reader may read at most")
+    leases_max: int = Field(16384, ge=1, le=1 << 20, description="leases of readers at once")
+    node_lease_s: float = Field(
+        3.0, ge=0.3, le=3600, description="seconds after which a node that does not answer counts as gone"
+    )
+    redis_timeout_s: float = Field(1.0, gt=0, le=60, description="seconds that Redis gets for an answer")
+
+    @field_validator("transfer_listen", "conductor")
+    @classmethod
+    def _is_host_port(cls, value: str) -> str:
+        if value:
+            try:
+                parse_address(value)
+            except InvalidArgument as error:
+                raise ValueError(error.message) from None
+        return value

@@ -1,0 +1,1 @@
+"""The regional front door process: OpenAI HTTP and gRPC, queue, pushing."""

@@ -1,0 +1,151 @@
+"""What the load balancer reads from a request's head."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from pinyon.core.errors import InvalidArgument, PinyonError
+
+__all__ = ["Head", "HttpError", "read_head", "traceparent", "unique_id"]
+
+HEADERS_MAX = 100
+SLO_MS_MAX = 1 << 31
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_YES_NO = {b"": False, b"0": False, b"false": False, b"1": True, b"true": True}
+
+_process = secrets.token_hex(6)
+_numbers = count(1)
+
+
+def unique_id() -> str:
+    """Never given twice, by no process: ids end up in tables that several load balancers share."""
+    return f"{_process}{next(_numbers):08x}"
+
+
+class HttpError(PinyonError):
+    """An error that exists in HTTP only: a status, and headers that go with it."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[bytes, bytes] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+class Head:
+    """``request_id`` is what the client is told: its own id if it sent a sane one. ``unique`` is what we go by."""
+
+    __slots__ = (
+        "authorization",
+        "content_length",
+        "expects_continue",
+        "no_reuse",
+        "path",
+        "report",
+        "request_id",
+        "tenant",
+        "traceparent",
+        "ttft_slo_ms",
+        "unique",
+    )
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.unique = unique_id()
+        self.request_id = self.unique
+        self.tenant = ""
+        self.authorization = ""
+        self.content_length = -1
+        self.expects_continue = False
+        self.traceparent = ""
+        self.no_reuse = False
+        self.report = False
+        self.ttft_slo_ms = 0
+
+    @property
+    def log_id(self) -> str:
+        """For all hops: unique, and the client's own id can be searched for."""
+        return self.unique if self.request_id is self.unique else f"{self.request_id}.{self.unique}"
+
+
+def read_head(scope: dict[str, Any], limit_bytes: int) -> Head:
+    """Raises :class:`HttpError` (431) or :class:`InvalidArgument`, naming the header."""
+    head = Head(scope["path"])
+    headers = scope["headers"]
+    scope["request_id"] = head.request_id
+    if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers) > limit_bytes:
+        raise HttpError(431, "The request's head is too large.")
+    for name, value in headers:
+        read = _READERS.get(name)
+        if read is not None:
+            read(head, value.decode("latin-1"))
+    scope["request_id"] = head.request_id
+    return head
+
+
+def _authorization(head: Head, value: str) -> None:
+    head.authorization = value
+
+
+def _content_length(head: Head, value: str) -> None:
+    # The HTTP parser has refused what is no number.
+    head.content_length = int(value)
+
+
+def _expect(head: Head, value: str) -> None:
+    head.expects_continue = value.lower() == "100-continue"
+
+
+def _request_id(head: Head, value: str) -> None:
+    if _REQUEST_ID.fullmatch(value):
+        head.request_id = value
+
+
+def traceparent(value: str) -> str:
+    """The W3C trace context as it came, or nothing if it is malformed."""
+    return value if _TRACEPARENT.fullmatch(value) else ""
+
+
+def _traceparent(head: Head, value: str) -> None:
+    head.traceparent = traceparent(value)
+
+
+def _flag(name: str, value: str) -> bool:
+    flag = _YES_NO.get(value.strip().lower().encode("latin-1"))
+    if flag is None:
+        raise InvalidArgument(f"{name} must be 1 or 0.", field=name)
+    return flag
+
+
+def _no_reuse(head: Head, value: str) -> None:
+    head.no_reuse = _flag("x-pinyon-no-reuse", value)
+
+
+def _report(head: Head, value: str) -> None:
+    head.report = _flag("x-pinyon-report", value)
+
+
+def _ttft_slo(head: Head, value: str) -> None:
+    text = value.strip()
+    if not text.isascii() or not text.isdecimal() or len(text) > 10 or not 1 <= int(text) < SLO_MS_MAX:
+        raise InvalidArgument(
+            "x-pinyon-ttft-slo-ms must be a whole number of milliseconds, at least 1.", field="x-pinyon-ttft-slo-ms"
+        )
+    head.ttft_slo_ms = int(text)
+
+
+_READERS = {
+    b"authorization": _authorization,
+    b"content-length": _content_length,
+    b"expect": _expect,
+    b"x-request-id": _request_id,
+    b"traceparent": _traceparent,
+    b"x-pinyon-no-reuse": _no_reuse,
+    b"x-pinyon-report": _report,
+    b"x-pinyon-ttft-slo-ms": _ttft_slo,
+}

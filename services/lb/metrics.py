@@ -1,0 +1,92 @@
+"""What the load balancer shows to Prometheus.
+
+The gauges read the state when they are scraped, so they are exact; children of labels are looked up once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.lb.conductor_session import ConductorSession
+from services.lb.instances import InstanceView
+from services.lb.line import Line
+from services.lb.request import Request
+from services.lb.worker_sessions import WorkerSessions
+
+__all__ = ["LbMetrics"]
+
+_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_E2E_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class LbMetrics:
+    """``http_requests`` counts answers, ``finish`` whole requests of either front door."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        line: Line,
+        conductor: ConductorSession,
+        workers: WorkerSessions,
+        view: InstanceView,
+    ) -> None:
+        self._http = Counter(
+            "pinyon_lb_http_requests_total", "HTTP requests answered", ("route", "status"), registry=registry
+        )
+        self._finished = Counter(
+            "pinyon_lb_requests_total", "Generations by how they ended", ("finish",), registry=registry
+        )
+        self._http_children: dict[tuple[str, int], Counter] = {}
+        self._finish_children: dict[str, Counter] = {}
+        self.ttft = Histogram(
+            "pinyon_lb_ttft_seconds", "Arrival to first token", buckets=_TTFT_S, registry=registry
+        )
+        self.e2e = Histogram(
+            "pinyon_lb_e2e_seconds", "Arrival to last token, of finished requests", buckets=_E2E_S, registry=registry
+        )
+        self._tokens_in = Counter("pinyon_lb_prompt_tokens_total", "Prompt tokens of finished requests", registry=registry)
+        self._tokens_out = Counter("pinyon_lb_generated_tokens_total", "Tokens generated", registry=registry)
+        self._tokens_cached = Counter("pinyon_lb_cached_tokens_total", "Prompt tokens reused", registry=registry)
+        self.retries = Counter("pinyon_lb_retries_total", "Attempts after an instance failed", registry=registry)
+        self.resumes = Counter("pinyon_lb_resumes_total", "Retries of requests that had tokens", registry=registry)
+        self.fallbacks = Counter(
+            "pinyon_lb_fallback_placements_total", "Placements made without the conductor", registry=registry
+        )
+        self.http_connections = Gauge("pinyon_lb_http_connections", "Open HTTP connections", registry=registry)
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(name, text, registry=registry).set_function(value)
+
+        gauge("pinyon_lb_queue_requests", "Requests waiting for their turn", lambda: line.queued)
+        gauge("pinyon_lb_in_flight_requests", "Requests being placed or running", lambda: line.in_flight)
+        gauge("pinyon_lb_placing_requests", "Requests waiting for the conductor", lambda: conductor.pending)
+        gauge("pinyon_lb_worker_streams", "Requests open on instances", lambda: workers.streams)
+        gauge("pinyon_lb_worker_sessions", "Sessions to instances", lambda: len(workers))
+        gauge("pinyon_lb_counted_placements", "Requests counted on instances, per role", lambda: view.in_flight)
+        gauge("pinyon_lb_conductor_connected", "1 while the conductor answers", lambda: float(conductor.connected))
+
+    def answered(self, route: str, status: int) -> None:
+        """``route`` must be one of a few: it is a label."""
+        child = self._http_children.get((route, status))
+        if child is None:
+            child = self._http_children[route, status] = self._http.labels(route, str(status))
+        child.inc()
+
+    def ended(self, request: Request, outcome: str, now_s: float) -> None:
+        """A generation ended; ``outcome`` is a finish reason or an error's code."""
+        child = self._finish_children.get(outcome)
+        if child is None:
+            child = self._finish_children[outcome] = self._finished.labels(outcome)
+        child.inc()
+        if request.first_token_s:
+            self.ttft.observe(request.first_token_s - request.arrived_s)
+        if request.tokens:
+            self._tokens_out.inc(len(request.tokens))
+        if request.finish_reason is not None:
+            self.e2e.observe(now_s - request.arrived_s)
+            usage = request.usage()
+            self._tokens_in.inc(usage.prompt_tokens)
+            if usage.cached_tokens:
+                self._tokens_cached.inc(usage.cached_tokens)

@@ -1,0 +1,160 @@
+"""From what a client wrote to what the suite works on: tokens, block keys, limits.
+
+The byte tokenizer and short texts run on the event loop (a few µs); everything else in two threads, so that one long
+prompt does not hold up the streams of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from pinyon.core.block_keys import chain_block_keys, pack_keys
+from pinyon.core.errors import InvalidArgument, NotFound, PinyonError
+from pinyon.core.request import SamplingParams
+from pinyon.model import ByteTokenizer, ModelCard
+from services.lb.instances import InstanceView
+from services.lb.openai_parse import Call, Prompt
+from services.lb.request import Ask
+
+__all__ = ["ContextExceeded", "Prompts"]
+
+THREADS = 2
+INLINE_CHARS = 2048
+PROMPT_TOKENS_MAX = 768 * 1024
+"""With its keys this many tokens still fit into one gRPC message of 4 MiB."""
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for ``/v1/completions``."""
+
+
+class ContextExceeded(InvalidArgument):
+    """Prompt, or prompt and generation together, are longer than the model takes."""
+
+
+class Prompts:
+    """Makes an :class:`Ask` of a :class:`Call`. ``close`` ends its threads."""
+
+    def __init__(self, card: ModelCard, view: InstanceView, chat_max_tokens: int, chars_per_token_max: int) -> None:
+        self._card = card
+        self._view = view
+        self._chat_max_tokens = chat_max_tokens
+        self._chars_per_token_max = chars_per_token_max
+        self._inline_chars = 1 << 62 if isinstance(card.tokenizer, ByteTokenizer) else INLINE_CHARS
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def model(self) -> str:
+        return self._card.name
+
+    def max_context(self) -> int:
+        """Longest prompt plus generation in tokens: what the instances take, or the model's while none is known."""
+        known = self._view.model(self._card.name)
+        limit = (known.max_context if known is not None else 0) or self._card.config.max_context
+        return min(limit, PROMPT_TOKENS_MAX)
+
+    def check_model(self, name: str) -> None:
+        """Raises :class:`NotFound`."""
+        if name != self._card.name:
+            raise NotFound(f"The model '{name[:128]}' does not exist or you do not have access to it.", field="model")
+
+    async def ask(
+        self, call: Call, request_id: str, tenant: str, *, no_reuse: bool = False, ttft_slo_ms: int = 0,
+        traceparent: str = "",
+    ) -> Ask:  # fmt: skip
+        """Raises :class:`InvalidArgument` or :class:`NotFound` naming the field of the call."""
+        self.check_model(call.model)
+        context = self.max_context()
+        tokens = await self._tokens(call, context)
+        count = len(tokens) // 4
+        if not count:
+            raise InvalidArgument(f"{call.prompt_field} must not be empty.", field=call.prompt_field)
+        if count >= context:
+            raise ContextExceeded(
+                f"This model's maximum context length is {context} tokens, and your {call.prompt_field} has {count}.",
+                field=call.prompt_field,
+            )
+        seed = call.seed
+        if seed is None:
+            seed = int.from_bytes(os.urandom(8), "little") if call.temperature else 0
+        try:
+            sampling = SamplingParams(
+                self._max_tokens(call, count, context),
+                *(call.temperature, call.top_k, call.top_p, seed, call.stop, call.ignore_eos),
+            )
+        except PinyonError as error:  # its texts name fields as the core does; they are the same here
+            raise InvalidArgument(error.message, field=error.field) from None
+        return Ask(
+            request_id, call.model, tenant, tokens, self._keys(call.model, tenant, tokens), sampling, no_reuse,
+            ttft_slo_ms, traceparent,
+        )  # fmt: skip
+
+    def _max_tokens(self, call: Call, count: int, context: int) -> int:
+        if not call.max_tokens:
+            default = self._chat_max_tokens if call.prompt_field == "messages" else COMPLETION_MAX_TOKENS
+            return min(default, context - count)
+        if count + call.max_tokens > context:
+            raise ContextExceeded(
+                f"This model's maximum context length is {context} tokens. You asked for {count + call.max_tokens} "
+                f"({count} in the {call.prompt_field}, {call.max_tokens} for the completion).",
+                field="max_tokens",
+            )
+        return call.max_tokens
+
+    def _keys(self, model: str, tenant: str, tokens: bytes) -> bytes:
+        start = self._view.namespace(model, tenant)
+        known = self._view.model(model)
+        if start is None or known is None:
+            return b""  # nobody told the layout yet: the worker computes them
+        return pack_keys(chain_block_keys(start, tokens, known.layout.block_tokens))
+
+    async def _tokens(self, call: Call, context: int) -> bytes:
+        prompt = call.prompt
+        if type(prompt) is bytes:
+            self._check_tokens(prompt)
+            return prompt
+        chars = len(prompt) if type(prompt) is str else _chars(prompt)
+        if chars > context * self._chars_per_token_max:
+            raise ContextExceeded(
+                f"This model's maximum context length is {context} tokens, and your {call.prompt_field} has {chars} "
+                "characters.",
+                field=call.prompt_field,
+            )
+        if chars <= self._inline_chars:
+            return self._encode(prompt, call.prompt_field)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._encode, prompt, call.prompt_field)
+
+    def _encode(self, prompt: Prompt, field: str) -> bytes:
+        try:
+            if type(prompt) is str:
+                return self._card.tokenizer.encode(prompt).tobytes()
+            return self._card.chat_template.encode_chat(prompt).tobytes()  # type: ignore[arg-type]
+        except InvalidArgument as error:
+            raise InvalidArgument(error.message, field=field) from None
+
+    def _check_tokens(self, tokens: bytes) -> None:
+        vocab_size = self._card.config.vocab_size
+        if tokens and int(np.frombuffer(tokens, "<u4").max()) >= vocab_size:
+            raise InvalidArgument(
+                f"prompt holds a token id outside the vocabulary of {vocab_size}.", field="prompt"
+            )
+
+
+def _chars(messages: Any) -> int:
+    """Characters of a conversation; of what is malformed, the template complains."""
+    total = 0
+    for message in messages:
+        content = message.get("content")
+        if type(content) is str:
+            total += len(content)
+        elif type(content) is list:
+            total += sum(len(part["text"]) for part in content
+                         if type(part) is dict and type(part.get("text")) is str)  # fmt: skip
+    return total

@@ -1,0 +1,254 @@
+"""One request from its acceptance to its last token, over as many instances as that takes. No I/O.
+
+When an instance fails, the request goes on elsewhere with its prompt and the tokens generated so far: the sampler
+depends only on logits, seed and index, so the tokens continue exactly. The new instance replays the text from the first
+generated token on; what was handed to the client already is dropped by length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.block_keys import tokens_to_bytes
+from pinyon.core.errors import Internal, PinyonError
+from pinyon.core.request import FinishReason, SamplingParams, Usage
+from pinyon.runtime.interceptors import error_from_proto
+
+__all__ = ["Ask", "Delta", "Request"]
+
+PREFILL_FIELD = "prefill_instance"
+"""``error.field`` when the instance that failed is the one that computes the prompt."""
+
+NO_SLO_MS = 1 << 31
+
+_FINISH = {
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+# Worth another instance: a peer is gone, or a restarted one took its address.
+_RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a client wants, checked, in tokens. ``block_keys`` are packed and may be empty (layout unknown)."""
+
+    request_id: str
+    model: str
+    tenant: str
+    tokens_le32: bytes
+    block_keys: bytes
+    sampling: SamplingParams
+    no_reuse: bool = False
+    ttft_slo_ms: int = 0
+    traceparent: str = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.tokens_le32) // 4
+
+
+class Delta(NamedTuple):
+    """What is new for the client."""
+
+    text: str
+    tokens: Sequence[int]
+
+
+class Request:
+    """State of one request. The dispatcher acts, this knows."""
+
+    __slots__ = (
+        "_drop_chars",
+        "_drop_tokens",
+        "_message",
+        "_sent_chars",
+        "_usage",
+        "arrived_s",
+        "ask",
+        "attempt",
+        "deadline_s",
+        "error",
+        "exclude",
+        "finish_reason",
+        "first_token_s",
+        "placed_s",
+        "placement",
+        "prefill",
+        "tokens",
+        "traceparent",
+    )
+
+    def __init__(self, ask: Ask, arrived_s: float, deadline_s: float) -> None:
+        self.ask = ask
+        self.traceparent = ask.traceparent
+        self.arrived_s = arrived_s
+        self.deadline_s = deadline_s
+        self.placed_s = 0.0
+        self.first_token_s = 0.0
+        self.attempt = 0
+        self.exclude: set[str] = set()
+        self.tokens: list[int] = []
+        self.placement: common_pb2.Placement | None = None
+        self.prefill: worker_pb2.PrefillReport | None = None
+        self.finish_reason: FinishReason | None = None
+        self.error: PinyonError | None = None
+        """Of the last attempt, if it failed."""
+        self._usage: common_pb2.Usage | None = None
+        self._sent_chars = 0
+        self._drop_chars = 0
+        self._drop_tokens = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.ask.prompt_tokens + self.ask.sampling.max_tokens
+
+    def schedule_request(self) -> conductor_pb2.ScheduleRequest:
+        """What the conductor is asked. The id is new for each attempt, so that late reports about one do not end another."""
+        ask = self.ask
+        return conductor_pb2.ScheduleRequest(
+            request_id=self.attempt_id,
+            model=ask.model,
+            tenant=ask.tenant,
+            prompt_tokens=ask.prompt_tokens,
+            block_keys=ask.block_keys,
+            max_tokens=ask.sampling.max_tokens,
+            # The client of a request that failed elsewhere waits already: late is better than rejected.
+            ttft_slo_ms=NO_SLO_MS if self.attempt else ask.ttft_slo_ms,
+            exclude_instance_ids=sorted(self.exclude),
+            no_reuse=ask.no_reuse,
+            traceparent=self.traceparent,
+        )
+
+    @property
+    def attempt_id(self) -> str:
+        return self.ask.request_id if not self.attempt else f"{self.ask.request_id}~{self.attempt}"
+
+    def begin_attempt(self, placement: common_pb2.Placement, send_keys: bool, now_s: float) -> worker_pb2.Submission:
+        """The submission for the next attempt (its ``stream_id`` is set by the session)."""
+        ask = self.ask
+        # At least one token must be left to generate; if the last one is known already it is simply generated again.
+        resumed = min(len(self.tokens), ask.sampling.max_tokens - 1)
+        sampling = ask.sampling
+        message = worker_pb2.Submission(
+            request_id=self.attempt_id,
+            model=ask.model,
+            tenant=ask.tenant,
+            prompt_tokens_le32=ask.tokens_le32,
+            block_keys=ask.block_keys if send_keys and not resumed else b"",
+            sampling=common_pb2.SamplingParams(
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                seed=sampling.seed,
+                stop=sampling.stop,
+                ignore_eos=sampling.ignore_eos,
+            ),
+            placement=placement,
+            timeout_ms=max(1, round((self.deadline_s - now_s) * 1e3)),
+            traceparent=self.traceparent,
+            no_reuse=ask.no_reuse,
+        )
+        if resumed:
+            message.prompt_tokens_le32 = ask.tokens_le32 + tokens_to_bytes(self.tokens[:resumed])
+            message.generated_tokens = resumed
+        self.attempt += 1
+        self.placement = placement
+        self.placed_s = self.placed_s or now_s
+        self.error = None
+        self._drop_chars = self._sent_chars
+        self._drop_tokens = len(self.tokens) - resumed
+        return message
+
+    def fold(self, update: worker_pb2.StreamUpdate, now_s: float) -> Delta:
+        """Take one update. ``finish_reason`` or ``error`` is set if it was the attempt's last one."""
+        text, tokens = update.text, update.tokens[:]
+        if self._drop_chars and text:
+            dropped = min(self._drop_chars, len(text))
+            self._drop_chars -= dropped
+            text = text[dropped:]
+        if self._drop_tokens and tokens:
+            dropped = min(self._drop_tokens, len(tokens))
+            self._drop_tokens -= dropped
+            tokens = tokens[dropped:]
+        if tokens:
+            if not self.first_token_s:
+                self.first_token_s = now_s
+            self.tokens += tokens
+        self._sent_chars += len(text)
+        if update.HasField("prefill") and self.prefill is None:
+            self.prefill = update.prefill
+        if update.finish_reason:
+            self._finish(update)
+        return Delta(text, tokens)
+
+    def _finish(self, update: worker_pb2.StreamUpdate) -> None:
+        reason = _FINISH.get(update.finish_reason)
+        if reason is not None:
+            self.finish_reason = reason
+            if update.HasField("usage"):
+                self._usage = update.usage
+        elif update.HasField("error"):
+            self.error = error_from_proto(update.error)
+        else:
+            self.error = Internal("The instance gave the request up without saying why.")
+
+    def retry(self, attempts: int) -> bool:
+        """After ``error``: whether another attempt is worthwhile; if so, the failed instance is excluded."""
+        error, placement = self.error, self.placement
+        if error is None or placement is None or error.grpc_code not in _RETRY_CODES or self.attempt >= attempts:
+            return False
+        failed_prefill = error.field == PREFILL_FIELD
+        self.exclude.add(placement.prefill_instance_id if failed_prefill else placement.decode_instance_id)
+        return True
+
+    def usage(self) -> Usage:
+        """Of the whole request, whatever attempts it took."""
+        said = self._usage
+        prompt = self.ask.prompt_tokens
+        if said is None:
+            return Usage(prompt, len(self.tokens), 0)
+        completion = said.completion_tokens if self.attempt == 1 else len(self.tokens)
+        return Usage(prompt, completion, min(said.cached_tokens, prompt))
+
+    def usage_message(self) -> common_pb2.Usage:
+        usage, said = self.usage(), self._usage or common_pb2.Usage()
+        return common_pb2.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            cached_local_tokens=said.cached_local_tokens,
+            cached_peer_tokens=said.cached_peer_tokens,
+            cached_store_tokens=said.cached_store_tokens,
+        )
+
+    def report(self, now_s: float) -> dict[str, object]:
+        """For ``x-pinyon-report``: where the request ran, what was reused and what took how long (ms)."""
+        placement = self.placement or common_pb2.Placement()
+        prefill = self.prefill or worker_pb2.PrefillReport()
+        return {
+            "request_id": self.ask.request_id,
+            "policy": placement.policy,
+            "prefill_instance": prefill.prefill_instance_id or placement.prefill_instance_id,
+            "decode_instance": placement.decode_instance_id,
+            "attempts": self.attempt,
+            "lb_ms": round((self.placed_s - self.arrived_s) * 1e3, 3),
+            "queue_ms": round(prefill.queue_ms, 3),
+            "fetch_ms": round(prefill.fetch_ms, 3),
+            "compute_ms": round(prefill.compute_ms, 3),
+            "push_ms": round(prefill.push_ms, 3),
+            "ttft_ms": round((self.first_token_s - self.arrived_s) * 1e3, 3) if self.first_token_s else None,
+            "total_ms": round((now_s - self.arrived_s) * 1e3, 3),
+            "predicted_ttft_ms": round(placement.predicted_ttft_ms, 3),
+            "computed_tokens": prefill.computed_tokens,
+            "local_tokens": prefill.local_tokens,
+            "peer_tokens": prefill.peer_tokens,
+            "store_tokens": prefill.store_tokens,
+            "decode_local_tokens": prefill.decode_local_tokens,
+        }

@@ -1,0 +1,141 @@
+"""The gRPC front door: the same requests, the same path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, cast
+
+import grpc
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.core.clock import Clock
+from pinyon.core.errors import DeadlineExceeded, InvalidArgument
+from pinyon.core.request import FinishReason
+from services.lb.auth import PUBLIC_TENANT, ApiKeys
+from services.lb.dispatcher import Dispatcher
+from services.lb.http_head import traceparent, unique_id
+from services.lb.openai_parse import Call, Prompt
+from services.lb.prompts import Prompts
+from services.lb.request import Ask, Delta, Request
+
+__all__ = ["LbServicer"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_FINISH = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
+_SAMPLING = frozenset(("max_tokens", "temperature", "top_k", "top_p", "seed", "stop"))
+
+
+class LbServicer(lb_pb2_grpc.LbServiceServicer):
+    """Messages to values, dispatch, values to messages."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, prompts: Prompts, keys: ApiKeys, timeout_s: float, clock: Clock
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._prompts = prompts
+        self._keys = keys
+        self._timeout_s = timeout_s
+        self._clock = clock
+
+    async def ListModels(self, request: lb_pb2.ListModelsRequest, context: Context) -> lb_pb2.ListModelsResponse:
+        self._tenant(context)
+        prompts = self._prompts
+        return lb_pb2.ListModelsResponse(
+            models=[lb_pb2.Model(name=prompts.model, max_context_tokens=prompts.max_context())]
+        )
+
+    async def Generate(self, request: lb_pb2.GenerateRequest, context: Context) -> None:
+        """Writes by itself: a cancel then always arrives in here, where everything is released at once."""
+        arrived_s = self._clock()
+        tenant = self._tenant(context)
+        left_s = context.time_remaining()  # type: ignore[no-untyped-call]
+        timeout_s = self._timeout_s if left_s is None else max(0.001, min(left_s, self._timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s):
+                ask = await self._ask(request, tenant, traceparent(_metadata(context, "traceparent")))
+                state = Request(ask, arrived_s, arrived_s + timeout_s)
+                async with aclosing(self._dispatcher.run(state)) as deltas:
+                    await self._write_all(state, deltas, context)
+        except TimeoutError:
+            raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s.") from None
+
+    async def _write_all(self, state: Request, deltas: AsyncGenerator[Delta, None], context: Context) -> None:
+        request_id = state.ask.request_id
+        last = lb_pb2.GenerateResponse(request_id=request_id)
+        async for delta in deltas:
+            if state.finish_reason is None:
+                await context.write(
+                    lb_pb2.GenerateResponse(request_id=request_id, text=delta.text, tokens=delta.tokens)
+                )
+            else:
+                last.text, last.tokens[:] = delta.text, delta.tokens
+        assert state.finish_reason is not None
+        last.finish_reason = _FINISH[state.finish_reason]
+        last.usage.CopyFrom(state.usage_message())
+        await context.write(last)
+
+    async def _ask(self, request: lb_pb2.GenerateRequest, tenant: str, parent: str) -> Ask:
+        """Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
+        try:
+            return await self._prompts.ask(
+                _call(request, self._prompts.model),
+                unique_id(),
+                tenant,
+                no_reuse=request.no_reuse,
+                ttft_slo_ms=request.ttft_slo_ms,
+                traceparent=parent,
+            )
+        except InvalidArgument as error:
+            kind = request.WhichOneof("input")
+            field = error.field or ""
+            if field in ("prompt", "messages") and kind is not None:
+                field = kind
+            elif field in _SAMPLING:
+                field = f"sampling.{field}"
+            raise InvalidArgument(error.message, field=field or None) from None
+
+    def _tenant(self, context: Context) -> str:
+        return self._keys.tenant(_metadata(context, "authorization")) if self._keys.required else PUBLIC_TENANT
+
+
+def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
+    """The message as the values that HTTP bodies become too. ``temperature`` 0 is greedy here."""
+    kind = request.WhichOneof("input")
+    field, prompt = "prompt", cast("Prompt", request.prompt)
+    if kind is None:
+        raise InvalidArgument("one of prompt, prompt_tokens_le32 and conversation must be set", field="input")
+    if kind == "prompt_tokens_le32":
+        prompt = request.prompt_tokens_le32
+        if len(prompt) % 4:
+            raise InvalidArgument(f"{len(prompt)} bytes are no u32 tokens", field=kind)
+    elif kind == "conversation":
+        field = "messages"
+        prompt = [{"role": each.role, "content": each.content} for each in request.conversation.messages]
+    sampling = request.sampling
+    return Call(
+        model=request.model or default_model,
+        prompt=prompt,
+        prompt_field=field,
+        max_tokens=sampling.max_tokens,
+        # Six decimals give back what was written before it became a float32.
+        temperature=round(sampling.temperature, 6),
+        top_k=sampling.top_k,
+        top_p=round(sampling.top_p, 6) or 1.0,
+        seed=sampling.seed,
+        stop=tuple(sampling.stop),
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def _metadata(context: Context, name: str) -> str:
+    for key, value in cast("Any", context.invocation_metadata()) or ():
+        if key == name and isinstance(value, str):
+            return value
+    return ""

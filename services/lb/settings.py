@@ -1,0 +1,60 @@
+"""What the load balancer can be told."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.settings import ServiceSettings, parse_address, service_config
+
+__all__ = ["LbSettings"]
+
+
+class LbSettings(ServiceSettings):
+    """The front door: OpenAI-compatible HTTP and gRPC, queue, placement, streams to the workers."""
+
+    model_config = service_config("lb")
+
+    conductor: str = Field("", description="host:port of the conductor")
+    http_listen: str = Field("127.0.0.1:0", description="host:port of the HTTP server; port 0 takes a free one")
+    model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
+    served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
+    api_keys_file: str = Field(
+        "", description='file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT"; empty: everyone is welcome'
+    )
+
+    queue_limit: int = Field(1024, ge=0, le=1 << 20, description="requests that wait for their turn; more get 429")
+    in_flight_limit: int = Field(1024, ge=1, le=1 << 20, description="requests placed at once; more wait in the queue")
+    request_timeout_s: float = Field(120.0, gt=0, le=86_400, description="time for a whole request; then 504")
+    conductor_timeout_s: float = Field(
+        1.0, gt=0, le=60, description="wait for a placement before the load balancer chooses by itself"
+    )
+    placement_wait_s: float = Field(10.0, gt=0, le=600, description="wait for an instance when there is none; then 503")
+    attempts: int = Field(3, ge=1, le=10, description="instances a request is tried on when they fail; then 503")
+
+    body_limit_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="largest HTTP body; more gets 413")
+    head_limit_bytes: int = Field(32 << 10, ge=1024, le=1 << 20, description="largest HTTP head; more gets 431")
+    body_timeout_s: float = Field(30.0, gt=0, le=600, description="time for a request's head, and for its body")
+    keep_alive_s: float = Field(75.0, gt=0, le=3600, description="idle time after which a connection is closed")
+    connections_limit: int = Field(4096, ge=1, le=1 << 16, description="HTTP connections at once; more get 503")
+    write_stall_s: float = Field(30.0, gt=0, le=3600, description="time after which a client that reads nothing is cut")
+    unread_tokens: int = Field(
+        16_384, ge=1, le=1 << 20, description="tokens buffered for a client that reads slowly; more: it is cut"
+    )
+
+    chat_max_tokens: int = Field(
+        256, ge=1, le=1 << 20, description="tokens of a chat answer when the client names no limit (or what fits)"
+    )
+    chars_per_token_max: int = Field(
+        64, ge=1, le=4096, description="text longer than this many characters per context token is refused unread"
+    )
+
+    @field_validator("http_listen", "conductor")
+    @classmethod
+    def _is_http_address(cls, value: str) -> str:
+        if value:
+            try:
+                parse_address(value)
+            except InvalidArgument as error:
+                raise ValueError(error.message) from None
+        return value

@@ -1,0 +1,1 @@
+"""An engine instance process: engine loop, prefill, decode, KV streaming."""

@@ -1,0 +1,83 @@
+"""One request's way to be stopped from outside, in whatever phase it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from pinyon.core.errors import DeadlineExceeded, PinyonError
+
+__all__ = ["Abort"]
+
+T = TypeVar("T")
+
+
+class Abort:
+    """``fire`` once; whoever waits through this object, now or later, gets the error.
+
+    It stops the waiting, not what is waited for: the phase that waits gives back what it holds. One waiter at a time.
+    """
+
+    def __init__(self) -> None:
+        self.error: PinyonError | None = None
+        self._gate: asyncio.Future[Any] | None = None
+
+    def fire(self, error: PinyonError) -> bool:
+        """False if it was fired before: the first reason stays."""
+        if self.error is not None:
+            return False
+        self.error = error
+        if self._gate is not None and not self._gate.done():
+            self._gate.set_exception(error)
+        return True
+
+    def check(self) -> None:
+        """Raises the error if fired."""
+        if self.error is not None:
+            raise self.error
+
+    async def wait(self, future: asyncio.Future[T], timeout: PinyonError | None = None, timeout_s: float = 0.0) -> T:
+        """The future's result, or the error; ``timeout`` is raised when it is not done after ``timeout_s`` seconds."""
+        self.check()
+        if future.done():
+            return future.result()
+        loop = asyncio.get_running_loop()
+        gate: asyncio.Future[Any] = loop.create_future()
+        self._gate = gate
+
+        def opened(_: object) -> None:
+            if not gate.done():
+                gate.set_result(None)
+
+        def late() -> None:
+            if not gate.done() and timeout is not None:
+                gate.set_exception(timeout)
+
+        future.add_done_callback(opened)
+        timer = loop.call_later(timeout_s, late) if timeout is not None else None
+        try:
+            await gate
+        finally:
+            self._gate = None
+            future.remove_done_callback(opened)
+            if timer is not None:
+                timer.cancel()
+        self.check()
+        return future.result()
+
+    async def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """The coroutine's result. On abort or after ``timeout_s`` it is cancelled and has ended when this raises.
+
+        Raises:
+            DeadlineExceeded: the time is up.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            return await self.wait(task, DeadlineExceeded("a part of the request took too long"), timeout_s)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # looked at: an abort may have come before it

@@ -1,0 +1,187 @@
+"""Composition root of a worker: which parts there are, in which order they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import secrets
+import time
+
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.batching import Fcfs
+from pinyon.core.clock import Clock
+from pinyon.core.errors import Unavailable
+from pinyon.core.request import Role
+from pinyon.model import ModelCard, load_card
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.report_session import ReportSession
+from pinyon.runtime.service import ServiceContext
+from pinyon.runtime.settings import parse_address
+from pinyon.runtime.telemetry import Telemetry
+from pinyon.store.client import StoreClient
+from pinyon.store.metadata import StoreMetadata
+from pinyon.store.reader import BlockReader
+from pinyon.transfer import Access, TransferEngine
+from services.worker.core import Core
+from services.worker.decode import Decodes
+from services.worker.engine_loop import EngineLoop
+from services.worker.engines import Engine, create_engine
+from services.worker.fetch import BlockSource, Fetcher
+from services.worker.kv_cache import KvCache
+from services.worker.lb_sessions import LbSessions
+from services.worker.metrics import WorkerMetrics, register_gauges
+from services.worker.prefill import Prefills
+from services.worker.prefill_peers import PrefillPeers
+from services.worker.report import Journal, WorkerReport, instance_info
+from services.worker.scheduler import Scheduler, StepLimits, StepOutcome, StepPlan
+from services.worker.served import Served
+from services.worker.servicer import BlockReadServicer, WorkerServicer
+from services.worker.settings import WorkerSettings
+from services.worker.storage import ObjectStore, Storage
+
+__all__ = ["Worker", "main"]
+
+_log = get_logger("worker")
+
+
+class Worker:
+    """One engine instance in this process, without signals and process life: ``start``, ``stop``.
+
+    ``card``, ``engine``, ``source`` (of fetched blocks) and ``store`` are where tests put other parts.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        instance_id: str,
+        registry: CollectorRegistry,
+        *,
+        telemetry: Telemetry | None = None,
+        card: ModelCard | None = None,
+        engine: Engine | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        card = card or load_card(settings.model or None, settings.served_model_name or None)
+        if engine is None:
+            engine = create_engine(settings.engine, card, settings.pool_blocks, settings.block_tokens)
+        self.engine = engine
+        self.served = Served(instance_id, Role(settings.role), card, engine.layout, engine.num_blocks)
+        self.address = ""
+        self.report: ReportSession | None = None
+        self._registry = registry
+        self._telemetry = telemetry or Telemetry("worker", instance_id)
+        self._clock = clock
+        self._metrics = WorkerMetrics(registry)
+        self._store: StoreClient | None = None
+        self._last_decode_s = 0.0
+
+    # -- life
+
+    async def start(self, *, source: BlockSource | None = None, store: ObjectStore | None = None) -> str:
+        """Bind, serve, report to the conductor. Returns the gRPC address."""
+        settings, served, clock = self.settings, self.served, self._clock
+        host, port = parse_address(settings.transfer_listen)
+        self.transfer = TransferEngine(host, port, advertise_host=settings.advertise_host or None)
+        try:
+            self.transfer.start()
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {settings.transfer_listen}: {error}") from error
+        # Peers may read what leases name; each prefill session gets a key of its own for writing.
+        region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.READ)
+        cache = KvCache(served.layout, served.pool_blocks, clock, first_lease_id=1 + secrets.randbits(48))
+        limits = StepLimits(
+            settings.max_batch, settings.step_tokens, settings.prefill_chunk_tokens, settings.block_tokens
+        )
+        scheduler = Scheduler(Fcfs(), limits)
+        engine_loop = EngineLoop(self.engine, scheduler, clock, self._observe)
+        self._reader = BlockReader(self.transfer)
+        if store is None and settings.redis_url:
+            store = self._store = StoreClient(self.transfer, StoreMetadata(settings.redis_url), self._reader)
+        journal = Journal(self._metrics.prefill)
+        self.core = Core(
+            settings=settings,
+            served=served,
+            cache=cache,
+            scheduler=scheduler,
+            engine_loop=engine_loop,
+            transfer=self.transfer,
+            region=region,
+            fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s),
+            storage=Storage(cache, region, store, settings.store_queue_blocks, settings.store_timeout_s),
+            journal=journal,
+            telemetry=self._telemetry,
+            clock=clock,
+        )
+        self.prefills = Prefills(self.core)
+        self.peers = PrefillPeers(self.core, self.engine.pool.data)
+        self.decodes = Decodes(self.core, self.prefills, self.peers, self._metrics)
+        self.sessions = LbSessions(self.decodes)
+        register_gauges(self._registry, self)
+        engine_loop.start()
+        self.core.storage.start()
+        self.server = GrpcServer(settings.listen)
+        self.server.add(
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server,
+            WorkerServicer(self.core, self.prefills, self.sessions),
+            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+        )
+        self.server.add(
+            kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
+            BlockReadServicer(self.core),
+            kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"],
+        )
+        self.address = settings.reachable(await self.server.start())
+        if settings.conductor:
+            info = instance_info(served, self.transfer.boot_id.hex(), self.address, settings.max_batch, settings.region)
+            self.report = ReportSession(settings.conductor, info, WorkerReport(self.core, self.prefills, self.decodes))
+            self.report.start()
+        return self.address
+
+    async def stop(self, drain_s: float) -> None:
+        """Take nothing new, finish what is here within ``drain_s``, then end everything and give all back."""
+        self.core.draining = True
+        await self.server.begin_drain()
+        if self.report is not None:
+            self.report.wake()
+        deadline = self._clock() + drain_s
+        await self.decodes.drained(drain_s)
+        await self.prefills.drained(max(0.0, deadline - self._clock()))
+        await self.decodes.close()
+        await self.prefills.close()
+        if self.report is not None:
+            await self.report.close()
+        await self.peers.close()
+        await self.server.drain(0.5)
+        await self.core.engine_loop.close()
+        await self.core.storage.close()
+        if self._store is not None:
+            await self._store.close()
+        await self._reader.close()
+        self.core.cache.close()
+        await asyncio.to_thread(self.transfer.close)
+
+    def _observe(self, plan: StepPlan, outcome: StepOutcome, sampled: int) -> None:
+        self._metrics.step(plan, outcome, sampled)
+        if not plan.decodes:
+            self._last_decode_s = 0.0
+            return
+        now_s = self._clock()
+        if self._last_decode_s:
+            self.core.journal.decoded(len(plan.decodes), now_s - self._last_decode_s)
+        self._last_decode_s = now_s
+
+
+async def main(settings: WorkerSettings, context: ServiceContext) -> None:
+    """The service's life between the signals."""
+    # Loading weights takes seconds for a real model; signals are still heard meanwhile.
+    make = functools.partial(Worker, settings, context.instance_id, context.registry, telemetry=context.telemetry)
+    worker = await asyncio.to_thread(make)
+    address = await worker.start()
+    context.ready({"grpc": address})
+    await context.stopping.wait()
+    await worker.stop(settings.drain_s)

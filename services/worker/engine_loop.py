@@ -1,0 +1,151 @@
+"""Decide, act, fold: the engine computes in a thread of its own, everything else happens on the event loop.
+
+The loop sleeps when there is nothing to do: whoever adds work calls :meth:`EngineLoop.wake`. All that becomes known in
+one turn of the event loop enters the same step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import PinyonError
+from pinyon.runtime.logging import get_logger
+from services.worker.engines.protocol import DecodeSlot, Engine, PrefillChunk
+from services.worker.scheduler import Scheduler, StepOutcome, StepPlan
+
+__all__ = ["EngineLoop"]
+
+_log = get_logger("engine")
+
+Observer = Callable[[StepPlan, StepOutcome, int], None]
+
+
+class EngineLoop:
+    """``start`` on a running event loop; ``close`` waits for the step in flight."""
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, clock: Clock, observe: Observer | None = None) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._clock = clock
+        self._observe = observe
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="pinyon-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stepping = False
+        self._scheduled = False
+        self._closed = False
+        self._idle: asyncio.Future[None] | None = None
+        self._after: list[Callable[[], None]] = []
+        self.after_fold: Callable[[], None] | None = None
+        """Called when all results of a step are folded: the time to send them, in one message."""
+
+    @property
+    def stepping(self) -> bool:
+        return self._stepping
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There may be something to compute."""
+        if self._loop is not None and not (self._stepping or self._scheduled or self._closed):
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def after_step(self, callback: Callable[[], None]) -> None:
+        """Call when the engine does not touch the pool for what was removed before: now, or after the present step."""
+        if self._stepping:
+            self._after.append(callback)
+        else:
+            callback()
+
+    async def close(self) -> None:
+        """No more steps. Bounded by one step's length."""
+        self._closed = True
+        if self._stepping:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+        if self._thread.is_alive():
+            self._plans.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    # -- on the event loop
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._stepping or self._closed:
+            return
+        plan = self._scheduler.decide(self._clock())
+        if plan is not None:
+            self._stepping = True
+            self._plans.put(plan)
+
+    def _done(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        self._stepping = False
+        try:
+            sampled = self._scheduler.fold(plan, outcome)
+            if self._observe is not None:
+                self._observe(plan, outcome, sampled)
+            if self.after_fold is not None:
+                self.after_fold()
+        except Exception:  # a defect in one member's callback must not stop the others' engine
+            _log.exception("folding a step failed")
+        finally:
+            callbacks, self._after = self._after, []
+            for callback in callbacks:
+                callback()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        # Not at once: what this step's results set off (a finished prefill enters the batch) belongs into the next.
+        self.wake()
+
+    # -- in the engine's thread
+
+    def _work(self) -> None:
+        while (plan := self._plans.get()) is not None:
+            outcome = self._step(plan)
+            if self._loop is None or self._loop.is_closed():
+                return
+            self._loop.call_soon_threadsafe(self._done, plan, outcome)
+
+    def _step(self, plan: StepPlan) -> StepOutcome:
+        start = time.perf_counter()
+        try:
+            result = self._engine.step(plan.chunks, plan.slots)
+            return StepOutcome(result.prefill_tokens, result.decode_tokens, time.perf_counter() - start)
+        except Exception as error:
+            if len(plan.chunks) + len(plan.slots) == 1:
+                _report(error)
+                one: list[int | Exception | None] = [error]
+                return StepOutcome(one if plan.chunks else [], [error] if plan.slots else [], 0.0)
+        # A step that failed has advanced nobody and can be repeated: each member alone, so that only the guilty pay.
+        prefills = [self._prefill_alone(chunk) for chunk in plan.chunks]
+        decodes = [self._decode_alone(slot) for slot in plan.slots]
+        return StepOutcome(prefills, decodes, time.perf_counter() - start)
+
+    def _prefill_alone(self, chunk: PrefillChunk) -> int | Exception | None:
+        try:
+            return self._engine.step([chunk], []).prefill_tokens[0]
+        except Exception as error:
+            _report(error)
+            return error
+
+    def _decode_alone(self, slot: DecodeSlot) -> int | Exception:
+        try:
+            return self._engine.step([], [slot]).decode_tokens[0]
+        except Exception as error:
+            _report(error)
+            return error
+
+
+def _report(error: Exception) -> None:
+    if isinstance(error, PinyonError):
+        _log.warning("an engine step failed for one request: %s", error.message)
+    else:
+        _log.error("an engine step failed for one request", exc_info=error)

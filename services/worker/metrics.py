@@ -1,0 +1,134 @@
+"""The worker's Prometheus metrics. Gauges read the parts themselves when scraped, so they cannot drift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client.core import Metric
+
+    from services.worker.app import Worker
+    from services.worker.prefill_job import PrefillOutcome
+    from services.worker.scheduler import StepOutcome, StepPlan
+
+__all__ = ["WorkerMetrics", "register_gauges"]
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class WorkerMetrics:
+    """What happens, counted where it happens: once per step or request, never per token."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._sampled = Counter("pinyon_worker_generated_tokens", "Tokens sampled.", registry=registry)
+        self._computed = Counter("pinyon_worker_prefill_tokens", "Prompt tokens computed.", registry=registry)
+        reused = Counter(
+            "pinyon_worker_reused_tokens", "Prompt tokens whose KV was reused.", ["source"], registry=registry
+        )
+        self._local, self._peer, self._store = (reused.labels(source) for source in ("local", "peer", "store"))
+        ended = Counter("pinyon_worker_requests", "Requests ended.", ["reason"], registry=registry)
+        self._ended = {
+            number: ended.labels(name.removeprefix("FINISH_REASON_").lower())
+            for name, number in common_pb2.FinishReason.items()
+            if number
+        }
+        self._step = Histogram(
+            "pinyon_worker_step_seconds", "Length of an engine step.", buckets=_SECONDS, registry=registry
+        )
+        self._rows = Counter("pinyon_worker_step_tokens", "Tokens that went through engine steps.", registry=registry)
+        self._ttft = Histogram(
+            "pinyon_worker_first_token_seconds",
+            "From a request's arrival here to its first token.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        parts = Histogram(
+            "pinyon_worker_prefill_seconds",
+            "Parts of a prefill: queue, fetch, compute, push.",
+            ["part"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._queue, self._fetch, self._compute, self._push = (
+            parts.labels(part) for part in ("queue", "fetch", "compute", "push")
+        )
+
+    def step(self, plan: StepPlan, outcome: StepOutcome, sampled: int) -> None:
+        self._step.observe(outcome.elapsed_s)
+        self._rows.inc(plan.tokens)
+        self._sampled.inc(sampled)
+
+    def prefill(self, outcome: PrefillOutcome) -> None:
+        self._computed.inc(outcome.computed_tokens)
+        self._local.inc(outcome.local_tokens)
+        self._peer.inc(outcome.peer_tokens)
+        self._store.inc(outcome.store_tokens)
+        self._queue.observe(outcome.queue_s)
+        self._fetch.observe(outcome.fetch_s)
+        self._compute.observe(outcome.compute_s)
+        self._push.observe(outcome.push_s)
+
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def request_ended(self, update: worker_pb2.StreamUpdate) -> None:
+        self._ended[update.finish_reason].inc()
+
+
+class _Totals(Collector):
+    """Counters that the parts keep themselves."""
+
+    def __init__(self, totals: dict[str, tuple[str, Callable[[], float]]]) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterable[Metric]:
+        for name, (text, read) in self._totals.items():
+            yield CounterMetricFamily(name, text, value=read())
+
+
+def register_gauges(registry: CollectorRegistry, worker: Worker) -> None:
+    """Gauges of a running worker. All but the last five are zero when it is idle."""
+    core, prefills, decodes = worker.core, worker.prefills, worker.decodes
+    gauges: dict[str, tuple[str, Callable[[], float]]] = {
+        "owned_requests": ("Requests that hold anything here.", lambda: decodes.owned),
+        "pending_requests": ("Requests accepted and not yet in the batch.", lambda: decodes.pending),
+        "running_requests": ("Requests in the batch.", lambda: core.scheduler.running),
+        "queued_prefills": ("Prompts that wait to be computed.", lambda: prefills.queued),
+        "running_prefills": ("Prompts being fetched, computed or sent.", lambda: prefills.active),
+        "pending_prefill_tokens": ("Prompt tokens accepted and not computed.", lambda: prefills.pending_tokens),
+        "room_waiters": ("Requests and prompts that wait for KV blocks.", lambda: core.cache.waiting),
+        "pushes": ("Prompts being sent to a decode instance.", lambda: prefills.pushing),
+        "remote_prefills": ("Prompts computed elsewhere that are not settled.", lambda: worker.peers.in_flight),
+        "leases": ("Leases of readers.", lambda: core.cache.leases),
+        "outbox_tokens": ("Tokens not sent yet.", lambda: worker.sessions.unsent),
+        "store_queue_blocks": ("Blocks that wait for the KV store.", lambda: core.storage.pending),
+        "used_blocks": ("KV blocks with references.", lambda: core.cache.pool.used),
+        "cached_blocks": ("KV blocks kept only for reuse.", lambda: core.cache.pool.cached),
+        "free_blocks": ("KV blocks without content.", lambda: core.cache.pool.free),
+        "total_blocks": ("KV blocks of the pool.", lambda: core.cache.pool.total),
+        "lb_sessions": ("Load balancers connected.", lambda: worker.sessions.count),
+        "prefill_peers": ("Prefill instances connected.", lambda: worker.peers.sessions),
+    }
+    for name, (text, read) in gauges.items():
+        Gauge(f"pinyon_worker_{name}", text, registry=registry).set_function(read)
+    registry.register(
+        _Totals(
+            {
+                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: core.cache.evicted),
+                "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: core.storage.stored),
+                "pinyon_worker_dropped_blocks": ("Blocks not put into the KV store.", lambda: core.storage.dropped),
+                "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: core.fetcher.failures),
+                "pinyon_worker_cut_sessions": ("Sessions cut off as too slow.", lambda: worker.sessions.cut),
+            }
+        )
+    )

@@ -1,0 +1,62 @@
+"""Settings of a worker."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.settings import ServiceSettings, parse_address, service_config
+
+__all__ = ["WorkerSettings"]
+
+
+class WorkerSettings(ServiceSettings):
+    """An engine instance that computes prompts, generates tokens, or both."""
+
+    model_config = service_config("worker")
+
+    role: Literal["prefill", "decode", "mixed"] = Field("mixed", description="what this instance does")
+    conductor: str = Field("", description="host:port of the conductor; empty: report to nobody")
+    redis_url: str = Field("", description="Redis with the KV store's metadata; empty: no store")
+    region: str = Field("", max_length=64, description="region label, such as eu-west")
+
+    model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
+    served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
+    engine: Literal["numpy", "instant"] = Field("numpy", description="what computes tokens")
+    pool_blocks: int = Field(1024, ge=2, le=1 << 20, description="KV blocks of the pool")
+    block_tokens: int = Field(32, ge=1, le=1024, description="tokens per KV block")
+
+    max_batch: int = Field(32, ge=1, le=4096, description="requests decoded in one step at most")
+    prefill_chunk_tokens: int = Field(256, ge=1, le=16384, description="prompt tokens of one request in one step")
+    step_tokens: int = Field(512, ge=1, le=32768, description="tokens in one step; decoded ones go first")
+    max_requests: int = Field(1024, ge=1, le=65536, description="requests owned at once, waiting ones included")
+    max_prefills: int = Field(1024, ge=1, le=65536, description="prompts accepted and not finished")
+    active_prefills: int = Field(
+        4, ge=1, le=256, description="prompts at once between leaving the queue and having been sent"
+    )
+
+    request_timeout_s: float = Field(120.0, gt=0, le=86400, description="a request's time when it does not bring one")
+    room_timeout_s: float = Field(20.0, gt=0, le=3600, description="wait for KV blocks before a prompt is refused")
+    fetch_timeout_s: float = Field(3.0, gt=0, le=600, description="wait for reused KV before it is computed instead")
+    push_timeout_s: float = Field(10.0, gt=0, le=600, description="time for one write of KV to the decode instance")
+    settle_s: float = Field(10.0, gt=0, le=600, description="wait for a cancelled prefill, then its writes are cut off")
+    lease_s: float = Field(5.0, gt=0, le=600, description="a reader's lease when it does not ask for a time")
+    max_lease_s: float = Field(30.0, gt=0, le=3600, description="longest lease a reader gets")
+
+    transfer_listen: str = Field("127.0.0.1:0", description="host:port of the transfer engine; port 0 takes a free one")
+    outbox_tokens: int = Field(65536, ge=1, description="unsent tokens after which a slow reader is cut off")
+    write_timeout_s: float = Field(10.0, gt=0, le=600, description="one message's time before a slow reader is cut off")
+    store_queue_blocks: int = Field(512, ge=0, le=65536, description="blocks waiting for the KV store; 0: never store")
+    store_timeout_s: float = Field(5.0, gt=0, le=600, description="time for one put into the KV store")
+
+    @field_validator("transfer_listen", "conductor")
+    @classmethod
+    def _is_transfer_address(cls, value: str) -> str:
+        if value:
+            try:
+                parse_address(value)
+            except InvalidArgument as error:
+                raise ValueError(error.message) from None
+        return value

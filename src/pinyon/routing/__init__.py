@@ -1,0 +1,1 @@
+"""Which region or replica takes a request: prefix trie, hash rings, selective pushing."""

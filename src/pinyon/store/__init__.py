@@ -1,0 +1,1 @@
+"""The KV store: object layout, allocator, client."""

@@ -1,0 +1,115 @@
+"""Where in a pool of bytes an object goes: best fit over the holes, neighbours merged at once. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+__all__ = ["OffsetAllocator"]
+
+
+class OffsetAllocator:
+    """Hands out ranges of ``[0, capacity_bytes)`` that never overlap; offsets and sizes are multiples of the alignment.
+
+    The hole is found by binary search over the *distinct* sizes of holes, which are few even when holes are many (the
+    objects of one model are all alike). Best fit matters for the same reason: what one eviction frees is what the
+    next object of that model needs, exactly.
+    """
+
+    def __init__(self, capacity_bytes: int, alignment_bytes: int = 64) -> None:
+        if alignment_bytes <= 0 or alignment_bytes & (alignment_bytes - 1):
+            raise ValueError(f"the alignment must be a power of two, got {alignment_bytes}")
+        self._alignment = alignment_bytes
+        self._capacity = capacity_bytes // alignment_bytes * alignment_bytes
+        if self._capacity <= 0:
+            raise ValueError(f"{capacity_bytes} bytes hold nothing at an alignment of {alignment_bytes}")
+        self._used = 0
+        self._taken: dict[int, int] = {}  # offset → size
+        self._hole_at: dict[int, int] = {}  # offset → size
+        self._hole_before: dict[int, int] = {}  # end → offset
+        self._holes: dict[int, dict[int, None]] = {}  # size → offsets
+        self._sizes: list[int] = []  # the keys of _holes, sorted
+        self._add_hole(0, self._capacity)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._capacity
+
+    @property
+    def used_bytes(self) -> int:
+        """Taken, with what rounding up to the alignment costs."""
+        return self._used
+
+    @property
+    def largest_hole_bytes(self) -> int:
+        return self._sizes[-1] if self._sizes else 0
+
+    def rounded(self, size_bytes: int) -> int:
+        """What an object of this size takes."""
+        return -(-size_bytes // self._alignment) * self._alignment
+
+    def allocate(self, size_bytes: int) -> int | None:
+        """The offset of a range of at least this size; ``None`` when no hole is large enough."""
+        if size_bytes <= 0:
+            raise ValueError(f"an object has at least one byte, got {size_bytes}")
+        size = self.rounded(size_bytes)
+        position = bisect_left(self._sizes, size)
+        if position == len(self._sizes):
+            return None
+        hole_size = self._sizes[position]
+        offset = next(iter(self._holes[hole_size]))
+        self._drop_hole(offset)
+        if hole_size > size:
+            self._add_hole(offset + size, hole_size - size)
+        self._taken[offset] = size
+        self._used += size
+        return offset
+
+    def free(self, offset: int) -> None:
+        """Give a range back. Raises ``ValueError`` if it was not handed out (or was given back before)."""
+        size = self._taken.pop(offset, None)
+        if size is None:
+            raise ValueError(f"nothing was allocated at {offset}")
+        self._used -= size
+        before = self._hole_before.get(offset)
+        if before is not None:
+            size += self._drop_hole(before)
+            offset = before
+        if offset + size in self._hole_at:
+            size += self._drop_hole(offset + size)
+        self._add_hole(offset, size)
+
+    def _add_hole(self, offset: int, size: int) -> None:
+        self._hole_at[offset] = size
+        self._hole_before[offset + size] = offset
+        offsets = self._holes.get(size)
+        if offsets is None:
+            self._holes[size] = {offset: None}
+            insort(self._sizes, size)
+        else:
+            offsets[offset] = None
+
+    def _drop_hole(self, offset: int) -> int:
+        size = self._hole_at.pop(offset)
+        del self._hole_before[offset + size]
+        offsets = self._holes[size]
+        del offsets[offset]
+        if not offsets:
+            del self._holes[size]
+            del self._sizes[bisect_left(self._sizes, size)]
+        return size
+
+    def check_integrity(self) -> None:
+        """Raises ``RuntimeError`` unless taken ranges and holes tile the pool and no two holes touch. O(n log n)."""
+        end, was_hole = 0, False
+        for offset, size, hole in sorted(
+            [(*each, False) for each in self._taken.items()] + [(*each, True) for each in self._hole_at.items()]
+        ):
+            if offset != end or size <= 0 or offset % self._alignment or (hole and was_hole):
+                raise RuntimeError(f"allocator: broken at byte {offset}")
+            end, was_hole = offset + size, hole
+        if end != self._capacity or self._used != sum(self._taken.values()):
+            raise RuntimeError("allocator: the ranges do not add up to the pool")
+        listed = {offset: size for size, offsets in self._holes.items() for offset in offsets}
+        ends = {offset + size: offset for offset, size in self._hole_at.items()}
+        if listed != self._hole_at or ends != self._hole_before or self._sizes != sorted(self._holes):
+            raise RuntimeError("allocator: the indexes of the holes disagree")

@@ -1,0 +1,56 @@
+"""Small duties that must be done even though nobody waits for them: each has an end, and an owner that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from pinyon.core.errors import PinyonError
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Background"]
+
+_log = get_logger("background")
+
+
+class Background:
+    """Runs coroutines that bound themselves (each of ours has a deadline). ``close`` waits for all of them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self, duty: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start it. What it raises is logged; awaiting the task is optional."""
+        task = asyncio.create_task(duty, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, PinyonError):
+            _log.debug("%s: %s", task.get_name(), error.message)
+        elif error is not None:
+            _log.error("%s failed", task.get_name(), exc_info=error)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def settled(self) -> None:
+        """Wait until nothing runs."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait for what runs; what takes longer is cancelled."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        left = list(self._tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)

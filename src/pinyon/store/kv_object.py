@@ -1,0 +1,71 @@
+"""The values a store node's object table is made of. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+__all__ = ["KvObject", "Lease", "Put", "PutSlot", "SlotState", "TableCounters"]
+
+
+class SlotState(Enum):
+    """What became of one key in ``put_start``."""
+
+    RESERVED = "reserved"
+    EXISTS = "exists"
+    """Readable here, or being put: nothing to write."""
+    NO_SPACE = "no_space"
+    """Everything is being read or written."""
+
+
+class PutSlot(NamedTuple):
+    state: SlotState
+    offset: int = 0
+    """Bytes from the start of the pool, if reserved."""
+
+
+@dataclass(slots=True, eq=False)
+class KvObject:
+    """One object's room. ``readers`` counts leases; ``listed``: its key leads to it."""
+
+    key: bytes
+    offset: int
+    size: int
+    readers: int = 0
+    listed: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Put:
+    """A put that was begun. ``closing``: its writer is being shut out."""
+
+    put_id: int
+    objects: list[KvObject]
+    deadline_s: float
+    closing: bool = False
+
+
+class Lease(NamedTuple):
+    """``lease_id`` 0: nothing was held. ``blocks`` are ``(index in keys, object)``."""
+
+    lease_id: int
+    blocks: list[tuple[int, KvObject]]
+
+
+@dataclass(slots=True)
+class TableCounters:
+    """Totals since the start."""
+
+    hits: int = 0
+    """Keys that were asked for by ``acquire`` and leased."""
+    misses: int = 0
+    """Keys that were asked for and not held (after the first gap, unless gaps were allowed)."""
+    evictions: int = 0
+    stored: int = 0
+    stored_bytes: int = 0
+    leased_bytes: int = 0
+    expired_leases: int = 0
+    expired_puts: int = 0
+    refused_slots: int = 0
+    """Keys for which no room could be made."""

@@ -1,0 +1,344 @@
+"""What a store node holds: KV objects in a pool of bytes, puts on the way in, leases on the way out. Pure.
+
+::
+
+    put_start ──▶ reserved ──end_put(commit)──▶ readable ──evicted, removed──▶ gone
+                     │                             ▲  │
+                     └─────── end_put(give up)     └──┘ acquire / release (leased: never evicted)
+
+A reservation ends in two steps. First the put is *closing*: no PutEnd counts any more, and the edge shuts the writer
+out of the memory (it unregisters the region that this put alone was given). Only then :meth:`ObjectTable.end_put`
+makes the room readable or free. So a late write can hit neither a readable object nor another reservation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from pinyon.core.errors import InvalidArgument, ResourceExhausted
+from pinyon.eviction.policy import EvictionPolicy
+from pinyon.paging.key_changes import KeyChanges
+from pinyon.paging.leases import LeaseTable
+from pinyon.store.allocator import OffsetAllocator
+from pinyon.store.kv_object import KvObject, Lease, Put, PutSlot, SlotState, TableCounters
+
+__all__ = ["ObjectTable"]
+
+
+class ObjectTable:
+    """Not thread-safe: one owner. Times are monotonic seconds; ids are unique for the life of the table."""
+
+    def __init__(
+        self,
+        allocator: OffsetAllocator,
+        eviction: EvictionPolicy[bytes],
+        leases: LeaseTable[KvObject],
+        *,
+        first_put_id: int = 1,
+        max_open_puts: int = 1024,
+        max_objects: int = 1 << 20,
+    ) -> None:
+        self._allocator = allocator
+        self._eviction = eviction
+        self._leases = leases
+        self._next_put_id = first_put_id
+        self._max_open_puts = max_open_puts
+        self._max_objects = max_objects
+        self._readable: dict[bytes, KvObject] = {}
+        self._reserved: dict[bytes, KvObject] = {}
+        self._puts: dict[int, Put] = {}
+        self._put_deadlines: list[tuple[float, int]] = []
+        self._unlisted = 0  # removed objects that are still being read
+        self._evictable_bytes = 0
+        self._lost: list[KvObject] = []
+        self._listeners: list[KeyChanges] = []
+        self.counters = TableCounters()
+
+    # -- puts
+
+    def put_start(
+        self, keys: Sequence[bytes], object_bytes: int, now_s: float, timeout_s: float
+    ) -> tuple[int, list[PutSlot]]:
+        """Reserve room for each key that is not here. ``(put id, one slot per key)``; id 0: nothing was reserved.
+
+        Raises:
+            InvalidArgument: objects that could never fit.
+            ResourceExhausted: too many puts are open.
+        """
+        if not 0 < object_bytes <= self._allocator.capacity_bytes:
+            raise InvalidArgument(
+                f"an object has 1 to {self._allocator.capacity_bytes} bytes here, got {object_bytes}",
+                field="object_bytes",
+            )
+        if len(self._puts) >= self._max_open_puts:
+            raise ResourceExhausted(f"{self._max_open_puts} puts are open", retry_after_s=1.0)
+        slots: list[PutSlot] = []
+        objects: list[KvObject] = []
+        # Objects this put found here are about to be counted on: they must not make room for its other objects.
+        kept = [key for key in keys if key in self._eviction]
+        for key in dict.fromkeys(reversed(kept)):
+            self._eviction.touch(key, now_s)
+        for key in keys:
+            if key in self._readable or key in self._reserved:
+                slots.append(PutSlot(SlotState.EXISTS))
+                continue
+            offset = self._make_room(object_bytes, now_s)
+            if offset is None:
+                self.counters.refused_slots += 1
+                slots.append(PutSlot(SlotState.NO_SPACE))
+                continue
+            made = KvObject(key, offset, object_bytes)
+            self._reserved[key] = made
+            objects.append(made)
+            slots.append(PutSlot(SlotState.RESERVED, offset))
+        if not objects:
+            return 0, slots
+        put = Put(self._next_put_id, objects, now_s + timeout_s)
+        self._next_put_id += 1
+        self._puts[put.put_id] = put
+        heapq.heappush(self._put_deadlines, (put.deadline_s, put.put_id))
+        return put.put_id, slots
+
+    def close_put(self, put_id: int) -> bool:
+        """Begin to end a put. False: unknown, over, or closing already; then it is not the caller's to end."""
+        put = self._puts.get(put_id)
+        if put is None or put.closing:
+            return False
+        put.closing = True
+        return True
+
+    def close_overdue(self, now_s: float) -> list[int]:
+        """Puts whose time is up; they are closing now and the caller ends them."""
+        overdue = []
+        while self._put_deadlines and self._put_deadlines[0][0] <= now_s:
+            put_id = heapq.heappop(self._put_deadlines)[1]
+            if self.close_put(put_id):
+                self.counters.expired_puts += 1
+                overdue.append(put_id)
+        return overdue
+
+    def end_put(self, put_id: int, *, commit: bool, now_s: float, lost: bool = False) -> int:
+        """End a closing put whose writer is shut out: its objects are readable, or their room is free.
+
+        ``lost``: the writer could not be shut out, so the room is never used again. Returns how many became readable.
+        """
+        put = self._puts[put_id]
+        if not put.closing:
+            raise ValueError(f"put {put_id} is not closing")
+        del self._puts[put_id]
+        if len(self._put_deadlines) > 2 * len(self._puts) + 64:  # mostly puts that ended in time
+            self._put_deadlines = [(each.deadline_s, each.put_id) for each in self._puts.values()]
+            heapq.heapify(self._put_deadlines)
+        for each in put.objects:
+            del self._reserved[each.key]
+        if lost:
+            self._lost += put.objects
+            return 0
+        if not commit:
+            for each in put.objects:
+                each.listed = False
+                self._allocator.free(each.offset)
+            return 0
+        for each in put.objects:
+            self._readable[each.key] = each
+            self._note(each.key, stored=True)
+            self._evictable_bytes += self._allocator.rounded(each.size)
+            self.counters.stored_bytes += each.size
+        self._eviction.insert((each.key for each in reversed(put.objects)), now_s)
+        self.counters.stored += len(put.objects)
+        return len(put.objects)
+
+    # -- reading
+
+    def acquire(self, keys: Sequence[bytes], now_s: float, lease_s: float, *, allow_gaps: bool = False) -> Lease:
+        """Lease the leading run that is readable; with ``allow_gaps``, every key that is.
+
+        Raises :class:`ResourceExhausted` when too many leases are held.
+        """
+        found: list[tuple[int, KvObject]] = []
+        for index, key in enumerate(keys):
+            held = self._readable.get(key)
+            if held is not None:
+                found.append((index, held))
+            elif not allow_gaps:
+                break
+        self.counters.hits += len(found)
+        self.counters.misses += len(keys) - len(found)
+        if not found:
+            return Lease(0, [])
+        lease_id = self._leases.grant((held for _, held in found), now_s, lease_s)
+        for _, held in found:
+            if not held.readers:
+                self._eviction.remove((held.key,))
+                self._evictable_bytes -= self._allocator.rounded(held.size)
+            held.readers += 1
+            self.counters.leased_bytes += held.size
+        return Lease(lease_id, found)
+
+    def release(self, lease_id: int, now_s: float) -> bool:
+        """End a lease. False: it ended before."""
+        objects = self._leases.release(lease_id)
+        if objects is None:
+            return False
+        self._unread(objects, now_s)
+        return True
+
+    def expire_leases(self, now_s: float) -> int:
+        """End the leases whose time is up; how many."""
+        expired = self._leases.expire(now_s)
+        for objects in expired:
+            self._unread(objects, now_s)
+        self.counters.expired_leases += len(expired)
+        return len(expired)
+
+    def _unread(self, objects: list[KvObject], now_s: float) -> None:
+        idle: list[bytes] = []
+        for held in reversed(objects):
+            held.readers -= 1
+            if held.readers:
+                continue
+            if held.listed:
+                self._evictable_bytes += self._allocator.rounded(held.size)
+                idle.append(held.key)
+            else:
+                self._unlisted -= 1
+                self._allocator.free(held.offset)
+        self._eviction.insert(idle, now_s)
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which can be read here. What is still being put cannot."""
+        return [key in self._readable for key in keys]
+
+    # -- removing
+
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """Forget readable objects; those being read disappear with their last lease. How many were removed."""
+        removed = 0
+        for key in keys:
+            held = self._readable.get(key)
+            if held is None:
+                continue
+            if not held.readers:
+                self._eviction.remove((key,))
+            self._unlist(held)
+            removed += 1
+        return removed
+
+    def _unlist(self, held: KvObject) -> None:
+        del self._readable[held.key]
+        held.listed = False
+        self._note(held.key, stored=False)
+        if held.readers:
+            self._unlisted += 1
+        else:
+            self._evictable_bytes -= self._allocator.rounded(held.size)
+            self._allocator.free(held.offset)
+
+    def _make_room(self, object_bytes: int, now_s: float) -> int | None:
+        """An offset, evicting what nobody reads; nothing is evicted when that could not suffice."""
+        allocator = self._allocator
+        full = len(self._readable) + len(self._reserved) >= self._max_objects
+        offset = None if full else allocator.allocate(object_bytes)
+        if offset is not None:
+            return offset
+        free = allocator.capacity_bytes - allocator.used_bytes
+        if free + self._evictable_bytes < allocator.rounded(object_bytes):
+            return None
+        while (victim := self._eviction.victim(now_s)) is not None:
+            self._unlist(self._readable[victim])
+            self.counters.evictions += 1
+            offset = allocator.allocate(object_bytes)
+            if offset is not None:
+                return offset
+        return None
+
+    # -- telling others
+
+    def listen(self) -> KeyChanges:
+        """The changes of readable keys from now on, for one listener to drain."""
+        changes = KeyChanges()
+        self._listeners.append(changes)
+        return changes
+
+    def _note(self, key: bytes, *, stored: bool) -> None:
+        for changes in self._listeners:
+            if stored:
+                changes.add(key)
+            else:
+                changes.remove(key)
+
+    def keys(self) -> list[bytes]:
+        """All readable keys."""
+        return list(self._readable)
+
+    def size_of(self, key: bytes) -> int | None:
+        """Size in bytes of a readable object."""
+        held = self._readable.get(key)
+        return None if held is None else held.size
+
+    def __len__(self) -> int:
+        return len(self._readable)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._allocator.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Taken by objects, reservations and lost room."""
+        return self._allocator.used_bytes
+
+    @property
+    def lost_bytes(self) -> int:
+        return sum(self._allocator.rounded(each.size) for each in self._lost)
+
+    @property
+    def leases(self) -> int:
+        return self._leases.count
+
+    @property
+    def open_puts(self) -> int:
+        """Begun and not ended, the closing ones too."""
+        return len(self._puts)
+
+    @property
+    def idle_objects(self) -> int:
+        """Readable, and read by nobody: what may be evicted."""
+        return len(self._eviction)
+
+    @property
+    def leased_objects(self) -> int:
+        """Being read; the removed ones, too."""
+        return len(self._readable) - len(self._eviction) + self._unlisted
+
+    @property
+    def reserved_objects(self) -> int:
+        return len(self._reserved)
+
+    def next_deadline_s(self) -> float | None:
+        """When a lease or a put may be overdue, at the earliest."""
+        times = [self._put_deadlines[0][0]] if self._put_deadlines else []
+        lease = self._leases.next_deadline()
+        return min([*times, lease], default=None) if lease is not None else min(times, default=None)
+
+    def check_integrity(self) -> None:
+        """Raises ``RuntimeError`` if the books do not balance. O(objects log objects)."""
+        self._allocator.check_integrity()
+        evictable = [held for held in self._readable.values() if not held.readers]
+        faults = [
+            (set(self._readable) & set(self._reserved), "a key is readable and reserved"),
+            (any((held.key in self._eviction) == bool(held.readers) for held in self._readable.values()), "evictable"),
+            (len(self._eviction) != len(evictable), "the eviction policy holds something else"),
+            (sum(self._allocator.rounded(held.size) for held in evictable) != self._evictable_bytes, "evictable bytes"),
+            (sum(len(put.objects) for put in self._puts.values()) != len(self._reserved), "reservations without a put"),
+            (not self.leases and (self._unlisted or len(evictable) != len(self._readable)), "readers without a lease"),
+            (not self._unlisted and self._bytes() != self.used_bytes, "bytes in use"),
+        ]
+        broken = [text for wrong, text in faults if wrong]
+        if broken:
+            raise RuntimeError(f"object table: {', '.join(broken)}")
+
+    def _bytes(self) -> int:
+        every = [*self._readable.values(), *self._reserved.values(), *self._lost]
+        return sum(self._allocator.rounded(each.size) for each in every)

@@ -1,0 +1,228 @@
+"""Reading blocks of another process, a store node or a worker: Acquire, transfer READ, Release.
+
+A reader may use what it read only if the lease covered the whole read: afterwards the holder may write something else
+there. The reader counts the lease from *before* it asked, the holder from after, so the reader's is the shorter one;
+and it looks at the clock *after* the bytes arrived, so a reader that was frozen in between uses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.block_keys import BlockKey, pack_keys
+from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.store.background import Background
+from pinyon.store.peers import Peers
+from pinyon.store.segments import segment_from_proto
+from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferEngine, TransferRequest
+
+__all__ = ["MAX_KEYS", "BlockReader"]
+
+MAX_KEYS = 4096
+"""Keys in one Acquire or PutStart."""
+RELEASE_S = 2.0
+"""A Release that takes longer is given up: the lease ends by itself."""
+LEASE_SLACK_S = 0.25
+"""Asked for beyond the read's own deadline, and not used: a slow answer must not make a good read worthless."""
+
+
+class BlockReader:
+    """Fetches leased blocks into registered local memory. One per process; ``close`` it."""
+
+    def __init__(self, engine: TransferEngine, peers: Peers | None = None, *, clock: Clock = time.monotonic) -> None:
+        """``peers`` may be shared and is then closed by its owner; without it the reader has its own."""
+        self._engine = engine
+        self._own_peers = peers is None
+        self.peers = peers or Peers()
+        self._clock = clock
+        self._duties = Background()
+        self.malformed = 0
+        """Answers that made no sense (wrong sizes, offsets outside the region, …) and were not used."""
+        self.late = 0
+        """Reads that ended after their lease and were not used."""
+        self.fetched_bytes = 0
+
+    @property
+    def releasing(self) -> int:
+        """Leases whose release is under way."""
+        return len(self._duties)
+
+    async def settled(self) -> None:
+        """Wait until no release is under way. Each is bounded."""
+        await self._duties.settled()
+
+    async def close(self) -> None:
+        """Wait for the releases under way."""
+        await self._duties.close(RELEASE_S)
+        if self._own_peers:
+            await self.peers.close()
+
+    async def fetch(
+        self,
+        address: str,
+        keys: Sequence[BlockKey],
+        region: Region,
+        offsets: Sequence[int],
+        block_bytes: int,
+        timeout_s: float,
+        *,
+        request_id: str = "",
+        traceparent: str = "",
+    ) -> int:
+        """Read block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
+
+        Returns how many leading blocks arrived whole; the rest of the target holds anything. When this returns or
+        raises (cancelled, too), nothing writes to the region any more.
+
+        Raises:
+            Unavailable, DeadlineExceeded, …: the holder cannot be asked. Nothing arrived then.
+        """
+        arrived = await self.read(
+            address,
+            keys,
+            region,
+            offsets,
+            block_bytes,
+            timeout_s,
+            allow_gaps=False,
+            request_id=request_id,
+            traceparent=traceparent,
+        )
+        return arrived.index(False) if False in arrived else len(arrived)
+
+    async def read(
+        self,
+        address: str,
+        keys: Sequence[BlockKey],
+        region: Region,
+        offsets: Sequence[int],
+        block_bytes: int,
+        timeout_s: float,
+        *,
+        allow_gaps: bool,
+        request_id: str = "",
+        traceparent: str = "",
+    ) -> list[bool]:
+        """Like :meth:`fetch`; says per key whether it arrived. With ``allow_gaps``, whatever the holder has."""
+        if len(keys) != len(offsets):
+            raise InvalidArgument("one offset per key is needed", field="offsets")
+        deadline = self._clock() + timeout_s
+        arrived: list[bool] = []
+        for start in range(0, len(keys), MAX_KEYS):
+            part = slice(start, start + MAX_KEYS)
+            request = kvstore_pb2.AcquireRequest(
+                keys=pack_keys(keys[part]), request_id=request_id, traceparent=traceparent, allow_gaps=allow_gaps
+            )
+            got = await self._read_part(address, request, region, offsets[part], block_bytes, deadline)
+            arrived += got
+            if not allow_gaps and False in got:
+                break
+        return arrived + [False] * (len(keys) - len(arrived))
+
+    async def _read_part(
+        self,
+        address: str,
+        request: kvstore_pb2.AcquireRequest,
+        region: Region,
+        offsets: Sequence[int],
+        block_bytes: int,
+        deadline: float,
+    ) -> list[bool]:
+        arrived = [False] * len(offsets)
+        asked = self._clock()
+        left_s = deadline - asked
+        if left_s <= 0:
+            return arrived
+        request.lease_ms = round((left_s + LEASE_SLACK_S) * 1000)
+        # Shielded: a lease that is granted while the caller gives up would else be known to nobody.
+        acquiring = self._duties.run(self._acquire(address, request, left_s), "acquire")
+        try:
+            reply = await asyncio.shield(acquiring)
+        except asyncio.CancelledError:
+            self._duties.run(self._release_unwanted(address, acquiring), "release")
+            raise
+        if not reply.lease_id:
+            return arrived
+        lease_end = asked + reply.lease_ms / 1000
+        try:
+            held, requests = self._plan(request, reply, region, offsets, block_bytes)
+            left_s = min(deadline, lease_end) - self._clock()
+            if not requests or left_s <= 0:
+                return arrived
+            results = await self._engine.transfer_async(requests, left_s)
+            if self._clock() >= lease_end:
+                self.late += 1
+                return arrived
+        finally:
+            self._duties.run(self._release(address, reply.lease_id), "release")
+        for index, result in zip(held, results, strict=True):
+            if result.ok:
+                arrived[index] = True
+                self.fetched_bytes += block_bytes
+        return arrived
+
+    def _plan(
+        self,
+        request: kvstore_pb2.AcquireRequest,
+        reply: kvstore_pb2.AcquireResponse,
+        region: Region,
+        offsets: Sequence[int],
+        block_bytes: int,
+    ) -> tuple[list[int], list[TransferRequest]]:
+        """What to read, as far as the answer makes sense: indexes of the keys, and one READ for each."""
+        try:
+            segment = segment_from_proto(reply.segment)
+        except PinyonError:
+            segment = None
+        if segment is None or not segment.regions:
+            self.malformed += 1
+            return [], []
+        source = segment.regions[0]
+        peer = SegmentDescriptor(segment.host, segment.port, segment.boot_id)
+        held: list[int] = []
+        requests: list[TransferRequest] = []
+        for position, block in enumerate(reply.blocks):
+            in_order = held[-1] < block.index < len(offsets) if held else block.index < len(offsets)
+            if (
+                not in_order
+                or (not request.allow_gaps and block.index != position)
+                or block.length_bytes != block_bytes
+                or block.offset_bytes + block_bytes > source.length
+            ):
+                self.malformed += 1
+                break
+            held.append(block.index)
+            requests.append(
+                TransferRequest(
+                    Opcode.READ,
+                    region.key,
+                    offsets[block.index],
+                    peer,
+                    source.key,
+                    block.offset_bytes,
+                    block_bytes,
+                )
+            )
+        return held, requests
+
+    async def _acquire(
+        self, address: str, request: kvstore_pb2.AcquireRequest, timeout_s: float
+    ) -> kvstore_pb2.AcquireResponse:
+        reply: kvstore_pb2.AcquireResponse = await self.peers.call(
+            address, kvstore_pb2_grpc.BlockReadServiceStub, "Acquire", request, timeout_s
+        )
+        return reply
+
+    async def _release(self, address: str, lease_id: int) -> None:
+        """If this fails, the lease ends by its time."""
+        request = kvstore_pb2.ReleaseRequest(lease_id=lease_id)
+        await self.peers.call(address, kvstore_pb2_grpc.BlockReadServiceStub, "Release", request, RELEASE_S)
+
+    async def _release_unwanted(self, address: str, acquiring: asyncio.Task[kvstore_pb2.AcquireResponse]) -> None:
+        await asyncio.wait({acquiring})
+        if not acquiring.cancelled() and acquiring.exception() is None and acquiring.result().lease_id:
+            await self._release(address, acquiring.result().lease_id)

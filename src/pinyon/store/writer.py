@@ -1,0 +1,138 @@
+"""Writing objects to one store node: PutStart, transfer WRITE, PutEnd."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.block_keys import BlockKey, pack_keys
+from pinyon.core.clock import Clock
+from pinyon.core.errors import DeadlineExceeded, Unavailable
+from pinyon.store.background import Background
+from pinyon.store.peers import Peers
+from pinyon.store.segments import segment_from_proto
+from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferEngine, TransferRequest
+
+__all__ = ["BlockWriter", "WriteOutcome"]
+
+ABORT_S = 2.0
+"""A PutEnd that gives room back and takes longer is given up: the put ends by its timeout."""
+PUT_SLACK_S = 0.5
+"""The node's timeout for the put, beyond ours: it should not end a put whose PutEnd is under way."""
+
+
+class WriteOutcome(Enum):
+    """What became of one object at one node."""
+
+    WRITTEN = "written"
+    EXISTS = "exists"
+    NO_SPACE = "no_space"
+    FAILED = "failed"
+
+
+_REFUSED = {
+    kvstore_pb2.PUT_SLOT_STATE_EXISTS: WriteOutcome.EXISTS,
+    kvstore_pb2.PUT_SLOT_STATE_NO_SPACE: WriteOutcome.NO_SPACE,
+}
+
+
+class BlockWriter:
+    """Puts are all or nothing: if one object's bytes do not arrive, the others' room is given back, too."""
+
+    def __init__(self, engine: TransferEngine, peers: Peers, *, clock: Clock = time.monotonic) -> None:
+        self._engine = engine
+        self._peers = peers
+        self._clock = clock
+        self._duties = Background()
+        self.written_bytes = 0
+
+    @property
+    def aborting(self) -> int:
+        return len(self._duties)
+
+    async def close(self) -> None:
+        await self._duties.close(ABORT_S)
+
+    async def write(
+        self, address: str, objects: Sequence[tuple[BlockKey, Region, int]], object_bytes: int, timeout_s: float
+    ) -> list[WriteOutcome]:
+        """Put up to ``MAX_KEYS`` ``(key, region, byte offset)`` objects; one outcome each.
+
+        When it returns or raises (cancelled, too), the objects' memory is not read any more.
+
+        Raises:
+            Unavailable, DeadlineExceeded, …: the node cannot be asked or does not confirm.
+        """
+        deadline = self._clock() + timeout_s
+        if timeout_s <= 0:
+            raise DeadlineExceeded("no time left for the put")
+        request = kvstore_pb2.PutStartRequest(
+            keys=pack_keys([key for key, _, _ in objects]),
+            object_bytes=object_bytes,
+            timeout_ms=round((timeout_s + PUT_SLACK_S) * 1000),
+        )
+        # Shielded: room that is reserved while the caller gives up would else be known to nobody until its timeout.
+        starting = self._duties.run(self._call(address, "PutStart", request, timeout_s), "put start")
+        try:
+            reply = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._duties.run(self._abort_unwanted(address, starting), "put abort")
+            raise
+        confirmed = False
+        try:
+            requests, outcomes = self._plan(reply, objects, object_bytes)
+            left_s = deadline - self._clock()
+            if not requests:
+                return outcomes
+            results = await self._engine.transfer_async(requests, left_s) if left_s > 0 else []
+            if not results or not all(result.ok for result in results):
+                return [WriteOutcome.FAILED if each is WriteOutcome.WRITTEN else each for each in outcomes]
+            ending = kvstore_pb2.PutEndRequest(put_id=reply.put_id, commit=True)
+            await self._call(address, "PutEnd", ending, max(0.001, deadline - self._clock()))
+            confirmed = True
+            self.written_bytes += object_bytes * len(requests)
+            return outcomes
+        finally:
+            # A commit that was not confirmed may have taken effect; then giving back comes too late and is refused.
+            if reply.put_id and not confirmed:
+                self._duties.run(self._abort(address, reply.put_id), "put abort")
+
+    def _plan(
+        self, reply: Any, objects: Sequence[tuple[BlockKey, Region, int]], object_bytes: int
+    ) -> tuple[list[TransferRequest], list[WriteOutcome]]:
+        """One WRITE per reserved slot; the outcomes as they will be if all arrive."""
+        if len(reply.slots) != len(objects):
+            raise Unavailable(f"the node answered for {len(reply.slots)} of {len(objects)} objects")
+        requests: list[TransferRequest] = []
+        outcomes: list[WriteOutcome] = []
+        segment = segment_from_proto(reply.segment) if reply.put_id else None
+        if segment is not None and not segment.regions:
+            raise Unavailable("the node named no region to write to")
+        for slot, (_, region, offset) in zip(reply.slots, objects, strict=True):
+            if slot.state != kvstore_pb2.PUT_SLOT_STATE_RESERVED or segment is None:
+                outcomes.append(_REFUSED.get(slot.state, WriteOutcome.FAILED))
+                continue
+            target = segment.regions[0]
+            if slot.offset_bytes + object_bytes > target.length:
+                raise Unavailable("the node named a place outside its memory")
+            peer = SegmentDescriptor(segment.host, segment.port, segment.boot_id)
+            requests.append(
+                TransferRequest(Opcode.WRITE, region.key, offset, peer, target.key, slot.offset_bytes, object_bytes)
+            )
+            outcomes.append(WriteOutcome.WRITTEN)
+        return requests, outcomes
+
+    async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        return await self._peers.call(address, kvstore_pb2_grpc.KvStoreServiceStub, method, request, timeout_s)
+
+    async def _abort(self, address: str, put_id: int) -> None:
+        await self._call(address, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put_id, commit=False), ABORT_S)
+
+    async def _abort_unwanted(self, address: str, starting: asyncio.Task[Any]) -> None:
+        await asyncio.wait({starting})
+        if not starting.cancelled() and starting.exception() is None and starting.result().put_id:
+            await self._abort(address, starting.result().put_id)

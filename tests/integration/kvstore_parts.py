@@ -1,0 +1,144 @@
+"""Store nodes in this process, with real Redis, gRPC and transfers, and a client with memory of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import redis.asyncio
+from prometheus_client import CollectorRegistry
+
+from pinyon.runtime.service import ServiceContext
+from pinyon.runtime.telemetry import Telemetry
+from pinyon.store.client import PutResult, StoreClient
+from pinyon.store.metadata import StoreMetadata
+from pinyon.store.reader import BlockReader
+from pinyon.transfer import Region, TransferEngine
+from services.kvstore.app import serving
+from services.kvstore.node import StoreNode
+from services.kvstore.settings import KvStoreSettings
+
+WAIT_S = 20.0
+"""Far more than anything takes, far less than a hang."""
+OBJECT = 64 * 1024
+
+
+def key(number: int) -> bytes:
+    return hashlib.blake2b(number.to_bytes(8, "big"), digest_size=16).digest()
+
+
+def content(number: int, size: int = OBJECT) -> bytes:
+    """What object ``key(number)`` must hold."""
+    return hashlib.shake_128(number.to_bytes(8, "big")).digest(64) * (size // 64)
+
+
+async def eventually(condition: Callable[[], object], what: str) -> None:
+    """Wait for a state that another task or process brings about; the condition may be a coroutine function."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                value = condition()
+                if await value if inspect.isawaitable(value) else value:
+                    return
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        pytest.fail(f"never: {what}")
+
+
+@dataclass
+class Node:
+    """A node that serves."""
+
+    node: StoreNode
+    context: ServiceContext
+
+    @property
+    def address(self) -> str:
+        return self.context.endpoints["grpc"]
+
+    def figure(self, name: str) -> float:
+        value = self.context.registry.get_sample_value(f"pinyon_kvstore_{name}")
+        assert value is not None, name
+        return value
+
+    def nothing_is_left(self) -> bool:
+        names = ("leases", "leased_objects", "open_puts", "reserved_objects", "writer_regions")
+        self.node.table.check_integrity()
+        return not any(self.figure(name) for name in names)
+
+
+@asynccontextmanager
+async def running_node(redis_url: str, node_id: str = "kv-0", **settings: object) -> AsyncIterator[Node]:
+    values: dict[str, object] = {"pool_mib": 1, "drain_s": 0.0, "node_lease_s": 2.0, **settings}
+    chosen = KvStoreSettings(redis_url=redis_url, instance_id=node_id, **values)  # type: ignore[arg-type]
+    context = ServiceContext("kvstore", node_id, Telemetry("kvstore", node_id), CollectorRegistry(), asyncio.Event())
+    async with serving(chosen, context) as node:
+        yield Node(node, context)
+
+
+class Client:
+    """A store client over a buffer of ``slots`` objects."""
+
+    def __init__(self, redis_url: str, slots: int = 64) -> None:
+        self.engine = TransferEngine()
+        self.engine.start()
+        self.memory = bytearray(slots * OBJECT)
+        self.region: Region = self.engine.register_local_memory(self.memory)
+        self.reader = BlockReader(self.engine)
+        self.store = StoreClient(self.engine, StoreMetadata(redis_url), self.reader)
+
+    async def close(self) -> None:
+        await self.store.close()
+        await self.reader.close()
+        await asyncio.to_thread(self.engine.close)
+
+    def fill(self, numbers: Sequence[int]) -> list[tuple[bytes, Region, int]]:
+        """The objects of these numbers, in this client's memory from slot 0 on."""
+        objects = []
+        for slot, number in enumerate(numbers):
+            self.memory[slot * OBJECT : (slot + 1) * OBJECT] = content(number)
+            objects.append((key(number), self.region, slot * OBJECT))
+        return objects
+
+    async def put(self, numbers: Sequence[int]) -> PutResult:
+        return await self.store.put(self.fill(numbers), OBJECT, WAIT_S)
+
+    def slot(self, slot: int) -> bytes:
+        return bytes(self.memory[slot * OBJECT : (slot + 1) * OBJECT])
+
+    async def get(self, numbers: Sequence[int]) -> list[bool]:
+        """Read the objects and check what arrived."""
+        self.memory[:] = bytes(len(self.memory))
+        offsets = [slot * OBJECT for slot in range(len(numbers))]
+        arrived = await self.store.get([key(each) for each in numbers], self.region, offsets, OBJECT, WAIT_S)
+        for slot, (number, whole) in enumerate(zip(numbers, arrived, strict=True)):
+            assert not whole or self.slot(slot) == content(number), f"object {number} holds something else"
+        return arrived
+
+    async def listed(self, numbers: Sequence[int]) -> list[int]:
+        """How many readable replicas each object has by the metadata."""
+        return [len(replicas) for replicas in await self.store.metadata.locate([key(each) for each in numbers])]
+
+    async def until_listed(self, numbers: Sequence[int], replicas: int = 1) -> None:
+        async def listed() -> bool:
+            return await self.listed(numbers) == [replicas] * len(numbers)
+
+        await eventually(listed, f"{replicas} replicas of each object")
+
+
+@asynccontextmanager
+async def client_of(redis_url: str, slots: int = 64) -> AsyncIterator[Client]:
+    async with AsyncExitStack() as stack:
+        client = Client(redis_url, slots)
+        stack.push_async_callback(client.close)
+        yield client
+
+
+async def empty(redis_url: str) -> None:
+    async with redis.asyncio.Redis.from_url(redis_url) as connection:
+        await connection.flushall()

@@ -1,0 +1,219 @@
+"""The entries in Redis: shared with strangers, lost and found again, and never believed too long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pinyon.runtime.redis_server import RedisServer, find_redis
+from pinyon.store.metadata import BATCH, Life, NodeRecord, StoreMetadata
+from services.cluster import ServiceProcess
+from services.kvstore.settings import KvStoreSettings
+from tests.integration.kvstore_parts import OBJECT, WAIT_S, client_of, empty, eventually, key, running_node
+
+BOOT, OTHER = "a" * 32, "b" * 32
+NODE = NodeRecord("kv-0", BOOT, "127.0.0.1:1", 1 << 20)
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    server = find_redis()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def metadata(redis_server: RedisServer) -> AsyncIterator[StoreMetadata]:
+    await empty(redis_server.url)
+    metadata = StoreMetadata(redis_server.url)
+    yield metadata
+    await metadata.close()
+
+
+async def test_replicas_of_live_nodes_are_found_in_batches(metadata: StoreMetadata) -> None:
+    count = 2 * BATCH + 3
+    keys = [key(number) for number in range(count)]
+    other = NodeRecord("kv-1", OTHER, "127.0.0.1:2")
+    await metadata.register(NODE, WAIT_S)
+    await metadata.register(other, WAIT_S)
+    await metadata.add(NODE.life, [(each, 100) for each in keys])
+    await metadata.add(other.life, [(keys[0], 100), (keys[-1], 7)])
+    located = await metadata.locate([*keys, key(-1 % 2**32)])
+    assert [len(each) for each in located] == [2] + [1] * (count - 2) + [2, 0]
+    assert [(replica.node.node_id, replica.size_bytes) for replica in located[count - 1]] == [
+        ("kv-0", 100),
+        ("kv-1", 7),
+    ]
+    await metadata.discard(NODE.life, keys)
+    assert sum(map(len, await metadata.locate(keys))) == 2
+    await metadata.leave(other)
+    assert sum(map(len, await metadata.locate(keys))) == 0
+    assert await metadata.nodes() == [NODE]
+
+
+async def test_a_record_ends_with_its_lease_and_says_so(metadata: StoreMetadata) -> None:
+    await metadata.register(NODE, 0.02)
+
+    async def gone() -> bool:
+        return not await metadata.nodes()
+
+    await eventually(gone, "the record is gone")
+    assert await metadata.renew(NODE, WAIT_S) is False
+    assert await metadata.renew(NODE, WAIT_S) is True
+
+
+async def test_a_name_has_one_life(metadata: StoreMetadata) -> None:
+    await metadata.register(NODE, WAIT_S)
+    newer = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
+    await metadata.register(newer, WAIT_S)
+    with pytest.raises(FailedPrecondition, match="kv-0"):
+        await metadata.renew(NODE, WAIT_S)
+    await metadata.leave(NODE)  # not its record any more
+    assert await metadata.nodes() == [newer]
+
+
+async def test_purging_spares_the_living(metadata: StoreMetadata) -> None:
+    keys = [key(number) for number in range(BATCH + 10)]
+    newer = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(each, 5) for each in keys])
+    await metadata.register(newer, WAIT_S)
+    await metadata.add(newer.life, [(keys[0], 6)])
+    assert await metadata.purge(NODE.life, BATCH) == BATCH
+    assert NODE.life in await metadata.lives()
+    assert await metadata.purge(NODE.life, BATCH) == 10
+    assert await metadata.lives() == {newer.life}
+    assert [replica.size_bytes for replicas in await metadata.locate(keys) for replica in replicas] == [6]
+    assert len(await metadata._redis.keys()) == 4
+
+
+async def test_foreign_values_are_ignored_and_counted(metadata: StoreMetadata) -> None:
+    raw = metadata._redis
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(key(0), 5), (key(1), 5), (key(2), 5)])
+    block = f"pinyon:v1:block:{key(0).hex()}"
+    await raw.hset(block, mapping={b"nonsense": b"1", b"kv-0/short": b"2", f"kv-9/{BOOT}": b"-3", b"\xff/\xfe": b"4"})
+    await raw.set(f"pinyon:v1:block:{key(3).hex()}", "not a hash")
+    await raw.sadd("pinyon:v1:lives", b"\xff\xfe", "kv-7", f"kv-8/{BOOT}", f"kv 9/{BOOT}")
+    await raw.set("pinyon:v1:node:kv-8", "{not json")
+    await raw.sadd(f"pinyon:v1:index:{NODE.life}", b"not a key")
+    assert await metadata.nodes() == [NODE]
+    assert metadata.malformed == 4  # three lives and a record
+    located = await metadata.locate([key(number) for number in range(4)])
+    assert [len(replicas) for replicas in located] == [1, 1, 1, 0]
+    assert metadata.malformed == 4 + 4 + 5  # asked for the nodes again; four fields and a string
+    await metadata.add(NODE.life, [(key(3), 5), (key(4), 5)])  # what is broken does not break the rest
+    assert [len(each) for each in await metadata.locate([key(4)], [NODE])] == [1]
+    assert await metadata.purge(NODE.life, 1000) == 6
+    assert await metadata.locate([key(0), key(4)], [NODE]) == [[], []]
+    await raw.set(f"pinyon:v1:index:kv-8/{BOOT}", "not a set")
+    assert await metadata.purge(Life("kv-8", BOOT), 1000) == 0
+
+
+async def test_bad_urls_and_absent_servers_are_said_plainly() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        StoreMetadata("nonsense")
+    assert caught.value.field == "redis_url"
+    metadata = StoreMetadata("redis://127.0.0.1:9/0", timeout_s=0.2)
+    with pytest.raises(Unavailable):
+        await metadata.nodes()
+    with pytest.raises(Unavailable):
+        await metadata.add(NODE.life, [(key(0), 5)])
+    await metadata.close()
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        KvStoreSettings(transfer_listen="nowhere")
+    assert KvStoreSettings(conductor="").conductor == ""
+
+
+async def test_redis_may_go_and_come_back_empty() -> None:
+    server = find_redis()
+    port = int(server.url.rpartition(":")[2].partition("/")[0])
+    try:
+        async with (
+            running_node(server.url, node_lease_s=0.3, redis_timeout_s=0.3) as node,
+            client_of(server.url) as client,
+        ):
+            await client.put([1, 2])
+            await client.until_listed([1, 2])
+            await asyncio.to_thread(server.close)
+            client.store._nodes_until_s = 0.0
+            with pytest.raises(Unavailable):
+                await client.put([3])
+            # who knows the node still reads from it
+            keys = [key(1), key(2)]
+            assert await client.reader.fetch(node.address, keys, client.region, [0, OBJECT], OBJECT, WAIT_S) == 2
+            await eventually(lambda: node.figure("metadata_failures_total"), "the node has noticed")
+            node.node.remove([key(2)])
+            server = await asyncio.to_thread(find_redis, "", port)
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    try:
+                        await client.until_listed([1])
+                        await client.until_listed([2], replicas=0)
+                        break
+                    except Unavailable:
+                        await asyncio.sleep(0.01)
+            assert not node.context.stopping.is_set()
+            assert await client.get([1]) == [True]
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+@pytest.fixture
+def spawn(redis_server: RedisServer, tmp_path: Path) -> Iterator[object]:
+    processes: list[ServiceProcess] = []
+
+    def start(node_id: str) -> ServiceProcess:
+        arguments = [
+            "--instance-id",
+            node_id,
+            "--redis-url",
+            redis_server.url,
+            "--pool-mib",
+            "4",
+            "--metrics-listen",
+            "",
+        ]
+        process = ServiceProcess(node_id, "services.kvstore", [*arguments, "--node-lease-s", "60"], tmp_path / node_id)
+        processes.append(process)
+        process.spawn()
+        process.wait_ready(time.monotonic() + 60)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+async def test_a_killed_node_is_a_miss_and_its_next_life_starts_empty(
+    redis_server: RedisServer, metadata: StoreMetadata, spawn: object
+) -> None:
+    start = spawn
+    first, second = [await asyncio.to_thread(start, node_id) for node_id in ("kv-0", "kv-1")]  # type: ignore[operator]
+    numbers = range(32)
+    async with client_of(redis_server.url) as client:
+        for number in numbers:
+            await client.put([number])
+        await client.until_listed(numbers)
+        await asyncio.to_thread(first.kill)  # its lease of 60 s stays
+        arrived = await client.get(numbers)
+        assert 0 < sum(arrived) < len(numbers)
+        lost = [number for number, whole in zip(numbers, arrived, strict=True) if not whole]
+        assert all(await client.get([number for number in numbers if number not in lost]))
+        again = await asyncio.to_thread(start, "kv-0")  # type: ignore[operator]
+        client.store._nodes_until_s = 0.0
+        assert await client.listed(lost) == [0] * len(lost)
+        for number in lost:
+            assert any((await client.put([number])).present)
+        await client.until_listed(numbers)
+        assert await client.get(numbers) == [True] * len(numbers)
+        assert again.alive
+        assert second.alive

@@ -1,0 +1,368 @@
+"""Store nodes and their client: what is put is what is read, whoever dies, times out, evicts or restarts meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.errors import PinyonError, Unavailable
+from pinyon.runtime.channel import open_channel
+from pinyon.runtime.interceptors import error_from_rpc
+from pinyon.runtime.redis_server import find_redis
+from pinyon.runtime.telemetry import Telemetry
+from pinyon.store.client import PutOutcome
+from pinyon.store.metadata import Life, NodeRecord, StoreMetadata
+from pinyon.store.segments import segment_from_proto
+from pinyon.transfer import Opcode, Reason, TransferRequest
+from services.conductor.app import build
+from services.conductor.settings import ConductorSettings
+from tests.integration.kvstore_parts import (
+    OBJECT,
+    WAIT_S,
+    Client,
+    client_of,
+    content,
+    empty,
+    eventually,
+    key,
+    running_node,
+)
+
+CAPACITY = (1 << 20) // OBJECT  # objects in a node of 1 MiB
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[str]:
+    server = find_redis()
+    yield server.url
+    server.close()
+
+
+@pytest.fixture
+async def redis_url(redis_server: str) -> str:
+    await empty(redis_server)
+    return redis_server
+
+
+async def call(address: str, stub: Any, method: str, request: Any) -> Any:
+    """A raw call, as a client that is not ours would make it."""
+    async with open_channel(address) as channel:
+        try:
+            return await getattr(stub(channel), method)(request, timeout=WAIT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+
+
+STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
+
+
+async def test_put_get_exists_remove_over_two_nodes(redis_url: str) -> None:
+    async with (
+        running_node(redis_url, "kv-0", pool_mib=2) as first,
+        running_node(redis_url, "kv-1", pool_mib=2) as second,
+        client_of(redis_url) as client,
+    ):
+        assert [node.node_id for node in await client.store.nodes()] == ["kv-0", "kv-1"]
+        for start in range(0, 24, 4):
+            result = await client.put(range(start, start + 4))
+            assert result.count(PutOutcome.STORED) == 4
+        await client.until_listed(range(24))
+        assert len(first.node.table) % 4 == len(second.node.table) % 4 == 0, "one put goes to one node"
+        assert len(first.node.table)
+        assert len(second.node.table)
+        assert await client.get([*range(24), 99]) == [True] * 24 + [False]
+        assert await client.store.exists([key(each) for each in (0, 99, 23)]) == [True, False, True]
+        assert await client.store.remove([key(each) for each in (0, 99, 23)]) == 2
+        assert await client.get([0, 1, 23]) == [False, True, False]
+        await eventually(lambda: first.nothing_is_left() and second.nothing_is_left(), "leases and puts are over")
+        await client.until_listed([0, 23], replicas=0)
+        assert first.figure("listed_blocks") + second.figure("listed_blocks") == 22
+
+
+async def test_what_the_store_has_is_not_sent_again(redis_url: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        await client.put([1, 2])
+        await client.until_listed([1, 2])
+        result = await client.put([1, 2, 3, 3])
+        expected = [PutOutcome.EXISTS, PutOutcome.EXISTS, PutOutcome.STORED, PutOutcome.EXISTS]
+        assert list(result.outcomes) == expected
+        assert result.present == [True] * 4
+        assert node.figure("put_objects_total") == 3
+        assert node.figure("put_bytes_total") == 3 * OBJECT
+        # before the metadata is there, the node itself says so
+        await client.store.metadata.discard(Life("kv-0", node.node.boot_id), [key(1)])
+        assert (await client.put([1])).outcomes == (PutOutcome.EXISTS,)
+        assert node.figure("put_objects_total") == 3
+
+
+async def test_affinity_keeps_a_prompt_on_one_node(redis_url: str) -> None:
+    async with (
+        running_node(redis_url, "kv-0") as first,
+        running_node(redis_url, "kv-1") as second,
+        client_of(redis_url) as client,
+    ):
+        for number in range(8):
+            await client.store.put(client.fill([number]), OBJECT, WAIT_S, affinity=key(0))
+        assert sorted((len(first.node.table), len(second.node.table))) == [0, 8]
+
+
+async def test_nobody_reads_wrong_bytes_while_everything_is_evicted(redis_url: str) -> None:
+    rng = random.Random(7)
+    numbers = range(4 * CAPACITY)
+    async with running_node(redis_url) as node, client_of(redis_url) as writer:
+        done = asyncio.Event()
+
+        async def write() -> None:
+            for _ in range(30):
+                await writer.put([rng.choice(numbers) for _ in range(3)])
+            done.set()
+
+        async def read(client: Client, rng: random.Random) -> int:
+            whole = 0
+            while not done.is_set():
+                whole += sum(await client.get([rng.choice(numbers) for _ in range(4)]))  # checks the content
+            return whole
+
+        async with client_of(redis_url, 4) as one, client_of(redis_url, 4) as other, asyncio.TaskGroup() as group:
+            group.create_task(write())
+            readers = [group.create_task(read(each, random.Random(seed))) for seed, each in enumerate((one, other))]
+        assert sum(reader.result() for reader in readers) > 0
+        assert node.figure("evicted_objects_total") > CAPACITY
+        await eventually(node.nothing_is_left, "leases and puts are over")
+
+
+async def test_what_is_leased_is_neither_evicted_nor_overwritten(redis_url: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        await client.put([0, 1])
+        acquire = kvstore_pb2.AcquireRequest(keys=key(0) + key(1) + key(77), lease_ms=60_000)
+        lease = await call(node.address, READ, "Acquire", acquire)
+        assert [block.index for block in lease.blocks] == [0, 1]
+        for start in range(2, 2 + 2 * CAPACITY, 8):
+            await client.put(range(start, start + 8))
+        result = await client.put(range(200, 200 + CAPACITY))
+        assert result.count(PutOutcome.NO_SPACE) == 2
+        await client.store.remove([key(1)])
+        # the lease still reads what it was granted, even what was removed
+        segment = segment_from_proto(lease.segment)
+        results = await client.engine.transfer_async(
+            [
+                TransferRequest(
+                    Opcode.READ, client.region.key, block.index * OBJECT, segment, segment.regions[0].key,
+                    block.offset_bytes, OBJECT,
+                )
+                for block in lease.blocks
+            ]
+        )  # fmt: skip
+        assert all(each.ok for each in results)
+        assert [client.slot(slot) for slot in range(2)] == [content(0), content(1)]
+        assert (await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))).released
+        assert node.nothing_is_left()
+        assert (await client.put(range(300, 300 + CAPACITY))).count(PutOutcome.STORED) == CAPACITY
+
+
+async def test_a_lease_ends_by_its_time(redis_url: str) -> None:
+    async with running_node(redis_url, lease_max_s=0.05) as node, client_of(redis_url) as client:
+        await client.put([0])
+        lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0), lease_ms=60_000))
+        assert lease.lease_ms == 50
+        await eventually(node.nothing_is_left, "the lease is over")
+        released = await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))
+        assert not released.released
+        assert node.figure("expired_leases_total") == 1
+
+
+async def test_readers_cannot_write(redis_url: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        await client.put([0])
+        lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0)))
+        segment = segment_from_proto(lease.segment)
+        request = TransferRequest(Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, 0, OBJECT)
+        (result,) = await client.engine.transfer_async([request])
+        assert result.reason is Reason.ACCESS_DENIED
+
+
+async def test_a_writer_that_dies_gives_its_room_back_and_cannot_write_late(redis_url: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        keys = b"".join(key(number) for number in range(CAPACITY))
+        start = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT, timeout_ms=50)
+        put = await call(node.address, STORE, "PutStart", start)
+        assert node.figure("reserved_objects") == CAPACITY
+        # The writer is silent until its time is up.
+        await eventually(lambda: node.figure("open_puts") == 0, "the put timed out")
+        assert node.figure("expired_puts_total") == 1
+        assert node.figure("used_bytes") == 0
+        # Others get the room …
+        await client.put(range(50, 50 + CAPACITY))
+        # … and the late writer gets neither at it nor at an end for its put.
+        segment = segment_from_proto(put.segment)
+        late = TransferRequest(
+            Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, put.slots[0].offset_bytes, OBJECT
+        )
+        (result,) = await client.engine.transfer_async([late])
+        assert result.reason is Reason.UNKNOWN_REGION
+        with pytest.raises(PinyonError) as caught:
+            await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id, commit=True))
+        assert caught.value.grpc_code == "NOT_FOUND"
+        await client.until_listed(range(50, 50 + CAPACITY))
+        assert await client.get(range(50, 50 + CAPACITY)) == [True] * CAPACITY
+        assert await client.store.exists([key(0)]) == [False]
+        assert node.nothing_is_left()
+
+
+async def test_a_cancelled_put_gives_its_room_back(redis_url: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        objects = client.fill(range(8))
+        cancelled = 0
+        for turns in range(60):  # cut it at many different places
+            put = asyncio.create_task(client.store.put(objects, OBJECT, WAIT_S))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            put.cancel()
+            await asyncio.wait({put})
+            cancelled += put.cancelled()
+            await eventually(lambda: not client.store.aborting, "given back")
+            await eventually(node.nothing_is_left, "nothing is reserved")
+            await client.store.remove([key for key, _, _ in objects])
+        assert cancelled > 10
+
+
+async def test_a_cancelled_get_gives_its_leases_back(redis_url: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        await client.put(range(8))
+        keys, offsets = [key(number) for number in range(8)], [slot * OBJECT for slot in range(8)]
+        cancelled = 0
+        for turns in range(60):
+            fetch = asyncio.create_task(client.reader.fetch(node.address, keys, client.region, offsets, OBJECT, WAIT_S))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            fetch.cancel()
+            await asyncio.wait({fetch})
+            cancelled += fetch.cancelled()
+            await eventually(lambda: not client.reader.releasing, "released")
+            await eventually(node.nothing_is_left, "nothing is leased")
+        assert cancelled > 10
+
+
+async def test_a_node_that_stops_is_found_no_more_and_leaves_nothing_in_redis(redis_url: str) -> None:
+    async with client_of(redis_url) as client:
+        async with running_node(redis_url):
+            await client.put([1, 2])
+            await client.until_listed([1, 2])
+        metadata = client.store.metadata
+        assert await metadata.nodes() == []
+        assert await metadata.lives() == set()
+        assert await metadata._redis.keys() == []
+        client.store._nodes_until_s = 0.0
+        assert (await client.put([1])).outcomes == (PutOutcome.FAILED,)
+        assert await client.get([1]) == [False]
+
+
+async def test_what_an_earlier_life_listed_is_void_and_is_cleaned_up(redis_url: str) -> None:
+    metadata = StoreMetadata(redis_url)
+    dead = NodeRecord("kv-0", "0" * 32, "127.0.0.1:9")
+    await metadata.register(dead, WAIT_S)
+    await metadata.add(dead.life, [(key(number), OBJECT) for number in range(20)])
+    assert [len(replicas) for replicas in await metadata.locate([key(0)])] == [1]
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        assert await client.listed(range(20)) == [0] * 20
+        assert await client.get([0, 1]) == [False, False]
+        assert (await client.put([0, 1])).count(PutOutcome.STORED) == 2
+        await client.until_listed([0, 1])
+        await eventually(lambda: node.figure("metadata_purged_blocks_total") == 20, "the old entries are gone")
+
+        async def forgotten() -> bool:
+            return await metadata.lives() == {Life("kv-0", node.node.boot_id)}
+
+        await eventually(forgotten, "the old life is forgotten")
+        assert len(await metadata._redis.keys("pinyon:v1:block:*")) == 2
+        assert await client.get([0, 1]) == [True, True]
+    await metadata.close()
+
+
+async def test_a_process_that_took_the_name_stops_the_older_one(redis_url: str) -> None:
+    async with (
+        running_node(redis_url, node_lease_s=0.3) as older,
+        running_node(redis_url, node_lease_s=0.3) as newer,
+        client_of(redis_url) as client,
+    ):
+        await asyncio.wait_for(older.context.stopping.wait(), WAIT_S)
+        assert not newer.context.stopping.is_set()
+        (record,) = await client.store.nodes()
+        assert record.boot_id == newer.node.boot_id
+
+
+async def test_a_dead_node_is_skipped_and_then_avoided(redis_url: str) -> None:
+    async with running_node(redis_url, "kv-1") as node, client_of(redis_url) as client:
+        dead = NodeRecord("kv-0", "0" * 32, "127.0.0.1:9")
+        await client.store.metadata.register(dead, WAIT_S)
+        await client.store.metadata.add(dead.life, [(key(500), OBJECT)])
+        # numbers whose first choice is the dead node and numbers whose first choice is not
+        for number in range(12):
+            assert (await client.put([number])).outcomes == (PutOutcome.STORED,)
+        assert len(node.node.table) == 12
+        assert client.store._usable([dead]) == []
+        assert await client.get([500, 3]) == [False, True]
+        with pytest.raises(Unavailable, match="kv-0"):
+            await client.store.remove([key(3)])
+        assert await client.store.exists([key(3)]) == [False]
+
+
+async def test_bad_requests_are_refused_by_field(redis_url: str) -> None:
+    async with running_node(redis_url) as node:
+        bad = [
+            (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=b"short", object_bytes=1), "keys"),
+            (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=b"", object_bytes=1), "keys"),
+            (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=bytes(16 * 4097), object_bytes=1), "keys"),
+            (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=bytes(16), object_bytes=0), "object_bytes"),
+            (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=bytes(16), object_bytes=1 << 40), "object_bytes"),
+            (STORE, "Exists", kvstore_pb2.ExistsRequest(keys=bytes(17)), "keys"),
+            (STORE, "Remove", kvstore_pb2.RemoveRequest(keys=bytes(15)), "keys"),
+            (READ, "Acquire", kvstore_pb2.AcquireRequest(keys=bytes(16 * 4097)), "keys"),
+        ]
+        for stub, method, request, field in bad:
+            with pytest.raises(PinyonError) as caught:
+                await call(node.address, stub, method, request)
+            assert (caught.value.grpc_code, caught.value.field) == ("INVALID_ARGUMENT", field)
+        status = await call(node.address, STORE, "GetNodeStatus", kvstore_pb2.GetNodeStatusRequest())
+        assert (status.node_id, status.capacity_bytes, status.used_bytes) == ("kv-0", 1 << 20, 0)
+        assert node.nothing_is_left()
+
+
+async def test_the_conductor_knows_what_the_node_holds(redis_url: str) -> None:
+    conductor = build(ConductorSettings(), CollectorRegistry(), Telemetry("conductor", "conductor"))
+    address = await conductor.server.start()
+    stub = conductor_pb2_grpc.ConductorServiceStub
+
+    async def until_held(numbers: list[int], blocks: int) -> None:
+        lookup = conductor_pb2.LookupBlocksRequest(block_keys=b"".join(map(key, numbers)))
+
+        async def held() -> bool:
+            reply = await call(address, stub, "LookupBlocks", lookup)
+            found = {holder.instance_id: holder.prefix_blocks for holder in reply.holders}
+            return found == ({"kv-0": blocks} if blocks else {})
+
+        await eventually(held, f"the conductor knows of {blocks} leading blocks")
+
+    try:
+        async with running_node(redis_url, conductor=address) as node, client_of(redis_url) as client:
+            await eventually(lambda: node.figure("report_sessions"), "registered")
+            await client.put([1, 2, 3])
+            await until_held([1, 2, 3, 4], 3)
+            await client.store.remove([key(2)])
+            await until_held([1, 2, 3, 4], 1)
+            reply = await call(address, stub, "ListInstances", conductor_pb2.ListInstancesRequest())
+            (instance,) = reply.instances
+            assert instance.info.role == common_pb2.ROLE_STORE
+            assert (instance.info.address, instance.load.cached_blocks) == (node.address, 2)
+        await until_held([1], 0)
+    finally:
+        await conductor.server.drain(0)

@@ -1,0 +1,237 @@
+"""A request that is cancelled, disconnected or late, in whatever phase: nothing of it is left, on either side."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+
+from pinyon.core.request import SamplingParams
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, peer_span, reference, submission
+
+PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
+LONG = SamplingParams(max_tokens=60, ignore_eos=True)
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+class HungSource:
+    """A holder of blocks that never answers."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def fetch(self, *args, **kwargs) -> int:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        return 0
+
+
+class SlowGroup:
+    """A transfer group whose end is waited for until the test lets it through; the writes themselves are real."""
+
+    def __init__(self, group, waiting: asyncio.Event, let_go: asyncio.Event) -> None:
+        self._group, self._waiting, self._let_go = group, waiting, let_go
+        self.submit = group.submit
+
+    async def wait_async(self, timeout_s=None):
+        self._waiting.set()
+        await self._let_go.wait()
+        return await self._group.wait_async(timeout_s)
+
+
+class Situation:
+    """A request that sits in one phase: ``answer``. ``resume`` lets everything go on."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.resume = lambda: None
+
+    async def start(self, phase: str) -> None:
+        await getattr(self, f"_{phase}")()
+
+    async def _pair(self, **settings):
+        self.p, self.d = await self.fleet.pair(**settings)
+        self.client = await self.fleet.client(self.d)
+
+    async def _ask(self, prompt=PROMPT, sampling=LONG, **fields):
+        (answer,) = await self.client.submit(submission(prompt, sampling, prefill=self.p, decode=self.d, **fields))
+        return answer
+
+    async def _room_at_decode(self):
+        await self._pair(blocks=20)
+        self.d.engine.hold()
+        self.other = await self._ask(PROMPT)
+        await self.d.engine.entered()
+        self.answer = await self._ask(list(reversed(PROMPT)))
+        await until(lambda: gauge(self.d, "room_waiters") == 1)
+        self.resume = self.d.engine.release
+
+    async def _queue_at_prefill(self):
+        await self._pair(active_prefills=1)
+        self.p.engine.hold()
+        self.other = await self._ask(PROMPT)
+        await self.p.engine.entered()
+        self.answer = await self._ask(list(reversed(PROMPT)))
+        await until(lambda: gauge(self.p, "queued_prefills") == 1)
+        self.resume = self.p.engine.release
+
+    async def _room_at_prefill(self):
+        self.p = await self.fleet.start("prefill", "p0", blocks=8)
+        self.d = await self.fleet.start("decode", "d0")
+        self.client = await self.fleet.client(self.d)
+        self.p.engine.hold()
+        self.other = await self._ask(PROMPT)
+        await self.p.engine.entered()
+        self.answer = await self._ask(list(reversed(PROMPT)))
+        await until(lambda: gauge(self.p, "room_waiters") == 1)
+        self.resume = self.p.engine.release
+
+    async def _fetching(self):
+        source = HungSource()
+        self.p = await self.fleet.start("prefill", "p0", source=source, fetch_timeout_s=60)
+        self.d = await self.fleet.start("decode", "d0")
+        self.client = await self.fleet.client(self.d)
+        self.answer = await self._ask(fetches=[peer_span(self.d, 0, 4)])
+        await source.asked.wait()
+
+    async def _computing(self):
+        await self._pair()
+        self.p.engine.hold()
+        self.answer = await self._ask()
+        await self.p.engine.entered()
+        self.resume = self.p.engine.release
+
+    async def _pushing(self):
+        await self._pair()
+        waiting, let_go = asyncio.Event(), asyncio.Event()
+        group = self.p.transfer.group
+        self.p.transfer.group = lambda: SlowGroup(group(), waiting, let_go)
+        self.answer = await self._ask()
+        await waiting.wait()
+        self.resume = let_go.set
+
+    async def _batch_slot(self):
+        await self._pair(max_batch=1)
+        self.other = await self._ask(PROMPT)
+        await self.other.first.wait()
+        self.d.engine.hold()
+        await self.d.engine.entered()
+        self.answer = await self._ask(list(reversed(PROMPT)))
+        await self.answer.first.wait()
+        self.resume = self.d.engine.release
+
+    async def _decoding(self):
+        await self._pair()
+        self.answer = await self._ask()
+        await self.answer.first.wait()
+        self.d.engine.hold()
+        await self.d.engine.entered()
+        self.resume = self.d.engine.release
+
+    async def _own_prefill(self):
+        self.p = self.d = await self.fleet.start("mixed", "m0")
+        self.client = await self.fleet.client(self.d)
+        self.d.engine.hold()
+        self.answer = await self._ask()
+        await self.d.engine.entered()
+        self.resume = self.d.engine.release
+
+
+PHASES = [
+    name.removeprefix("_")
+    for name in (
+        "_room_at_decode",
+        "_queue_at_prefill",
+        "_room_at_prefill",
+        "_fetching",
+        "_computing",
+        "_pushing",
+        "_batch_slot",
+        "_decoding",
+        "_own_prefill",
+    )
+]
+
+
+async def until(condition, timeout_s: float = WAIT_S) -> None:
+    """Other tasks of this loop run until ``condition``; sockets have no event for it."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("how", ["cancel", "disconnect", "deadline"])
+async def test_nothing_is_left(fleet, phase, how):
+    situation = Situation(fleet)
+    await situation.start(phase)
+    answer = situation.answer
+    if how == "cancel":
+        await situation.client.cancel(answer)
+        await answer.wait()
+        assert answer.finish == "cancelled"
+    elif how == "disconnect":
+        await situation.client.close()
+        await until(lambda: gauge(situation.d, "lb_sessions") == 0)
+    else:
+        # the same as the request's own timer does
+        (request,) = [each for each in situation.d.decodes._tasks if each.stream_id == max(situation.client.answers)]
+        request._on_deadline()
+        await answer.wait()
+        assert answer.finish == "error"
+        assert answer.last.error.code == "DEADLINE_EXCEEDED"
+    situation.resume()
+    other = getattr(situation, "other", None)
+    if other is not None and how != "disconnect":
+        await other.wait()
+        assert other.tokens == reference(PROMPT, LONG)
+    await fleet.idle()
+
+
+async def test_blocks_that_a_cancelled_prefill_completed_are_right(fleet):
+    p, d = await fleet.pair(prefill_chunk_tokens=2 * BLOCK_TOKENS)
+    client = await fleet.client(d)
+    p.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
+    await p.engine.entered()
+    await client.cancel(answer)
+    await answer.wait()
+    await fleet.idle()
+    kept = gauge(p, "cached_blocks")
+    (again,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
+    await again.wait()
+    assert again.tokens == reference(PROMPT, LONG)
+    assert again.last.usage.cached_local_tokens == kept * BLOCK_TOKENS
+    await fleet.idle()
+
+
+async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
+    import grpc
+
+    from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+    from pinyon.core.block_keys import chain_block_keys, pack_keys, tokens_to_bytes
+
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    (answer,) = await client.submit(submission(PROMPT, SamplingParams(max_tokens=1)))
+    await answer.wait()
+    keys = chain_block_keys(m.served.namespace(""), tokens_to_bytes(PROMPT), BLOCK_TOKENS)
+    async with grpc.aio.insecure_channel(m.address) as channel:
+        stub = kvstore_pb2_grpc.BlockReadServiceStub(channel)
+        reply = await stub.Acquire(kvstore_pb2.AcquireRequest(keys=pack_keys(keys), lease_ms=20))
+        assert [block.index for block in reply.blocks] == [0, 1, 2, 3, 4]
+        assert gauge(m, "leases") == 1
+        await until(lambda: gauge(m, "leases") == 0)
+        assert not (await stub.Release(kvstore_pb2.ReleaseRequest(lease_id=reply.lease_id))).released
+    await fleet.idle()

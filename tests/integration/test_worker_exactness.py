@@ -1,0 +1,184 @@
+"""Whatever way a prompt's KV takes, the tokens are those of one engine alone without any cache."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import pytest_asyncio
+
+from pinyon.core.request import SamplingParams
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, gauge, peer_span, reference, submission
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+def make_asks(count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts that share prefixes of a few documents, cut anywhere; greedy and sampled."""
+    rng = random.Random(seed)
+    documents = [[rng.randrange(32, 127) for _ in range(rng.randrange(40, 130))] for _ in range(4)]
+    asks = []
+    for _ in range(count):
+        document = rng.choice(documents)
+        prompt = document[: rng.randrange(1, len(document))] + [rng.randrange(32, 127) for _ in range(rng.randrange(4))]
+        greedy = rng.random() < 0.5
+        sampling = SamplingParams(
+            max_tokens=rng.randrange(1, 14),
+            temperature=0.0 if greedy else 0.9,
+            top_k=rng.choice([0, 40]),
+            top_p=rng.choice([1.0, 0.9]),
+            seed=rng.randrange(2**32),
+            ignore_eos=rng.random() < 0.7,
+        )
+        asks.append((prompt, sampling))
+    return asks
+
+
+async def run_all(client, prefill, decode, asks, **fields):
+    answers = await client.submit(
+        *(submission(prompt, sampling, prefill=prefill, decode=decode, **fields) for prompt, sampling in asks)
+    )
+    for answer in answers:
+        await answer.wait()
+    return answers
+
+
+def check(asks, answers):
+    for (prompt, sampling), answer in zip(asks, answers, strict=True):
+        assert answer.finish in ("stop", "length"), answer.last
+        assert answer.tokens == reference(prompt, sampling)
+        assert answer.last.usage.prompt_tokens == len(prompt)
+        assert answer.last.usage.completion_tokens == len(answer.tokens)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "chunk", "batch"), [(128, 16, 8), (40, 7, 3), (24, 64, 2)], ids=["roomy", "odd-chunks", "evicting"]
+)
+async def test_a_pair_gives_the_tokens_of_one_engine(fleet, blocks, chunk, batch):
+    p, d = await fleet.pair(blocks=blocks, prefill_chunk_tokens=chunk, max_batch=batch)
+    client = await fleet.client(d)
+    asks = make_asks(40, seed=blocks)
+    check(asks, await run_all(client, p, d, asks))
+    await fleet.idle()
+    assert p.engine.steps
+    assert d.engine.steps
+    assert not any(prefill for prefill, _ in d.engine.steps), "the decode instance computed a prompt"
+    if blocks == 24:
+        assert gauge(p, "evicted_blocks_total") + gauge(d, "evicted_blocks_total") > 0
+
+
+async def test_a_mixed_worker_gives_the_tokens_of_one_engine(fleet):
+    m = await fleet.start("mixed", "m0", blocks=48, prefill_chunk_tokens=12)
+    client = await fleet.client(m)
+    asks = make_asks(40, seed=5)
+    answers = await run_all(client, None, None, asks)
+    check(asks, answers)
+    assert sum(answer.last.usage.cached_tokens for answer in answers) > 0
+    await fleet.idle()
+
+
+async def test_a_prefix_is_computed_once_even_by_requests_that_come_together(fleet):
+    p, d = await fleet.pair()
+    client = await fleet.client(d)
+    prefix = list(range(40, 40 + 8 * BLOCK_TOKENS))
+    asks = [([*prefix, 100 + number, 7], SamplingParams(max_tokens=2, ignore_eos=True)) for number in range(6)]
+    check(asks, await run_all(client, p, d, asks))
+    computed = sum(prefill for prefill, _ in p.engine.steps)
+    assert computed == len(prefix) + 2 * len(asks)
+
+
+async def test_no_reuse_computes_everything_and_keeps_nothing(fleet):
+    p, d = await fleet.pair()
+    client = await fleet.client(d)
+    ask = make_asks(1, seed=9) * 3
+    answers = await run_all(client, p, d, ask, no_reuse=True)
+    check(ask, answers)
+    assert [answer.last.usage.cached_tokens for answer in answers] == [0, 0, 0]
+    await fleet.idle()
+    assert gauge(p, "cached_blocks") == gauge(d, "cached_blocks") == 0
+
+
+async def test_kv_fetched_from_a_peer_is_as_good_as_computed(fleet):
+    p, d = await fleet.pair()
+    other = await fleet.start("prefill", "p1")
+    client = await fleet.client(d)
+    ask = (list(range(32, 32 + 10 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.8))
+    check([ask], await run_all(client, p, d, [ask]))
+    spans = [peer_span(p, 0, 4), peer_span(d, 4, 6)]
+    (answer,) = await client.submit(submission(*ask, prefill=other, decode=d, fetches=spans))
+    await answer.wait()
+    check([ask], [answer])
+    assert answer.last.usage.cached_peer_tokens == 10 * BLOCK_TOKENS
+    assert answer.prefill.computed_tokens == 3
+    assert answer.prefill.decode_local_tokens == 10 * BLOCK_TOKENS
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("missing", ["evicted", "gone"])
+async def test_what_cannot_be_fetched_is_computed(fleet, missing):
+    p, d = await fleet.pair()
+    other = await fleet.start("prefill", "p1")
+    client = await fleet.client(d)
+    ask = (list(range(32, 32 + 6 * BLOCK_TOKENS)), SamplingParams(max_tokens=6, ignore_eos=True))
+    span = peer_span(p, 0, 6)  # p never computed it
+    if missing == "gone":
+        span.source_address = "127.0.0.1:1"
+    (answer,) = await client.submit(submission(*ask, prefill=other, decode=d, fetches=[span]))
+    await answer.wait()
+    check([ask], [answer])
+    assert answer.last.usage.cached_tokens == 0
+    assert gauge(other, "fetch_failures_total") == 1
+    await fleet.idle()
+
+
+async def test_a_second_turn_reuses_the_generated_tokens_too(fleet):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    sampling = SamplingParams(max_tokens=3 * BLOCK_TOKENS + 1, ignore_eos=True)
+    first = (list(range(40, 70)), sampling)
+    (answer,) = await run_all(client, None, None, [first])
+    second = (first[0] + answer.tokens + [50], SamplingParams(max_tokens=4, ignore_eos=True))
+    (again,) = await run_all(client, None, None, [second])
+    check([first, second], [answer, again])
+    # every full block but what the last sampled token would have completed
+    assert again.last.usage.cached_tokens == (30 + 3 * BLOCK_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("cut", [1, 5, 11])
+async def test_a_resumed_request_goes_on_with_the_same_tokens_and_text(fleet, cut):
+    p, d = await fleet.pair()
+    client = await fleet.client(d)
+    sampling = SamplingParams(max_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
+    prompt = list(range(60, 95))
+    (whole,) = await run_all(client, p, d, [(prompt, sampling)])
+    resumed = submission(
+        prompt + whole.tokens[:cut], sampling, prefill=p, decode=d, generated_tokens=cut, no_reuse=cut == 5
+    )
+    (rest,) = await client.submit(resumed)
+    await rest.wait()
+    assert whole.tokens[:cut] + rest.tokens == whole.tokens
+    assert rest.text == whole.text
+    assert (rest.last.usage.prompt_tokens, rest.last.usage.completion_tokens) == (len(prompt), 12)
+
+
+async def test_stop_strings_end_the_text_wherever_the_request_was_cut(fleet):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    sampling = SamplingParams(max_tokens=24, ignore_eos=True)
+    prompt = list(range(50, 77))
+    (free,) = await run_all(client, None, None, [(prompt, sampling)])
+    stop = free.text[9:12]
+    stopped = SamplingParams(max_tokens=24, ignore_eos=True, stop=(stop,))
+    (cut,) = await run_all(client, None, None, [(prompt, stopped)])
+    assert cut.text == free.text[: free.text.index(stop)]
+    assert cut.finish == "stop"
+    assert cut.tokens == free.tokens[: len(cut.tokens)]
+    (rest,) = await client.submit(submission(prompt + free.tokens[:8], stopped, generated_tokens=8))
+    await rest.wait()
+    assert rest.text == cut.text
+    assert free.tokens[:8] + rest.tokens == cut.tokens

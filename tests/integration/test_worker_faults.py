@@ -1,0 +1,487 @@
+"""What a worker does when something around it breaks: a peer, a reader, the engine, the caller's input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+import grpc
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.core.errors import Internal, ResourceExhausted
+from pinyon.core.request import SamplingParams
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.store.segments import segment_from_proto
+from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
+
+PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
+LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+# -- the prefill instance
+
+
+async def test_a_prefill_instance_that_breaks_off_is_named(fleet):
+    p, d = await fleet.pair()
+    client = await fleet.client(d)
+    p.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
+    await p.engine.entered()
+    await p.server._server.stop(None)
+    await answer.wait()
+    error = answer.last.error
+    assert (error.code, error.field) == ("UNAVAILABLE", "prefill_instance")
+    assert "p0" in error.message
+    await fleet.idle()
+
+
+class FakePrefill(worker_pb2_grpc.WorkerServiceServicer):
+    """A prefill instance that does what the test says."""
+
+    def __init__(self, on_start=lambda start: None, on_cancel=lambda stream_id: None) -> None:
+        self.on_start, self.on_cancel = on_start, on_cancel
+        self.hello = None
+        self.started = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def PrefillSession(self, _, context):
+        while (message := await context.read()) is not grpc.aio.EOF:
+            if message.HasField("hello"):
+                self.hello = message.hello
+            for stream_id in message.cancel_stream_ids:
+                self.cancelled.set()
+                await self._answer(context, self.on_cancel(stream_id))
+            for start in message.starts:
+                self.start = start
+                self.started.set()
+                await self._answer(context, self.on_start(start))
+
+    async def _answer(self, context, result):
+        if result is not None:
+            await context.write(worker_pb2.PrefillSessionResponse(results=[result]))
+
+
+@pytest_asyncio.fixture
+async def fake_server():
+    servers = []
+
+    async def start(servicer: FakePrefill) -> str:
+        server = GrpcServer("127.0.0.1:0")
+        server.add(
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server,
+            servicer,
+            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+        )
+        servers.append(server)
+        return await server.start()
+
+    yield start
+    for server in servers:
+        await server.drain(0)
+
+
+def at(address: str, decode, prompt=PROMPT, sampling=SHORT):
+    message = submission(prompt, sampling)
+    message.placement.CopyFrom(
+        common_pb2.Placement(
+            prefill_instance_id="fake",
+            prefill_address=address,
+            decode_instance_id=decode.served.instance_id,
+            decode_address=decode.address,
+        )
+    )
+    return message
+
+
+def late_writer(fake: FakePrefill, engine: TransferEngine):
+    """A write into the first target block, as a peer that was too slow would do it."""
+    source = engine.register_local_memory(bytearray(64))
+    segment = segment_from_proto(fake.hello.segment)
+    offset = fake.start.target_offsets_bytes[0]
+    request = TransferRequest(Opcode.WRITE, source.key, 0, segment, segment.regions[0].key, offset, 64)
+    return engine.transfer_async([request])
+
+
+async def test_a_peer_that_ignores_cancels_loses_its_key(fleet, fake_server):
+    fake = FakePrefill()
+    address = await fake_server(fake)
+    d = await fleet.start("decode", "d0", settle_s=0.05)
+    client = await fleet.client(d)
+    (answer,) = await client.submit(at(address, d))
+    await fake.started.wait()
+    with TransferEngine() as engine:
+        assert (await late_writer(fake, engine))[0].status is TransferStatus.COMPLETED
+        await client.cancel(answer)
+        await answer.wait()
+        await fake.cancelled.wait()
+        await fleet.idle()  # blocks are free only when the key is gone
+        assert (await late_writer(fake, engine))[0].status is TransferStatus.REFUSED
+
+
+async def test_memory_with_unanswered_writes_is_free_only_after_the_writer_is_cut_off(fleet, fake_server):
+    with TransferEngine() as engine:
+
+        def fail(start):
+            return worker_pb2.PrefillResult(
+                stream_id=start.stream_id,
+                error=common_pb2.Error(code="UNAVAILABLE", message="lost"),
+                unconfirmed_boot_id=engine.boot_id,
+            )
+
+        fake = FakePrefill(fail)
+        d = await fleet.start("decode", "d0")
+        dropped = []
+        drop = d.transfer.drop_peer
+        d.transfer.drop_peer = lambda boot_id: (dropped.append((boot_id, gauge(d, "used_blocks"))), drop(boot_id))[1]
+        client = await fleet.client(d)
+        (answer,) = await client.submit(at(await fake_server(fake), d))
+        await answer.wait()
+        assert answer.last.error.code == "UNAVAILABLE"
+        await fleet.idle()
+        ((boot_id, used),) = dropped
+        assert boot_id == engine.boot_id
+        assert used > 0
+
+
+async def test_a_token_outside_the_vocabulary_is_refused(fleet, fake_server):
+    fake = FakePrefill(lambda start: worker_pb2.PrefillResult(stream_id=start.stream_id, first_token=10**6))
+    d = await fleet.start("decode", "d0")
+    client = await fleet.client(d)
+    (answer,) = await client.submit(at(await fake_server(fake), d))
+    await answer.wait()
+    assert answer.last.error.code == "INTERNAL"
+    await fleet.idle()
+    assert gauge(d, "cached_blocks") == 0
+
+
+async def test_an_address_where_nobody_is(fleet):
+    d = await fleet.start("decode", "d0")
+    client = await fleet.client(d)
+    (answer,) = await client.submit(at("127.0.0.1:1", d))
+    await answer.wait()
+    assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
+    reader, writer = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.worker", "--role", "prefill", "--instance-id", "other", "--engine", "instant"),
+        *("--metrics-listen", "", "--ready-fd", str(writer), "--block-tokens", str(BLOCK_TOKENS)),
+        pass_fds=(writer,),
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": "src:.", "PINYON_PARENT_PID": str(os.getpid())},
+    )
+    os.close(writer)
+    try:
+        with os.fdopen(reader) as pipe:
+            address = json.loads(await asyncio.to_thread(pipe.readline))["grpc"]
+        # This worker serves the same built-in model as the process.
+        from prometheus_client import CollectorRegistry
+
+        from services.worker.app import Worker
+        from services.worker.settings import WorkerSettings
+
+        settings = WorkerSettings(
+            role="decode", engine="instant", block_tokens=BLOCK_TOKENS, pool_blocks=64, metrics_listen=""
+        )
+        d = Worker(settings, "d0", CollectorRegistry())
+        await d.start()
+        try:
+            client = await fleet.client(d)
+
+            def ask(prompt):
+                message = at(address, d, prompt)
+                message.placement.prefill_instance_id = "other"
+                return message
+
+            (answer,) = await client.submit(ask(PROMPT))
+            await answer.wait()
+            assert answer.finish == "length"
+            process.send_signal(sign)
+            (answer,) = await client.submit(ask(list(reversed(PROMPT))))
+            await answer.wait()
+            assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
+            assert await d.decodes.drained(WAIT_S)
+            assert gauge(d, "used_blocks") == gauge(d, "remote_prefills") == 0
+        finally:
+            await d.stop(0)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+# -- the load balancer
+
+
+class StuckContext:
+    """A stream whose other side sends one message and takes none."""
+
+    def __init__(self, message) -> None:
+        self._messages = [message]
+
+    async def read(self):
+        if self._messages:
+            return self._messages.pop()
+        await asyncio.Event().wait()
+
+    async def write(self, message):
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("limit", [{"outbox_tokens": 5}, {"write_timeout_s": 0.05}], ids=["tokens", "time"])
+async def test_a_reader_that_is_too_slow_is_cut_off(fleet, limit):
+    m = await fleet.start("mixed", "m0", **limit)
+    message = submission(PROMPT, LONG, stream_id=1)
+    with pytest.raises(ResourceExhausted):
+        await m.sessions.run(StuckContext(worker_pb2.SessionRequest(submissions=[message])))
+    await fleet.idle()
+    assert gauge(m, "cut_sessions_total") == 1
+    assert gauge(m, "lb_sessions") == 0
+
+
+async def test_tokens_of_one_step_travel_in_one_message(fleet):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    m.engine.hold()
+    answers = await client.submit(*(submission([40 + n, 50, 60], LONG) for n in range(4)))
+    await m.engine.entered()
+    m.engine.release()
+    for answer in answers:
+        await answer.wait()
+    tokens = sum(len(answer.tokens) for answer in answers)
+    decode_steps = sum(decodes > 0 for _, decodes in m.engine.steps)
+    assert tokens == 4 * 40
+    assert len(client.messages) <= decode_steps + len(answers) + 1
+    assert max(len(message.updates) for message in client.messages) == 4
+    await fleet.idle()
+
+
+async def test_closing_the_sending_side_still_gives_the_answers(fleet):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    (answer,) = await client.submit(submission(PROMPT, SHORT))
+    await client.call.done_writing()
+    assert (await answer.wait()).tokens == reference(PROMPT, SHORT)
+    await asyncio.wait_for(asyncio.shield(client._reader), WAIT_S)
+    assert await client.call.code() is grpc.StatusCode.OK
+    await fleet.idle()
+
+
+# -- the engine
+
+
+async def test_a_failing_step_fails_only_the_guilty(fleet):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    bad = [99] * 20
+
+    def fail(prefills, decodes):
+        if any(99 in chunk.tokens for chunk in prefills):
+            return Internal("the model computed a logit that is not finite")
+        return None
+
+    m.engine.fail = fail
+    m.engine.hold()
+    answers = await client.submit(
+        submission(PROMPT, SHORT), submission(bad, SHORT), submission(list(reversed(PROMPT)), SHORT)
+    )
+    await m.engine.entered()
+    m.engine.release()
+    for answer in answers:
+        await answer.wait()
+    assert answers[0].tokens == reference(PROMPT, SHORT)
+    assert answers[2].tokens == reference(list(reversed(PROMPT)), SHORT)
+    assert answers[1].last.error.code == "INTERNAL"
+    m.engine.fail = lambda prefills, decodes: RuntimeError("secret") if decodes else None
+    (answer,) = await client.submit(submission(PROMPT, SHORT))
+    await answer.wait()
+    assert answer.last.error.code == "INTERNAL"
+    assert "secret" not in answer.last.error.message
+    m.engine.fail = lambda prefills, decodes: None
+    (answer,) = await client.submit(submission(PROMPT, SHORT))
+    assert (await answer.wait()).tokens == reference(PROMPT, SHORT)
+    await fleet.idle()
+
+
+# -- input
+
+
+BAD = [
+    ({"prompt_tokens_le32": b""}, "INVALID_ARGUMENT", "prompt_tokens_le32"),
+    ({"prompt_tokens_le32": b"\x01\0\0"}, "INVALID_ARGUMENT", "prompt_tokens_le32"),
+    ({"prompt_tokens_le32": np.array([10**6], "<u4").tobytes()}, "INVALID_ARGUMENT", "prompt_tokens_le32"),
+    ({"block_keys": b"x" * 15}, "INVALID_ARGUMENT", "block_keys"),
+    ({"block_keys": b"x" * 16}, "INVALID_ARGUMENT", "block_keys"),
+    ({"model": "nobody"}, "NOT_FOUND", "model"),
+    ({"request_id": "x" * 129}, "INVALID_ARGUMENT", "request_id"),
+    ({"tenant": "x" * 129}, "INVALID_ARGUMENT", "tenant"),
+    ({"generated_tokens": 4}, "INVALID_ARGUMENT", "generated_tokens"),
+    ({"generated_tokens": 1000}, "INVALID_ARGUMENT", "generated_tokens"),
+    ({"sampling": common_pb2.SamplingParams()}, "INVALID_ARGUMENT", "max_tokens"),
+    ({"sampling": common_pb2.SamplingParams(max_tokens=1, temperature=3)}, "INVALID_ARGUMENT", "temperature"),
+    ({"sampling": common_pb2.SamplingParams(max_tokens=1, temperature=float("nan"))}, "INVALID_ARGUMENT", "temperature"),
+    ({"sampling": common_pb2.SamplingParams(max_tokens=1, top_p=2)}, "INVALID_ARGUMENT", "top_p"),
+    ({"sampling": common_pb2.SamplingParams(max_tokens=1, stop=[""])}, "INVALID_ARGUMENT", "stop"),
+    ({"sampling": common_pb2.SamplingParams(max_tokens=600)}, "INVALID_ARGUMENT", "max_tokens"),
+    ({"placement": common_pb2.Placement(decode_instance_id="x")}, "FAILED_PRECONDITION", "placement"),
+    ({"placement": common_pb2.Placement(decode_instance_id="m0")}, "INVALID_ARGUMENT", "placement"),
+    (
+        {
+            "placement": common_pb2.Placement(
+                decode_instance_id="m0",
+                prefill_instance_id="m0",
+                fetches=[common_pb2.FetchSpan(first_block=9, block_count=1)],
+            )
+        },
+        "INVALID_ARGUMENT",
+        "fetches",
+    ),
+]
+
+
+async def test_bad_input_ends_its_own_stream_only(fleet):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    m.engine.hold()
+    (good,) = await client.submit(submission(PROMPT, SHORT))
+    messages = []
+    for change, _, _ in BAD:
+        message = submission(PROMPT, SHORT)
+        for field in change:
+            message.ClearField(field)
+        message.MergeFrom(worker_pb2.Submission(**change))
+        messages.append(message)
+    answers = await client.submit(*messages)
+    for (change, code, field), answer in zip(BAD, answers, strict=True):
+        await answer.wait()
+        assert (answer.last.error.code, answer.last.error.field) == (code, field), change
+    m.engine.release()
+    assert (await good.wait()).tokens == reference(PROMPT, SHORT)
+    await fleet.idle()
+
+
+async def test_a_stream_id_in_use_is_refused_and_the_stream_lives_on(fleet):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    m.engine.hold()
+    (good,) = await client.submit(submission(PROMPT, SHORT))
+    await m.engine.entered()
+    (bad,) = await client.submit(submission(PROMPT, SHORT, stream_id=1))
+    await bad.wait()
+    assert (bad.last.error.code, bad.last.error.field) == ("INVALID_ARGUMENT", "stream_id")
+    client.answers[1] = good
+    m.engine.release()
+    assert (await good.wait()).tokens == reference(PROMPT, SHORT)
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("change", ["layout", "model_fingerprint", "segment", None])
+async def test_a_hello_that_does_not_fit(fleet, change):
+    p = await fleet.start("prefill", "p0")
+    d = await fleet.start("decode", "d0")
+    from pinyon.store.segments import segment_to_proto
+    from services.worker.report import layout_to_proto
+
+    hello = worker_pb2.PrefillHello(
+        instance_id="d0",
+        segment=segment_to_proto(d.transfer.descriptor()),
+        layout=layout_to_proto(d.served),
+        model_fingerprint=d.served.card.fingerprint,
+    )
+    if change is not None:
+        hello.ClearField(change)
+    async with grpc.aio.insecure_channel(p.address) as channel:
+        call = worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession()
+        await call.write(worker_pb2.PrefillSessionRequest(hello=hello))
+        if change is None:
+            start = worker_pb2.PrefillStart(
+                stream_id=5, prompt_tokens_le32=b"\x21\0\0\0", sampling=common_pb2.SamplingParams(max_tokens=1)
+            )
+            await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
+            (result,) = (await call.read()).results
+            assert (result.stream_id, result.error.field) == (5, "target_offsets_bytes")
+            start.target_offsets_bytes.append(2**40)
+            await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
+            (result,) = (await call.read()).results
+            assert result.error.field == "target_offsets_bytes"
+        else:
+            assert await call.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
+            assert change in await call.details()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_roles_refuse_what_they_do_not_do(fleet, role):
+    worker = await fleet.start(role, "w0")
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(worker_pb2.GenerateRequest(submission=submission(PROMPT, SHORT))):
+                pass
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        if role == "decode":
+            call = stub.PrefillSession()
+            assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+# -- people, and the end
+
+
+async def test_generate_and_status_by_themselves(fleet):
+    m = await fleet.start("mixed", "m0")
+    async with grpc.aio.insecure_channel(m.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        tokens = []
+        async for reply in stub.Generate(worker_pb2.GenerateRequest(submission=submission(PROMPT, SHORT))):
+            tokens += reply.update.tokens
+        assert tokens == reference(PROMPT, SHORT)
+        status = await stub.GetStatus(worker_pb2.GetStatusRequest())
+        assert (status.instance_id, status.total_blocks, status.used_blocks) == ("m0", 128, 0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(worker_pb2.GenerateRequest(submission=submission([], SHORT))):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "prompt_tokens_le32" in caught.value.details()
+        m.engine.hold()
+        call = stub.Generate(worker_pb2.GenerateRequest(submission=submission(PROMPT, LONG)))
+        reading = asyncio.ensure_future(call.read())
+        await m.engine.entered()
+        call.cancel()
+        await asyncio.wait((reading,))
+    await fleet.idle()
+
+
+async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
+    p, d = await fleet.pair()
+    client = await fleet.client(d)
+    d.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
+    await d.engine.entered()
+    stopping = asyncio.ensure_future(d.stop(WAIT_S))
+    await asyncio.sleep(0)
+    (late,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
+    await late.wait()
+    assert (late.last.error.code, late.last.error.field) == ("UNAVAILABLE", "decode_instance")
+    d.engine.release()
+    assert (await answer.wait()).tokens == reference(PROMPT, LONG)
+    await stopping
+    assert d.core.cache.pool.used == 0
+    fleet.workers.remove(d)
+    await fleet.idle()

@@ -1,0 +1,287 @@
+"""Workers in this process with real sockets and a tiny real transformer, and what the tests drive them with."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import grpc
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.core.request import SamplingParams
+from pinyon.model import ModelCard, load_card
+from services.worker.app import Worker
+from services.worker.engines import DecodeSlot, NumpyLlamaEngine, PrefillChunk, StepResult
+from services.worker.engines.weights import builtin_weights
+from services.worker.settings import WorkerSettings
+
+BLOCK_TOKENS = 8
+WAIT_S = 20.0
+
+IDLE_GAUGES = (
+    "owned_requests",
+    "pending_requests",
+    "running_requests",
+    "queued_prefills",
+    "running_prefills",
+    "pending_prefill_tokens",
+    "room_waiters",
+    "pushes",
+    "remote_prefills",
+    "leases",
+    "outbox_tokens",
+    "store_queue_blocks",
+    "used_blocks",
+)
+
+
+@cache
+def tiny_card() -> ModelCard:
+    card = load_card(None)
+    config = replace(
+        card.config, num_layers=2, hidden_size=64, intermediate_size=96, num_heads=2, num_kv_heads=1, max_context=512
+    )
+    return replace(card, config=config, fingerprint="tiny")
+
+
+@cache
+def _weights() -> Any:
+    return builtin_weights(tiny_card().config)
+
+
+def new_engine(blocks: int) -> NumpyLlamaEngine:
+    return NumpyLlamaEngine(tiny_card().config, _weights(), blocks, BLOCK_TOKENS, check=False)
+
+
+class GateEngine:
+    """The real engine, whose steps can be held at their beginning, and made to fail."""
+
+    def __init__(self, blocks: int) -> None:
+        self._engine = new_engine(blocks)
+        self.config, self.layout = self._engine.config, self._engine.layout
+        self.num_blocks, self.pool = blocks, self._engine.pool
+        self._open = threading.Event()
+        self._open.set()
+        self._entered = threading.Event()
+        self.steps: list[tuple[int, int]] = []
+        self.fail = lambda prefills, decodes: None
+
+    def hold(self) -> None:
+        self._entered.clear()
+        self._open.clear()
+
+    def release(self) -> None:
+        self._open.set()
+
+    async def entered(self) -> None:
+        """A step has begun since :meth:`hold`."""
+        assert await asyncio.to_thread(self._entered.wait, WAIT_S)
+
+    def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
+        self._entered.set()
+        assert self._open.wait(WAIT_S)
+        self.steps.append((sum(len(chunk.tokens) for chunk in prefills), len(decodes)))
+        error = self.fail(prefills, decodes)
+        if error is not None:
+            raise error
+        return self._engine.step(prefills, decodes)
+
+
+_reference: dict[tuple[bytes, SamplingParams], list[int]] = {}
+
+
+def reference(prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
+    """Tokens of one engine alone: the whole prompt at once, no cache, then token by token. Honours EOS."""
+    tokens = np.array(prompt, "<u4")
+    key = (tokens.tobytes(), sampling)
+    if key in _reference:
+        return _reference[key]
+    blocks = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
+    engine, table = new_engine(blocks), list(range(blocks))
+    eos = () if sampling.ignore_eos else tiny_card().config.eos_token_ids
+    out = [engine.step([PrefillChunk(tokens, 0, table, sampling, 0)], []).prefill_tokens[0]]
+    while len(out) < sampling.max_tokens and out[-1] not in eos:
+        slot = DecodeSlot(out[-1], len(prompt) + len(out) - 1, table, sampling, len(out))
+        out += engine.step([], [slot]).decode_tokens
+    _reference[key] = out
+    return out
+
+
+def gauge(worker: Worker, name: str) -> float:
+    value = worker._registry.get_sample_value(f"pinyon_worker_{name}")
+    assert value is not None, f"no metric pinyon_worker_{name}"
+    return value
+
+
+class Fleet:
+    """Workers of one test. ``close`` stops them and fails if anything was left."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+        self.clients: list[LbClient] = []
+
+    async def start(self, role: str, name: str, *, blocks: int = 128, source=None, store=None, **settings) -> Worker:
+        settings = {"drain_s": 0, "metrics_listen": "", "prefill_chunk_tokens": 16, **settings}
+        values = WorkerSettings(role=role, pool_blocks=blocks, block_tokens=BLOCK_TOKENS, **settings)
+        worker = Worker(values, name, CollectorRegistry(), card=tiny_card(), engine=GateEngine(blocks))
+        await worker.start(source=source, store=store)
+        self.workers.append(worker)
+        return worker
+
+    async def pair(self, **settings) -> tuple[Worker, Worker]:
+        return await self.start("prefill", "p0", **settings), await self.start("decode", "d0", **settings)
+
+    async def client(self, worker: Worker) -> LbClient:
+        client = LbClient(worker)
+        self.clients.append(client)
+        return client
+
+    async def idle(self) -> None:
+        """Until nothing goes on; fails if something is left then."""
+        for worker in self.workers:
+            worker.engine.release()
+        for worker in self.workers:
+            assert await worker.decodes.drained(WAIT_S)
+            assert await worker.prefills.drained(WAIT_S)
+            await worker.core.step_over()
+        for worker in self.workers:
+            left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
+            assert not left, f"{worker.served.instance_id}: {left}"
+            worker.core.cache.pool.check_integrity()
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.close()
+        for worker in self.workers:
+            worker.engine.release()
+        for worker in reversed(self.workers):  # those that open sessions first
+            await worker.stop(0)
+            worker.core.cache.pool.check_integrity()
+            assert worker.core.cache.pool.used == 0, worker.served.instance_id
+            assert worker.transfer.stats().requests_now == 0
+
+
+@dataclass
+class Answer:
+    """What came on one stream."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    prefill: Any = None
+    last: Any = None
+    updates: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def finish(self) -> str:
+        return common_pb2.FinishReason.Name(self.last.finish_reason).removeprefix("FINISH_REASON_").lower()
+
+    async def wait(self) -> Answer:
+        await asyncio.wait_for(self.done.wait(), WAIT_S)
+        return self
+
+
+class LbClient:
+    """One Session stream, as a load balancer has it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.answers: dict[int, Answer] = {}
+        self.messages: list[worker_pb2.SessionResponse] = []
+        self._channel = grpc.aio.insecure_channel(worker.address)
+        self.call = worker_pb2_grpc.WorkerServiceStub(self._channel).Session()
+        self._reader = asyncio.ensure_future(self._read())
+        self._next = 1
+
+    async def submit(self, *submissions: worker_pb2.Submission) -> list[Answer]:
+        answers = []
+        for submission in submissions:
+            submission.stream_id = submission.stream_id or self._next
+            self._next = max(self._next, submission.stream_id) + 1
+            answer = self.answers[submission.stream_id] = Answer()
+            answers.append(answer)
+        await self.call.write(worker_pb2.SessionRequest(submissions=submissions))
+        return answers
+
+    async def cancel(self, answer: Answer) -> None:
+        ids = [stream_id for stream_id, each in self.answers.items() if each is answer]
+        await self.call.write(worker_pb2.SessionRequest(cancel_stream_ids=ids))
+
+    async def _read(self) -> None:
+        async for message in self.call:
+            self.messages.append(message)
+            for update in message.updates:
+                answer = self.answers[update.stream_id]
+                assert answer.last is None, "an update after the last one"
+                answer.updates += 1
+                answer.tokens += update.tokens
+                answer.text += update.text
+                if update.tokens:
+                    answer.first.set()
+                if update.HasField("prefill"):
+                    answer.prefill = update.prefill
+                if update.finish_reason:
+                    answer.last = update
+                    answer.done.set()
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await asyncio.wait((self._reader,))
+        if not self._reader.cancelled():
+            self._reader.exception()
+        await self._channel.close()
+
+
+def submission(
+    prompt: Sequence[int],
+    sampling: SamplingParams | None = None,
+    *,
+    prefill: Worker | None = None,
+    decode: Worker | None = None,
+    fetches: Sequence[common_pb2.FetchSpan] = (),
+    **fields: Any,
+) -> worker_pb2.Submission:
+    """A request; ``prefill`` and ``decode`` make its placement."""
+    sampling = sampling or SamplingParams(max_tokens=8, ignore_eos=True)
+    message = worker_pb2.Submission(
+        prompt_tokens_le32=np.array(prompt, "<u4").tobytes(),
+        sampling=common_pb2.SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop=sampling.stop,
+            ignore_eos=sampling.ignore_eos,
+        ),
+        **{"request_id": "r", **fields},
+    )
+    if prefill is not None and decode is not None:
+        message.placement.CopyFrom(
+            common_pb2.Placement(
+                prefill_instance_id=prefill.served.instance_id,
+                prefill_address=prefill.address,
+                decode_instance_id=decode.served.instance_id,
+                decode_address=decode.address,
+                fetches=fetches,
+            )
+        )
+    return message
+
+
+def peer_span(worker: Worker, first: int, count: int) -> common_pb2.FetchSpan:
+    return common_pb2.FetchSpan(
+        source_id=worker.served.instance_id,
+        source_address=worker.address,
+        source=common_pb2.KV_SOURCE_PEER,
+        first_block=first,
+        block_count=count,
+    )

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.store.allocator import OffsetAllocator
+
+CAPACITY = 4096
+steps = st.lists(st.one_of(st.integers(1, 1500), st.integers(-20, -1)), max_size=60)
+
+
+@settings(max_examples=150)
+@given(steps=steps, alignment=st.sampled_from([1, 64, 256]))
+def test_ranges_never_overlap_and_all_room_comes_back(steps: list[int], alignment: int) -> None:
+    allocator = OffsetAllocator(CAPACITY, alignment)
+    owner = [0] * CAPACITY  # the model: who owns each byte
+    taken: list[tuple[int, int]] = []
+    for number, step in enumerate(steps, 1):
+        if step > 0:
+            offset = allocator.allocate(step)
+            size = -(-step // alignment) * alignment
+            if offset is None:
+                assert "0" * size not in "".join(str(min(1, each)) for each in owner)
+                continue
+            assert offset % alignment == 0
+            assert not any(owner[offset : offset + size])
+            owner[offset : offset + size] = [number] * size
+            taken.append((offset, size))
+        elif taken:
+            offset, size = taken.pop(step % len(taken))
+            allocator.free(offset)
+            owner[offset : offset + size] = [0] * size
+        allocator.check_integrity()
+        assert allocator.used_bytes == sum(map(bool, owner))
+    for offset, _ in taken:
+        allocator.free(offset)
+    assert allocator.used_bytes == 0
+    assert allocator.largest_hole_bytes == allocator.capacity_bytes == CAPACITY
+
+
+def test_the_best_hole_is_used() -> None:
+    allocator = OffsetAllocator(1024, 64)
+    ranges = [allocator.allocate(size) for size in (128, 64, 256, 64, 192, 320)]
+    for index in (0, 2, 4):
+        allocator.free(ranges[index] or 0)
+    assert allocator.allocate(257) is None
+    assert allocator.allocate(190) == ranges[4]
+    assert allocator.allocate(100) == ranges[0]
+    assert allocator.allocate(256) == ranges[2]
+    assert allocator.largest_hole_bytes == 0
+
+
+def test_misuse_is_refused() -> None:
+    allocator = OffsetAllocator(1024, 64)
+    offset = allocator.allocate(10)
+    assert offset is not None
+    allocator.free(offset)
+    for wrong in (offset, 1, -64):
+        with pytest.raises(ValueError, match="nothing was allocated"):
+            allocator.free(wrong)
+    with pytest.raises(ValueError, match="at least one byte"):
+        allocator.allocate(0)
+    with pytest.raises(ValueError, match="power of two"):
+        OffsetAllocator(1024, 48)
+    with pytest.raises(ValueError, match="hold nothing"):
+        OffsetAllocator(63, 64)
+
+
+def test_many_equal_objects_stay_fast() -> None:
+    """Counts steps, not time: a full pool of equal objects has one size of hole at most while it churns."""
+    allocator = OffsetAllocator(64 * 10_000, 64)
+    offsets = [allocator.allocate(64) for _ in range(10_000)]
+    assert allocator.allocate(64) is None
+    for offset in offsets[::2]:
+        allocator.free(offset or 0)
+    assert len(allocator._sizes) == 1
+    assert allocator.allocate(65) is None

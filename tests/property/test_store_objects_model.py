@@ -1,0 +1,252 @@
+"""The object table over a simulated memory: whatever happens, nobody's bytes change under him."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from pinyon.core.errors import InvalidArgument, ResourceExhausted
+from pinyon.eviction import Lru
+from pinyon.paging import LeaseTable
+from pinyon.store.allocator import OffsetAllocator
+from pinyon.store.kv_object import KvObject, PutSlot, SlotState
+from pinyon.store.objects import ObjectTable
+
+CAPACITY = 1024
+KEYS = [bytes([n]) * 16 for n in range(1, 9)]
+key_lists = st.lists(st.sampled_from(KEYS), min_size=1, max_size=4)
+
+
+def table(capacity: int = CAPACITY, **limits: int) -> ObjectTable:
+    leases: LeaseTable[KvObject] = LeaseTable(max_leases=limits.pop("max_leases", 8))
+    return ObjectTable(OffsetAllocator(capacity, 64), Lru(), leases, **limits)
+
+
+class TableMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = table(max_open_puts=3)
+        self.changes = self.table.listen()
+        self.now = 0.0
+        self.memory = bytearray(CAPACITY)
+        self.puts: dict[int, tuple[list[tuple[bytes, int, int, int]], float, bool]] = {}
+        self.sizes: dict[bytes, int] = {}  # readable keys, as far as the model knows (evictions make it smaller)
+        self.reads: dict[int, tuple[list[tuple[int, int, bytes]], float]] = {}
+        self.told: set[bytes] = set()
+        self.version = 0
+
+    def expected_readable(self) -> set[bytes]:
+        return {key for key, held in zip(KEYS, self.table.exists(KEYS), strict=True) if held}
+
+    @rule(keys=key_lists, size=st.integers(1, 400), timeout=st.sampled_from([1.0, 5.0]))
+    def put_start(self, keys: list[bytes], size: int, timeout: float) -> None:
+        before = self.expected_readable()
+        reserved = {key for objects, _, _ in self.puts.values() for key, *_ in objects}
+        try:
+            put_id, slots = self.table.put_start(keys, size, self.now, timeout)
+        except ResourceExhausted:
+            assert len(self.puts) == 3
+            return
+        objects: list[tuple[bytes, int, int, int]] = []
+        for key, slot in zip(keys, slots, strict=True):
+            if key in reserved or key in {each[0] for each in objects}:
+                assert slot.state is SlotState.EXISTS
+            elif slot.state is SlotState.RESERVED:
+                self.version += 1
+                objects.append((key, slot.offset, size, self.version % 256))
+            elif slot.state is SlotState.EXISTS:
+                assert key in before
+        assert bool(put_id) == bool(objects)
+        if objects:
+            assert put_id not in self.puts
+            self.puts[put_id] = (objects, self.now + timeout, False)
+
+    @rule()
+    def write(self) -> None:
+        """Writers that are not shut out may write at any time."""
+        for objects, _, closing in self.puts.values():
+            if not closing:
+                for _, offset, size, version in objects:
+                    self.memory[offset : offset + size] = bytes([version]) * size
+
+    @rule(data=st.data(), commit=st.booleans())
+    def put_end(self, data: st.DataObject, commit: bool) -> None:
+        if not self.puts:
+            return
+        put_id = data.draw(st.sampled_from(sorted(self.puts)))
+        objects, _, closing = self.puts[put_id]
+        if not closing:
+            for _, offset, size, version in objects if commit else ():
+                self.memory[offset : offset + size] = bytes([version]) * size
+        else:
+            commit = False  # it timed out: only giving up is left
+        assert self.table.close_put(put_id) == (not closing)
+        assert self.table.end_put(put_id, commit=commit, now_s=self.now) == (len(objects) if commit else 0)
+        assert not self.table.close_put(put_id)
+        del self.puts[put_id]
+        if commit:
+            self.sizes.update((key, size) for key, _, size, _ in objects)
+            assert all(self.table.exists([key for key, *_ in objects]))
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 10.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        overdue = [put_id for put_id, (_, end, closing) in self.puts.items() if end <= self.now and not closing]
+        assert sorted(self.table.close_overdue(self.now)) == sorted(overdue)
+        for put_id in overdue:
+            objects, end, _ = self.puts[put_id]
+            self.puts[put_id] = (objects, end, True)
+        expired = [lease for lease, (_, end) in self.reads.items() if end <= self.now]
+        assert self.table.expire_leases(self.now) == len(expired)
+        for lease in expired:
+            del self.reads[lease]
+
+    @rule(keys=key_lists, gaps=st.booleans(), lease=st.sampled_from([1.0, 5.0]))
+    def acquire(self, keys: list[bytes], gaps: bool, lease: float) -> None:
+        held = self.table.exists(keys)
+        expected = [index for index in range(len(keys)) if (held[index] if gaps else all(held[: index + 1]))]
+        try:
+            granted = self.table.acquire(keys, self.now, lease, allow_gaps=gaps)
+        except ResourceExhausted:
+            assert len(self.reads) == 8
+            return
+        assert [index for index, _ in granted.blocks] == expected
+        if expected:
+            read = []
+            for index, held_object in granted.blocks:
+                assert held_object.size == self.sizes[keys[index]]
+                end = held_object.offset + held_object.size
+                read.append((held_object.offset, end, bytes(self.memory[held_object.offset : end])))
+            self.reads[granted.lease_id] = (read, self.now + lease)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if not self.reads:
+            return
+        lease = data.draw(st.sampled_from(sorted(self.reads)))
+        assert self.table.release(lease, self.now)
+        assert not self.table.release(lease, self.now)
+        del self.reads[lease]
+
+    @rule(keys=key_lists)
+    def remove(self, keys: list[bytes]) -> None:
+        held = {key for key, there in zip(keys, self.table.exists(keys), strict=True) if there}
+        assert self.table.remove(keys) == len(held)
+        assert not any(self.table.exists(keys))
+
+    @rule()
+    def listen(self) -> None:
+        stored, removed = self.changes.drain()
+        self.told = (self.told | set(stored)) - set(removed)
+        assert self.told == set(self.table.keys())
+
+    @invariant()
+    def what_is_leased_does_not_change(self) -> None:
+        for read, _ in self.reads.values():
+            for offset, end, content in read:
+                assert self.memory[offset:end] == content
+
+    @invariant()
+    def readable_objects_hold_one_put(self) -> None:
+        assert set(self.table.keys()) <= set(self.sizes)
+        for key in list(self.table.keys()):
+            assert self.table.size_of(key) == self.sizes[key]
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.table.check_integrity()
+        assert self.table.open_puts == len(self.puts)
+        assert self.table.leases == len(self.reads)
+        assert self.table.reserved_objects == sum(len(objects) for objects, _, _ in self.puts.values())
+        read = {start for ranges, _ in self.reads.values() for start, _, _ in ranges}
+        assert self.table.leased_objects == len(read)
+
+    def teardown(self) -> None:
+        for lease in list(self.reads):
+            self.table.release(lease, self.now)
+        for put_id, (_, _, closing) in list(self.puts.items()):
+            assert closing or self.table.close_put(put_id)
+            self.table.end_put(put_id, commit=False, now_s=self.now)
+        self.table.remove(KEYS)
+        assert self.table.used_bytes == 0
+        self.table.check_integrity()
+
+
+TableMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+TestObjectTable = TableMachine.TestCase
+
+
+def store(objects: ObjectTable, *keys: bytes, size: int = 256) -> None:
+    put_id, _ = objects.put_start(keys, size, 0.0, 1.0)
+    assert objects.close_put(put_id)
+    assert objects.end_put(put_id, commit=True, now_s=0.0) == len(keys)
+
+
+def test_the_least_recently_used_goes_first_and_the_end_of_a_run_before_its_start() -> None:
+    objects = table()
+    store(objects, *KEYS[:2])
+    store(objects, *KEYS[2:4])
+    lease = objects.acquire(KEYS[:1], 0.0, 1.0)
+    objects.release(lease.lease_id, 0.0)
+    store(objects, *KEYS[4:7])
+    assert objects.exists(KEYS[:7]) == [True, False, False, False, True, True, True]
+    assert objects.counters.evictions == 3
+
+
+def test_what_is_read_or_written_makes_no_room() -> None:
+    objects = table()
+    store(objects, *KEYS[:2])
+    objects.acquire(KEYS[:2], 0.0, 1.0)
+    put_id, slots = objects.put_start(KEYS[2:6], 256, 0.0, 1.0)
+    states = [SlotState.RESERVED] * 2 + [SlotState.NO_SPACE] * 2
+    assert [slot.state for slot in slots] == states
+    assert objects.put_start(KEYS[4:5], 256, 0.0, 1.0) == (0, [PutSlot(SlotState.NO_SPACE)])
+    assert objects.close_overdue(0.99) == []
+    assert objects.close_overdue(1.0) == [put_id]
+    assert objects.put_start(KEYS[4:5], 256, 1.0, 1.0)[0] == 0, "room is free only after the writer is shut out"
+    objects.end_put(put_id, commit=False, now_s=1.0)
+    assert objects.put_start(KEYS[4:5], 256, 1.0, 1.0)[0] > 0
+
+
+def test_nothing_is_evicted_in_vain() -> None:
+    objects = table()
+    store(objects, *KEYS[:3])
+    objects.acquire(KEYS[:1], 0.0, 1.0)
+    objects.put_start(KEYS[4:5], 900, 0.0, 1.0)
+    assert objects.exists(KEYS[:3]) == [True] * 3
+
+
+def test_a_removed_object_disappears_with_its_last_lease_and_may_come_again() -> None:
+    objects = table()
+    store(objects, KEYS[0])
+    first, second = (objects.acquire(KEYS[:1], 0.0, 1.0) for _ in range(2))
+    assert objects.remove(KEYS[:1]) == 1
+    store(objects, KEYS[0])
+    assert objects.used_bytes == 512
+    objects.release(first.lease_id, 0.0)
+    assert objects.used_bytes == 512
+    objects.release(second.lease_id, 0.0)
+    assert objects.used_bytes == 256
+    assert objects.exists(KEYS[:1]) == [True]
+
+
+def test_lost_room_is_never_used_again() -> None:
+    objects = table()
+    put_id, _ = objects.put_start(KEYS[:2], 256, 0.0, 1.0)
+    objects.close_put(put_id)
+    assert objects.end_put(put_id, commit=True, now_s=0.0, lost=True) == 0
+    assert objects.lost_bytes == 512
+    _, slots = objects.put_start(KEYS[:3], 256, 0.0, 1.0)
+    assert [slot.state for slot in slots].count(SlotState.RESERVED) == 2
+
+
+def test_limits() -> None:
+    objects = table(max_objects=2)
+    store(objects, *KEYS[:2], size=64)
+    store(objects, KEYS[2], size=64)
+    assert len(objects) == 2
+    for size in (0, CAPACITY + 1):
+        with pytest.raises(InvalidArgument, match="bytes here"):
+            objects.put_start(KEYS[:1], size, 0.0, 1.0)

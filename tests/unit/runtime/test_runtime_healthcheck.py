@@ -1,0 +1,86 @@
+"""The probe that containers are asked with: healthy, not serving, nobody there, and each kind of address."""
+
+import asyncio
+import socket
+
+import pytest
+
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.healthcheck import main, probe
+from pinyon.runtime.redis_server import find_redis
+
+KV_SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"]
+
+
+@pytest.fixture
+def free_address():
+    """Where nobody listens, as long as the socket is held."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+async def test_a_grpc_server_is_healthy_until_it_drains():
+    server = GrpcServer("127.0.0.1:0")
+    server.add(
+        kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, kvstore_pb2_grpc.KvStoreServiceServicer(), KV_SERVICE
+    )
+    address = await server.start()
+    try:
+        assert await asyncio.to_thread(probe, address) == ""
+        assert await asyncio.to_thread(main, [address]) == 0
+        await server.begin_drain()
+        assert await asyncio.to_thread(probe, address) == "not serving"
+        assert await asyncio.to_thread(main, [address]) == 1
+    finally:
+        await server.drain(0)
+
+
+@pytest.mark.parametrize(("status", "problem"), [(b"200 OK", ""), (b"503 Busy", "HTTP status 503")])
+async def test_http_wants_status_200_of_the_path(status, problem):
+    asked = []
+
+    async def answer(reader, writer):
+        asked.append(await reader.readline())
+        writer.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await asyncio.to_thread(probe, f"http://127.0.0.1:{port}/health/ready") == problem
+    assert asked == [b"GET /health/ready HTTP/1.1\r\n"]
+
+
+def test_redis_answers():
+    server = find_redis()
+    try:
+        assert probe(server.url) == ""
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("form", ["{}", "http://{}/", "redis://{}"])
+def test_nobody_there_is_a_problem_in_bounded_time(form, free_address, capsys):
+    assert main([form.format(free_address)]) == 1
+    assert free_address in capsys.readouterr().err
+
+
+def test_silence_is_a_problem():
+    """A peer that accepts and never answers: the probe has a limit of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        for form in ("{}:{}", "http://{}:{}/", "redis://{}:{}"):
+            assert probe(form.format(host, port), timeout_s=0.2) != ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"]])
+def test_misuse_has_its_own_status(arguments):
+    assert main(arguments) == 2
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:port/", "redis://127.0.0.1:99999", "http://"])
+def test_a_bad_address_is_a_problem_not_a_crash(address):
+    assert main([address]) == 1

@@ -1,0 +1,203 @@
+"""The instance's side of a report session against a conductor that writes down what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+import pytest
+
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.core.block_keys import unpack_keys
+from pinyon.paging import KeyChanges
+from pinyon.runtime import report_session
+from pinyon.runtime.report_session import ReportSession
+
+WAIT_S = 20.0
+Request = conductor_pb2.ReportSessionRequest
+
+
+class Source:
+    def __init__(self) -> None:
+        self.held: set[bytes] = set()
+        self.changes = KeyChanges()
+        self.ended: list[str] = []
+
+    def store(self, *keys: bytes) -> None:
+        for key in keys:
+            self.held.add(key)
+            self.changes.add(key)
+
+    def snapshot_keys(self) -> Sequence[bytes]:
+        return sorted(self.held)
+
+    def drain_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        return self.changes.drain()
+
+    def load(self) -> conductor_pb2.InstanceLoad:
+        return conductor_pb2.InstanceLoad(cached_blocks=len(self.held))
+
+    def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
+        return [conductor_pb2.PrefillMeasurement(computed_tokens=7)]
+
+    def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
+        ended, self.ended = self.ended, []
+        return ended, []
+
+
+class Conductor(conductor_pb2_grpc.ConductorServiceServicer):
+    """Believes what it is told, as the real one must."""
+
+    def __init__(self) -> None:
+        self.told = asyncio.Condition()
+        self.registrations: list[str] = []
+        self.keys: set[bytes] = set()
+        self.seq = 0
+        self.parts = 0
+        self.reports = 0
+        self.ended: list[str] = []
+        self.left = False
+        self.resync = False
+        self.address = ""
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        conductor_pb2_grpc.add_ConductorServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    async def until(self, what: str) -> None:
+        async with asyncio.timeout(WAIT_S), self.told:
+            await self.told.wait_for(lambda: eval(what, {"c": self}))
+
+    async def ReportSession(
+        self, request_iterator: AsyncIterator[Request], context: object
+    ) -> AsyncIterator[conductor_pb2.ReportSessionResponse]:
+        first = True
+        async for request in request_iterator:
+            assert request.HasField("registration") == first
+            if first:
+                self.registrations.append(request.registration.instance_id)
+                yield conductor_pb2.ReportSessionResponse(lease_ms=400)
+            first = False
+            self._apply(request)
+            self.reports += 1
+            async with self.told:
+                self.told.notify_all()
+            resync, self.resync = self.resync, False
+            yield conductor_pb2.ReportSessionResponse(acked_seq=self.seq, resync=resync)
+
+    def _apply(self, request: Request) -> None:
+        if request.HasField("snapshot"):
+            if request.snapshot.first:
+                self.keys = set()
+                self.parts = 0
+            self.parts += 1
+            self.keys.update(unpack_keys(request.snapshot.keys))
+            self.seq = request.snapshot.seq
+        for delta in request.deltas:
+            assert delta.seq == self.seq + 1
+            self.seq = delta.seq
+            stored, removed = set(unpack_keys(delta.stored_keys)), set(unpack_keys(delta.removed_keys))
+            assert not stored & self.keys
+            assert removed <= self.keys
+            self.keys = (self.keys | stored) - removed
+        self.ended += request.ended_prefill_request_ids
+        self.left |= request.leaving
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+@pytest.fixture
+async def conductor() -> AsyncIterator[Conductor]:
+    conductor = Conductor()
+    await conductor.start()
+    yield conductor
+    await conductor.stop()
+
+
+def session_with(conductor: Conductor, source: Source) -> ReportSession:
+    info = conductor_pb2.InstanceInfo(instance_id="store-1")
+    return ReportSession(conductor.address, info, source, period_s=10.0, gap_s=0.001)
+
+
+async def test_snapshot_in_parts_then_deltas_then_leaving(
+    conductor: Conductor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_session, "KEYS_PER_MESSAGE", 3)
+    source = Source()
+    source.store(*map(key, range(7)))
+    session = session_with(conductor, source)
+    session.start()
+    await conductor.until("len(c.keys) == 7 and c.parts == 3")
+    source.store(*map(key, range(10, 18)))
+    source.held.discard(key(0))
+    source.changes.remove(key(0))
+    source.ended.append("request-1")
+    session.wake()
+    await conductor.until("len(c.keys) == 14 and c.ended")
+    assert conductor.keys == source.held
+    assert conductor.ended == ["request-1"]
+    source.store(key(99))
+    await session.close()
+    assert conductor.left
+    assert key(99) in conductor.keys
+    assert session.acked_seq == conductor.seq
+
+
+async def test_a_resync_is_answered_with_a_snapshot(conductor: Conductor) -> None:
+    source = Source()
+    source.store(key(1))
+    session = session_with(conductor, source)
+    session.start()
+    await conductor.until("len(c.keys) == 1")
+    conductor.keys, conductor.resync = set(), True
+    await conductor.until("len(c.keys) == 1")
+    assert conductor.registrations == ["store-1"]
+    await session.close()
+
+
+async def test_the_lease_sets_the_heartbeat(conductor: Conductor) -> None:
+    session = session_with(conductor, Source())
+    session.start()
+    # nobody wakes it, and the period is 10 s: only the lease of 400 ms makes it report this often
+    await conductor.until("c.reports == 8")
+    assert session._period_s == pytest.approx(0.1)
+    await session.close()
+
+
+async def test_everything_is_told_anew_after_the_conductor_was_gone(conductor: Conductor) -> None:
+    source = Source()
+    source.store(key(1))
+    session = session_with(conductor, source)
+    session.start()
+    await conductor.until("len(c.keys) == 1")
+    await conductor.stop()
+    source.store(key(2))
+    session.wake()
+    conductor.keys, conductor.seq = set(), 0
+    await conductor.start()
+    await conductor.until("len(c.keys) == 2")
+    await asyncio.wait_for(session.registered.wait(), WAIT_S)
+    assert session.sessions == 2
+    await session.close()
+    assert not session.registered.is_set()
+
+
+async def test_closing_without_a_conductor_does_not_wait() -> None:
+    conductor = Conductor()
+    conductor.address = "127.0.0.1:9"  # nobody listens there
+    session = session_with(conductor, Source())
+    session.start()
+    await session.close(timeout_s=WAIT_S)
+    assert not session.sessions

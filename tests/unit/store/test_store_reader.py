@@ -1,0 +1,247 @@
+"""A reader against holders that lie, are late or vanish: it uses nothing it should not, and gives every lease back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+import pytest
+
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
+from pinyon.store.peers import Peers
+from pinyon.store.reader import LEASE_SLACK_S, BlockReader
+from pinyon.store.segments import segment_to_proto
+from pinyon.transfer import TransferEngine, TransferRequest, TransferResult
+
+WAIT_S = 20.0
+BLOCK = 1024
+KEYS = [bytes([number]) * 16 for number in range(8)]
+OFFSETS = [number * BLOCK for number in range(8)]
+
+
+class Holder(kvstore_pb2_grpc.BlockReadServiceServicer):
+    """Holds all keys, block ``i`` filled with ``i``; ``twist`` changes the answer."""
+
+    def __init__(self) -> None:
+        self.engine = TransferEngine()
+        self.engine.start()
+        self.memory = bytearray(b"".join(bytes([number]) * BLOCK for number in range(8)))
+        self.region = self.engine.register_local_memory(self.memory)
+        self.asked: list[kvstore_pb2.AcquireRequest] = []
+        self.leases: set[int] = set()
+        self.twist = lambda reply: None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.reached = asyncio.Event()
+
+    async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: object) -> kvstore_pb2.AcquireResponse:
+        self.asked.append(request)
+        reply = kvstore_pb2.AcquireResponse(
+            lease_id=len(self.asked), lease_ms=request.lease_ms, segment=segment_to_proto(self.engine.descriptor())
+        )
+        for index in range(len(request.keys) // 16):
+            number = request.keys[index * 16]
+            reply.blocks.add(index=index, offset_bytes=number * BLOCK, length_bytes=BLOCK)
+        self.twist(reply)
+        if reply.lease_id:
+            self.leases.add(reply.lease_id)
+        self.reached.set()
+        await asyncio.shield(self.gate.wait())
+        return reply
+
+    async def Release(self, request: kvstore_pb2.ReleaseRequest, context: object) -> kvstore_pb2.ReleaseResponse:
+        self.leases.remove(request.lease_id)
+        return kvstore_pb2.ReleaseResponse(released=True)
+
+
+class Place:
+    """The reader's side."""
+
+    def __init__(self, address: str, engine: TransferEngine) -> None:
+        self.address = address
+        self.engine = engine
+        self.now = 0.0
+        self.memory = bytearray(b"\xff" * BLOCK * 8)
+        self.region = engine.register_local_memory(self.memory)
+        self.reader = BlockReader(engine, clock=lambda: self.now)
+
+    async def fetch(self, keys: Sequence[bytes] = KEYS, timeout_s: float = WAIT_S) -> int:
+        return await self.reader.fetch(self.address, keys, self.region, OFFSETS[: len(keys)], BLOCK, timeout_s)
+
+    async def settled(self, holder: Holder) -> None:
+        await asyncio.wait_for(self.reader.settled(), WAIT_S)
+        assert not holder.leases
+
+    def blocks(self, count: int) -> bool:
+        return all(self.memory[each * BLOCK : (each + 1) * BLOCK] == bytes([each]) * BLOCK for each in range(count))
+
+
+class LateEngine(TransferEngine):
+    """Transfers end, but only after the lease."""
+
+    place: Place
+    pass_s = 0.0
+
+    async def transfer_async(
+        self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+    ) -> list[TransferResult]:
+        results = await super().transfer_async(requests, timeout_s)
+        self.place.now += self.pass_s
+        return results
+
+
+@pytest.fixture
+async def holder() -> AsyncIterator[Holder]:
+    holder = Holder()
+    yield holder
+    holder.engine.close()
+
+
+@pytest.fixture
+async def place(holder: Holder) -> AsyncIterator[Place]:
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server(holder, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    engine = LateEngine()
+    engine.start()
+    place = engine.place = Place(f"127.0.0.1:{port}", engine)
+    yield place
+    await place.reader.close()
+    await server.stop(None)
+    engine.close()
+
+
+async def test_all_arrive_in_their_places(holder: Holder, place: Place) -> None:
+    assert await place.fetch() == 8
+    assert place.blocks(8)
+    await place.settled(holder)
+    assert holder.asked[0].lease_ms == round((WAIT_S + LEASE_SLACK_S) * 1000)
+    assert place.reader.fetched_bytes == 8 * BLOCK
+
+
+async def test_nothing_held_is_no_error(holder: Holder, place: Place) -> None:
+    holder.twist = lambda reply: reply.Clear()
+    assert await place.fetch() == 0
+    await place.settled(holder)
+
+
+async def test_what_arrives_after_the_lease_is_not_used(holder: Holder, place: Place) -> None:
+    assert isinstance(place.engine, LateEngine)
+    place.engine.pass_s = WAIT_S + LEASE_SLACK_S
+    assert await place.fetch() == 0
+    assert place.reader.late == 1
+    await place.settled(holder)
+
+
+async def test_a_shorter_lease_than_asked_for_counts(holder: Holder, place: Place) -> None:
+    def shorten(reply: kvstore_pb2.AcquireResponse) -> None:
+        reply.lease_ms = 1000
+
+    holder.twist = shorten
+    assert isinstance(place.engine, LateEngine)
+    place.engine.pass_s = 0.999
+    assert await place.fetch() == 8
+    place.engine.pass_s = 1.0
+    assert await place.fetch() == 0
+    await place.settled(holder)
+
+
+def _block(position: int, **change: int):
+    def twist(reply: kvstore_pb2.AcquireResponse) -> None:
+        for name, value in change.items():
+            setattr(reply.blocks[position], name, value)
+
+    return twist
+
+
+@pytest.mark.parametrize(
+    ("twist", "arrived"),
+    [
+        (_block(3, length_bytes=BLOCK - 1), 3),
+        (_block(3, length_bytes=1 << 60), 3),
+        (_block(3, offset_bytes=8 * BLOCK - 1), 3),
+        (_block(3, offset_bytes=2**64 - 1), 3),
+        (_block(3, index=2), 3),
+        (_block(3, index=4), 3),
+        (_block(7, index=8), 7),
+        (_block(0, index=1), 0),
+        (lambda reply: reply.segment.Clear(), 0),
+        (lambda reply: reply.segment.regions.pop(), 0),
+        (lambda reply: setattr(reply.segment, "boot_id", "zz"), 0),
+        (lambda reply: reply.blocks.extend(list(reply.blocks)), 8),
+    ],
+)
+async def test_answers_that_make_no_sense_end_the_run(holder: Holder, place: Place, twist, arrived: int) -> None:
+    holder.twist = twist
+    assert await place.fetch() == arrived
+    assert place.blocks(arrived)
+    assert place.memory[arrived * BLOCK :] == b"\xff" * BLOCK * (8 - arrived)
+    assert place.reader.malformed == 1
+    await place.settled(holder)
+
+
+async def test_memory_that_is_gone_is_a_miss(holder: Holder, place: Place) -> None:
+    holder.twist = lambda reply: setattr(reply.segment.regions[0], "key", bytes(16))
+    assert await place.fetch() == 0
+    holder.twist = lambda reply: setattr(reply.segment, "boot_id", "00" * 16)
+    assert await place.fetch() == 0
+    await place.settled(holder)
+
+
+async def test_many_keys_go_in_parts(holder: Holder, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinyon.store.reader.MAX_KEYS", 3)
+    assert await place.fetch() == 8
+    assert place.blocks(8)
+    assert [len(request.keys) // 16 for request in holder.asked] == [3, 3, 2]
+    holder.asked.clear()
+    holder.twist = lambda reply: reply.blocks.pop()
+    assert await place.fetch() == 2
+    assert len(holder.asked) == 1, "nothing is asked for after the first gap"
+    await place.settled(holder)
+
+
+async def test_cancelled_while_asking(holder: Holder, place: Place) -> None:
+    """The holder grants the lease after the caller has gone: it is given back all the same."""
+    holder.gate.clear()
+    fetch = asyncio.create_task(place.fetch())
+    await asyncio.wait_for(holder.reached.wait(), WAIT_S)
+    fetch.cancel()
+    await asyncio.wait({fetch})
+    assert fetch.cancelled()
+    assert holder.leases == {1}
+    holder.gate.set()
+    await place.settled(holder)
+    assert place.memory == b"\xff" * BLOCK * 8
+
+
+async def test_a_holder_that_is_not_there_is_an_error(holder: Holder, place: Place) -> None:
+    place.address = "127.0.0.1:9"
+    with pytest.raises(Unavailable):
+        await place.fetch()
+    with pytest.raises(InvalidArgument):
+        await place.reader.fetch("127.0.0.1:9", KEYS, place.region, [0], BLOCK, 1.0)
+    assert await place.fetch(timeout_s=0.0) == 0
+
+
+async def test_a_holder_that_does_not_answer_is_left_in_time(holder: Holder, place: Place) -> None:
+    holder.gate.clear()
+    with pytest.raises(PinyonError) as caught:
+        await place.fetch(timeout_s=0.05)
+    assert caught.value.grpc_code == "DEADLINE_EXCEEDED"
+    holder.gate.set()
+
+
+async def test_channels_are_shared_and_a_bounded_number_stays_open() -> None:
+    peers = Peers(max_idle=2)
+    async with peers.use("127.0.0.1:1") as first, peers.use("127.0.0.1:1") as same:
+        assert first is same
+        async with peers.use("127.0.0.1:2"), peers.use("127.0.0.1:3"):
+            assert len(peers._peers) == 3
+        assert list(peers._peers) == ["127.0.0.1:1", "127.0.0.1:2"], "unused ones go, used ones stay"
+    await peers.close()
+    with pytest.raises(PinyonError):
+        async with peers.use("127.0.0.1:1"):
+            pass
