@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import urllib.request
 
@@ -14,21 +15,25 @@ class Scrape:
     """The metrics of every service of a cluster at one moment."""
 
     def __init__(self, cluster: LocalCluster) -> None:
-        self.samples: dict[tuple[str, str], float] = {}
+        self.samples: dict[tuple[str, str, tuple[str, ...]], float] = {}
         for name, service in cluster.services.items():
             if not service.alive:
                 continue
             with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=5) as reply:
                 for family in text_string_to_metric_families(reply.read().decode()):
                     for sample in family.samples:
-                        key = (name, sample.name)
+                        key = (name, sample.name, tuple(sample.labels.values()))
                         self.samples[key] = self.samples.get(key, 0.0) + sample.value
 
     def total(self, metric: str) -> float:
         """Sum over services and labels. A metric nobody has is an error: a misspelt name must not read as zero."""
-        values = [value for (_, name), value in self.samples.items() if name == metric]
+        values = [value for (_, name, _), value in self.samples.items() if name == metric]
         assert values, f"no service has a metric {metric}"
         return sum(values)
+
+    def labelled(self, metric: str, label: str) -> float:
+        """Sum over services of the samples with this label value; 0 where it has not occurred yet."""
+        return sum(value for (_, name, labels), value in self.samples.items() if name == metric and label in labels)
 
 
 # What must be zero when nothing is going on, on every service: a slot, lease, buffer or queue entry that was left.
@@ -68,9 +73,15 @@ def leftovers(cluster: LocalCluster) -> dict[str, float]:
     return {name: value for name in IDLE_GAUGES if (value := scrape.total(name))}
 
 
-def wait_idle(cluster: LocalCluster, timeout_s: float = 30.0) -> None:
-    """Until no leftovers are there; fails with what is left. Metrics have no event to wait for, so it polls."""
+async def wait_idle(cluster: LocalCluster, timeout_s: float = 30.0) -> None:
+    """Until no leftovers are there; fails with what is left. Metrics have no event to wait for, so it polls.
+
+    It yields to the event loop first and between looks: a socket that was dropped is closed by the loop.
+    """
     deadline = time.monotonic() + timeout_s
-    while left := leftovers(cluster):
+    while True:
+        await asyncio.sleep(0.05)
+        left = await asyncio.to_thread(leftovers, cluster)
+        if not left:
+            return
         assert time.monotonic() < deadline, f"left on an idle cluster: {left}"
-        time.sleep(0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 
 import grpc
 import pytest
@@ -58,19 +59,36 @@ class Stream:
 PROMPT = "A prompt that takes a while to compute, because it is long. " * 40
 
 
+def ended_by_cancel(cluster: LocalCluster) -> float:
+    return Scrape(cluster).labelled("pinyon_lb_requests_total", "cancelled")
+
+
+async def accepted(cluster: LocalCluster, count: int) -> None:
+    """Until the load balancer owns ``count`` requests: a hang-up before that would test nothing."""
+    deadline = time.monotonic() + 20
+    while (await asyncio.to_thread(Scrape, cluster)).total("pinyon_lb_in_flight_requests") < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)  # gauges have no event
+
+
 @pytest.mark.parametrize("events", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
 async def test_http_clients_that_hang_up(cluster, events):
+    before = ended_by_cancel(cluster)
     streams = [Stream(cluster, f"{events}-{number} {PROMPT}", 400) for number in range(4)]
     for stream in streams:
         await stream.send()
+    if not events:
+        await accepted(cluster, 4)
     for stream in streams:
         assert await stream.events(events) == events
         stream.drop()
-    wait_idle(cluster)
+    await wait_idle(cluster)
+    assert ended_by_cancel(cluster) == before + 4, "they ran to their end instead"
 
 
 @pytest.mark.parametrize("replies", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
 async def test_grpc_clients_that_cancel(cluster, replies):
+    before = ended_by_cancel(cluster)
     async with grpc.aio.insecure_channel(cluster.services["lb-0"].endpoints["grpc"]) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         calls = [
@@ -83,11 +101,14 @@ async def test_grpc_clients_that_cancel(cluster, replies):
             )
             for number in range(4)
         ]
+        if not replies:
+            await accepted(cluster, 4)
         for call in calls:
             for _ in range(replies):
                 await call.read()
             call.cancel()
-    wait_idle(cluster)
+    await wait_idle(cluster)
+    assert ended_by_cancel(cluster) == before + 4, "they ran to their end instead"
 
 
 async def test_deadlines_release_everything(cluster):
@@ -104,7 +125,7 @@ async def test_deadlines_release_everything(cluster):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_all()
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_idle(cluster)
+    await wait_idle(cluster)
 
 
 async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
@@ -128,5 +149,5 @@ async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
         assert all(counts), "somebody who stayed got nothing"
         for stream in streams[1::2]:
             stream.drop()
-        wait_idle(small)
+        await wait_idle(small)
         assert Scrape(small).total("pinyon_worker_used_blocks") == 0

@@ -159,7 +159,7 @@ async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, refer
     reused, reusable = sum(answer.cached for answer in answers), reusable_tokens(asks)
     print(f"reused {reused} of {reusable} reusable tokens ({100 * reused / reusable:.0f} %)")
     assert reused > 0.5 * reusable
-    wait_idle(cluster)
+    await wait_idle(cluster)
 
 
 async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
@@ -169,7 +169,7 @@ async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
     with LocalCluster(spec, tmp_path) as small:
         answers = await send_all(small, asks)
         check(reference, asks, answers)
-        wait_idle(small)
+        await wait_idle(small)
         scrape = Scrape(small)
         assert scrape.total("pinyon_worker_evicted_blocks_total") > 0
         assert scrape.total("pinyon_kvstore_evicted_objects_total") > 0
@@ -187,5 +187,5 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
 
         answers = await send_all(cluster, asks, disturb)
         check(reference, asks, answers)
-        wait_idle(cluster)
+        await wait_idle(cluster)
         assert Scrape(cluster).total("pinyon_kvstore_objects") > 0, "the returned node holds nothing"

@@ -74,7 +74,7 @@ def test_stop_strings_end_the_text(client):
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"max_tokens": -3}, 400, "max_tokens"),
         ({"temperature": 9.0}, 400, "temperature"),
-        ({"prompt": "x" * 20_000}, 400, "context"),
+        ({"prompt": "x" * 50_000}, 400, "context"),
         ({"n": 2}, 400, "n"),
         ({"extra_body": {"no_such_field": 1}}, 400, "no_such_field"),
     ],
