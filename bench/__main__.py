@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -24,7 +25,11 @@ def names() -> list[str]:
 def run(name: str, arguments: list[str]) -> tuple[int, str]:
     """Exit status and the last line of stdout; everything else goes through to the terminal."""
     process = subprocess.Popen(
-        [sys.executable, "-m", f"bench.{name}", *arguments], cwd=HERE.parent, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", f"bench.{name}", *arguments],
+        cwd=HERE.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE.parent / "src"), str(HERE.parent)))},
     )
     assert process.stdout is not None
     last = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,25 +32,41 @@ SMALL = (
 )
 
 
-def start() -> tuple[subprocess.Popen[str], str]:
-    """The command, and what it printed until it was up."""
+@contextlib.contextmanager
+def suite() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The command, and what it printed until it was up. It is ended in any case."""
     process = subprocess.Popen(
         [sys.executable, "-m", "services", "up", *SMALL],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         env={**os.environ, "COLUMNS": "160"},
         start_new_session=True,
     )
     assert process.stdout is not None
-    text, deadline = "", time.monotonic() + 60
-    while "Ctrl-C stops everything" not in text:
-        assert select.select([process.stdout], [], [], deadline - time.monotonic())[0], f"not up in time:\n{text}"
-        line = process.stdout.readline()
-        assert line, f"it ended:\n{text}"
-        text += line
-    return process, text
+    try:
+        yield process, read_until(process.stdout.fileno(), "Ctrl-C stops everything", 60)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=10)
+        process.stdout.close()
+
+
+def read_until(descriptor: int, word: str, timeout_s: float) -> str:
+    text, deadline = "", time.monotonic() + timeout_s
+    while word not in text:
+        left = deadline - time.monotonic()
+        assert left > 0, f"not in time:\n{text}"
+        assert select.select([descriptor], [], [], left)[0], f"not in time:\n{text}"
+        part = os.read(descriptor, 65536)
+        assert part, f"it ended:\n{text}"
+        text += part.decode()
+    return text
 
 
 def children(pid: int) -> list[int]:
@@ -83,8 +101,7 @@ def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_is_left_behind(number):
-    process, text = start()
-    try:
+    with suite() as (process, text):
         started = children(process.pid)
         # conductor, store, worker, load balancer, Redis
         assert len(started) >= 5, text
@@ -94,12 +111,6 @@ def test_nothing_is_left_behind(number):
         status = process.wait(timeout=40)
         assert status == (-signal.SIGKILL if number is signal.SIGKILL else 0)
         assert wait_gone(started, 30) == []
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(timeout=10)
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def test_a_wrong_option_is_a_clear_message():

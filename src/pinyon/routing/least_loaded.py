@@ -1,7 +1,8 @@
 """Where a request runs when no conductor answers: the least busy pair the load balancer knows of.
 
-The conductor knows what instances hold and predicts times; this policy knows neither. It compares what the load balancer
-itself has in flight on each instance, per slot of its batch, and then the (possibly old) load that instances reported.
+The conductor knows what instances hold and predicts times; this policy knows neither. It compares what the load
+balancer itself has in flight on each instance, per slot of its batch, and then the (possibly old) load that instances
+reported.
 """
 
 from __future__ import annotations

@@ -1,0 +1,177 @@
+"""The suite as containers, for the tests: builds the image, brings ``deploy/compose.yaml`` up, watches, takes it down.
+
+Docker has no event that a test could wait for across all engines and compose versions, so waiting is polling, always
+with a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+IMAGE = "pinyon:test"
+PUBLIC_BASE = "python:3.12-slim-bookworm"
+SERVICES = ("redis", "conductor", "kvstore", "prefill-1", "prefill-2", "decode-1", "decode-2", "lb")
+REGISTERED = frozenset({"kvstore", "prefill-1", "prefill-2", "decode-1", "decode-2"})
+
+Value = TypeVar("Value")
+
+
+class NoContainers(Exception):
+    """This machine cannot run the suite as containers; the message says why."""
+
+
+def run(
+    *command: str, timeout_s: float, env: dict[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """A command from the repository root; on failure an error with all it said."""
+    try:
+        result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"{' '.join(command)} took longer than {timeout_s} s: {error.stderr!r}") from None
+    if check and result.returncode != 0:
+        raise AssertionError(f"{' '.join(command)}: status {result.returncode}\n{result.stdout}\n{result.stderr}")
+    return result
+
+
+def until(what: str, look: Callable[[], Value | None], timeout_s: float) -> Value:
+    """What ``look`` returns once it returns something; fails at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = look()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.1)  # a poll with a deadline
+
+
+def find_compose() -> tuple[str, ...]:
+    """The compose command of this machine. Raises :class:`NoContainers` without one, or without an engine."""
+    if shutil.which("docker") is None:
+        raise NoContainers("no docker command (tools/docker_engine.sh installs one)")
+    if run("docker", "version", timeout_s=30, check=False).returncode != 0:
+        raise NoContainers("no Docker engine answers (tools/docker_engine.sh starts one)")
+    if run("docker", "compose", "version", timeout_s=30, check=False).returncode == 0:
+        return ("docker", "compose")
+    if not shutil.which("docker-compose") or run("docker-compose", "version", timeout_s=30, check=False).returncode:
+        raise NoContainers("neither docker compose nor docker-compose is there (tools/docker_engine.sh installs one)")
+    return ("docker-compose",)
+
+
+def find_base() -> dict[str, str]:
+    """Settings of the build: the local base image and its wheels, else the public ones if a registry answers."""
+    name = run("sh", "tools/docker_base.sh", "--name", timeout_s=30).stdout.strip()
+    if run("docker", "image", "inspect", name, timeout_s=30, check=False).returncode == 0:
+        made = run("sh", "tools/docker_base.sh", timeout_s=330, check=False)  # the wheels, if the lock is another
+        if made.returncode == 0:
+            return {"PINYON_BASE_IMAGE": name, "PINYON_WHEELS": "deploy/wheels"}
+        raise NoContainers(made.stderr.strip().splitlines()[-1])
+    if run("docker", "image", "inspect", PUBLIC_BASE, timeout_s=30, check=False).returncode == 0:
+        return {"PINYON_BASE_IMAGE": PUBLIC_BASE}
+    try:
+        pulled = run("docker", "pull", "--quiet", PUBLIC_BASE, timeout_s=120, check=False)
+        reason = (pulled.stderr.strip().splitlines() or ["?"])[-1]
+        if pulled.returncode == 0:
+            return {"PINYON_BASE_IMAGE": PUBLIC_BASE}
+    except AssertionError:
+        reason = "the pull took too long"
+    raise NoContainers(f"no base image {name} (tools/docker_base.sh makes it) and none from a registry: {reason}")
+
+
+class ContainerSuite:
+    """One compose project with a name of its own. :meth:`down` in any case."""
+
+    def __init__(self) -> None:
+        self._compose = find_compose()
+        self._project = f"pinyontest{secrets.token_hex(4)}"
+        self._env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("PINYON_", "COMPOSE_"))},
+            **find_base(),
+            "PINYON_IMAGE": IMAGE,
+            "PINYON_PUBLISH_HTTP": "0",  # free ports
+            "PINYON_PUBLISH_CONDUCTOR": "0",
+            "PINYON_PUBLISH_LB": "0",
+            "PINYON_HEALTH_INTERVAL": "2s",
+        }
+        self.seconds: dict[str, float] = {}
+
+    def compose(self, *arguments: str, timeout_s: float = 60, check: bool = True) -> str:
+        """Output of a compose command on this project."""
+        files = ("-f", "deploy/compose.yaml", "-f", "deploy/compose.test.yaml")
+        command = (*self._compose, "-p", self._project, *files, *arguments)
+        return run(*command, timeout_s=timeout_s, env=self._env, check=check).stdout
+
+    # -- life
+
+    def up(self) -> None:
+        """Build, start, and wait until every container is healthy and the conductor lists every instance."""
+        begun = time.monotonic()
+        self.compose("build", timeout_s=240)
+        self.seconds["build"] = time.monotonic() - begun
+        begun = time.monotonic()
+        self.compose("up", "-d", timeout_s=120)
+        self.wait_healthy(120)
+        self.wait_listed(REGISTERED, 30)
+        self.seconds["healthy"] = time.monotonic() - begun
+
+    def down(self) -> None:
+        """Remove everything of this project."""
+        self.compose("down", "-v", "--remove-orphans", "-t", "5", timeout_s=120)
+
+    # -- looking
+
+    def container(self, service: str) -> str:
+        """Id of the container of a service, running or not."""
+        label = ("--filter", f"label=com.docker.compose.project={self._project}")
+        only = ("--filter", f"label=com.docker.compose.service={service}")
+        listed = run("docker", "ps", "-a", "-q", *label, *only, timeout_s=30).stdout.split()
+        assert len(listed) == 1, f"{service} has {len(listed)} containers"
+        return listed[0]
+
+    def inspect(self, service: str) -> dict:
+        described = json.loads(run("docker", "inspect", self.container(service), timeout_s=30).stdout)
+        return described[0]
+
+    def health(self, service: str) -> str:
+        """starting, healthy, unhealthy; or exited and the like."""
+        state = self.inspect(service)["State"]
+        return state["Health"]["Status"] if state["Status"] == "running" else state["Status"]
+
+    def wait_healthy(self, timeout_s: float, services: Sequence[str] = SERVICES) -> None:
+        """Until all are healthy. One that keeps ending fails at the deadline with its log in the report."""
+        until(f"{services} are healthy", lambda: all(self.health(name) == "healthy" for name in services), timeout_s)
+
+    def published(self, service: str, port: int) -> str:
+        """``host:port`` on this machine of a container's port."""
+        (binding,) = self.inspect(service)["NetworkSettings"]["Ports"][f"{port}/tcp"]
+        return f"{binding['HostIp']}:{binding['HostPort']}"
+
+    def logs(self) -> str:
+        return self.compose("logs", "--no-color", "--tail", "60", check=False)
+
+    def instances(self) -> dict[str, conductor_pb2.Instance]:
+        """What the conductor lists, asked through its published port."""
+        with grpc.insecure_channel(self.published("conductor", 7000)) as channel:
+            stub = conductor_pb2_grpc.ConductorServiceStub(channel)
+            reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=10, wait_for_ready=True)
+        return {instance.info.instance_id: instance for instance in reply.instances}
+
+    def wait_listed(self, names: frozenset[str], timeout_s: float) -> dict[str, conductor_pb2.Instance]:
+        """Until the conductor lists exactly these."""
+        return until(
+            f"the conductor lists exactly {sorted(names)}",
+            lambda: listed if (listed := self.instances()).keys() == names else None,
+            timeout_s,
+        )

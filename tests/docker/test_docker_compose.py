@@ -1,0 +1,170 @@
+"""``deploy/compose.yaml`` for real: the image built, eight containers, requests through the published port, losses."""
+
+from __future__ import annotations
+
+import threading
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from openai import OpenAI
+
+from pinyon.api.common.v1 import common_pb2
+from tests.docker.containers import REGISTERED, SERVICES, run, until
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+DECODE = ("decode-1", "decode-2")
+
+
+@pytest.fixture
+def client(suite):
+    address = suite.published("lb", 8000)
+    with OpenAI(base_url=f"http://{address}/v1", api_key="unused", max_retries=0, timeout=90) as client:
+        yield client
+
+
+def complete(client, prompt, tokens=16):
+    """Text and usage, greedy."""
+    answer = client.completions.create(model="pinyon-tiny", prompt=prompt, max_tokens=tokens, temperature=0)
+    return answer.choices[0].text, answer.usage
+
+
+def metric(suite, name):
+    """A value from the load balancer's own /metrics, through the published port."""
+    with urllib.request.urlopen(f"http://{suite.published('lb', 8000)}/metrics", timeout=10) as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.split(" ")[0].partition("{")[0] == name)
+
+
+def test_it_comes_up_healthy(suite, record_property):
+    size = int(run("docker", "image", "inspect", "-f", "{{.Size}}", "pinyon:test", timeout_s=30).stdout)
+    figures = {**suite.seconds, "image_mb": size / 1e6}
+    for name, value in figures.items():
+        record_property(name, round(value, 1))
+    print(figures)
+    assert {name: suite.health(name) for name in SERVICES} == dict.fromkeys(SERVICES, "healthy")
+    assert size < 500e6
+
+
+def test_requests_through_the_published_port(client):
+    prompt = "Where does the jay keep its seeds? " * 8
+    text, usage = complete(client, prompt)
+    assert text
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), 16)
+    parts = list(
+        client.completions.create(
+            model="pinyon-tiny",
+            prompt=prompt,
+            max_tokens=16,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert len(parts) > 2
+    assert "".join(part.choices[0].text for part in parts if part.choices) == text
+    # The second one found the first one's KV: bytes of KV moved between containers, or stayed where they were.
+    assert parts[-1].usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_the_conductor_lists_every_instance(suite):
+    listed = suite.wait_listed(REGISTERED, 10)
+    for name, instance in listed.items():
+        assert instance.info.address.startswith(f"{name}:"), "others must find it by its service name"
+    roles = {name: instance.info.role for name, instance in listed.items()}
+    assert roles == {
+        "kvstore": common_pb2.ROLE_STORE,
+        "prefill-1": common_pb2.ROLE_PREFILL,
+        "prefill-2": common_pb2.ROLE_PREFILL,
+        "decode-1": common_pb2.ROLE_DECODE,
+        "decode-2": common_pb2.ROLE_DECODE,
+    }
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_containers_may_do_nothing_they_need_not(suite, service):
+    # init and the service; not all of /proc, where the start of a health probe is root for a moment
+    ids = "for p in 1 $(cat /proc/1/task/1/children); do grep -e ^Uid: -e ^Gid: -e ^CapEff: /proc/$p/status; done"
+    said = run("docker", "exec", suite.container(service), "sh", "-c", ids, timeout_s=30).stdout
+    lines = [line.split() for line in said.splitlines()]
+    assert [line[0] for line in lines] == ["Uid:", "Gid:", "CapEff:"] * 2
+    assert all(int(line[1]) > 0 for line in lines if line[0] != "CapEff:"), said
+    assert all(int(line[1], 16) == 0 for line in lines if line[0] == "CapEff:"), said
+    host = suite.inspect(service)["HostConfig"]
+    assert host["ReadonlyRootfs"]
+    assert host["CapDrop"] == ["ALL"]
+    assert "no-new-privileges:true" in host["SecurityOpt"]
+    assert host["Memory"] > 0
+    ports = {port for port, bound in suite.inspect(service)["NetworkSettings"]["Ports"].items() if bound}
+    assert ports == {"lb": {"8000/tcp", "8001/tcp"}, "conductor": {"7000/tcp"}}.get(service, set())
+
+
+def test_a_killed_decode_container_costs_no_request(suite, client):
+    """Streams are under way on it: all go on elsewhere, with the very tokens they would have had."""
+    prompts = [f"Tale {index} of the pinyon jay and the pines. " * 3 for index in range(6)]
+    tokens = 300
+    resumed = metric(suite, "pinyon_lb_resumes_total")
+    expected = [complete(client, prompt, tokens)[0] for prompt in prompts]
+    first_tokens = threading.Semaphore(0)
+
+    def stream(prompt):
+        text, counted = "", False
+        for part in client.completions.create(
+            model="pinyon-tiny", prompt=prompt, max_tokens=tokens, temperature=0, stream=True
+        ):
+            text += part.choices[0].text
+            if text and not counted:
+                counted = True
+                first_tokens.release()
+        return text
+
+    def busiest():
+        listed = suite.instances()
+        running = {name: listed[name].load.running_requests for name in DECODE if name in listed}
+        name = max(running, key=lambda name: running[name])
+        return name if running[name] else None
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        streams = [pool.submit(stream, prompt) for prompt in prompts]
+        assert first_tokens.acquire(timeout=60)
+        victim = until("a decode instance runs requests", busiest, 30)
+        run("docker", "kill", suite.container(victim), timeout_s=30)
+        # Arriving while nobody has noticed yet is no harm either.
+        assert [complete(client, prompt, tokens)[0] for prompt in prompts[:2]] == expected[:2]
+        assert [result.result(timeout=120) for result in streams] == expected
+    assert metric(suite, "pinyon_lb_resumes_total") > resumed, "the container that was killed had nothing under way"
+
+    assert suite.health(victim) == "exited"
+    suite.wait_listed(REGISTERED - {victim}, 30)
+    for prompt, text in zip(prompts, expected, strict=True):
+        assert complete(client, prompt, tokens)[0] == text
+
+    suite.compose("up", "-d", timeout_s=120)
+    suite.wait_healthy(60)
+    suite.wait_listed(REGISTERED, 30)
+    assert complete(client, prompts[0], tokens)[0] == expected[0]
+
+
+@pytest.mark.parametrize("service", ["decode-2", "conductor", "redis"])
+def test_a_process_that_dies_is_restarted(suite, client, service):
+    """By the restart policy alone; requests are served meanwhile."""
+    expected = complete(client, "The seeds of the pinyon pine. " * 6)[0]
+    before = suite.inspect(service)
+    boots = {name: instance.info.boot_id for name, instance in suite.instances().items()}
+    # from inside, so that the engine sees a process that ended, not a person who stopped it
+    kill = "kill -9 $(cat /proc/1/task/1/children)"
+    run("docker", "exec", suite.container(service), "sh", "-c", kill, timeout_s=30, check=False)
+    if service == "decode-2":
+        assert complete(client, "The seeds of the pinyon pine. " * 6)[0] == expected
+
+    until(
+        f"{service} is restarted",
+        lambda: suite.inspect(service)["State"]["StartedAt"] != before["State"]["StartedAt"],
+        60,
+    )
+    suite.wait_healthy(90)
+    listed = suite.wait_listed(REGISTERED, 30)
+    assert {name for name in boots if listed[name].info.boot_id != boots[name]} == {service} & REGISTERED
+    assert suite.inspect(service)["RestartCount"] == before["RestartCount"] + 1
+    assert complete(client, "The seeds of the pinyon pine. " * 6)[0] == expected
