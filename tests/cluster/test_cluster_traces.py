@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent import futures
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -13,8 +15,16 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from services.cluster import ClusterSpec, LocalCluster
+from tests.cluster.observe import Scrape
 
-HOPS = {"pinyon-lb", "pinyon-conductor", "pinyon-worker", "pinyon-kvstore"}
+
+class Span(NamedTuple):
+    service: str
+    instance: str
+    trace: bytes
+    id: bytes
+    parent: bytes
+    name: str
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -22,26 +32,32 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.spans: list[tuple[str, str, bytes, bytes, bytes, str]] = []
+        self.spans: list[Span] = []
+        self.port = 0
 
     def Export(self, request, context):
         with self.changed:
             for resource in request.resource_spans:
                 facts = {item.key: item.value.string_value for item in resource.resource.attributes}
+                names = (facts["service.name"], facts["service.instance.id"])
                 for scope in resource.scope_spans:
                     for span in scope.spans:
-                        self.spans.append(
-                            (
-                                facts["service.name"],
-                                facts["service.instance.id"],
-                                span.trace_id,
-                                span.span_id,
-                                span.parent_span_id,
-                                span.name,
-                            )
-                        )
+                        self.spans.append(Span(*names, span.trace_id, span.span_id, span.parent_span_id, span.name))
             self.changed.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
+
+    def wait_for(self, look: Callable[[dict[bytes, set[str]]], Any]) -> Any:
+        """What ``look`` finds in the hops by trace, as soon as it finds something. A worker's hop is its role."""
+        deadline = time.monotonic() + 30
+        with self.changed:
+            while True:
+                hops: dict[bytes, set[str]] = {}
+                for span in self.spans:
+                    role = span.instance.rpartition("-")[0]
+                    hops.setdefault(span.trace, set()).add(role if span.service == "pinyon-worker" else span.service)
+                if found := look(hops):
+                    return found
+                assert self.changed.wait(deadline - time.monotonic()), f"not found in {hops}"
 
 
 @pytest.fixture
@@ -57,38 +73,36 @@ def collector():
 
 def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
     spec = ClusterSpec(prefill=2, decode=1, otlp_endpoint=f"http://127.0.0.1:{collector.port}")
+    wanted = {"pinyon-lb", "pinyon-conductor", "prefill", "decode", "pinyon-kvstore"}
     with (
         LocalCluster(spec, tmp_path) as cluster,
         grpc.insecure_channel(cluster.services["lb-0"].endpoints["grpc"]) as channel,
     ):
         stub = lb_pb2_grpc.LbServiceStub(channel)
         request = lb_pb2.GenerateRequest(
-            prompt="A long enough prompt for several blocks. " * 8, sampling=common_pb2.SamplingParams(max_tokens=4)
+            prompt="A long enough prompt for several blocks. " * 20, sampling=common_pb2.SamplingParams(max_tokens=4)
         )
-        deadline = time.monotonic() + 60
-        complete: set[bytes] = set()
-        # The same prompt again until one run fetched from the store, which depends on where the conductor places it;
-        # killing the prefill worker that holds it makes sure.
-        killed = False
-        while not complete and time.monotonic() < deadline:
-            assert list(stub.Generate(request, timeout=30))
-            with collector.changed:
-                collector.changed.wait(2)
-                traces: dict[bytes, set[str]] = {}
-                for service, instance, trace, *_ in collector.spans:
-                    traces.setdefault(trace, set()).add(
-                        instance.rpartition("-")[0] if service == "pinyon-worker" else service
-                    )
-                wanted = {"pinyon-lb", "pinyon-conductor", "prefill", "decode", "pinyon-kvstore"}
-                complete = {trace for trace, hops in traces.items() if wanted <= hops}
-            if not killed and collector.spans:
-                killed = True
-                holder = next(instance for service, instance, *_ in collector.spans if instance.startswith("prefill-"))
-                cluster.services[holder].kill()
-        assert complete, f"no trace has all hops: {traces}"
-        trace = complete.pop()
-        spans = [span for span in collector.spans if span[2] == trace]
-        ids = {span[3] for span in spans}
-        roots = [span for span in spans if span[4] not in ids]
-        assert len(roots) == 1, f"not one tree: {[(span[1], span[5]) for span in roots]}"
-        assert roots[0][0] == "pinyon-lb"
+        # The first run computes the prompt and stores it. With its prefill instance gone, and the other one empty,
+        # a later run has to read from the store.
+        assert list(stub.Generate(request, timeout=30))
+        collector.wait_for(lambda hops: any({"prefill", "pinyon-kvstore"} & found for found in hops.values()))
+        holder = next(span.instance for span in collector.spans if span.instance.startswith("prefill-"))
+        wait_stored(cluster)
+        cluster.services[holder].kill()
+        assert list(stub.Generate(request, timeout=30))
+        trace = collector.wait_for(lambda hops: [trace for trace, found in hops.items() if wanted <= found])[0]
+        spans = [span for span in collector.spans if span.trace == trace]
+    ids = {span.id for span in spans}
+    roots = [span for span in spans if span.parent not in ids]
+    assert len(roots) == 1, f"not one tree: {[(span.instance, span.name) for span in roots]}"
+    assert roots[0].service == "pinyon-lb"
+
+
+def wait_stored(cluster: LocalCluster) -> None:
+    """Until the background puts are through."""
+    deadline = time.monotonic() + 20
+    while not Scrape(cluster).total("pinyon_kvstore_objects") or Scrape(cluster).total(
+        "pinyon_worker_store_queue_blocks"
+    ):
+        assert time.monotonic() < deadline, "nothing was stored"
+        time.sleep(0.02)  # metrics have no event
