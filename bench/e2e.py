@@ -26,6 +26,7 @@ from bench.report import Aim, Report, parser, percentile, progress, summary
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.runtime.channel import CHANNEL_OPTIONS
+from pinyon.runtime.outbox import Outbox
 from services.cluster import ClusterSpec, LocalCluster
 
 # production-stack (vLLM project), round robin, CPU microseconds per request with two instant backends on a machine with
@@ -43,7 +44,12 @@ class DirectClient:
         self._call: Any = worker_pb2_grpc.WorkerServiceStub(self._channel).Session()
         self._waiting: dict[int, tuple[asyncio.Future[None], list[float]]] = {}
         self._ids = itertools.count(1)
-        self._reader = asyncio.create_task(self._read())
+        self._outbox: Outbox[worker_pb2.Submission] = Outbox(4096)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+
+    async def _write(self) -> None:
+        while True:  # a gRPC call takes one write at a time
+            await self._call.write(worker_pb2.SessionRequest(submissions=await self._outbox.take_all()))
 
     async def _read(self) -> None:
         async for message in self._call:
@@ -70,14 +76,15 @@ class DirectClient:
             sampling=common_pb2.SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         )
         started = time.perf_counter()
-        await self._call.write(worker_pb2.SessionRequest(submissions=[submission]))
-        await future
+        self._outbox.put(submission)
+        await asyncio.wait_for(future, 30)
         return Sample(times[0] - started, times[-1] - started)
 
     async def close(self) -> None:
         self._call.cancel()
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close(None)
 
 

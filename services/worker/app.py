@@ -6,6 +6,7 @@ import asyncio
 import functools
 import secrets
 import time
+from typing import cast
 
 from prometheus_client import CollectorRegistry
 
@@ -32,6 +33,7 @@ from services.worker.engine_loop import EngineLoop
 from services.worker.engines import Engine, create_engine
 from services.worker.fetch import BlockSource, Fetcher
 from services.worker.kv_cache import KvCache
+from services.worker.layers import LayerTransfer
 from services.worker.lb_sessions import LbSessions
 from services.worker.metrics import WorkerMetrics, register_gauges
 from services.worker.prefill import Prefills
@@ -99,7 +101,11 @@ class Worker:
         )
         scheduler = Scheduler(Fcfs(), limits)
         engine_loop = EngineLoop(self.engine, scheduler, clock, self._observe)
-        self._reader = BlockReader(self.transfer)
+        layers = LayerTransfer(self.transfer, served.layout)
+        # The reader uses nothing of the transfer engine but what stands in front of it.
+        self._reader = BlockReader(cast("TransferEngine", layers))
+        # Waiting for a layer holds up the whole step: fine where nobody decodes.
+        layered = layers if served.role is Role.PREFILL and source is None else None
         if store is None and settings.redis_url:
             store = self._store = StoreClient(self.transfer, StoreMetadata(settings.redis_url), self._reader)
         journal = Journal(self._metrics.prefill)
@@ -111,7 +117,7 @@ class Worker:
             engine_loop=engine_loop,
             transfer=self.transfer,
             region=region,
-            fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s),
+            fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s, layered),
             storage=Storage(cache, region, store, settings.store_queue_blocks, settings.store_timeout_s),
             journal=journal,
             telemetry=self._telemetry,
@@ -139,6 +145,7 @@ class Worker:
         if settings.conductor:
             info = instance_info(served, self.transfer.boot_id.hex(), self.address, settings.max_batch, settings.region)
             self.report = ReportSession(settings.conductor, info, WorkerReport(self.core, self.prefills, self.decodes))
+            self.core.journal.on_end = self.report.wake
             self.report.start()
         return self.address
 

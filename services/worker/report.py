@@ -29,11 +29,19 @@ _ROLES = {
 }
 
 
+def _nobody() -> None:
+    """Nobody is reported to."""
+
+
 class Journal:
-    """What happened since the last report. ``observe`` is told of every measured prefill at once."""
+    """What happened since the last report. ``observe`` is told of every measured prefill at once.
+
+    ``on_end`` is called whenever a part of a request ended: the conductor counts its predicted load until it knows.
+    """
 
     def __init__(self, observe: Callable[[PrefillOutcome], None]) -> None:
         self._observe = observe
+        self.on_end: Callable[[], None] = _nobody
         self._ended_prefills: deque[str] = deque(maxlen=KEPT)
         self._ended_decodes: deque[str] = deque(maxlen=KEPT)
         self._measured: deque[conductor_pb2.PrefillMeasurement] = deque(maxlen=KEPT)
@@ -42,9 +50,11 @@ class Journal:
 
     def prefill_ended(self, request_id: str) -> None:
         self._ended_prefills.append(request_id)
+        self.on_end()
 
     def decode_ended(self, request_id: str) -> None:
         self._ended_decodes.append(request_id)
+        self.on_end()
 
     def prefill_measured(self, outcome: PrefillOutcome) -> None:
         self._observe(outcome)
