@@ -133,8 +133,8 @@ async def measure(cluster: LocalCluster, size_kb: int, stream: bool, quick: bool
         figures.setdefault(key, []).append(value)
 
     try:
-        await run_closed_loop(through, 40, 8)
-        await run_closed_loop(straight, 40, 8)
+        await run_closed_loop(through, 100, 4)
+        await run_closed_loop(straight, 100, 4)
         for _ in range(repetitions):
             gc.collect()
             for concurrency in (1, 16):

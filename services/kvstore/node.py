@@ -181,7 +181,8 @@ class StoreNode:
             self._sweep_at_s = float("inf") if deadline is None else deadline
             wait_s = None if deadline is None else max(0.001, deadline - self._clock())
             try:
-                await asyncio.wait_for(self._sooner.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._sooner.wait()
             except TimeoutError:
                 self.sweep()
 

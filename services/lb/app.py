@@ -23,6 +23,7 @@ from services.lb.http_server import HttpServer
 from services.lb.instances import InstanceView
 from services.lb.line import Line
 from services.lb.metrics import LbMetrics
+from services.lb.process import tune_process
 from services.lb.prompts import Prompts
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
@@ -105,7 +106,7 @@ def build(
         keys,
         metrics,
         registry,
-        HttpLimits(settings.body_limit_bytes, settings.head_limit_bytes, settings.body_timeout_s),
+        HttpLimits(settings.body_limit_bytes, settings.head_limit_bytes),
     )
     http = HttpServer(
         app,
@@ -113,7 +114,7 @@ def build(
         connections=metrics.http_connections,
         connections_limit=settings.connections_limit,
         keep_alive_s=settings.keep_alive_s,
-        head_timeout_s=settings.body_timeout_s,
+        request_timeout_s=settings.body_timeout_s,
         write_stall_s=settings.write_stall_s,
     )
     server = GrpcServer(settings.listen)
@@ -128,6 +129,7 @@ def build(
 async def run(settings: LbSettings, context: ServiceContext) -> None:
     """Serve until told to stop."""
     lb = build(settings, context.instance_id, context.registry, context.telemetry)
+    tune_process()
     endpoints = await lb.start()
     context.ready({name: settings.reachable(address) for name, address in endpoints.items()})
     try:

@@ -20,6 +20,7 @@ from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed
+
 __all__ = ["ConductorAway", "ConductorSession"]
 
 FIRST_PAUSE_S = 0.05
@@ -154,7 +155,7 @@ class ConductorSession:
             await self._write(call, conductor_pb2.ScheduleSessionRequest(lb_id=self._lb_id))
             while True:
                 message = await call.read()
-                if message is grpc.aio.EOF:
+                if message is grpc.aio.EOF:  # type: ignore[attr-defined]
                     return
                 if writer is None:  # it speaks: from here on it is asked
                     self.sessions += 1

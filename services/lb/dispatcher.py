@@ -1,4 +1,4 @@
-"""Takes requests through their life: queue, placement, submission, updates, and again elsewhere when an instance fails."""
+"""Takes requests through their life: queue, placement, submission, updates; again elsewhere when an instance fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.lb.conductor_session import ConductorAway, ConductorSession
 from services.lb.instances import InstanceView
 from services.lb.line import Line
 from services.lb.metrics import LbMetrics
-from services.lb.request import Delta, Request
+from services.lb.request import RETRY_CODES, Delta, Request
 from services.lb.worker_sessions import WorkerSessions
 
 __all__ = ["Dispatcher"]
@@ -79,20 +79,24 @@ class Dispatcher:
                 outcome = error.grpc_code.lower()
                 raise
             finally:
+                now_s = self._clock()
+                if outcome == "cancelled" and now_s >= request.deadline_s:
+                    outcome = "deadline_exceeded"
                 span.set("outcome", outcome)
-                self._metrics.ended(request, outcome, self._clock())
+                self._metrics.ended(request, outcome, now_s)
 
     async def _attempt(self, request: Request, placement: common_pb2.Placement) -> AsyncGenerator[Delta, None]:
         """One instance's part. Afterwards the request has a ``finish_reason`` or an ``error``."""
         clock = self._clock
         keys_fit = self._view.keys_fit(request.ask.model, placement.decode_instance_id)
-        submission = request.begin_attempt(placement, keys_fit, clock())
-        attempt_id = submission.request_id
+        attempt_id = request.attempt_id
+        request.begin_attempt(placement, clock())
         counted = self._view.begin(placement)
         stream = None
         try:
-            stream = self._workers.open(placement.decode_address, submission)
-            del submission  # it may be large, and the session has it
+            stream, submission = self._workers.open(placement.decode_address, request.ask.size_bytes, request.gap_s)
+            request.fill(submission, attempt_id, keys_fit, clock())
+            del submission
             while request.finish_reason is None and request.error is None:
                 delta = _fold(request, await stream.take(), clock())
                 if delta.tokens or delta.text:
@@ -111,9 +115,9 @@ class Dispatcher:
         error = request.error
         assert error is not None
         if not request.retry(self._attempts):
-            if error.grpc_code == "FAILED_PRECONDITION":  # of an instance, not of the client's request
-                raise Unavailable(error.message, retry_after_s=1.0)
-            raise error
+            if error.grpc_code not in RETRY_CODES:
+                raise error
+            raise Unavailable(error.message)  # whatever the instance called it, the client may try again
         _log.warning(
             "attempt %d failed: %s", request.attempt, error.message,
             extra={"request_id": request.ask.request_id, "generated": len(request.tokens)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from math import ceil
 from typing import Any
 
 from pinyon.core.errors import PinyonError
@@ -37,8 +38,8 @@ async def refuse(send: Send, error: PinyonError, request_id: str) -> int:
     if isinstance(error, HttpError):
         status = error.status
         extra.update(error.headers)
-    if error.retry_after_s is not None or status == 429:
-        extra[b"retry-after"] = b"%d" % max(1, round(error.retry_after_s or 1))
+    if status in (429, 503):
+        extra[b"retry-after"] = b"%d" % max(1, ceil(error.retry_after_s or 1))
     if status == 401:
         extra[b"www-authenticate"] = b"Bearer"
     if request_id:

@@ -39,9 +39,10 @@ _log = get_logger("lb.http")
 
 @dataclass(frozen=True)
 class HttpLimits:
+    """Bytes of one request."""
+
     body_bytes: int
     head_bytes: int
-    body_timeout_s: float
 
 
 class HttpApp:
@@ -117,23 +118,19 @@ class HttpApp:
         return await self._completions.chat(head, await self._body(head, receive), send)
 
     async def _body(self, head: Head, receive: Receive) -> bytes:
-        """The whole body. Raises :class:`HttpError` 413 when it is too large and 408 when it does not come."""
+        """The whole body. Raises :class:`HttpError` 413 when it is too large; that it comes in time is the server's."""
         limit = self._limits.body_bytes
         if head.content_length > limit and (head.expects_continue or head.content_length > DRAIN_FACTOR * limit):
             raise _too_large(limit)
         size, parts, more = 0, [], True
-        try:
-            async with asyncio.timeout(self._limits.body_timeout_s):
-                while more and size <= DRAIN_FACTOR * limit:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        raise asyncio.CancelledError  # disconnected
-                    more = message["more_body"]
-                    size += len(message["body"])
-                    if size <= limit:
-                        parts.append(message["body"])
-        except TimeoutError:
-            raise HttpError(408, "The body did not arrive in time.", {b"connection": b"close"}) from None
+        while more and size <= DRAIN_FACTOR * limit:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise asyncio.CancelledError  # disconnected
+            more = message["more_body"]
+            size += len(message["body"])
+            if size <= limit:
+                parts.append(message["body"])
         if size > limit:
             raise _too_large(limit)
         return parts[0] if len(parts) == 1 else b"".join(parts)

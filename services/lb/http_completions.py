@@ -16,7 +16,7 @@ from services.lb.http_head import Head
 from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Format, error_event
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 from services.lb.prompts import Prompts
-from services.lb.request import Delta, Request
+from services.lb.request import STREAM_GAP_S, WHOLE_GAP_S, Delta, Request
 
 __all__ = ["Completions"]
 
@@ -61,7 +61,8 @@ class Completions:
                     ttft_slo_ms=head.ttft_slo_ms,
                     traceparent=head.traceparent,
                 )
-                request = Request(ask, arrived_s, arrived_s + self._timeout_s)
+                gap_s = STREAM_GAP_S if call.stream else WHOLE_GAP_S
+                request = Request(ask, arrived_s, arrived_s + self._timeout_s, gap_s)
                 async with aclosing(self._dispatcher.run(request)) as deltas:
                     if call.stream:
                         await self._stream(head, request, deltas, answer_format, call.include_usage, send, begun)

@@ -40,13 +40,13 @@ class LbMetrics:
         )
         self._http_children: dict[tuple[str, int], Counter] = {}
         self._finish_children: dict[str, Counter] = {}
-        self.ttft = Histogram(
-            "pinyon_lb_ttft_seconds", "Arrival to first token", buckets=_TTFT_S, registry=registry
-        )
+        self.ttft = Histogram("pinyon_lb_ttft_seconds", "Arrival to first token", buckets=_TTFT_S, registry=registry)
         self.e2e = Histogram(
             "pinyon_lb_e2e_seconds", "Arrival to last token, of finished requests", buckets=_E2E_S, registry=registry
         )
-        self._tokens_in = Counter("pinyon_lb_prompt_tokens_total", "Prompt tokens of finished requests", registry=registry)
+        self._tokens_in = Counter(
+            "pinyon_lb_prompt_tokens_total", "Prompt tokens of finished requests", registry=registry
+        )
         self._tokens_out = Counter("pinyon_lb_generated_tokens_total", "Tokens generated", registry=registry)
         self._tokens_cached = Counter("pinyon_lb_cached_tokens_total", "Prompt tokens reused", registry=registry)
         self.retries = Counter("pinyon_lb_retries_total", "Attempts after an instance failed", registry=registry)

@@ -13,7 +13,16 @@ from pinyon.core.errors import NotFound, PinyonError, Unauthenticated
 from pinyon.core.request import Usage
 from services.lb.prompts import ContextExceeded
 
-__all__ = ["DONE", "ChatFormat", "CompletionFormat", "Format", "error_body", "error_event", "model_object", "usage_json"]
+__all__ = [
+    "DONE",
+    "ChatFormat",
+    "CompletionFormat",
+    "Format",
+    "error_body",
+    "error_event",
+    "model_object",
+    "usage_json",
+]
 
 DONE = b"data: [DONE]\n\n"
 

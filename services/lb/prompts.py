@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from pinyon.core.block_keys import chain_block_keys, pack_keys
 from pinyon.core.errors import InvalidArgument, NotFound, PinyonError
 from pinyon.core.request import SamplingParams
 from pinyon.model import ByteTokenizer, ModelCard
 from services.lb.instances import InstanceView
+from services.lb.key_chains import KeyChains
 from services.lb.openai_parse import Call, Prompt
 from services.lb.request import Ask
 
@@ -44,6 +44,7 @@ class Prompts:
         self._chat_max_tokens = chat_max_tokens
         self._chars_per_token_max = chars_per_token_max
         self._inline_chars = 1 << 62 if isinstance(card.tokenizer, ByteTokenizer) else INLINE_CHARS
+        self._chains = KeyChains()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -112,7 +113,7 @@ class Prompts:
         known = self._view.model(model)
         if start is None or known is None:
             return b""  # nobody told the layout yet: the worker computes them
-        return pack_keys(chain_block_keys(start, tokens, known.layout.block_tokens))
+        return self._chains.packed(start, tokens, known.layout.block_tokens)
 
     async def _tokens(self, call: Call, context: int) -> bytes:
         prompt = call.prompt
@@ -142,9 +143,7 @@ class Prompts:
     def _check_tokens(self, tokens: bytes) -> None:
         vocab_size = self._card.config.vocab_size
         if tokens and int(np.frombuffer(tokens, "<u4").max()) >= vocab_size:
-            raise InvalidArgument(
-                f"prompt holds a token id outside the vocabulary of {vocab_size}.", field="prompt"
-            )
+            raise InvalidArgument(f"prompt holds a token id outside the vocabulary of {vocab_size}.", field="prompt")
 
 
 def _chars(messages: Any) -> int:

@@ -15,23 +15,28 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
-from pinyon.core.errors import Internal, PinyonError
+from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.core.request import FinishReason, SamplingParams, Usage
 from pinyon.runtime.interceptors import error_from_proto
 
-__all__ = ["Ask", "Delta", "Request"]
+__all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
 
 PREFILL_FIELD = "prefill_instance"
 """``error.field`` when the instance that failed is the one that computes the prompt."""
 
 NO_SLO_MS = 1 << 31
 
+STREAM_GAP_S = 0.002
+"""Least time between two pieces of a stream: nobody sees 2 ms, and 500 pieces a second are enough for one reader."""
+WHOLE_GAP_S = 0.1
+"""The same for an answer that is sent whole: nobody waits for its parts."""
+
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
-# Worth another instance: a peer is gone, or a restarted one took its address.
-_RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION"))
+RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
+"""Worth another instance: a peer is gone, a restarted one took its address, or it gave up what nobody cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,11 @@ class Ask:
     def prompt_tokens(self) -> int:
         return len(self.tokens_le32) // 4
 
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in a message, generated tokens included."""
+        return len(self.tokens_le32) + len(self.block_keys) + 4 * self.sampling.max_tokens + 4096
+
 
 class Delta(NamedTuple):
     """What is new for the client."""
@@ -66,7 +76,7 @@ class Request:
     __slots__ = (
         "_drop_chars",
         "_drop_tokens",
-        "_message",
+        "_resumed",
         "_sent_chars",
         "_usage",
         "arrived_s",
@@ -77,6 +87,7 @@ class Request:
         "exclude",
         "finish_reason",
         "first_token_s",
+        "gap_s",
         "placed_s",
         "placement",
         "prefill",
@@ -84,8 +95,9 @@ class Request:
         "traceparent",
     )
 
-    def __init__(self, ask: Ask, arrived_s: float, deadline_s: float) -> None:
+    def __init__(self, ask: Ask, arrived_s: float, deadline_s: float, gap_s: float = STREAM_GAP_S) -> None:
         self.ask = ask
+        self.gap_s = gap_s
         self.traceparent = ask.traceparent
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
@@ -100,6 +112,7 @@ class Request:
         self.error: PinyonError | None = None
         """Of the last attempt, if it failed."""
         self._usage: common_pb2.Usage | None = None
+        self._resumed = 0
         self._sent_chars = 0
         self._drop_chars = 0
         self._drop_tokens = 0
@@ -109,7 +122,7 @@ class Request:
         return self.ask.prompt_tokens + self.ask.sampling.max_tokens
 
     def schedule_request(self) -> conductor_pb2.ScheduleRequest:
-        """What the conductor is asked. The id is new for each attempt, so that late reports about one do not end another."""
+        """What the conductor is asked. Each attempt has an id of its own: late reports about one do not end another."""
         ask = self.ask
         return conductor_pb2.ScheduleRequest(
             request_id=self.attempt_id,
@@ -129,42 +142,44 @@ class Request:
     def attempt_id(self) -> str:
         return self.ask.request_id if not self.attempt else f"{self.ask.request_id}~{self.attempt}"
 
-    def begin_attempt(self, placement: common_pb2.Placement, send_keys: bool, now_s: float) -> worker_pb2.Submission:
-        """The submission for the next attempt (its ``stream_id`` is set by the session)."""
-        ask = self.ask
+    def begin_attempt(self, placement: common_pb2.Placement, now_s: float) -> None:
+        """The request was placed: it begins, or goes on, there."""
         # At least one token must be left to generate; if the last one is known already it is simply generated again.
-        resumed = min(len(self.tokens), ask.sampling.max_tokens - 1)
-        sampling = ask.sampling
-        message = worker_pb2.Submission(
-            request_id=self.attempt_id,
-            model=ask.model,
-            tenant=ask.tenant,
-            prompt_tokens_le32=ask.tokens_le32,
-            block_keys=ask.block_keys if send_keys and not resumed else b"",
-            sampling=common_pb2.SamplingParams(
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
-                stop=sampling.stop,
-                ignore_eos=sampling.ignore_eos,
-            ),
-            placement=placement,
-            timeout_ms=max(1, round((self.deadline_s - now_s) * 1e3)),
-            traceparent=self.traceparent,
-            no_reuse=ask.no_reuse,
-        )
-        if resumed:
-            message.prompt_tokens_le32 = ask.tokens_le32 + tokens_to_bytes(self.tokens[:resumed])
-            message.generated_tokens = resumed
+        self._resumed = min(len(self.tokens), self.ask.sampling.max_tokens - 1)
+        self._drop_chars = self._sent_chars
+        self._drop_tokens = len(self.tokens) - self._resumed
         self.attempt += 1
         self.placement = placement
         self.placed_s = self.placed_s or now_s
         self.error = None
-        self._drop_chars = self._sent_chars
-        self._drop_tokens = len(self.tokens) - resumed
-        return message
+
+    def fill(self, message: worker_pb2.Submission, attempt_id: str, send_keys: bool, now_s: float) -> None:
+        """The attempt's submission, written where it is sent from: prompts are too large to copy for nothing."""
+        ask, sampling, resumed = self.ask, self.ask.sampling, self._resumed
+        message.request_id = attempt_id
+        message.model = ask.model
+        message.tenant = ask.tenant
+        if resumed:
+            message.prompt_tokens_le32 = ask.tokens_le32 + tokens_to_bytes(self.tokens[:resumed])
+            message.generated_tokens = resumed
+        else:
+            message.prompt_tokens_le32 = ask.tokens_le32
+            if send_keys:
+                message.block_keys = ask.block_keys
+        params = message.sampling
+        params.max_tokens = sampling.max_tokens
+        params.temperature = sampling.temperature
+        params.top_k = sampling.top_k
+        params.top_p = sampling.top_p
+        params.seed = sampling.seed
+        if sampling.stop:
+            params.stop.extend(sampling.stop)
+        params.ignore_eos = sampling.ignore_eos
+        if self.placement is not None:
+            message.placement.CopyFrom(self.placement)
+        message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
+        message.traceparent = self.traceparent
+        message.no_reuse = ask.no_reuse
 
     def fold(self, update: worker_pb2.StreamUpdate, now_s: float) -> Delta:
         """Take one update. ``finish_reason`` or ``error`` is set if it was the attempt's last one."""
@@ -197,12 +212,12 @@ class Request:
         elif update.HasField("error"):
             self.error = error_from_proto(update.error)
         else:
-            self.error = Internal("The instance gave the request up without saying why.")
+            self.error = Unavailable("The instance gave the request up.")
 
     def retry(self, attempts: int) -> bool:
         """After ``error``: whether another attempt is worthwhile; if so, the failed instance is excluded."""
         error, placement = self.error, self.placement
-        if error is None or placement is None or error.grpc_code not in _RETRY_CODES or self.attempt >= attempts:
+        if error is None or placement is None or error.grpc_code not in RETRY_CODES or self.attempt >= attempts:
             return False
         failed_prefill = error.field == PREFILL_FIELD
         self.exclude.add(placement.prefill_instance_id if failed_prefill else placement.decode_instance_id)

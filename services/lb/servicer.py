@@ -35,9 +35,7 @@ _SAMPLING = frozenset(("max_tokens", "temperature", "top_k", "top_p", "seed", "s
 class LbServicer(lb_pb2_grpc.LbServiceServicer):
     """Messages to values, dispatch, values to messages."""
 
-    def __init__(
-        self, dispatcher: Dispatcher, prompts: Prompts, keys: ApiKeys, timeout_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, prompts: Prompts, keys: ApiKeys, timeout_s: float, clock: Clock) -> None:
         self._dispatcher = dispatcher
         self._prompts = prompts
         self._keys = keys
@@ -55,7 +53,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         """Writes by itself: a cancel then always arrives in here, where everything is released at once."""
         arrived_s = self._clock()
         tenant = self._tenant(context)
-        left_s = context.time_remaining()  # type: ignore[no-untyped-call]
+        left_s = context.time_remaining()
         timeout_s = self._timeout_s if left_s is None else max(0.001, min(left_s, self._timeout_s))
         try:
             async with asyncio.timeout(timeout_s):

@@ -34,7 +34,7 @@ class LbSettings(ServiceSettings):
 
     body_limit_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="largest HTTP body; more gets 413")
     head_limit_bytes: int = Field(32 << 10, ge=1024, le=1 << 20, description="largest HTTP head; more gets 431")
-    body_timeout_s: float = Field(30.0, gt=0, le=600, description="time for a request's head, and for its body")
+    body_timeout_s: float = Field(30.0, gt=0, le=600, description="time for a request to arrive whole; then 408")
     keep_alive_s: float = Field(75.0, gt=0, le=3600, description="idle time after which a connection is closed")
     connections_limit: int = Field(4096, ge=1, le=1 << 16, description="HTTP connections at once; more get 503")
     write_stall_s: float = Field(30.0, gt=0, le=3600, description="time after which a client that reads nothing is cut")

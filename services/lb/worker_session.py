@@ -1,7 +1,7 @@
 """One long-lived stream to one decode instance, and the mailbox of each request on it.
 
-All submissions of one loop turn travel in one message. Updates go straight into the mailboxes: a list and one future per
-request, nothing per token.
+All submissions of one loop turn travel in one message. Updates go straight into the mailboxes: a list and one future
+per request, nothing per token.
 """
 
 from __future__ import annotations
@@ -18,42 +18,67 @@ from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_to_proto
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import Outbox, OutboxClosed
 
 __all__ = ["WorkerSession", "WorkerStream"]
 
 WRITE_S = 10.0
-OUTBOX_LIMIT = 65_536
+MESSAGES_MAX = 32
 MESSAGE_BYTES = 2 << 20
-"""A message is sent when it has this much; gRPC takes twice as much."""
+"""More than this goes into another message, one large prompt excepted; gRPC takes 4 MiB."""
+CANCEL_BYTES = 16
 
 _log = get_logger("lb.worker")
 
 
 class WorkerStream:
-    """The updates of one request on one instance. The last one has a finish reason."""
+    """The updates of one request on one instance. The last one has a finish reason.
 
-    __slots__ = ("_session", "_unread", "_updates", "_waiter", "ended", "stream_id")
+    The reader is woken at once for the first update and the last one; between them not more often than every ``gap_s``
+    seconds, so that tokens which come faster than anybody reads travel together.
+    """
 
-    def __init__(self, session: WorkerSession, stream_id: int) -> None:
+    __slots__ = (
+        "_due_s",
+        "_gap_s",
+        "_loop",
+        "_session",
+        "_timer",
+        "_unread",
+        "_updates",
+        "_waiter",
+        "ended",
+        "stream_id",
+    )
+
+    def __init__(self, session: WorkerSession, stream_id: int, gap_s: float) -> None:
         self._session = session
+        self._loop = asyncio.get_running_loop()
         self._updates: list[worker_pb2.StreamUpdate] = []
         self._unread = 0
+        self._gap_s = gap_s
+        self._due_s = 0.0
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.stream_id = stream_id
         self.ended = False
         """The instance is done with it (or gone)."""
 
     async def take(self) -> list[worker_pb2.StreamUpdate]:
         """All updates since the last call; waits for at least one."""
-        if not self._updates:
-            self._waiter = asyncio.get_running_loop().create_future()
+        if not self._updates or not (self.ended or self._loop.time() >= self._due_s):
+            self._waiter = self._loop.create_future()
+            if self._updates:
+                self._timer = self._loop.call_at(self._due_s, self._wake)
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
         updates, self._updates = self._updates, []
         self._unread = 0
+        self._due_s = self._loop.time() + self._gap_s
         return updates
 
     def deliver(self, update: worker_pb2.StreamUpdate) -> int:
@@ -62,10 +87,16 @@ class WorkerStream:
             self.ended = True
         self._updates.append(update)
         self._unread += len(update.tokens)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self._waiter is not None:
+            if self.ended or self._loop.time() >= self._due_s:
+                self._wake()
+            elif self._timer is None:
+                self._timer = self._loop.call_at(self._due_s, self._wake)
         return self._unread
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def fail(self, error: PinyonError) -> None:
         """End it from this side."""
@@ -87,7 +118,11 @@ class WorkerSession:
         self.address = address
         self._unread_limit = unread_tokens
         self._on_end = on_end
-        self._outbox: Outbox[worker_pb2.Submission | int] = Outbox(OUTBOX_LIMIT)
+        self._messages: list[worker_pb2.SessionRequest] = []
+        """Being filled; the last one has ``_size`` bytes."""
+        self._size = 0
+        self._news = asyncio.Event()
+        self._ended = False
         self._streams: dict[int, WorkerStream] = {}
         self._last_id = 0
         self._task = asyncio.create_task(self._run(), name=f"worker-session {address}")
@@ -96,29 +131,38 @@ class WorkerSession:
     def streams(self) -> int:
         return len(self._streams)
 
-    def open(self, submission: worker_pb2.Submission) -> WorkerStream:
-        """Submit. Raises :class:`Unavailable` when the session has ended or is too far behind."""
+    def open(self, size_bytes: int, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
+        """A stream, and the submission to fill in before the loop turns: it is part of the next message.
+
+        Raises :class:`Unavailable` when the session has ended or is too far behind.
+        """
+        if self._ended or len(self._messages) > MESSAGES_MAX:
+            raise Unavailable(f"no session to the instance at {self.address}")
         self._last_id += 1
-        submission.stream_id = self._last_id
-        try:
-            self._outbox.put(submission)
-        except (OutboxClosed, ResourceExhausted):
-            raise Unavailable(f"no session to the instance at {self.address}") from None
-        stream = WorkerStream(self, self._last_id)
-        self._streams[self._last_id] = stream
-        return stream
+        submission = self._message(size_bytes).submissions.add(stream_id=self._last_id)
+        stream = self._streams[self._last_id] = WorkerStream(self, self._last_id, gap_s)
+        return stream, submission
+
+    def _message(self, size_bytes: int) -> worker_pb2.SessionRequest:
+        """The message that will be sent next, or one after it if that has no room; wakes the writer."""
+        if not self._messages or self._size + size_bytes > MESSAGE_BYTES:
+            self._messages.append(worker_pb2.SessionRequest())
+            self._size = 0
+            self._news.set()
+        self._size += size_bytes
+        return self._messages[-1]
 
     def forget(self, stream: WorkerStream) -> None:
         if self._streams.pop(stream.stream_id, None) is not None and not stream.ended:
             self._cancel(stream.stream_id)
 
     def _cancel(self, stream_id: int) -> None:
-        try:
-            self._outbox.put(stream_id)
-        except OutboxClosed:
+        if self._ended:
             return  # the stream to the instance is gone, and with it all it did for us
-        except ResourceExhausted:
+        if len(self._messages) > MESSAGES_MAX:
             self._task.cancel()  # it takes nothing: the end of the session cancels everything
+        else:
+            self._message(CANCEL_BYTES).cancel_stream_ids.append(stream_id)
 
     async def close(self) -> None:
         """End the session; its requests fail as if the instance had gone."""
@@ -135,7 +179,7 @@ class WorkerSession:
         try:
             call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
             writer = asyncio.create_task(self._write_all(call), name=f"worker-writer {self.address}")
-            while (message := await call.read()) is not grpc.aio.EOF:
+            while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 self._take(message)
         except asyncio.CancelledError:
             reason = "closed"  # we are the only ones to cancel this task
@@ -172,19 +216,10 @@ class WorkerSession:
     async def _write_all(self, call: Any) -> None:
         try:
             while True:
-                message = worker_pb2.SessionRequest()
-                size = 0
-                for item in await self._outbox.take_all():
-                    if isinstance(item, int):
-                        message.cancel_stream_ids.append(item)
-                        size += 16
-                    else:
-                        message.submissions.append(item)
-                        size += len(item.prompt_tokens_le32) + len(item.block_keys) + 4096
-                    if size >= MESSAGE_BYTES:
-                        await self._write(call, message)
-                        message, size = worker_pb2.SessionRequest(), 0
-                if size:
+                await self._news.wait()
+                self._news.clear()
+                messages, self._messages = self._messages, []
+                for message in messages:
                     await self._write(call, message)
         except BaseException:
             call.cancel()  # ends the reader too
@@ -195,7 +230,8 @@ class WorkerSession:
             await call.write(message)
 
     def _end(self, reason: str) -> None:
-        self._outbox.close()
+        self._ended = True
+        self._messages.clear()
         self._on_end(self)
         streams, self._streams = self._streams, {}
         if streams:

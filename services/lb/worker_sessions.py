@@ -30,15 +30,15 @@ class WorkerSessions:
         """Requests that an instance works on for us."""
         return sum(session.streams for session in self._sessions.values())
 
-    def open(self, address: str, submission: worker_pb2.Submission) -> WorkerStream:
-        """Submit to the instance at ``address``. Raises :class:`Unavailable`."""
+    def open(self, address: str, size_bytes: int, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
+        """As :meth:`WorkerSession.open`, for the instance at ``address``. Raises :class:`Unavailable`."""
         session = self._sessions.get(address)
         if session is None:
             if self._closed or len(self._sessions) >= SESSIONS_MAX:
                 raise Unavailable("no session to the instance can be opened")
             session = WorkerSession(address, self._unread_tokens, self._ended)
             self._sessions[address] = session
-        return session.open(submission)
+        return session.open(size_bytes, gap_s)
 
     def keep_only(self, addresses: frozenset[str]) -> None:
         """Close idle sessions to instances that are no longer there."""

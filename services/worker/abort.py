@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from pinyon.core.errors import DeadlineExceeded, PinyonError
+from pinyon.core.errors import PinyonError
 
 __all__ = ["Abort"]
 
@@ -65,19 +64,3 @@ class Abort:
                 timer.cancel()
         self.check()
         return future.result()
-
-    async def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """The coroutine's result. On abort or after ``timeout_s`` it is cancelled and has ended when this raises.
-
-        Raises:
-            DeadlineExceeded: the time is up.
-        """
-        task = asyncio.ensure_future(work)
-        try:
-            return await self.wait(task, DeadlineExceeded("a part of the request took too long"), timeout_s)
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
-            if not task.cancelled():
-                task.exception()  # looked at: an abort may have come before it

@@ -65,7 +65,7 @@ class KvCache:
     @property
     def waiting(self) -> int:
         """Reservations that wait for room."""
-        return sum(not waiter.future.done() for waiter in self._waiters)
+        return sum(not waiter.future.done() for waiter in list(self._waiters))
 
     @property
     def leases(self) -> int:

@@ -36,7 +36,7 @@ class LbSessions:
     @property
     def unsent(self) -> int:
         """Changes that wait to be sent, over all sessions."""
-        return sum(session.updates.unsent for session in self._open)
+        return sum(session.updates.unsent for session in list(self._open))
 
     async def run(self, context: Any) -> None:
         session = LbSession(self)

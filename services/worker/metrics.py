@@ -1,4 +1,7 @@
-"""The worker's Prometheus metrics. Gauges read the parts themselves when scraped, so they cannot drift."""
+"""The worker's Prometheus metrics. Gauges read the parts themselves when scraped, so they cannot drift.
+
+They are read in the metrics server's thread: what they read is a number, or a copy that is made in one go.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
 from services.worker.abort import Abort
 from services.worker.engines.protocol import LayerHook
-from services.worker.fetch import Fetched
+from services.worker.fetch import Fetched, LayeredFetch
 from services.worker.kv_cache import Reservation
+from services.worker.layers import LayerLost
 from services.worker.orders import PrefillOrder, PushTarget
 from services.worker.push import Push
 from services.worker.scheduler import PrefillWork
@@ -69,6 +70,8 @@ class PrefillJob:
         self._owned = owned
         self._reservation = owned
         self._push: Push | None = None
+        self._finishing: asyncio.Task[None] | None = None
+        self._layered: LayeredFetch | None = None
         self._work: PrefillWork | None = None
         self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._arrived_s = core.clock()
@@ -124,17 +127,21 @@ class PrefillJob:
         reservation = await self._reserve()
         local = reservation.held
         fetched = await self._fetch(reservation, span)
-        self._start_push(reservation)
+        try:
+            token = await self._compute(reservation, local)
+        except LayerLost as error:
+            _log.info("%s: computing it instead", error.message, extra={"request_id": order.request_id})
+            await self._forget_layers(reservation, local)
+            fetched = Fetched(seconds=fetched.seconds)
+            token = await self._compute(reservation, local)
         reused = reservation.held * core.served.layout.block_tokens
-        self._prefills.advanced(self, reused)
-        token = await self._compute(reservation, reused)
         pushed_from = core.clock()
         if self._push is not None:
             await self._finish_push(self._push)
         outcome = PrefillOutcome(
             token=token,
             queue_s=queue_s,
-            fetch_s=fetched.seconds,
+            fetch_s=fetched.seconds if fetched.layered is None else fetched.layered.seconds,
             compute_s=self._compute_s,
             push_s=core.clock() - pushed_from,
             computed_tokens=len(order.tokens) - reused,
@@ -174,12 +181,28 @@ class PrefillJob:
         if order.no_reuse or not order.fetches or first >= len(self.reusable):
             return Fetched()
         fetched = await core.fetcher.fetch(order, self.reusable, reservation.table, first, self.abort, span.traceparent)
-        end = first + fetched.blocks
-        core.cache.publish(reservation.table[first:end], order.keys[first:end])
-        reservation.held = end
+        reservation.held = first + fetched.blocks
+        self._layered = fetched.layered
         return fetched
 
-    def _start_push(self, reservation: Reservation) -> None:
+    async def _forget_layers(self, reservation: Reservation, local: int) -> None:
+        """Back to what is held here, with nothing under way any more in either direction."""
+        core = self._core
+        if self._layered is not None:
+            await self._layered.stop()
+            self._layered = None
+        core.fetcher.failures += 1
+        if self._push is not None:
+            push, self._push = self._push, None
+            self._prefills.pushing -= 1
+            if not await push.stop(STOP_GRACE_S):
+                self.unconfirmed = True
+                raise Unavailable("sending KV to the decode instance failed")
+        reservation.held = local
+        self._computed = asyncio.get_running_loop().create_future()
+
+    def _start_push(self, reservation: Reservation, complete: int) -> None:
+        """``complete``: leading blocks whose content is here."""
         if self._target is None:
             return
         core = self._core
@@ -192,11 +215,22 @@ class PrefillJob:
             core.settings.push_timeout_s,
         )
         self._prefills.pushing += 1
-        self._push.blocks(0, reservation.held)
+        self._push.blocks(0, complete)
 
-    async def _compute(self, reservation: Reservation, start: int) -> int:
-        order = self.order
-        self._published = reservation.held
+    async def _compute(self, reservation: Reservation, local: int) -> int:
+        """The first token; the KV of the first ``reservation.held`` blocks is reused.
+
+        Raises:
+            LayerLost: reused KV that was under way did not come. Nothing of the engine runs for this job then.
+        """
+        order, layered = self.order, self._layered
+        complete = reservation.held - (0 if layered is None else layered.blocks)
+        start = reservation.held * self._core.served.layout.block_tokens
+        self._prefills.advanced(self, start - (len(order.tokens) - self.left))
+        self._start_push(reservation, complete)
+        self._published = local
+        if layered is None:
+            self._publish(start, store=False)
         self._work = PrefillWork(
             tokens=order.tokens,
             position=start,
@@ -205,22 +239,54 @@ class PrefillJob:
             sample_index=order.sample_index,
             advanced=self._advanced,
             failed=self._failed,
-            hooks=self._hooks if self._push is not None else None,
+            hooks=self._hooks if self._push is not None or layered is not None else None,
         )
         self._core.scheduler.add_prefill(self._work)
         self._core.engine_loop.wake()
-        return await self.abort.wait(self._computed)
+        token = await self.abort.wait(self._computed)
+        if layered is not None:
+            await self._settle_layers(layered, complete, start)
+        return token
+
+    async def _settle_layers(self, layered: LayeredFetch, complete: int, start: int) -> None:
+        """All layers were used; now the reader says whether they may be."""
+        await self.abort.wait(asyncio.ensure_future(asyncio.wait((layered.reading,))))
+        if not layered.came:
+            raise LayerLost("the lease did not cover the reused KV")
+        self._compute_s -= layered.arrivals.stalled_s
+        self._layered = None
+        self._publish(start, store=False)
+        self._publish(len(self.order.tokens))
 
     def _hooks(self, start: int, end: int) -> tuple[LayerHook | None, LayerHook | None]:
-        push = self._push
-        if push is None:
-            return None, None
-        return None, lambda layer: push.layer(layer, start, end)
+        push, layered, reservation = self._push, self._layered, self._reservation
+        on_layer: LayerHook | None = None
+        wait_layer: LayerHook | None = None
+        if push is not None:
+
+            def on_layer(layer: int) -> None:
+                push.layer(layer, start, end)
+
+        if layered is not None and reservation is not None and self._first_chunk(start):
+            size = self._core.served.layout.block_tokens
+            first, last = (reservation.held - layered.blocks) * size, reservation.held * size
+
+            def wait_layer(layer: int) -> None:
+                layered.arrivals.wait(layer)
+                if push is not None:
+                    push.layer(layer, first, last)
+
+        return wait_layer, on_layer
+
+    def _first_chunk(self, start: int) -> bool:
+        held = 0 if self._reservation is None else self._reservation.held
+        return start == held * self._core.served.layout.block_tokens
 
     def _advanced(self, start: int, end: int, token: int | None, seconds: float) -> None:
         self._compute_s += seconds
         self._prefills.advanced(self, end - start)
-        self._publish(end)
+        if self._layered is None:  # else nothing counts before the reader has said so
+            self._publish(end)
         if self._computed.done():
             return
         if self._push is not None and self._push.error is not None:
@@ -228,7 +294,7 @@ class PrefillJob:
         elif token is not None:
             self._computed.set_result(token)
 
-    def _publish(self, end: int) -> None:
+    def _publish(self, end: int, *, store: bool = True) -> None:
         """The KV of ``[0, end)`` is in the pool: whole blocks of it may be reused from now on."""
         order, reservation = self.order, self._reservation
         until = min(end // self._core.served.layout.block_tokens, len(order.keys))
@@ -236,7 +302,8 @@ class PrefillJob:
             return
         blocks, keys = reservation.table[self._published : until], order.keys[self._published : until]
         self._core.cache.publish(blocks, keys)
-        self._core.storage.offer(keys, order.keys[0])
+        if store:  # what was fetched is in the store, or on its way there from where it was computed
+            self._core.storage.offer(keys, order.keys[0])
         self._published = until
         self._prefills.published(self, keys)
 
@@ -250,16 +317,13 @@ class PrefillJob:
             self._computed.exception()
 
     async def _finish_push(self, push: Push) -> None:
-        finishing = asyncio.ensure_future(push.finish())
+        self._finishing = finishing = asyncio.ensure_future(push.finish())
         try:
             await self.abort.wait(finishing)
         except PinyonError as error:
             if error is self.abort.error:
-                raise
+                raise  # without aborting the writes: ``_clean_up`` waits for them
             raise Unavailable(f"sending KV to the decode instance failed: {error.message}") from error
-        finally:
-            if not finishing.done():  # aborted: let go without aborting the writes, ``_clean_up`` waits for them
-                finishing.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._push = None
         self._prefills.pushing -= 1
 
@@ -267,11 +331,16 @@ class PrefillJob:
         core = self._core
         if self._work is not None:
             core.scheduler.remove_prefill(self._work)
-            if self.abort.error is not None:
+            if not self._computed.done():
                 await core.step_over()
+        if self._layered is not None:
+            await self._layered.stop()
         if self._push is not None:
             await core.step_over()
             self.unconfirmed = not await self._push.stop(STOP_GRACE_S)
             self._prefills.pushing -= 1
+        if self._finishing is not None:
+            await asyncio.wait((self._finishing,))
+            self._finishing.exception()
         if self._owned is None and self._reservation is not None:
             core.cache.release(self._reservation.table)

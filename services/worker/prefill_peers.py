@@ -67,7 +67,7 @@ class PrefillPeers:
     @property
     def in_flight(self) -> int:
         """Prefills elsewhere that are not settled."""
-        return sum(len(session.streams) for session in self._sessions.values())
+        return sum(len(session.streams) for session in list(self._sessions.values()))
 
     def start(self, instance_id: str, address: str, start: worker_pb2.PrefillStart) -> RemotePrefill:
         """Ask for a prompt; ``start.stream_id`` is set here.
@@ -223,10 +223,12 @@ class _PeerSession:
 
     async def _write(self, call: Any, hello: worker_pb2.PrefillHello) -> None:
         message = worker_pb2.PrefillSessionRequest(hello=hello)
-        await asyncio.wait_for(call.write(message), WRITE_S)
+        async with asyncio.timeout(WRITE_S):  # not wait_for: on Python 3.11 it may swallow a cancellation
+            await call.write(message)
         while True:
             for message in _messages(await self._outbox.take_all()):
-                await asyncio.wait_for(call.write(message), WRITE_S)
+                async with asyncio.timeout(WRITE_S):
+                    await call.write(message)
 
     async def _read(self, call: Any) -> None:
         async for message in call:

@@ -45,7 +45,8 @@ class PrefillSession:
         if not served.role.prefills:
             raise FailedPrecondition(f"{served.instance_id} is a decode instance: it computes no prompts")
         try:
-            first = await asyncio.wait_for(context.read(), HELLO_S)
+            async with asyncio.timeout(HELLO_S):
+                first = await context.read()
         except TimeoutError:
             raise DeadlineExceeded("no hello came") from None
         if first is grpc.aio.EOF or not first.HasField("hello"):  # type: ignore[attr-defined]  # not in the stubs
@@ -91,7 +92,9 @@ class PrefillSession:
         try:
             while True:
                 results = await self._outbox.take_all()
-                await asyncio.wait_for(context.write(worker_pb2.PrefillSessionResponse(results=results)), WRITE_S)
+                # Not wait_for: on Python 3.11 it may swallow a cancellation.
+                async with asyncio.timeout(WRITE_S):
+                    await context.write(worker_pb2.PrefillSessionResponse(results=results))
         except OutboxClosed:
             return
 

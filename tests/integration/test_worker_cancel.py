@@ -167,7 +167,7 @@ PHASES = [
 async def until(condition, timeout_s: float = WAIT_S) -> None:
     """Other tasks of this loop run until ``condition``; sockets have no event for it."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 

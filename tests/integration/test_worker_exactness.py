@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -116,6 +119,127 @@ async def test_kv_fetched_from_a_peer_is_as_good_as_computed(fleet):
     assert answer.last.usage.cached_peer_tokens == 10 * BLOCK_TOKENS
     assert answer.prefill.computed_tokens == 3
     assert answer.prefill.decode_local_tokens == 10 * BLOCK_TOKENS
+    await fleet.idle()
+
+
+class HeldLayers:
+    """Lets a worker's layered read go on to the second layer only when its engine has begun to compute."""
+
+    def __init__(self, worker) -> None:
+        self.order: list[str] = []
+        layers = worker.core.fetcher._layers
+        transfer, begun, step = layers._transfer, threading.Event(), worker.engine.step
+
+        def begin(prefills, decodes):
+            self.order.append("step")
+            begun.set()
+            return step(prefills, decodes)
+
+        worker.core.engine_loop._engine = SimpleNamespace(step=begin)
+
+        def group():
+            parts = []
+
+            def submit(requests, timeout_s):
+                if parts:
+                    handle = LateHandle(lambda: transfer.submit(requests, timeout_s), begun, self.order)
+                else:
+                    handle = transfer.submit(requests, timeout_s)
+                    handle.wait()
+                    self.order.append("layer 0 arrived")
+                parts.append(handle)
+                return handle
+
+            async def wait_async():
+                return [*parts[0].results(), *(await asyncio.to_thread(parts[1].wait))]
+
+            return SimpleNamespace(submit=submit, wait_async=wait_async)
+
+        layers._transfer = SimpleNamespace(group=group, transfer_async=transfer.transfer_async)
+
+
+class LateHandle:
+    """A transfer that starts when ``begun`` is set and somebody waits for it."""
+
+    done = False
+
+    def __init__(self, start, begun: threading.Event, order: list[str]) -> None:
+        self._start, self._begun, self._order = start, begun, order
+        self._lock = threading.Lock()
+        self._handle = None
+
+    def wait(self, timeout_s=None):
+        assert self._begun.wait(20)
+        with self._lock:
+            if self._handle is None:
+                self._order.append("layer 1 sent")
+                self._handle = self._start()
+        return self._handle.wait()
+
+    def results(self):
+        return self._handle.results()
+
+
+async def test_computing_begins_before_all_layers_have_arrived(fleet):
+    p, d = await fleet.pair()
+    other = await fleet.start("prefill", "p1")
+    client = await fleet.client(d)
+    ask = (list(range(32, 32 + 6 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=5, ignore_eos=True))
+    check([ask], await run_all(client, p, d, [ask]))
+    held = HeldLayers(other)
+    (answer,) = await client.submit(submission(*ask, prefill=other, decode=d, fetches=[peer_span(p, 0, 6)]))
+    await answer.wait()
+    check([ask], [answer])
+    assert held.order == ["layer 0 arrived", "step", "layer 1 sent"]
+    assert answer.last.usage.cached_peer_tokens == 6 * BLOCK_TOKENS
+    (again,) = await run_all(client, other, d, [ask])
+    check([ask], [again])
+    assert again.last.usage.cached_local_tokens == 6 * BLOCK_TOKENS
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("fault", ["a layer is lost", "the lease was too short"])
+async def test_a_fetch_that_fails_late_is_computed_and_nothing_wrong_is_kept(fleet, fault):
+    p, d = await fleet.pair()
+    other, fresh = await fleet.start("prefill", "p1"), await fleet.start("decode", "d1")
+    client, fresh_client = await fleet.client(d), await fleet.client(fresh)
+    ask = (list(range(32, 32 + 6 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=6, ignore_eos=True))
+    check([ask], await run_all(client, p, d, [ask]))
+    layers, reader = other.core.fetcher._layers, other._reader
+    if fault == "a layer is lost":
+        transfer = layers._transfer
+
+        def group():
+            real, submitted = transfer.group(), []
+
+            def submit(requests, timeout_s):
+                submitted.append(requests)
+                if len(submitted) == 2:  # the holder has no such memory: it refuses
+                    requests = [request._replace(remote_region=bytes(16)) for request in requests]
+                return real.submit(requests, timeout_s)
+
+            return SimpleNamespace(submit=submit, wait_async=real.wait_async)
+
+        layers._transfer = SimpleNamespace(group=group, transfer_async=transfer.transfer_async)
+    else:
+
+        async def late(*args, **kwargs):
+            assert await reader.fetch(*args, **kwargs) == 6
+            return 0
+
+        other.core.fetcher._source = SimpleNamespace(fetch=late)
+    # Other bytes than the prompt's KV, so that using them would show.
+    p.engine.pool[:] = 1.0
+    (answer,) = await fresh_client.submit(submission(*ask, prefill=other, decode=fresh, fetches=[peer_span(p, 0, 6)]))
+    await answer.wait()
+    check([ask], [answer])
+    assert answer.last.usage.cached_tokens == 0
+    assert answer.prefill.computed_tokens == len(ask[0])
+    assert gauge(other, "fetch_failures_total") == 1
+    await fleet.idle()
+    (again,) = await run_all(fresh_client, other, fresh, [ask])
+    check([ask], [again])
+    assert again.last.usage.cached_local_tokens == 6 * BLOCK_TOKENS
     await fleet.idle()
 
 

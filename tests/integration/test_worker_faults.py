@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -183,7 +184,17 @@ async def test_an_address_where_nobody_is(fleet):
 async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
     reader, writer = os.pipe()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.worker", "--role", "prefill", "--instance-id", "other", "--engine", "instant"),
+        *(
+            sys.executable,
+            "-m",
+            "services.worker",
+            "--role",
+            "prefill",
+            "--instance-id",
+            "other",
+            "--engine",
+            "instant",
+        ),
         *("--metrics-listen", "", "--ready-fd", str(writer), "--block-tokens", str(BLOCK_TOKENS)),
         pass_fds=(writer,),
         stderr=asyncio.subprocess.DEVNULL,
@@ -224,7 +235,8 @@ async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
         finally:
             await d.stop(0)
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
 
 
@@ -337,7 +349,11 @@ BAD = [
     ({"generated_tokens": 1000}, "INVALID_ARGUMENT", "generated_tokens"),
     ({"sampling": common_pb2.SamplingParams()}, "INVALID_ARGUMENT", "max_tokens"),
     ({"sampling": common_pb2.SamplingParams(max_tokens=1, temperature=3)}, "INVALID_ARGUMENT", "temperature"),
-    ({"sampling": common_pb2.SamplingParams(max_tokens=1, temperature=float("nan"))}, "INVALID_ARGUMENT", "temperature"),
+    (
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, temperature=float("nan"))},
+        "INVALID_ARGUMENT",
+        "temperature",
+    ),
     ({"sampling": common_pb2.SamplingParams(max_tokens=1, top_p=2)}, "INVALID_ARGUMENT", "top_p"),
     ({"sampling": common_pb2.SamplingParams(max_tokens=1, stop=[""])}, "INVALID_ARGUMENT", "stop"),
     ({"sampling": common_pb2.SamplingParams(max_tokens=600)}, "INVALID_ARGUMENT", "max_tokens"),

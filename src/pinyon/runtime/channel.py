@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import grpc
 
-__all__ = ["CHANNEL_OPTIONS", "MAX_MESSAGE_BYTES", "open_channel"]
+__all__ = ["CHANNEL_OPTIONS", "KEEPALIVE_OPTIONS", "MAX_MESSAGE_BYTES", "open_channel"]
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+# A frozen peer is noticed within 2 + 3 s. gRPC core bounds an unanswered keepalive ping by ping_timeout_ms (a minute by
+# default), not by keepalive_timeout_ms alone.
+KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+)
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A frozen peer is noticed within 2 + 3 s instead of never.
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
+    *KEEPALIVE_OPTIONS,
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     # A peer that restarts is found again within about a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also how long one attempt to connect may take, in spite of its name.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_retries", 0),
 )

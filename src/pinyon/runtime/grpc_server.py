@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pinyon.core.errors import Unavailable
-from pinyon.runtime.channel import MAX_MESSAGE_BYTES
+from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.interceptors import ErrorInterceptor
 from pinyon.runtime.settings import parse_address
 
@@ -33,8 +33,7 @@ class GrpcServer:
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-                ("grpc.keepalive_time_ms", 2_000),
-                ("grpc.keepalive_timeout_ms", 3_000),
+                *KEEPALIVE_OPTIONS,
                 # Peers ping an idle stream every 2 s; the default would answer with GOAWAY.
                 ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
                 ("grpc.http2.max_ping_strikes", 0),

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, NoReturn, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import Internal, PinyonError, error_from_code
@@ -47,7 +48,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PinyonError:
         if key == ERROR_METADATA_KEY and isinstance(value, bytes):
             try:
                 return error_from_proto(common_pb2.Error.FromString(value))
-            except ValueError:  # protobuf's DecodeError: a peer's garbage is not our failure
+            except DecodeError:  # a peer's garbage is not our failure
                 break
     return error_from_code(error.code().name, error.details() or error.code().name)
 

@@ -140,7 +140,8 @@ class ReportSession:
             while not reader.done():
                 if self._closing:
                     await self._send_news(call, leaving=True)
-                    await asyncio.wait_for(call.done_writing(), WRITE_S)
+                    async with asyncio.timeout(WRITE_S):
+                        await call.done_writing()
                     await reader
                     return
                 if self._resync:
@@ -222,4 +223,5 @@ class ReportSession:
         )
 
     async def _write(self, call: Any, message: conductor_pb2.ReportSessionRequest) -> None:
-        await asyncio.wait_for(call.write(message), WRITE_S)
+        async with asyncio.timeout(WRITE_S):  # not wait_for: on Python 3.11 it may swallow a cancellation
+            await call.write(message)

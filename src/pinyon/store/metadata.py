@@ -26,6 +26,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -157,10 +158,21 @@ class StoreMetadata:
         await self._pool.aclose()
 
     async def _ask(self, answer: Awaitable[Any]) -> Any:
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task else 0
         try:
-            return await answer
+            reply = await answer
         except (RedisError, OSError) as error:
+            self._pass_on_cancel(task, cancels)
             raise Unavailable(f"Redis: {type(error).__name__}") from error
+        self._pass_on_cancel(task, cancels)
+        return reply
+
+    @staticmethod
+    def _pass_on_cancel(task: asyncio.Task[Any] | None, before: int) -> None:
+        """redis-py sends within ``asyncio.wait_for``, which on Python 3.11 may swallow a cancellation."""
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
     async def _pipeline(self, build: Callable[[Any], None]) -> list[Any]:
         async with self._redis.pipeline(transaction=False) as pipe:

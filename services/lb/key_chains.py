@@ -1,0 +1,57 @@
+"""Block keys of prompts, with a memory for beginnings that come again.
+
+A system prompt or an earlier turn comes again with every request. A run of blocks that was seen before, behind the same
+key, costs one hash here instead of one per block. The result is that of
+:func:`pinyon.core.block_keys.chain_block_keys`, packed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+
+from xxhash import xxh3_128_digest
+
+from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys
+
+__all__ = ["KeyChains"]
+
+RUN_BLOCKS = 32
+"""Blocks that are looked up together."""
+RUNS_MAX = 8192
+"""About 6 MiB."""
+
+
+class KeyChains:
+    """``runs`` bounds the memory; the least recently used is forgotten first."""
+
+    def __init__(self, runs: int = RUNS_MAX) -> None:
+        self._limit = runs
+        self._runs: OrderedDict[bytes, bytes] = OrderedDict()
+        # Our own: with a known seed, somebody could make a prompt that is taken for another one.
+        self._seed = int.from_bytes(os.urandom(8), "little")
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def packed(self, start: BlockKey, tokens_le32: bytes, block_tokens: int) -> bytes:
+        """Keys of all full blocks of ``tokens_le32`` (little-endian u32), 16 bytes each; ``start`` is the namespace."""
+        step = 4 * block_tokens * RUN_BLOCKS
+        runs, seed = self._runs, self._seed
+        parts: list[bytes] = []
+        key, position = start, 0
+        for end in range(step, len(tokens_le32) + 1, step):
+            run = tokens_le32[position:end]
+            name = xxh3_128_digest(key + run, seed)
+            found = runs.get(name)
+            if found is None:
+                found = b"".join(chain_block_keys(key, run, block_tokens))
+                if len(runs) >= self._limit:
+                    runs.popitem(last=False)
+                runs[name] = found
+            else:
+                runs.move_to_end(name)
+            parts.append(found)
+            key, position = found[-KEY_BYTES:], end
+        parts += chain_block_keys(key, tokens_le32[position:], block_tokens)
+        return b"".join(parts)

@@ -1,0 +1,429 @@
+"""A load balancer in this process between hand-written conductor and workers, with switches for what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.model import load_card
+from pinyon.runtime.telemetry import Telemetry
+from services.lb.app import Lb, build
+from services.lb.settings import LbSettings
+
+MODEL = "pinyon-tiny"
+BLOCK_TOKENS = 32
+
+
+def expected_text(prompt_tokens: int, count: int, start: int = 0) -> str:
+    """What a fake worker generates: it depends on the prompt's length and the index only, as the contract promises."""
+    return "".join(chr(97 + (prompt_tokens * 7 + index * 5) % 26) for index in range(start, count))
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """Generates at once; ``hold`` stops it before tokens, ``die_at`` breaks all its sessions at that token."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.address = ""
+        self.submissions: list[worker_pb2.Submission] = []
+        self.cancelled: list[int] = []
+        self.open: set[int] = set()
+        self.changed = asyncio.Condition()
+        self.go = asyncio.Event()
+        self.go.set()
+        self.hold_after = 0
+        """Tokens that are generated although ``go`` is not set."""
+        self.die_at = -1
+        self.error: common_pb2.Error | None = None
+        self.per_update = 1
+        self.padding = ""
+        """Added to each update's text."""
+        self._server: grpc.aio.Server | None = None
+        self._calls: set[asyncio.Task] = set()
+
+    async def start(self, port: int = 0) -> None:
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{bound}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    async def note(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(condition)
+
+    async def Session(self, requests, context):
+        running: dict[int, asyncio.Task] = {}
+        lock = asyncio.Lock()
+        broken = asyncio.Event()
+
+        async def send(update: worker_pb2.StreamUpdate) -> None:
+            async with lock:
+                await context.write(worker_pb2.SessionResponse(updates=[update]))
+
+        async def read() -> None:
+            async for message in requests:
+                for submission in message.submissions:
+                    self.submissions.append(submission)
+                    self.open.add(submission.stream_id)
+                    task = asyncio.create_task(self._generate(submission, send, broken))
+                    running[submission.stream_id] = task
+                for stream_id in message.cancel_stream_ids:
+                    self.cancelled.append(stream_id)
+                    self.open.discard(stream_id)
+                    running[stream_id].cancel()
+                await self.note()
+
+        reader = asyncio.create_task(read())
+        breaker = asyncio.create_task(broken.wait())
+        try:
+            await asyncio.wait({reader, breaker}, return_when=asyncio.FIRST_COMPLETED)
+            if broken.is_set():
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "died")
+        finally:
+            tasks = [reader, breaker, *running.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.open.clear()
+            await self.note()
+
+    async def _generate(self, submission, send, broken) -> None:
+        count = len(submission.prompt_tokens_le32) // 4
+        base, done = count - submission.generated_tokens, submission.generated_tokens
+        replay = expected_text(base, done)
+        limit = submission.sampling.max_tokens
+        if self.error is not None:
+            await send(
+                worker_pb2.StreamUpdate(
+                    stream_id=submission.stream_id,
+                    finish_reason=common_pb2.FINISH_REASON_ERROR,
+                    error=self.error,
+                )
+            )
+            self.open.discard(submission.stream_id)
+            return
+        first = True
+        while done < limit:
+            if done >= self.hold_after:
+                await self.go.wait()
+            if 0 <= self.die_at <= done:
+                broken.set()
+                return
+            step = min(self.per_update, limit - done)
+            text = replay + expected_text(base, done + step, done)
+            replay = ""
+            update = worker_pb2.StreamUpdate(
+                stream_id=submission.stream_id,
+                text=text + self.padding,
+                tokens=[ord(char) for char in expected_text(base, done + step, done)],
+            )
+            if first:
+                first = False
+                update.prefill.prefill_instance_id = submission.placement.prefill_instance_id
+                update.prefill.computed_tokens = count
+            done += step
+            if done == limit:
+                update.finish_reason = common_pb2.FINISH_REASON_LENGTH
+                update.usage.prompt_tokens = base
+                update.usage.completion_tokens = limit
+                update.usage.cached_tokens = min(base, BLOCK_TOKENS)
+                update.usage.cached_local_tokens = min(base, BLOCK_TOKENS)
+                self.open.discard(submission.stream_id)
+            await send(update)
+        await self.note()
+
+
+class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
+    """Places everything on the first worker that is not excluded; ``silent`` answers nothing, ``error`` to all."""
+
+    def __init__(self, workers: list[FakeWorker]) -> None:
+        self.workers = workers
+        self.address = ""
+        self.requests: list[conductor_pb2.ScheduleRequest] = []
+        self.released: list[str] = []
+        self.silent = False
+        self.late = asyncio.Event()
+        """Answers wait for it."""
+        self.late.set()
+        self.error: common_pb2.Error | None = None
+        self.prefill: FakeWorker | None = None
+        self.changed = asyncio.Condition()
+        self._pushes: set[asyncio.Event] = set()
+        self._version = 0
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, port: int = 0) -> None:
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        conductor_pb2_grpc.add_ConductorServiceServicer_to_server(self, self._server)
+        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{bound}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    def push(self) -> None:
+        """Send the instance list again."""
+        for event in self._pushes:
+            event.set()
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(condition)
+
+    def instances(self) -> conductor_pb2.InstanceList:
+        self._version += 1
+        card = load_card()
+        layout = card.config.kv_layout(BLOCK_TOKENS)
+        return conductor_pb2.InstanceList(
+            version=self._version,
+            instances=[
+                conductor_pb2.Instance(
+                    info=conductor_pb2.InstanceInfo(
+                        instance_id=worker.name,
+                        boot_id="1",
+                        role=common_pb2.ROLE_MIXED,
+                        address=worker.address,
+                        model=MODEL,
+                        model_fingerprint=card.fingerprint,
+                        layout=common_pb2.KvLayout(
+                            layers=layout.layers,
+                            kv_heads=layout.kv_heads,
+                            head_dim=layout.head_dim,
+                            block_tokens=layout.block_tokens,
+                            dtype=layout.dtype,
+                        ),
+                        max_batch=8,
+                        max_context_tokens=4096,
+                    ),
+                    schedulable=True,
+                )
+                for worker in self.workers
+            ],
+        )
+
+    async def ScheduleSession(self, requests, context):
+        pushed = asyncio.Event()
+        self._pushes.add(pushed)
+        lock = asyncio.Lock()
+
+        async def push() -> None:
+            while True:
+                async with lock:
+                    await context.write(conductor_pb2.ScheduleSessionResponse(instances=self.instances()))
+                await pushed.wait()
+                pushed.clear()
+
+        pusher = asyncio.create_task(push())
+        try:
+            async for message in requests:
+                self.requests += message.requests
+                self.released += message.released_request_ids
+                async with self.changed:
+                    self.changed.notify_all()
+                await self.late.wait()
+                if message.requests and not self.silent:
+                    responses = [self._answer(request) for request in message.requests]
+                    async with lock:
+                        await context.write(conductor_pb2.ScheduleSessionResponse(responses=responses))
+        finally:
+            self._pushes.discard(pushed)
+            pusher.cancel()
+            await asyncio.gather(pusher, return_exceptions=True)
+
+    def _answer(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
+        if self.error is not None:
+            return conductor_pb2.ScheduleResponse(request_id=request.request_id, error=self.error)
+        left = [worker for worker in self.workers if worker.name not in request.exclude_instance_ids]
+        if not left:
+            error = common_pb2.Error(code="UNAVAILABLE", message="all are excluded", retry_after_ms=1000)
+            return conductor_pb2.ScheduleResponse(request_id=request.request_id, error=error)
+        decode = left[0]
+        prefill = self.prefill if self.prefill in left else decode
+        return conductor_pb2.ScheduleResponse(
+            request_id=request.request_id,
+            placement=common_pb2.Placement(
+                prefill_instance_id=prefill.name,
+                prefill_address=prefill.address,
+                decode_instance_id=decode.name,
+                decode_address=decode.address,
+                policy="fake",
+            ),
+        )
+
+
+async def spin(condition, timeout_s: float = 10.0) -> None:
+    """Let the loop turn until ``condition``: for what has no event to wait for, such as a gauge."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[str]:
+        """The data of each server-sent event."""
+        parts = self.body.decode().split("\n\n")
+        assert parts[-1] == ""
+        assert all(part.startswith("data: ") for part in parts[:-1])
+        return [part.removeprefix("data: ") for part in parts[:-1]]
+
+
+class Connection:
+    """An HTTP/1.1 client that does exactly what it is told."""
+
+    def __init__(self, address: str) -> None:
+        self.host, _, port = address.rpartition(":")
+        self.port = int(port)
+
+    async def __aenter__(self) -> Connection:
+        self.reader, self.writer = await asyncio.open_connection(self.host, self.port, limit=1 << 24)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+    def send(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> None:
+        lines = [f"{method} {path} HTTP/1.1", "Host: lb"]
+        given = dict(headers or {})
+        if body is not None and "content-length" not in given and "transfer-encoding" not in given:
+            given["content-length"] = str(len(body))
+        lines += [f"{name}: {value}" for name, value in given.items()]
+        self.writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (body or b""))
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        async with asyncio.timeout(10):
+            raw = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = raw[:-4].split("\r\n")
+        return int(first.split()[1]), {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+
+    async def chunk(self) -> bytes:
+        """One HTTP chunk; empty at the end."""
+        async with asyncio.timeout(10):
+            size = int(await self.reader.readuntil(b"\r\n"), 16)
+            data = await self.reader.readexactly(size + 2)
+        return data[:-2]
+
+    async def reply(self) -> Reply:
+        status, headers = await self.head()
+        async with asyncio.timeout(10):
+            if "content-length" in headers:
+                return Reply(status, headers, await self.reader.readexactly(int(headers["content-length"])))
+        body = b""
+        while chunk := await self.chunk():
+            body += chunk
+        return Reply(status, headers, body)
+
+    def drop(self) -> None:
+        self.writer.transport.abort()
+
+
+@dataclass
+class Bench:
+    """The load balancer and its surroundings."""
+
+    lb: Lb
+    conductor: FakeConductor
+    workers: list[FakeWorker]
+    registry: CollectorRegistry
+    endpoints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def http(self) -> str:
+        return self.endpoints["http"]
+
+    async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with Connection(self.http) as connection:
+            connection.send("POST", path, raw, headers)
+            return await connection.reply()
+
+    async def complete(self, prompt: str = "hello", headers: dict[str, str] | None = None, **fields) -> Reply:
+        return await self.post("/v1/completions", {"model": MODEL, "prompt": prompt, **fields}, headers)
+
+    async def get(self, path: str, headers: dict[str, str] | None = None) -> Reply:
+        async with Connection(self.http) as connection:
+            connection.send("GET", path, None, headers)
+            return await connection.reply()
+
+    async def connected(self) -> None:
+        """Until the load balancer knows instances."""
+        async with asyncio.timeout(10):
+            while not (self.lb.conductor.connected and self.lb.view.servable(MODEL)):
+                await self.lb.view.wait_change(0.05)
+
+    def gauge(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"pinyon_lb_{name}", labels)
+        assert value is not None, name
+        return value
+
+    def leftovers(self) -> dict[str, float]:
+        names = ("queue_requests", "in_flight_requests", "placing_requests", "worker_streams", "counted_placements")
+        return {name: value for name in names if (value := self.gauge(name))}
+
+    async def idle(self) -> None:
+        """Until nothing of any request is left."""
+        await spin(lambda: not self.leftovers() and not any(worker.open for worker in self.workers))
+
+
+@contextlib.asynccontextmanager
+async def running_lb(workers: int = 2, *, conductor: bool = True, **settings):
+    fakes = [FakeWorker(f"w{index}") for index in range(workers)]
+    for fake in fakes:
+        await fake.start()
+    fake_conductor = FakeConductor(fakes)
+    await fake_conductor.start()
+    registry = CollectorRegistry()
+    lb = build(
+        LbSettings(conductor=fake_conductor.address if conductor else "", **settings),
+        "lb-test",
+        registry,
+        Telemetry("lb", "lb-test"),
+    )
+    bench = Bench(lb, fake_conductor, fakes, registry)
+    try:
+        bench.endpoints.update(await lb.start())
+        if conductor:
+            await bench.connected()
+        yield bench
+    finally:
+        await lb.close(0)
+        await fake_conductor.stop()
+        for fake in fakes:
+            await fake.stop()
+
+
+def tokens(text: str) -> bytes:
+    return np.frombuffer(text.encode(), np.uint8).astype("<u4").tobytes()

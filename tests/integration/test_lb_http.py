@@ -1,0 +1,293 @@
+"""The HTTP front door as clients see it: OpenAI's shapes, the official client, errors, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+
+import pytest
+
+from pinyon.api.common.v1 import common_pb2
+from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb
+
+openai = pytest.importorskip("openai", reason="the openai client is not installed")
+
+
+async def test_a_completion_has_openai_s_shape():
+    async with running_lb() as bench:
+        reply = await bench.complete("hello", max_tokens=4, temperature=0)
+        body = reply.json
+        assert reply.status == 200
+        assert re.fullmatch(r"cmpl-[0-9a-f]{20}", body.pop("id"))
+        assert body.pop("created") > 1_700_000_000
+        assert body == {
+            "object": "text_completion",
+            "model": MODEL,
+            "choices": [{"index": 0, "text": expected_text(5, 4), "logprobs": None, "finish_reason": "length"}],
+            "usage": {
+                "prompt_tokens": 5,
+                "completion_tokens": 4,
+                "total_tokens": 9,
+                "prompt_tokens_details": {"cached_tokens": 5},
+            },
+        }
+        assert reply.headers["content-type"] == "application/json"
+        assert "date" in reply.headers
+        await bench.idle()
+
+
+async def test_a_streamed_chat_has_openai_s_events():
+    async with running_lb() as bench:
+        bench.workers[0].per_update = 2
+        messages = [{"role": "user", "content": "hi"}]
+        reply = await bench.post(
+            "/v1/chat/completions",
+            {"model": MODEL, "messages": messages, "max_tokens": 3, "stream": True,
+             "stream_options": {"include_usage": True}},
+        )  # fmt: skip
+        assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert reply.events[-1] == "[DONE]"
+        chunks = [json.loads(event) for event in reply.events[:-1]]
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+        assert len({chunk["id"] for chunk in chunks}) == 1
+        assert re.fullmatch(r"chatcmpl-[0-9a-f]{20}", chunks[0]["id"])
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+        assert deltas[0] == {"role": "assistant", "content": ""}
+        # BOS, role, two bytes, end of turn, assistant
+        assert "".join(delta.get("content", "") for delta in deltas) == expected_text(6, 3)
+        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]][-1] == "length"
+        assert chunks[-1]["choices"] == []
+        assert chunks[-1]["usage"]["total_tokens"] == 9
+        assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+async def test_the_official_client_works():
+    async with running_lb() as bench:
+        client = openai.AsyncOpenAI(base_url=f"http://{bench.http}/v1", api_key="unused", max_retries=0, timeout=20)
+        async with client:
+            assert [model.id async for model in client.models.list()] == [MODEL]
+            assert (await client.models.retrieve(MODEL)).object == "model"
+            whole = await client.completions.create(model=MODEL, prompt="jay", max_tokens=6)
+            assert whole.choices[0].text == expected_text(3, 6)
+            stream = await client.completions.create(
+                model=MODEL, prompt="jay", max_tokens=6, stream=True, stream_options={"include_usage": True}
+            )
+            parts = [part async for part in stream]
+            assert "".join(part.choices[0].text for part in parts if part.choices) == whole.choices[0].text
+            assert parts[-1].usage == whole.usage
+            ask = {"model": MODEL, "messages": [{"role": "user", "content": "pines"}], "max_completion_tokens": 5}
+            chat = await client.chat.completions.create(**ask)
+            stream = await client.chat.completions.create(**ask, stream=True)
+            chunks = [chunk async for chunk in stream]
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat.choices[0].message.content
+            assert chat.choices[0].message.role == "assistant"
+            assert chat.usage.prompt_tokens_details.cached_tokens > 0
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.completions.create(model="nobody", prompt="a")
+            assert caught.value.code == "model_not_found"
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.completions.create(model=MODEL, prompt="a", n=2)
+            assert refused.value.param == "n"
+        await bench.idle()
+
+
+async def test_what_a_submission_carries():
+    async with running_lb() as bench:
+        headers = {"x-pinyon-no-reuse": "1", "x-pinyon-ttft-slo-ms": "250", "x-request-id": "abc-1"}
+        headers["traceparent"] = f"00-{'a' * 32}-{'b' * 16}-01"
+        fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": -1, "stop": ["x"], "ignore_eos": True}
+        reply = await bench.complete("p" * 100, headers, max_tokens=2, **fields)
+        assert reply.headers["x-request-id"] == "abc-1"
+        asked, sent = bench.conductor.requests[0], bench.workers[0].submissions[0]
+        assert asked.request_id == sent.request_id
+        assert asked.request_id.startswith("abc-1.")
+        assert (asked.no_reuse, asked.ttft_slo_ms, asked.prompt_tokens) == (True, 250, 100)
+        assert asked.tenant == sent.tenant == "public"
+        assert len(asked.block_keys) == 16 * 3
+        assert sent.block_keys == asked.block_keys
+        assert sent.prompt_tokens_le32 == b"p\0\0\0" * 100
+        assert sent.traceparent == asked.traceparent == headers["traceparent"]
+        assert 0 < sent.timeout_ms <= 120_000
+        sampling = sent.sampling
+        assert (sampling.top_k, sampling.seed, list(sampling.stop), sampling.ignore_eos) == (7, 2**64 - 1, ["x"], True)
+        # without a seed, two sampled requests differ; ids that are no ids are replaced
+        for _ in range(2):
+            reply = await bench.complete("p", {"x-request-id": "spaces are bad"}, max_tokens=1)
+            assert "spaces" not in reply.headers["x-request-id"]
+        assert bench.workers[0].submissions[1].sampling.seed != bench.workers[0].submissions[2].sampling.seed
+
+
+async def test_the_report_comes_only_when_asked_for():
+    async with running_lb() as bench:
+        assert "pinyon" not in (await bench.complete(max_tokens=1)).json
+        asked = {"x-pinyon-report": "1"}
+        report = (await bench.complete(headers=asked, max_tokens=1)).json["pinyon"]
+        assert report["prefill_instance"] == "w0"
+        assert report["computed_tokens"] == 5
+        events = (await bench.complete(headers=asked, max_tokens=1, stream=True)).events
+        assert json.loads(events[-2])["pinyon"]["attempts"] == 1
+
+
+async def test_api_keys_make_tenants(tmp_path):
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"sk-a": "anna", "sk-b": "bert"}))
+    async with running_lb(api_keys_file=str(keys)) as bench:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic sk-a"}):
+            reply = await bench.complete("x" * 40, headers, max_tokens=1)
+            assert reply.status == 401
+            assert reply.json["error"]["code"] == "invalid_api_key"
+        assert (await bench.get("/v1/models")).status == 401
+        assert (await bench.get("/health")).status == 200
+        for key in ("sk-a", "sk-b"):
+            assert (await bench.complete("x" * 40, {"authorization": f"Bearer {key}"}, max_tokens=1)).status == 200
+        first, second = bench.conductor.requests
+        assert (first.tenant, second.tenant) == ("anna", "bert")
+        assert first.block_keys != second.block_keys  # tenants never share KV
+
+
+BAD_REQUESTS = [
+    ("POST", "/v1/completions", b"{", {}, 400, None),
+    ("POST", "/v1/completions", b"[1]", {}, 400, None),
+    ("POST", "/v1/completions", b'{"model":"\xff"}', {}, 400, None),
+    ("POST", "/v1/completions", b"", {}, 400, None),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny"}', {}, 400, "prompt"),
+    ("POST", "/v1/completions", b'{"prompt":"a"}', {}, 400, "model"),
+    ("POST", "/v1/completions", b'{"model":"nobody","prompt":"a"}', {}, 404, "model"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":""}', {}, 400, "prompt"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":["a","b"]}', {}, 400, "prompt"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":[300]}', {}, 400, "prompt"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":0}', {}, 400, "max_tokens"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":true}', {}, 400, "max_tokens"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":5000}', {}, 400, "max_tokens"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","no_such":1}', {}, 400, "no_such"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a"}', {"x-pinyon-ttft-slo-ms": "-1"}, 400,
+     "x-pinyon-ttft-slo-ms"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[]}', {}, 400, "messages"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"elf","content":"a"}]}', {}, 400,
+     "messages"),
+    ("GET", "/v1/completions", None, {}, 405, None),
+    ("POST", "/v1/models", b"{}", {}, 405, None),
+    ("GET", "/nowhere", None, {}, 404, None),
+    ("GET", "/v1/models/nobody", None, {}, 404, "model"),
+]  # fmt: skip
+
+
+async def test_bad_requests_are_openai_errors():
+    async with running_lb() as bench:
+        for method, path, body, headers, status, param in BAD_REQUESTS:
+            async with Connection(bench.http) as connection:
+                connection.send(method, path, body, headers)
+                reply = await connection.reply()
+                assert (reply.status, reply.json["error"]["param"]) == (status, param), (method, path, body, reply)
+                assert set(reply.json["error"]) == {"message", "type", "param", "code"}
+                # the connection lives on
+                connection.send("GET", "/health")
+                assert (await connection.reply()).status == 200
+        too_long = await bench.complete("x" * 4096, max_tokens=1)
+        assert (too_long.status, too_long.json["error"]["code"]) == (400, "context_length_exceeded")
+        assert "maximum context length" in too_long.json["error"]["message"]
+        assert not bench.workers[0].submissions
+        await bench.idle()
+
+
+async def test_bodies_over_the_limit_are_refused():
+    async with running_lb(body_limit_bytes=2048) as bench:
+        large = b'{"model":"pinyon-tiny","prompt":"' + b"x" * 4000 + b'"}'
+        cases = [
+            (large, {}),
+            (b"%x\r\n%b\r\n0\r\n\r\n" % (len(large), large), {"transfer-encoding": "chunked"}),
+            (b"", {"content-length": "99999999999"}),
+            (b"", {"content-length": "4000", "expect": "100-continue"}),
+        ]
+        for body, headers in cases:
+            reply = await bench.post("/v1/completions", body, headers)
+            assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
+        chunked = b'{"model":"pinyon-tiny","prompt":"abc","max_tokens":2}'
+        reply = await bench.post(
+            "/v1/completions", b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunked), chunked), {"transfer-encoding": "chunked"}
+        )
+        assert reply.json["choices"][0]["text"] == expected_text(3, 2)
+
+
+async def test_what_is_not_http_gets_an_error_object():
+    async with running_lb(head_limit_bytes=2048, body_timeout_s=0.2) as bench:
+        async with Connection(bench.http) as connection:
+            connection.writer.write(b"NOT HTTP AT ALL\r\n\r\n")
+            assert (await connection.reply()).status == 400
+        assert (await bench.get("/health", {f"x-{n}": "y" * 100 for n in range(30)})).status == 431
+        assert (await bench.get("/health", {f"x-{n}": "y" for n in range(150)})).status == 431
+        for unfinished in (b"GET /hea", b"POST /v1/completions HTTP/1.1\r\ncontent-length: 100\r\n\r\n{"):
+            async with Connection(bench.http) as connection:
+                connection.writer.write(unfinished)
+                assert (await connection.reply()).status == 408
+                assert await connection.reader.read() == b""
+        async with Connection(bench.http) as connection:  # says nothing at all
+            assert (await asyncio.wait_for(connection.reader.read(), 5)) != b"HTTP/1.1 200"
+        await bench.idle()
+
+
+async def test_too_many_connections_are_refused():
+    async with running_lb(connections_limit=2) as bench:
+        async with Connection(bench.http) as one, Connection(bench.http) as two:
+            for connection in (one, two):
+                connection.send("GET", "/health")
+                assert (await connection.reply()).status == 200
+            async with Connection(bench.http) as three:
+                assert (await three.reply()).status == 503
+        assert (await bench.get("/health")).status in (200, 503)
+
+
+async def test_pipelined_requests_are_answered_in_order():
+    async with running_lb() as bench, Connection(bench.http) as connection:
+        for prompt in ("a", "bb", "ccc"):
+            body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 3}).encode()
+            connection.send("POST", "/v1/completions", body)
+        for length in (1, 2, 3):
+            assert (await connection.reply()).json["choices"][0]["text"] == expected_text(length, 3)
+        await bench.idle()
+
+
+async def test_head_is_answered_without_a_body():
+    async with running_lb() as bench, Connection(bench.http) as connection:
+        for _ in range(2):
+            connection.send("HEAD", "/health")
+            status, headers = await connection.head()
+            assert (status, headers["content-length"]) == (200, "15")
+        connection.send("GET", "/health")
+        assert (await connection.reply()).json == {"status": "ok"}
+
+
+async def test_the_tail_of_a_stream_is_not_held_back():
+    async with running_lb() as bench, Connection(bench.http) as connection:
+        connection.send("GET", "/health")
+        await connection.reply()
+        (served,) = bench.lb.http.connections
+        option = served.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert option
+
+
+async def test_health_and_metrics():
+    async with running_lb() as bench:
+        assert (await bench.get("/health")).json == {"status": "ok"}
+        assert (await bench.get("/health/ready")).status == 200
+        await bench.complete(max_tokens=3)
+        text = (await bench.get("/metrics")).body.decode()
+        assert 'pinyon_lb_http_requests_total{route="completions",status="200"} 1.0' in text
+        assert "pinyon_lb_generated_tokens_total 3.0" in text
+        assert "pinyon_lb_cached_tokens_total 5.0" in text
+        assert "pinyon_lb_conductor_connected 1.0" in text
+        bench.conductor.workers = []
+        bench.conductor.push()
+        await bench.lb.view.wait_change(5)
+        assert (await bench.get("/health/ready")).status == 503
+
+
+async def test_a_rejection_is_429_with_a_hint():
+    async with running_lb() as bench:
+        bench.conductor.error = common_pb2.Error(code="RESOURCE_EXHAUSTED", message="no room", retry_after_ms=7000)
+        reply = await bench.complete(max_tokens=1, stream=True)
+        assert (reply.status, reply.headers["retry-after"]) == (429, "7")
+        assert reply.json["error"]["type"] == "rate_limit_error"
+        await bench.idle()

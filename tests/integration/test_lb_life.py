@@ -1,0 +1,383 @@
+"""Requests that do not go straight: disconnects in every phase, instances that die, no conductor, full queues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import grpc
+import pytest
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin, tokens
+
+
+def ask(prompt: str = "hello", **fields) -> bytes:
+    return json.dumps({"model": MODEL, "prompt": prompt, **fields}).encode()
+
+
+# ---------------------------------------------------------------- clients that go away
+
+
+async def test_a_client_that_leaves_the_queue():
+    async with running_lb(in_flight_limit=1) as bench:
+        bench.workers[0].go.clear()
+        async with Connection(bench.http) as first, Connection(bench.http) as second:
+            first.send("POST", "/v1/completions", ask("first", max_tokens=2))
+            await bench.workers[0].until(lambda: bench.workers[0].open)
+            second.send("POST", "/v1/completions", ask("second", max_tokens=2))
+            await spin(lambda: bench.gauge("queue_requests") == 1)
+            second.drop()
+            await spin(lambda: bench.gauge("queue_requests") == 0)
+            bench.workers[0].go.set()
+            assert (await first.reply()).status == 200
+        await bench.idle()
+        assert len(bench.workers[0].submissions) == 1
+
+
+async def test_a_client_that_leaves_while_being_placed():
+    async with running_lb(conductor_timeout_s=30) as bench:
+        bench.conductor.silent = True
+        async with Connection(bench.http) as connection:
+            connection.send("POST", "/v1/completions", ask(max_tokens=2))
+            await bench.conductor.until(lambda: bench.conductor.requests)
+            connection.drop()
+            await bench.idle()
+        assert not bench.workers[0].submissions
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("after", [0, 3])
+async def test_a_client_that_leaves_an_instance(stream, after):
+    async with running_lb() as bench:
+        worker = bench.workers[0]
+        worker.go.clear()
+        worker.hold_after = after
+        async with Connection(bench.http) as connection:
+            connection.send("POST", "/v1/completions", ask(max_tokens=10, stream=stream))
+            await worker.until(lambda: worker.open)
+            if stream and after:
+                await connection.head()
+                await connection.chunk()
+            connection.drop()
+            await bench.idle()
+        await worker.until(lambda: worker.cancelled == [1])
+        await bench.conductor.until(lambda: bench.conductor.released)
+        assert bench.registry.get_sample_value("pinyon_lb_requests_total", {"finish": "cancelled"}) == 1
+
+
+@pytest.mark.parametrize("limits", [{"unread_tokens": 1000}, {"write_stall_s": 0.2}], ids=["too-much", "too-long"])
+async def test_a_client_that_does_not_read_is_cut(limits):
+    """8 MB are more than the kernel buffers; the instance is not held up, and others are served all the while."""
+    async with running_lb(**limits) as bench:
+        worker = bench.workers[0]
+        worker.padding = "x" * 2000
+        async with Connection(bench.http) as connection:
+            connection.writer.transport.pause_reading()
+            connection.send("POST", "/v1/completions", ask(max_tokens=4000, stream=True))
+            await worker.until(lambda: worker.submissions)
+            assert (await bench.complete("other", max_tokens=3)).status == 200
+            if "unread_tokens" in limits:
+                await worker.until(lambda: worker.cancelled == [1])
+                assert bench.gauge("worker_streams") == 0
+            else:
+                await bench.idle()
+
+
+# ---------------------------------------------------------------- instances that go away
+
+
+@pytest.mark.parametrize("die_at", [0, 1, 7, 19])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_survives_its_instance(die_at, stream):
+    async with running_lb() as bench:
+        first, second = bench.workers
+        first.die_at = die_at
+        reply = await bench.complete("resume me", max_tokens=20, stream=stream)
+        if stream:
+            events = [json.loads(event) for event in reply.events[:-1]]
+            text = "".join(event["choices"][0]["text"] for event in events)
+        else:
+            text = reply.json["choices"][0]["text"]
+            assert reply.json["usage"]["completion_tokens"] == 20
+            assert reply.json["usage"]["prompt_tokens"] == 9
+        assert text == expected_text(9, 20)
+        resumed = second.submissions[0]
+        assert resumed.generated_tokens == die_at
+        assert resumed.prompt_tokens_le32 == tokens("resume me" + expected_text(9, die_at))
+        assert list(bench.conductor.requests[1].exclude_instance_ids) == ["w0"]
+        assert bench.conductor.requests[1].request_id != bench.conductor.requests[0].request_id
+        await bench.conductor.until(lambda: bench.conductor.requests[0].request_id in bench.conductor.released)
+        await bench.idle()
+        assert bench.registry.get_sample_value("pinyon_lb_retries_total") == 1
+
+
+async def test_a_prefill_instance_that_failed_is_the_one_excluded():
+    async with running_lb(workers=3) as bench:
+        decode, prefill, _ = bench.workers
+        bench.conductor.prefill = prefill
+        decode.error = common_pb2.Error(code="UNAVAILABLE", message="prefill died", field="prefill_instance")
+        failed = asyncio.ensure_future(bench.complete(max_tokens=2))
+        await bench.conductor.until(lambda: len(bench.conductor.requests) >= 2)
+        assert list(bench.conductor.requests[1].exclude_instance_ids) == ["w1"]
+        # The fake then computes the prompt itself and says again that this failed, so it is passed over too.
+        assert (await failed).status == 200
+        assert list(bench.conductor.requests[2].exclude_instance_ids) == ["w0", "w1"]
+        await bench.idle()
+
+
+async def test_when_every_instance_fails_it_is_503_in_time():
+    async with running_lb(placement_wait_s=0.3) as bench:
+        for worker in bench.workers:
+            worker.die_at = 0
+        reply = await bench.complete(max_tokens=2)
+        assert reply.status == 503
+        assert int(reply.headers["retry-after"]) >= 1
+        for worker in bench.workers:
+            worker.die_at = 2
+        reply = await bench.complete("stream", max_tokens=5, stream=True)
+        assert reply.status == 200  # it had begun
+        assert json.loads(reply.events[-2])["error"]["code"] == "unavailable"
+        assert reply.events[-1] == "[DONE]"
+        await bench.idle()
+
+
+async def test_an_instance_that_is_not_there_is_passed_over():
+    async with running_lb() as bench:
+        await bench.workers[0].stop()
+        assert (await bench.complete(max_tokens=2)).json["choices"][0]["text"] == expected_text(5, 2)
+        assert len(bench.workers[1].submissions) == 1
+        await bench.idle()
+
+
+async def test_a_worker_s_refusal_reaches_the_client():
+    async with running_lb() as bench:
+        bench.workers[0].error = common_pb2.Error(code="RESOURCE_EXHAUSTED", message="full", retry_after_ms=2500)
+        reply = await bench.complete(max_tokens=2)
+        assert (reply.status, reply.headers["retry-after"]) == (429, "3")
+        bench.workers[0].error = common_pb2.Error(code="INTERNAL", message="broken")
+        assert (await bench.complete(max_tokens=2)).status == 500
+        await bench.idle()
+
+
+# ---------------------------------------------------------------- no conductor
+
+
+async def test_serving_goes_on_without_the_conductor_and_it_is_found_again():
+    async with running_lb() as bench:
+        port = int(bench.conductor.address.rpartition(":")[2])
+        await bench.conductor.stop()
+        await spin(lambda: not bench.lb.conductor.connected)
+        for _ in range(4):
+            assert (await bench.complete(max_tokens=2)).status == 200
+        placement = bench.workers[0].submissions[0].placement
+        assert placement.policy == "lb_least_loaded"
+        assert bench.registry.get_sample_value("pinyon_lb_fallback_placements_total") == 4
+        await bench.conductor.start(port)
+        await bench.connected()
+        await bench.complete(max_tokens=2)
+        assert len(bench.conductor.requests) == 1
+        assert bench.lb.conductor.sessions == 2
+        await bench.idle()
+
+
+async def test_a_silent_conductor_costs_one_timeout():
+    async with running_lb(conductor_timeout_s=0.1) as bench:
+        bench.conductor.silent = True
+        assert (await bench.complete(max_tokens=2)).status == 200
+        assert bench.workers[0].submissions[0].placement.policy == "lb_least_loaded"
+        await bench.idle()
+
+
+async def test_an_answer_that_comes_too_late_is_given_back():
+    async with running_lb(conductor_timeout_s=30) as bench:
+        bench.conductor.late.clear()
+        async with Connection(bench.http) as connection:
+            connection.send("POST", "/v1/completions", ask(max_tokens=2))
+            await bench.conductor.until(lambda: bench.conductor.requests)
+            connection.drop()
+            await bench.idle()
+        bench.conductor.late.set()
+        await bench.conductor.until(lambda: bench.conductor.released)
+        assert bench.conductor.released == [bench.conductor.requests[0].request_id]
+        assert not bench.workers[0].submissions
+
+
+async def test_requests_in_flight_do_not_notice_that_the_conductor_goes():
+    async with running_lb() as bench:
+        worker = bench.workers[0]
+        worker.go.clear()
+        worker.hold_after = 2
+        running = asyncio.ensure_future(bench.complete(max_tokens=6))
+        await worker.until(lambda: worker.open)
+        await bench.conductor.stop()
+        worker.go.set()
+        assert (await running).json["choices"][0]["text"] == expected_text(5, 6)
+        await bench.idle()
+
+
+async def test_without_any_instance_it_is_503():
+    async with running_lb(conductor=False, placement_wait_s=0.1) as bench:
+        assert (await bench.complete(max_tokens=2)).status == 503
+        assert (await bench.get("/health/ready")).status == 503
+        await bench.idle()
+
+
+async def test_a_request_waits_for_an_instance_to_come():
+    async with running_lb() as bench:
+        here, bench.conductor.workers = bench.conductor.workers, []
+        bench.conductor.push()
+        await bench.lb.view.wait_change(5)
+        waiting = asyncio.ensure_future(bench.complete(max_tokens=2))
+        await bench.conductor.until(lambda: bench.conductor.requests)
+        bench.conductor.workers = here
+        bench.conductor.push()
+        assert (await waiting).status == 200
+        await bench.idle()
+
+
+# ---------------------------------------------------------------- limits
+
+
+async def test_a_full_queue_is_429():
+    async with running_lb(in_flight_limit=1, queue_limit=1) as bench:
+        bench.workers[0].go.clear()
+        running = [asyncio.ensure_future(bench.complete(f"{number}", max_tokens=1)) for number in range(2)]
+        await spin(lambda: bench.gauge("in_flight_requests") + bench.gauge("queue_requests") == 2)
+        reply = await bench.complete("third", max_tokens=1)
+        assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+        bench.workers[0].go.set()
+        assert [reply.status for reply in await asyncio.gather(*running)] == [200, 200]
+        await bench.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_takes_too_long_is_504(stream):
+    async with running_lb(request_timeout_s=0.3) as bench:
+        worker = bench.workers[0]
+        worker.go.clear()
+        reply = await bench.complete(max_tokens=5, stream=stream)
+        assert (reply.status, reply.json["error"]["code"]) == (504, "timeout")
+        assert bench.registry.get_sample_value("pinyon_lb_requests_total", {"finish": "deadline_exceeded"}) == 1
+        await bench.idle()
+        await worker.until(lambda: worker.cancelled)
+
+
+# ---------------------------------------------------------------- shutdown
+
+
+async def test_closing_lets_requests_finish():
+    async with running_lb() as bench:
+        worker = bench.workers[0]
+        worker.go.clear()
+        async with Connection(bench.http) as connection, Connection(bench.http) as idle:
+            idle.send("GET", "/health")
+            await idle.reply()
+            connection.send("POST", "/v1/completions", ask(max_tokens=3))
+            await worker.until(lambda: worker.open)
+            closing = asyncio.ensure_future(bench.lb.close(10))
+            assert await idle.reader.read() == b""
+            worker.go.set()
+            reply = await connection.reply()
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+            await closing
+        assert not bench.leftovers()
+
+
+async def test_closing_ends_what_does_not_finish():
+    async with running_lb() as bench:
+        bench.workers[0].go.clear()
+        async with Connection(bench.http) as connection:
+            connection.send("POST", "/v1/completions", ask(max_tokens=3))
+            await bench.workers[0].until(lambda: bench.workers[0].open)
+            await bench.lb.close(0)
+            reply = await connection.reply()
+            assert (reply.status, reply.json["error"]["code"]) == (503, "unavailable")
+        assert not bench.leftovers()
+
+
+# ---------------------------------------------------------------- gRPC
+
+
+def stub(channel) -> lb_pb2_grpc.LbServiceStub:
+    return lb_pb2_grpc.LbServiceStub(channel)
+
+
+async def test_grpc_generates():
+    async with running_lb() as bench, grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
+        models = (await stub(channel).ListModels(lb_pb2.ListModelsRequest())).models
+        assert [(model.name, model.max_context_tokens) for model in models] == [(MODEL, 4096)]
+        inputs = [
+            (lb_pb2.GenerateRequest(prompt="jay"), 3),
+            (lb_pb2.GenerateRequest(prompt_tokens_le32=tokens("pine")), 4),
+            (lb_pb2.GenerateRequest(model=MODEL, conversation=lb_pb2.Conversation(
+                messages=[lb_pb2.ChatMessage(role="user", content="hi")])), 6),
+        ]  # fmt: skip
+        for request, length in inputs:
+            request.sampling.max_tokens = 5
+            replies = [reply async for reply in stub(channel).Generate(request)]
+            assert "".join(reply.text for reply in replies) == expected_text(length, 5)
+            assert "".join(chr(token) for reply in replies for token in reply.tokens) == expected_text(length, 5)
+            assert replies[-1].finish_reason == common_pb2.FINISH_REASON_LENGTH
+            assert replies[-1].usage.prompt_tokens == length
+            assert len({reply.request_id for reply in replies}) == 1
+        assert bench.workers[0].submissions[0].sampling.temperature == 0
+        await bench.idle()
+
+
+async def test_grpc_errors_name_the_field(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("# keys\nsk-a anna\n")
+    metadata = (("authorization", "Bearer sk-a"),)
+    code = grpc.StatusCode
+    async with (
+        running_lb(api_keys_file=str(keys)) as bench,
+        grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel,
+    ):
+        params = common_pb2.SamplingParams
+        cases = [
+            (lb_pb2.GenerateRequest(), code.INVALID_ARGUMENT, "input"),
+            (lb_pb2.GenerateRequest(prompt=""), code.INVALID_ARGUMENT, "prompt"),
+            (lb_pb2.GenerateRequest(prompt="x" * 5000), code.INVALID_ARGUMENT, "prompt"),
+            (lb_pb2.GenerateRequest(prompt_tokens_le32=b"abc"), code.INVALID_ARGUMENT, "prompt_tokens_le32"),
+            (lb_pb2.GenerateRequest(prompt_tokens_le32=b"\xff" * 4), code.INVALID_ARGUMENT, "prompt_tokens_le32"),
+            (lb_pb2.GenerateRequest(conversation=lb_pb2.Conversation()), code.INVALID_ARGUMENT, "conversation"),
+            (lb_pb2.GenerateRequest(prompt="a", sampling=params(temperature=-1)), code.INVALID_ARGUMENT,
+             "sampling.temperature"),
+            (lb_pb2.GenerateRequest(prompt="a", sampling=params(max_tokens=9999)), code.INVALID_ARGUMENT,
+             "sampling.max_tokens"),
+            (lb_pb2.GenerateRequest(prompt="a", model="nobody"), code.NOT_FOUND, "model"),
+        ]  # fmt: skip
+        for request, status, field in cases:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub(channel).Generate(request, metadata=metadata).read()
+            assert (caught.value.code(), caught.value.details().split(": ")[0]) == (status, field), request
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub(channel).Generate(lb_pb2.GenerateRequest(prompt="a")).read()
+        assert caught.value.code() is code.UNAUTHENTICATED
+        await bench.idle()
+
+
+async def read_all(call) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+async def test_grpc_clients_that_leave(how):
+    async with running_lb() as bench, grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
+        worker = bench.workers[0]
+        worker.go.clear()
+        worker.hold_after = 2
+        request = lb_pb2.GenerateRequest(prompt="jay", sampling=common_pb2.SamplingParams(max_tokens=9))
+        call = stub(channel).Generate(request, timeout=0.3 if how == "deadline" else None)
+        await call.read()
+        if how == "cancel":
+            call.cancel()
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read_all(call)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await bench.idle()
+        await worker.until(lambda: worker.cancelled)

@@ -1,0 +1,232 @@
+"""Whatever comes from outside, the load balancer's parsers answer with a value or a named refusal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.core.block_keys import chain_block_keys, namespace
+from pinyon.core.errors import InvalidArgument, PinyonError
+from services.lb.auth import load_api_keys
+from services.lb.http_head import HttpError, read_head
+from services.lb.key_chains import KeyChains
+from services.lb.openai_format import ChatFormat, CompletionFormat, error_body
+from services.lb.openai_parse import Call, parse_chat, parse_completion
+
+COMPLETION = {
+    "model": "m", "prompt": "hello", "max_tokens": 4, "temperature": 0.5, "top_p": 1, "top_k": 0, "seed": 3,
+    "stop": ["a"], "stream": True, "stream_options": {"include_usage": True}, "n": 1, "user": "u", "logit_bias": {},
+    "echo": False, "presence_penalty": 0, "frequency_penalty": 0.0, "best_of": 1, "suffix": None, "logprobs": None,
+    "ignore_eos": True,
+}  # fmt: skip
+CHAT = {
+    "model": "m", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, "temperature": 1,
+    "stream": False, "n": 1, "metadata": {}, "store": False, "tools": [], "tool_choice": "auto", "stop": "x",
+    "response_format": {"type": "text"}, "logprobs": False, "top_logprobs": 0, "modalities": ["text"],
+}  # fmt: skip
+
+scalars = (
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=8) | st.just("hello")
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4)
+)
+
+
+@st.composite
+def bodies(draw, base):
+    """A good body with some fields changed, dropped or added, and perhaps some bytes broken."""
+    fields = dict(base)
+    for name in draw(st.lists(st.sampled_from(sorted(base)), max_size=4)):
+        if draw(st.booleans()):
+            fields.pop(name, None)
+        else:
+            fields[name] = draw(values)
+    fields.update(draw(st.dictionaries(st.text(max_size=8), values, max_size=1)))
+    raw = bytearray(json.dumps(fields).encode())
+    for position in draw(st.lists(st.integers(0, len(raw) - 1), max_size=2)):
+        raw[position] = draw(st.integers(0, 255))
+    return bytes(raw)
+
+
+def check(call: Call) -> None:
+    assert isinstance(call.model, str)
+    assert call.prompt
+    assert 0 <= call.max_tokens < 1 << 31
+    assert 0 <= call.temperature <= 2
+    assert 0 < call.top_p <= 1
+    assert call.seed is None or 0 <= call.seed < 1 << 64
+    assert all(isinstance(text, str) and text for text in call.stop)
+    assert type(call.stream) is bool
+
+
+def outcome(parse, *arguments):
+    """``(value, None)`` or ``(None, refusal)``; anything else fails the test."""
+    try:
+        return parse(*arguments), None
+    except (InvalidArgument, HttpError) as error:
+        return None, error
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize(("parse", "base"), [(parse_completion, COMPLETION), (parse_chat, CHAT)])
+def test_bodies(parse, base, data):
+    call, refusal = outcome(parse, data.draw(bodies(base) | st.binary(max_size=64)))
+    if refusal is None:
+        check(call)
+    else:
+        assert json.loads(error_body(refusal))["error"]["param"] == refusal.field
+
+
+def test_the_bodies_above_are_good():
+    assert parse_completion(json.dumps(COMPLETION).encode()) == Call(
+        "m", "hello", "prompt", 4, 0.5, 0, 1.0, 3, ("a",), True, True, True
+    )
+    assert parse_chat(json.dumps(CHAT).encode()).max_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("n", True),
+        ("best_of", 2),
+        ("logprobs", 0),
+        ("echo", True),
+        ("suffix", "x"),
+        ("logit_bias", {"1": 2}),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", -1),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 1.0),
+        ("temperature", 2.1),
+        ("temperature", "1"),
+        ("top_p", 0),
+        ("top_k", -1),
+        ("seed", 1.5),
+        ("seed", 1 << 64),
+        ("stop", [""]),
+        ("stop", ["a"] * 17),
+        ("stop", ["x" * 257]),
+        ("stream", 1),
+        ("stream_options", {"x": True}),
+        ("prompt", []),
+        ("prompt", [1, "a"]),
+        ("prompt", [-1]),
+        ("prompt", [1 << 32]),
+        ("prompt", [True]),
+        ("prompt", 1),
+        ("prompt", [[1], [2]]),
+        ("prompt", [[]]),
+        ("unknown", None),
+        ("user", 1),
+    ],
+)
+def test_what_is_refused_names_its_field(field, value):
+    with pytest.raises(InvalidArgument) as caught:
+        parse_completion(json.dumps({**COMPLETION, field: value}).encode())
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("logprobs", True),
+        ("top_logprobs", 2),
+        ("store", True),
+        ("modalities", ["audio"]),
+        ("reasoning_effort", "high"),
+        ("messages", [{"role": "user", "content": "a", "tool_calls": [1]}]),
+        ("messages", "hi"),
+        ("max_tokens", 9),
+    ],
+)
+def test_what_chat_refuses_names_its_field(field, value):
+    with pytest.raises(InvalidArgument) as caught:
+        parse_chat(json.dumps({**CHAT, field: value}).encode())
+    assert caught.value.field == ("max_completion_tokens" if field == "max_tokens" else field)
+
+
+headers = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [b"x-request-id", b"traceparent", b"x-pinyon-no-reuse", b"x-pinyon-ttft-slo-ms", b"x-pinyon-report",
+             b"authorization", b"expect", b"other"]
+        ),
+        st.binary(max_size=80) | st.sampled_from([b"1", b"0", b"250", b"abc-1", b"00-" + b"a" * 32]),
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(headers)
+def test_heads(fields):
+    scope = {"path": "/v1/completions", "headers": fields}
+    head, refusal = outcome(read_head, scope, 400)
+    if refusal is None:
+        assert head.request_id.isascii()
+        assert len(head.log_id) <= 128
+        assert len(head.traceparent) in (0, 55)
+        assert 0 <= head.ttft_slo_ms < 1 << 31
+    assert scope["request_id"].encode("ascii")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.binary(max_size=60)
+    | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
+    | st.dictionaries(st.text(max_size=6), values, max_size=3).map(lambda keys: json.dumps(keys).encode())
+)
+def test_api_keys_files(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "keys"
+    path.write_bytes(content)
+    keys, refusal = outcome(load_api_keys, str(path))
+    assert keys.required if refusal is None else refusal.field == "api_keys_file"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), st.text(max_size=5), st.booleans())
+def test_any_text_survives_as_json(text, model, usage):
+    for make in (CompletionFormat, ChatFormat):
+        written = make("id", model.encode("utf-8", "replace").decode(), 1, usage)
+        events = written.first + written.text(text) + written.finish(text, "stop")
+        parsed = [json.loads(event.removeprefix("data: ")) for event in events.split("\n\n")[:-1]]
+        found = "".join(
+            choice.get("text", "") or (choice.get("delta") or {}).get("content", "")
+            for event in parsed
+            for choice in event["choices"]
+        )
+        assert found == text + text
+        assert parsed[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 5)), max_size=12), st.integers(1, 4))
+def test_key_chains_are_those_of_the_core(prompts, block_tokens):
+    chains = KeyChains(runs=4)
+    starts = [namespace("model", "layout", tenant) for tenant in "abc"]
+    for tenant, shared, own in prompts:
+        tokens = b"\1\0\0\0" * shared + b"".join(index.to_bytes(4, "little") for index in range(own * 10))
+        expected = b"".join(chain_block_keys(starts[tenant], tokens, block_tokens))
+        assert chains.packed(starts[tenant], tokens, block_tokens) == expected
+        assert len(chains) <= 4
+
+
+def test_every_error_of_the_tree_becomes_an_object():
+    def tree(cls):
+        yield cls
+        for child in cls.__subclasses__():
+            yield from tree(child)
+
+    for cls in tree(PinyonError):
+        error = cls(500, "m") if cls is HttpError else cls("m")
+        assert json.loads(error_body(error))["error"]["message"] == "m"

@@ -1,0 +1,127 @@
+"""Whatever bytes a caller sends: an order, or an error that names a field. Nothing else."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import PinyonError
+from pinyon.core.request import Role
+from pinyon.model import load_card
+from pinyon.transfer import RegionDescriptor, SegmentDescriptor
+from services.worker.orders import parse_hello, parse_prefill, parse_submission, parse_target
+from services.worker.served import Served
+
+u32 = st.integers(0, 2**32 - 1)
+small = st.integers(0, 40)
+tokens = st.one_of(
+    st.binary(max_size=40),
+    st.lists(st.integers(0, 271), max_size=40).map(lambda t: b"".join(each.to_bytes(4, "little") for each in t)),
+)
+sampling = st.builds(
+    common_pb2.SamplingParams,
+    max_tokens=st.one_of(u32, small),
+    temperature=st.floats(width=32),
+    top_k=u32,
+    top_p=st.floats(width=32),
+    seed=st.integers(0, 2**64 - 1),
+    stop=st.lists(st.text(max_size=4), max_size=18),
+)
+spans = st.lists(
+    st.builds(common_pb2.FetchSpan, source_id=st.text(max_size=3), first_block=small, block_count=small), max_size=4
+)
+placement = st.builds(
+    common_pb2.Placement,
+    prefill_instance_id=st.sampled_from(["", "w", "p"]),
+    prefill_address=st.sampled_from(["", "a:1"]),
+    decode_instance_id=st.sampled_from(["", "w"]),
+    fetches=spans,
+)
+submissions = st.builds(
+    worker_pb2.Submission,
+    request_id=st.text(max_size=140),
+    model=st.sampled_from(["", "pinyon-tiny", "x"]),
+    prompt_tokens_le32=tokens,
+    block_keys=st.binary(max_size=40),
+    sampling=sampling,
+    generated_tokens=small,
+    placement=st.none() | placement,
+)
+starts = st.builds(
+    worker_pb2.PrefillStart,
+    prompt_tokens_le32=tokens,
+    block_keys=st.binary(max_size=40),
+    sampling=sampling,
+    fetches=spans,
+    target_offsets_bytes=st.lists(st.integers(0, 2**64 - 1) | small, max_size=4),
+    first_target_block=small,
+)
+hellos = st.builds(
+    worker_pb2.PrefillHello,
+    instance_id=st.text(max_size=140),
+    model_fingerprint=st.sampled_from(["", load_card().fingerprint]),
+    layout=st.sampled_from(
+        [
+            common_pb2.KvLayout(),
+            common_pb2.KvLayout(layers=4, kv_heads=4, head_dim=32, block_tokens=16, dtype="float32"),
+        ]
+    ),
+    segment=st.builds(
+        common_pb2.Segment,
+        host=st.text(max_size=3),
+        port=u32,
+        boot_id=st.sampled_from(["", "zz", "00" * 16]),
+        regions=st.lists(st.builds(common_pb2.Region, key=st.binary(max_size=17), length_bytes=u32), max_size=2),
+    ),
+)
+
+
+@cache
+def served(role: Role) -> Served:
+    card = load_card()
+    return Served("w", role, card, card.config.kv_layout(16), 8)
+
+
+def ask(parse, *arguments):
+    """What it was parsed to; None for a refusal, which must name a field."""
+    try:
+        return parse(*arguments)
+    except PinyonError as refusal:
+        field = refusal.field
+    assert field
+    return None
+
+
+@settings(max_examples=300)
+@given(message=submissions, role=st.sampled_from(Role))
+def test_submissions(message, role):
+    order = ask(parse_submission, message, served(role), 1.0)
+    if order is None:
+        return
+    assert order.tokens.size * 4 == len(message.prompt_tokens_le32)
+    assert len(order.keys) == order.tokens.size // 16
+    assert order.max_new_tokens > 0
+    assert order.tokens.size + order.max_new_tokens <= served(role).max_context
+
+
+@settings(max_examples=300)
+@given(message=starts)
+def test_prefills(message):
+    segment = SegmentDescriptor("h", 1, bytes(16), (RegionDescriptor(bytes(16), "cpu:0", 10**6),))
+    order = ask(parse_prefill, message, served(Role.PREFILL))
+    target = ask(parse_target, message, segment, served(Role.PREFILL))
+    if order is None or target is None:
+        return
+    blocks = served(Role.PREFILL).layout.blocks_for(order.tokens.size)
+    assert len(target.offsets) + target.first_block == blocks
+
+
+@settings(max_examples=200)
+@given(message=hellos)
+def test_hellos(message):
+    segment = ask(parse_hello, message, served(Role.PREFILL))
+    assert segment is None or segment.regions

@@ -1,0 +1,91 @@
+"""The state of a request over several attempts."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.request import FinishReason, SamplingParams
+from services.lb.request import Ask, Request
+
+PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d", decode_address="d:1")
+
+
+def make(max_tokens: int = 5) -> Request:
+    sampling = SamplingParams(max_tokens)
+    request = Request(Ask("id", "m", "t", b"\1\0\0\0" * 8, b"k" * 16, sampling), 0.0, 10.0)
+    begin(request, 1.0)
+    return request
+
+
+def begin(request: Request, now_s: float) -> worker_pb2.Submission:
+    submission, attempt_id = worker_pb2.Submission(), request.attempt_id
+    request.begin_attempt(PLACEMENT, now_s)
+    request.fill(submission, attempt_id, True, now_s)
+    return submission
+
+
+def update(text: str = "", tokens: tuple[int, ...] = (), **fields) -> worker_pb2.StreamUpdate:
+    return worker_pb2.StreamUpdate(text=text, tokens=tokens, **fields)
+
+
+def lost(field: str = "", code: str = "UNAVAILABLE") -> worker_pb2.StreamUpdate:
+    error = common_pb2.Error(code=code, message="gone", field=field)
+    return update(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)
+
+
+@pytest.mark.parametrize(("field", "excluded"), [("", {"d"}), ("prefill_instance", {"p"})])
+def test_a_resumed_request_drops_what_was_sent(field, excluded):
+    request = make()
+    assert request.fold(update("ab", (1, 2)), 2.0).text == "ab"
+    request.fold(lost(field), 3.0)
+    assert request.retry(3)
+    assert request.exclude == excluded
+    submission = begin(request, 4.0)
+    assert submission.request_id == "id~1"
+    assert submission.generated_tokens == 2
+    assert submission.prompt_tokens_le32 == b"\1\0\0\0" * 8 + b"\1\0\0\0\2\0\0\0"
+    assert submission.block_keys == b""  # the keys were the prompt's alone
+    assert submission.timeout_ms == 6000
+    # the new instance replays in pieces of its own
+    assert request.fold(update("a"), 5.0).text == ""
+    assert request.fold(update("bc", (3,)), 5.0) == ("c", [3])
+    done = update("d", (4,), finish_reason=common_pb2.FINISH_REASON_STOP, usage=common_pb2.Usage(cached_tokens=99))
+    assert request.fold(done, 6.0).text == "d"
+    assert request.finish_reason is FinishReason.STOP
+    usage = request.usage()
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (8, 4, 8)
+
+
+def test_when_only_the_end_was_lost_the_last_token_is_made_again():
+    request = make(max_tokens=2)
+    request.fold(update("ab", (1, 2)), 2.0)
+    request.fold(lost(), 3.0)
+    assert request.retry(3)
+    assert begin(request, 4.0).generated_tokens == 1
+    last = request.fold(update("ab", (2,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0)
+    assert last == ("", [])
+    assert request.tokens == [1, 2]
+
+
+@pytest.mark.parametrize("code", ["RESOURCE_EXHAUSTED", "INTERNAL", "INVALID_ARGUMENT"])
+def test_errors_that_another_instance_would_repeat_are_final(code):
+    request = make()
+    request.fold(lost(code=code), 1.0)
+    assert not request.retry(3)
+
+
+def test_attempts_are_bounded():
+    request = make()
+    for attempt in range(3):
+        request.fold(lost(), 1.0)
+        assert request.retry(3) is (attempt < 2)
+        begin(request, 1.0)
+
+
+def test_what_an_instance_gives_up_by_itself_goes_on_elsewhere():
+    request = make()
+    request.fold(update(finish_reason=common_pb2.FINISH_REASON_CANCELLED), 1.0)
+    assert request.error is not None
+    assert request.retry(3)

@@ -1,0 +1,78 @@
+"""A request's mailbox: what wakes its reader."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from services.lb.worker_session import WorkerStream
+
+HOUR_S = 3600.0
+
+
+class Forgetful:
+    """A session that only notes who closes."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[int] = []
+
+    def forget(self, stream: WorkerStream) -> None:
+        self.forgotten.append(stream.stream_id)
+
+
+def make(gap_s: float) -> WorkerStream:
+    return WorkerStream(Forgetful(), 1, gap_s)  # type: ignore[arg-type]
+
+
+def update(token: int, last: bool = False) -> worker_pb2.StreamUpdate:
+    reason = common_pb2.FINISH_REASON_STOP if last else common_pb2.FINISH_REASON_UNSPECIFIED
+    return worker_pb2.StreamUpdate(stream_id=1, tokens=[token], finish_reason=reason)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_the_first_update_and_the_last_one_wake_at_once_those_between_wait():
+    stream = make(HOUR_S)
+    first = asyncio.ensure_future(stream.take())
+    await settle()
+    stream.deliver(update(1))
+    assert [list(each.tokens) for each in await first] == [[1]]
+    rest = asyncio.ensure_future(stream.take())
+    await settle()
+    assert stream.deliver(update(2)) == 1
+    assert stream.deliver(update(3)) == 2
+    await settle()
+    assert not rest.done()
+    stream.deliver(update(4, last=True))
+    assert [list(each.tokens) for each in await rest] == [[2], [3], [4]]
+
+
+async def test_after_the_gap_the_reader_gets_what_is_there():
+    stream = make(0.01)
+    stream.deliver(update(1))
+    assert len(await stream.take()) == 1
+    stream.deliver(update(2))  # before anybody waits
+    assert len(await stream.take()) == 1
+    waiting = asyncio.ensure_future(stream.take())
+    await settle()
+    stream.deliver(update(3))  # while somebody waits
+    stream.deliver(update(4))
+    assert len(await waiting) == 2
+
+
+async def test_a_cancelled_reader_leaves_no_timer():
+    stream = make(HOUR_S)
+    stream.deliver(update(1))
+    await stream.take()
+    stream.deliver(update(2))
+    reader = asyncio.ensure_future(stream.take())
+    await settle()
+    reader.cancel()
+    await asyncio.wait({reader})
+    assert stream._timer is None
+    stream.deliver(update(3, last=True))
+    assert len(await stream.take()) == 2

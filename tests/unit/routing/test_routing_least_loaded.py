@@ -1,0 +1,83 @@
+"""The policy of a load balancer that has no conductor."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.core.request import Role
+from pinyon.routing.least_loaded import Candidate, choose_pair
+
+
+def instance(name: str, role: Role = Role.MIXED, group: str = "g", **facts: int) -> Candidate:
+    return Candidate(name, f"{name}:1", role, group, **facts)
+
+
+def test_a_mixed_instance_keeps_the_request_to_itself():
+    pair = choose_pair([instance("b"), instance("a")], {}, 10)
+    assert pair is not None
+    assert pair.prefill is pair.decode
+    assert pair.prefill.instance_id == "a"
+
+
+def test_roles_are_respected():
+    fleet = [instance("d", Role.DECODE), instance("p", Role.PREFILL)]
+    pair = choose_pair(fleet, {}, 10)
+    assert pair is not None
+    assert (pair.prefill.instance_id, pair.decode.instance_id) == ("p", "d")
+    assert choose_pair(fleet[:1], {}, 10) is None
+    assert choose_pair(fleet[1:], {}, 10) is None
+
+
+def test_own_requests_count_per_slot_then_what_was_reported():
+    fleet = [instance("a", max_batch=2), instance("b", max_batch=8)]
+    pair = choose_pair(fleet, {"a": 1, "b": 2}, 10)
+    assert pair is not None
+    assert pair.decode.instance_id == "b"
+    pair = choose_pair([instance("a", reported=5), instance("b", reported=1)], {}, 10)
+    assert pair is not None
+    assert pair.decode.instance_id == "b"
+
+
+def test_kv_never_moves_between_groups():
+    fleet = [instance("p", Role.PREFILL, "one"), instance("d", Role.DECODE, "two")]
+    assert choose_pair(fleet, {}, 10) is None
+
+
+def test_excluded_and_too_small_ones_are_left_out():
+    fleet = [instance("a", max_context=100), instance("b", max_context=5), instance("c")]
+    pair = choose_pair(fleet, {}, 50, {"a"})
+    assert pair is not None
+    assert pair.decode.instance_id == "c"
+    assert choose_pair(fleet, {}, 50, {"a", "c"}) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Candidate,
+            st.sampled_from("abcdef"),
+            st.just("x:1"),
+            st.sampled_from(list(Role)),
+            st.sampled_from(["g", "h"]),
+            st.integers(0, 5),
+            st.integers(0, 3),
+            st.sampled_from([0, 10, 100]),
+        ),
+        max_size=8,
+        unique_by=lambda candidate: candidate.instance_id,
+    ),
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 5)),
+    st.sets(st.sampled_from("abcdef"), max_size=3),
+)
+def test_a_pair_is_always_allowed_and_the_order_does_not_matter(fleet, in_flight, exclude):
+    pair = choose_pair(fleet, in_flight, 50, exclude)
+    assert pair == choose_pair(fleet[::-1], in_flight, 50, exclude)
+    if pair is not None:
+        assert pair.prefill.role.prefills
+        assert pair.decode.role.decodes
+        assert pair.prefill.group == pair.decode.group
+        for member in (pair.prefill, pair.decode):
+            assert member.instance_id not in exclude
+            assert not 0 < member.max_context < 50

@@ -1,0 +1,115 @@
+"""Who gets blocks, in which order, and that they all come back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pinyon.core.layout import KvLayout
+from services.worker.kv_cache import KvCache
+
+LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
+KEYS = [bytes([number]) * 16 for number in range(8)]
+
+
+@pytest.fixture
+def now():
+    return [100.0]
+
+
+@pytest.fixture
+async def cache(now):
+    cache = KvCache(LAYOUT, 6, lambda: now[0])
+    yield cache
+    cache.close()
+    cache.pool.check_integrity()
+    assert cache.pool.used == 0
+
+
+async def test_a_reservation_brings_what_is_held_of_the_prefix(cache):
+    first = cache.reserve([], 3).result()
+    cache.publish(first.table[:2], KEYS[:2])
+    second = cache.reserve(KEYS[:4], 4).result()
+    assert second.held == 2
+    assert second.table[:2] == first.table[:2]
+    assert not set(second.table[2:]) & set(first.table)
+    cache.release(first.table)
+    cache.release(second.table)
+    assert cache.pool.cached == 2
+
+
+async def test_nobody_overtakes_the_one_that_waits_for_more(cache):
+    held = cache.reserve([], 4).result()
+    large, small = cache.reserve([], 5), cache.reserve([], 1)
+    assert [large.done(), small.done()] == [False, False]
+    assert cache.waiting == 2
+    cache.release(held.table)
+    cache.release(large.result().table)
+    cache.release(small.result().table)
+
+
+async def test_whoever_gives_up_lets_the_next_one_through(cache):
+    held = cache.reserve([], 4).result()
+    large, small = cache.reserve([], 5), cache.reserve([], 1)
+    cache.withdraw(large)
+    assert small.done()
+    assert cache.waiting == 0
+    cache.withdraw(small)  # granted meanwhile: the blocks come back
+    cache.release(held.table)
+
+
+async def test_what_became_readable_since_replaces_empty_blocks(cache):
+    mine = cache.reserve(KEYS, 2).result()
+    other = cache.reserve(KEYS, 2).result()
+    cache.publish(other.table, KEYS[:2])
+    cache.extend(mine, KEYS[:2])
+    assert (mine.table, mine.held) == (other.table, 2)
+    assert cache.pool.free == 4
+    cache.release(mine.table)
+    cache.release(other.table)
+
+
+async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, now):
+    held = cache.reserve([], 6).result()
+    cache.publish(held.table, KEYS[:6])
+    lease, found = cache.lease([KEYS[0], KEYS[1], KEYS[7], KEYS[2]], 1.0, allow_gaps=False)
+    assert lease > 0
+    assert [index for index, _ in found] == [0, 1]
+    cache.release(held.table)
+    waiting = cache.reserve([], 6)
+    assert not waiting.done()
+    now[0] += 0.5
+    cache._expire()
+    assert not waiting.done()
+    now[0] += 0.6
+    cache._expire()
+    cache.release(waiting.result().table)
+    assert not cache.end_lease(lease)
+    assert cache.evicted == 6
+
+
+async def test_nothing_held_is_no_lease(cache):
+    assert cache.lease(KEYS, 1.0, allow_gaps=True) == (0, [])
+    assert cache.leases == 0
+
+
+async def test_a_lease_ends_early(cache):
+    held = cache.reserve([], 2).result()
+    cache.publish(held.table, KEYS[:2])
+    lease, _ = cache.lease(KEYS[:2], 1.0, allow_gaps=False)
+    assert cache.end_lease(lease)
+    assert not cache.end_lease(lease)
+    cache.release(held.table)
+
+
+async def test_the_timer_ends_leases_by_itself():
+    cache = KvCache(LAYOUT, 2, asyncio.get_running_loop().time)
+    held = cache.reserve([], 2).result()
+    cache.publish(held.table, KEYS[:2])
+    cache.lease(KEYS[:2], 0.01, allow_gaps=False)
+    cache.release(held.table)
+    waiting = cache.reserve([], 2)
+    reservation = await asyncio.wait_for(waiting, 10)
+    cache.release(reservation.table)
+    cache.close()

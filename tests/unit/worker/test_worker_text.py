@@ -1,0 +1,50 @@
+"""Tokens to text, and what ends a request. The expected text is that of all tokens at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinyon.core.request import FinishReason, SamplingParams
+from pinyon.model import ByteTokenizer, load_card
+from services.worker.text import Transcript
+
+
+def run(text: str, tokens: list[int] | None = None, **sampling):
+    transcript = Transcript(load_card(), SamplingParams(**sampling))
+    out = ""
+    for token in tokens if tokens is not None else text.encode():
+        out += transcript.push(token)
+        if transcript.finish is not None:
+            break
+    return out, transcript.count, transcript.finish
+
+
+def test_length():
+    assert run("hello world", max_tokens=5) == ("hello", 5, FinishReason.LENGTH)
+
+
+def test_an_unfinished_character_shows_at_the_end():
+    assert run("aé", max_tokens=2) == ("a\ufffd", 2, FinishReason.LENGTH)
+    assert run("aé", max_tokens=3) == ("aé", 3, FinishReason.LENGTH)
+
+
+def test_eos_counts_and_has_no_text():
+    tokens = [*b"ab", ByteTokenizer.EOS, *b"cd"]
+    assert run("", tokens, max_tokens=9) == ("ab", 3, FinishReason.STOP)
+    assert run("", tokens, max_tokens=5, ignore_eos=True) == ("abcd", 5, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (("lo",), ("hel", 5, FinishReason.STOP)),
+        (("zz", "o w"), ("hell", 7, FinishReason.STOP)),
+        (("world!",), ("hello world", 11, FinishReason.LENGTH)),  # held back, then given out
+    ],
+)
+def test_stop_strings(stop, expected):
+    assert run("hello world", max_tokens=11, stop=stop) == expected
+
+
+def test_a_stop_string_in_the_last_bytes_counts():
+    assert run("ab\u00e9", max_tokens=3, stop=("b\ufffd",)) == ("a", 3, FinishReason.STOP)

@@ -1,0 +1,59 @@
+"""What waits for one reader."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pinyon.core.errors import ResourceExhausted
+from services.worker.updates import UpdateBuffer
+
+
+async def test_updates_of_one_stream_are_merged_and_streams_share_a_message():
+    buffer = UpdateBuffer(10)
+    for stream, token in ((1, 5), (2, 6), (1, 7)):
+        buffer.update(stream).tokens.append(token)
+    message = await buffer.take()
+    assert [(update.stream_id, list(update.tokens)) for update in message.updates] == [(1, [5, 7]), (2, [6])]
+    assert buffer.unsent == 0
+
+
+async def test_the_reader_waits_and_is_woken_once_for_all_of_a_turn():
+    buffer = UpdateBuffer(10)
+    reading = asyncio.ensure_future(buffer.take())
+    await asyncio.sleep(0)
+    buffer.update(1).text = "a"
+    buffer.update(2).text = "b"
+    assert len((await reading).updates) == 2
+
+
+async def test_closing_gives_what_is_left_then_none():
+    buffer = UpdateBuffer(10)
+    buffer.update(1).text = "a"
+    buffer.close()
+    buffer.update(1).text = "late"
+    message = await buffer.take()
+    assert [update.text for update in message.updates] == ["a"]
+    assert await buffer.take() is None
+
+
+async def test_closing_wakes_the_reader():
+    buffer = UpdateBuffer(10)
+    reading = asyncio.ensure_future(buffer.take())
+    await asyncio.sleep(0)
+    buffer.close()
+    assert await reading is None
+
+
+async def test_over_the_limit_everything_is_dropped_and_said():
+    buffer = UpdateBuffer(3)
+    for token in range(3):
+        buffer.update(1).tokens.append(token)
+    assert not buffer.overflow.done()
+    buffer.update(1).tokens.append(9)
+    with pytest.raises(ResourceExhausted):
+        buffer.overflow.result()
+    assert buffer.unsent == 0
+    assert await buffer.take() is None
+    buffer.update(1)  # whoever still writes does no harm
