@@ -199,6 +199,8 @@ def _run(console: Console, address: str, title: str, *, no_reuse: bool) -> list[
     with Live(board.table, console=console, refresh_per_second=8, vertical_overflow="visible"):
         for outcome in demo_requests(address, demo_documents(), no_reuse=no_reuse):
             board.add(outcome)
+    if not console.is_terminal:
+        console.print()  # a live table that is printed once has no line end
     return board.outcomes
 
 
