@@ -23,7 +23,6 @@ from services.lb.http_server import HttpServer
 from services.lb.instances import InstanceView
 from services.lb.line import Line
 from services.lb.metrics import LbMetrics
-from services.lb.process import tune_process
 from services.lb.prompts import Prompts
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
@@ -84,8 +83,10 @@ def build(
         view.update(message)
         workers.keep_only(view.addresses)
 
-    conductor = ConductorSession(settings.conductor, instance_id, on_instances, settings.conductor_timeout_s)
     line = Line(settings.in_flight_limit, settings.queue_limit)
+    conductor = ConductorSession(
+        settings.conductor, instance_id, on_instances, settings.conductor_timeout_s, lambda: line.in_flight
+    )
     metrics = LbMetrics(registry, line, conductor, workers, view)
     prompts = Prompts(card, view, settings.chat_max_tokens, settings.chars_per_token_max)
     dispatcher = Dispatcher(
@@ -129,7 +130,6 @@ def build(
 async def run(settings: LbSettings, context: ServiceContext) -> None:
     """Serve until told to stop."""
     lb = build(settings, context.instance_id, context.registry, context.telemetry)
-    tune_process()
     endpoints = await lb.start()
     context.ready({name: settings.reachable(address) for name, address in endpoints.items()})
     try:

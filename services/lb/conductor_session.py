@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,15 +21,13 @@ from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed
+from pinyon.runtime.pace import Pace
 
 __all__ = ["ConductorAway", "ConductorSession"]
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
 WRITE_S = 5.0
-WRITE_GAP_S = 0.002
-"""Least time between two messages: under load, requests wait this long at most and then travel together, through the
-conductor and on to the workers. A message costs each side more CPU than what one request adds to it."""
 OUTBOX_LIMIT = 65_536
 REQUESTS_PER_MESSAGE = 64
 MESSAGE_BYTES = 2 << 20
@@ -42,7 +41,11 @@ class ConductorAway(Unavailable):
 
 
 class ConductorSession:
-    """``start`` → ``place`` and ``release`` → ``close``. ``on_instances`` is called with each new list."""
+    """``start`` → ``place`` and ``release`` → ``close``. ``on_instances`` is called with each new list.
+
+    ``in_flight`` counts this load balancer's requests: with many, they travel to the conductor together, and on from it
+    to the workers.
+    """
 
     def __init__(
         self,
@@ -50,11 +53,13 @@ class ConductorSession:
         lb_id: str,
         on_instances: Callable[[conductor_pb2.InstanceList], None],
         answer_timeout_s: float,
+        in_flight: Callable[[], int],
     ) -> None:
         self._address = address
         self._lb_id = lb_id
         self._on_instances = on_instances
         self._answer_timeout_s = answer_timeout_s
+        self._in_flight = in_flight
         self._call: Any = None
         self._heard = 0
         self._closing = False
@@ -185,16 +190,13 @@ class ConductorSession:
                 self.release(response.request_id)  # nobody waits for it any more
 
     async def _write_all(self, call: Any, outbox: Outbox[conductor_pb2.ScheduleRequest | str]) -> None:
-        loop = asyncio.get_running_loop()
-        due_s = 0.0
+        pace = Pace(self._in_flight, time.monotonic)
         try:
             while True:
                 items = await outbox.take_all()
-                if (early_s := due_s - loop.time()) > 0:
-                    await asyncio.sleep(early_s)
-                    if len(outbox):
-                        items += await outbox.take_all()
-                due_s = loop.time() + WRITE_GAP_S
+                await pace.turn()
+                if len(outbox):
+                    items += await outbox.take_all()
                 message = conductor_pb2.ScheduleSessionRequest()
                 size = 0
                 for item in items:

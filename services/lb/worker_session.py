@@ -7,6 +7,7 @@ per request, nothing per token.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_to_proto
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.pace import Pace
 
 __all__ = ["WorkerSession", "WorkerStream"]
 
@@ -214,9 +216,11 @@ class WorkerSession:
                 stream.fail(ResourceExhausted("The client reads too slowly."))
 
     async def _write_all(self, call: Any) -> None:
+        pace = Pace(lambda: len(self._streams), time.monotonic)
         try:
             while True:
                 await self._news.wait()
+                await pace.turn()
                 self._news.clear()
                 messages, self._messages = self._messages, []
                 for message in messages:

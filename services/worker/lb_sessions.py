@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
 from pinyon.runtime.interceptors import error_to_proto
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.pace import Pace
 from services.worker.decode import Decodes, failed_update
 from services.worker.decode_request import DecodeRequest
 from services.worker.updates import UpdateBuffer
@@ -55,7 +57,7 @@ class LbSession:
 
     def __init__(self, sessions: LbSessions) -> None:
         settings = sessions.decodes.core.settings
-        self.updates = UpdateBuffer(settings.outbox_tokens)
+        self.updates = UpdateBuffer(settings.outbox_tokens, Pace(lambda: len(self._requests), time.monotonic))
         self._write_timeout_s = settings.write_timeout_s
         self._decodes = sessions.decodes
         self._requests: dict[int, DecodeRequest] = {}

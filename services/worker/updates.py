@@ -6,6 +6,7 @@ import asyncio
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted
+from pinyon.runtime.pace import Pace
 
 __all__ = ["UpdateBuffer"]
 
@@ -13,11 +14,13 @@ __all__ = ["UpdateBuffer"]
 class UpdateBuffer:
     """One reader. All updates that come in one turn of the event loop travel in one message.
 
-    ``limit`` bounds the changes that wait (about one per token): a reader that is slower is cut off.
+    ``limit`` bounds the changes that wait (about one per token): a reader that is slower is cut off. ``pace`` spaces
+    the messages, so that under load more updates travel in one.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, pace: Pace | None = None) -> None:
         self._limit = limit
+        self._pace = pace
         self._message = worker_pb2.SessionResponse()
         self._by_stream: dict[int, worker_pb2.StreamUpdate] = {}
         self._waiter: asyncio.Future[None] | None = None
@@ -56,6 +59,10 @@ class UpdateBuffer:
                 await self._waiter
             finally:
                 self._waiter = None
+        if self._pace is not None and not self._closed:
+            await self._pace.turn()
+            if not self._by_stream:
+                return None  # discarded meanwhile
         message = self._message
         self._forget()
         return message

@@ -16,7 +16,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import Internal, PinyonError, error_from_code
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ErrorInterceptor", "error_from_proto", "error_from_rpc", "error_to_proto"]
+__all__ = ["ERROR_METADATA_KEY", "ErrorInterceptor", "error_from_proto", "error_from_rpc", "error_to_proto"]
 
 ERROR_METADATA_KEY = "pinyon-error-bin"
 

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import configure_logging, get_logger
 from pinyon.runtime.metrics import MetricsServer, new_registry
+from pinyon.runtime.process import tune_process
 from pinyon.runtime.settings import ServiceSettings
 from pinyon.runtime.telemetry import Telemetry
 
@@ -54,7 +55,8 @@ class ServiceContext:
     endpoints: dict[str, str] = field(default_factory=dict)
 
     def ready(self, endpoints: dict[str, str]) -> None:
-        """Announce the bound endpoints, by name: one JSON line on ``ready_fd``, and the log."""
+        """All is built: announce the bound endpoints by name, as one JSON line on ``ready_fd`` and in the log."""
+        tune_process()
         self.endpoints.update(endpoints)
         line = {
             "service": self.service,

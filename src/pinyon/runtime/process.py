@@ -1,4 +1,4 @@
-"""Settings of the process itself that a front door needs: memory, garbage collection, open files."""
+"""Settings of the process itself: memory, garbage collection, open files."""
 
 from __future__ import annotations
 
