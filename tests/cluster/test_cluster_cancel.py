@@ -74,13 +74,14 @@ async def accepted(cluster: LocalCluster, count: int) -> None:
 @pytest.mark.parametrize("events", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
 async def test_http_clients_that_hang_up(cluster, events):
     before = ended_by_cancel(cluster)
-    streams = [Stream(cluster, f"{events}-{number} {PROMPT}", 400) for number in range(4)]
+    streams = [Stream(cluster, f"{events}-{number} {PROMPT}", 2000) for number in range(4)]
     for stream in streams:
         await stream.send()
     if not events:
         await accepted(cluster, 4)
+    seen = await asyncio.gather(*(stream.events(events) for stream in streams))
+    assert seen == [events] * 4
     for stream in streams:
-        assert await stream.events(events) == events
         stream.drop()
     await wait_idle(cluster)
     assert ended_by_cancel(cluster) == before + 4, "they ran to their end instead"
@@ -95,7 +96,7 @@ async def test_grpc_clients_that_cancel(cluster, replies):
             stub.Generate(
                 lb_pb2.GenerateRequest(
                     prompt=f"g{replies}-{number} {PROMPT}",
-                    sampling=common_pb2.SamplingParams(max_tokens=400, ignore_eos=True),
+                    sampling=common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True),
                 ),
                 timeout=60,
             )
@@ -103,9 +104,9 @@ async def test_grpc_clients_that_cancel(cluster, replies):
         ]
         if not replies:
             await accepted(cluster, 4)
+        for _ in range(replies):
+            await asyncio.gather(*(call.read() for call in calls))
         for call in calls:
-            for _ in range(replies):
-                await call.read()
             call.cancel()
     await wait_idle(cluster)
     assert ended_by_cancel(cluster) == before + 4, "they ran to their end instead"
