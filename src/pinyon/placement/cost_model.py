@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import ClassVar, Self
 
 __all__ = ["DecodeCostModel", "NonNegativeLeastSquares", "PrefillCostModel", "TransferCostModel"]
 
@@ -22,6 +23,9 @@ PRIOR_WEIGHT = 1e-4
 OUTLIER_RATIO = 8.0
 # Gives the last ~100 samples most of the weight.
 FORGETTING = 0.99
+# A well-trained fit hardly moves by one sample, and solving is what costs: it is then solved for every few.
+TRAINED_SAMPLES = 64
+SAMPLES_PER_SOLVE = 8
 
 
 class NonNegativeLeastSquares:
@@ -32,7 +36,7 @@ class NonNegativeLeastSquares:
     normal equations are solved exactly, by trying which coefficients are zero.
     """
 
-    __slots__ = ("_dirty", "_moments", "_multiples", "_prior", "_targets", "count")
+    __slots__ = ("_moments", "_multiples", "_prior", "_solved", "_targets", "count")
 
     def __init__(self, prior: Sequence[float]) -> None:
         if not 1 <= len(prior) <= 4 or min(prior) <= 0:
@@ -42,7 +46,7 @@ class NonNegativeLeastSquares:
         self._moments = [[0.0] * size for _ in range(size)]
         self._targets = [0.0] * size
         self._multiples = [1.0] * size
-        self._dirty = False
+        self._solved = 0
         self.count = 0
 
     def observe(self, terms: Sequence[float], seconds: float) -> None:
@@ -63,14 +67,14 @@ class NonNegativeLeastSquares:
                 row[j] = FORGETTING * row[j] + share * other
             self._targets[i] = FORGETTING * self._targets[i] + share * target
         self.count += 1
-        self._dirty = True
 
     @property
     def multiples(self) -> list[float]:
         """The fitted coefficients as multiples of the prior's."""
-        if self._dirty:
+        news = self.count - self._solved
+        if news >= SAMPLES_PER_SOLVE or (news and self.count <= TRAINED_SAMPLES):
             self._multiples = self._solve()
-            self._dirty = False
+            self._solved = self.count
         return self._multiples
 
     @property
@@ -83,7 +87,7 @@ class NonNegativeLeastSquares:
         self._moments = [list(row) for row in other._moments]
         self._targets = list(other._targets)
         self._multiples = list(other._multiples)
-        self._dirty = other._dirty
+        self._solved = other._solved
         self.count = other.count
 
     def _solve(self) -> list[float]:
@@ -125,17 +129,15 @@ def _solve_positive_definite(matrix: list[list[float]], rhs: list[float]) -> lis
     return result
 
 
-class PrefillCostModel:
-    """Seconds to compute the rest of a prompt.
-
-    The prior is 2 ms plus 100 µs per token, with attention as heavy as the linear layers at 45,000 tokens (formula (1)
-    of Mooncake with its a = 4, b = 22, d = 8192).
-    """
+class _CostModel:
+    """A fit of its own per instance, with its coefficients at hand for loops over many instances."""
 
     __slots__ = ("_fit", "_k")
 
+    PRIOR: ClassVar[tuple[float, ...]]
+
     def __init__(self) -> None:
-        self._fit = NonNegativeLeastSquares((2e-3, 1e-4, 1e-4 / 45_000))
+        self._fit = NonNegativeLeastSquares(self.PRIOR)
         self._k: tuple[float, ...] | None = None
 
     @property
@@ -144,10 +146,31 @@ class PrefillCostModel:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """``(k0 s, k1 s/token, k2 s/token²)``; lets a loop over instances evaluate the formula in place."""
+        """Seconds per unit of each term; lets a loop over instances evaluate the formula in place."""
         if self._k is None:
             self._k = self._fit.coefficients
         return self._k
+
+    def copy_from(self, other: Self) -> None:
+        """Start from what another instance's model has learned."""
+        self._fit.copy_from(other._fit)
+        self._k = None
+
+    def _observe(self, terms: Sequence[float], seconds: float) -> None:
+        self._fit.observe(terms, seconds)
+        self._k = None
+
+
+class PrefillCostModel(_CostModel):
+    """Seconds to compute the rest of a prompt; coefficients ``(k0 s, k1 s/token, k2 s/token²)``.
+
+    The prior is 2 ms plus 100 µs per token, with attention as heavy as the linear layers at 45,000 tokens (formula (1)
+    of Mooncake with its a = 4, b = 22, d = 8192).
+    """
+
+    __slots__ = ()
+
+    PRIOR = (2e-3, 1e-4, 1e-4 / 45_000)
 
     def predict_s(self, prompt_tokens: int, prefix_tokens: int) -> float:
         """Seconds to compute a prompt of ``prompt_tokens`` whose first ``prefix_tokens`` are reused."""
@@ -163,33 +186,15 @@ class PrefillCostModel:
         """Learn from one measured prefill, without its queueing and transfers."""
         if computed_tokens > 0:
             total = computed_tokens + prefix_tokens
-            self._fit.observe((1.0, computed_tokens, computed_tokens * (total + prefix_tokens)), seconds)
-            self._k = None
-
-    def copy_from(self, other: PrefillCostModel) -> None:
-        self._fit.copy_from(other._fit)
-        self._k = None
+            self._observe((1.0, computed_tokens, computed_tokens * (total + prefix_tokens)), seconds)
 
 
-class TransferCostModel:
+class TransferCostModel(_CostModel):
     """Seconds to fetch KV into one instance: a start plus bytes over bandwidth. Prior: 1 ms and 1 GB/s."""
 
-    __slots__ = ("_fit", "_k")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._fit = NonNegativeLeastSquares((1e-3, 1e-9))
-        self._k: tuple[float, ...] | None = None
-
-    @property
-    def samples(self) -> int:
-        return self._fit.count
-
-    @property
-    def coefficients(self) -> tuple[float, ...]:
-        """``(start s, s/byte)``."""
-        if self._k is None:
-            self._k = self._fit.coefficients
-        return self._k
+    PRIOR = (1e-3, 1e-9)
 
     def predict_s(self, size_bytes: int) -> float:
         start, per_byte = self.coefficients
@@ -198,39 +203,21 @@ class TransferCostModel:
     def observe(self, size_bytes: int, seconds: float) -> None:
         """Learn from one measured fetch."""
         if size_bytes > 0:
-            self._fit.observe((1.0, size_bytes), seconds)
-            self._k = None
-
-    def copy_from(self, other: TransferCostModel) -> None:
-        self._fit.copy_from(other._fit)
-        self._k = None
+            self._observe((1.0, size_bytes), seconds)
 
 
-class DecodeCostModel:
+class DecodeCostModel(_CostModel):
     """Seconds between tokens with a number of requests in the batch. Prior: 10 ms plus 1 ms per request."""
 
-    __slots__ = ("_fit", "_k")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._fit = NonNegativeLeastSquares((1e-2, 1e-3))
-        self._k: tuple[float, ...] | None = None
-
-    @property
-    def samples(self) -> int:
-        return self._fit.count
+    PRIOR = (1e-2, 1e-3)
 
     def predict_s(self, batch: int) -> float:
-        if self._k is None:
-            self._k = self._fit.coefficients
-        base, per_request = self._k
+        base, per_request = self.coefficients
         return base + per_request * batch
 
     def observe(self, batch: int, seconds: float) -> None:
         """Learn that a batch of this size took ``seconds`` per token."""
         if batch > 0:
-            self._fit.observe((1.0, batch), seconds)
-            self._k = None
-
-    def copy_from(self, other: DecodeCostModel) -> None:
-        self._fit.copy_from(other._fit)
-        self._k = None
+            self._observe((1.0, batch), seconds)
