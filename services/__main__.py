@@ -82,7 +82,7 @@ def up(arguments: argparse.Namespace) -> int:
         return 2
     try:
         with console.status("starting …"):
-            cluster.start(lambda line: console.log(line, markup=False, highlight=False))
+            cluster.start(lambda line: console.print(line, markup=False, highlight=False))
         _show(console, cluster)
         reported: set[str] = set()
         while not stop.wait(0.5):
