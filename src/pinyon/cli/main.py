@@ -28,29 +28,26 @@ def instances(arguments: argparse.Namespace) -> int:
     with grpc.insecure_channel(arguments.conductor, options=CHANNEL_OPTIONS) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=arguments.timeout_s)
-    table = Table()
-    for column in (
-        "instance",
-        "role",
-        "address",
-        "model",
-        "pending",
-        "running",
-        "KV used",
-        "KV cached",
-        "KV total",
-        "",
+    models = sorted({instance.info.model for instance in reply.instances if instance.info.model})
+    table = Table(title=f"serving {', '.join(models) or 'nothing yet'}", title_justify="left", box=None, pad_edge=False)
+    for column, justify in (
+        ("instance", "left"),
+        ("role", "left"),
+        ("address", "left"),
+        ("pending/running", "right"),
+        ("KV used+cached/total", "right"),
+        ("", "left"),
     ):
-        table.add_column(column)
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for instance in reply.instances:
         info, load = instance.info, instance.load
-        state = "" if instance.schedulable else ("draining" if load.draining else "not schedulable")
-        if info.role == common_pb2.ROLE_STORE:
-            state = "draining" if load.draining else ""
+        store = info.role == common_pb2.ROLE_STORE
+        state = "draining" if load.draining else ("" if instance.schedulable or store else "away")
         table.add_row(
-            *(info.instance_id, _role(info.role), info.address, info.model),
-            *(str(load.pending_requests), str(load.running_requests)),
-            *(str(load.used_blocks), str(load.cached_blocks), str(info.capacity_blocks), state),
+            *(info.instance_id, _role(info.role), info.address),
+            "–" if store else f"{load.pending_requests}/{load.running_requests}",
+            f"{load.used_blocks}+{load.cached_blocks}/{info.capacity_blocks or '–'}",
+            state,
         )
     Console().print(table)
     return 0

@@ -1,0 +1,38 @@
+"""The ``pinyon`` command against a running suite."""
+
+from __future__ import annotations
+
+from pinyon.cli import main
+
+
+def test_instances(cluster, capsys):
+    assert main(["instances", "--conductor", cluster.conductor]) == 0
+    shown = capsys.readouterr().out
+    assert "serving pinyon-tiny" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore-0"):
+        assert any(line and line[0] == name for line in lines), shown
+    assert max(len(line) for line in shown.splitlines()) <= 100
+
+
+def test_generate(cluster, capsys):
+    lb = cluster.services["lb-0"].endpoints["grpc"]
+    assert main(["generate", "The jay", "--lb", lb, "--max-tokens", "6"]) == 0
+    first = capsys.readouterr()
+    assert main(["generate", "The jay", "--lb", lb, "--max-tokens", "6"]) == 0
+    assert capsys.readouterr().out == first.out
+    assert "7 prompt tokens" in first.err
+    assert "6 generated" in first.err
+
+
+def test_refusals_name_the_reason(cluster, capsys):
+    lb = cluster.services["lb-0"].endpoints["grpc"]
+    assert main(["generate", "x", "--lb", lb, "--model", "nobody"]) == 1
+    assert "NOT_FOUND" in capsys.readouterr().err
+    assert main(["generate", "x", "--lb", lb, "--temperature", "9"]) == 1
+    assert "temperature" in capsys.readouterr().err
+
+
+def test_nobody_there(capsys):
+    assert main(["instances", "--conductor", "127.0.0.1:1", "--timeout-s", "2"]) == 1
+    assert "UNAVAILABLE" in capsys.readouterr().err
