@@ -247,8 +247,8 @@ class LocalCluster:
             service.wait_ready(deadline)
             progress(f"{service.name} {' '.join(f'{key}={value}' for key, value in service.endpoints.items())}")
 
-    def restart(self, name: str) -> ServiceProcess:
-        """Start a stopped or killed service again, on the gRPC port it had."""
+    def restart(self, name: str, wait: bool = True) -> ServiceProcess:
+        """Start a stopped or killed service again, on the gRPC port it had; without ``wait`` the caller waits."""
         service = self.services[name]
         if service.alive:
             raise RuntimeError(f"{name} is still running")
@@ -258,7 +258,8 @@ class LocalCluster:
         if "http" in service.endpoints:
             service.arguments[service.arguments.index("--http-listen") + 1] = service.endpoints["http"]
         service.spawn()
-        service.wait_ready(time.monotonic() + START_S)
+        if wait:
+            service.wait_ready(time.monotonic() + START_S)
         return service
 
     def wait_serving(self, deadline: float) -> None:

@@ -55,7 +55,9 @@ def build(
     settings: ConductorSettings, registry: CollectorRegistry, telemetry: Telemetry, clock: Clock = time.monotonic
 ) -> Conductor:
     """Wire a conductor; the server is not started."""
-    inflight = InFlightTable(settings.inflight_max, settings.inflight_prefill_s, settings.inflight_decode_s)
+    inflight = InFlightTable(
+        settings.inflight_max, settings.inflight_unclaimed_s, settings.inflight_prefill_s, settings.inflight_decode_s
+    )
     fleet = Fleet(BlockIndex(settings.index_entries_max), inflight, settings.instances_max)
     membership = Membership(fleet, clock, settings.lease_ms / 1e3)
     metrics = ConductorMetrics(registry, fleet, membership)

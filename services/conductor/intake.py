@@ -22,7 +22,7 @@ MEASURED_US_MAX = 3_600_000_000
 
 
 class ReportIntake:
-    """Applies reports. The order within a report: registration, load, snapshot, deltas, measurements, endings."""
+    """Applies reports, each in this order: registration, load, snapshot, deltas, measurements, begins, endings."""
 
     def __init__(self, fleet: Fleet, membership: Membership, metrics: ConductorMetrics) -> None:
         self._fleet = fleet
@@ -68,6 +68,8 @@ class ReportIntake:
                 )
             if measured.fetch_us <= MEASURED_US_MAX:
                 state.transfer_model.observe(measured.fetched_bytes, measured.fetch_us * 1e-6)
+        for request_id in message.begun_decode_request_ids:
+            self._fleet.inflight.begin_decode(request_id, state)
         for request_id in message.ended_prefill_request_ids:
             self._fleet.inflight.end_prefill(request_id, state)
         for request_id in message.ended_decode_request_ids:

@@ -29,6 +29,9 @@ class ConductorSettings(ServiceSettings):
     instances_max: int = Field(512, ge=1, le=4096, description="instances, store nodes among them")
     index_entries_max: int = Field(4_000_000, ge=1, description="(block, holder) pairs in the block index")
     inflight_max: int = Field(100_000, ge=1, description="placements in flight")
+    inflight_unclaimed_s: float = Field(
+        10.0, gt=0, description="seconds after which a placement counts no longer if its decode instance never had it"
+    )
     inflight_prefill_s: float = Field(
         60.0, gt=0, description="seconds after which a placement's prefill counts no longer if nobody reported its end"
     )

@@ -46,5 +46,8 @@ class StoreReport:
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return ()
 
+    def drain_begun(self) -> Sequence[str]:
+        return ()
+
     def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
         return (), ()

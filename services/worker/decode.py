@@ -66,6 +66,7 @@ class Decodes:
         order = parse_submission(submission, core.served, core.settings.request_timeout_s)
         request = DecodeRequest(self, next(self._numbers), order, submission.stream_id, updates)
         self._unfinished += 1
+        core.journal.decode_begun(order.request_id)
         task = asyncio.get_running_loop().create_task(request.run(), name="decode")
         self._tasks[request] = task
         task.add_done_callback(lambda _: self._gone(request))

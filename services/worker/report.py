@@ -42,11 +42,16 @@ class Journal:
     def __init__(self, observe: Callable[[PrefillOutcome], None]) -> None:
         self._observe = observe
         self.on_end: Callable[[], None] = _nobody
+        self._begun_decodes: deque[str] = deque(maxlen=KEPT)
         self._ended_prefills: deque[str] = deque(maxlen=KEPT)
         self._ended_decodes: deque[str] = deque(maxlen=KEPT)
         self._measured: deque[conductor_pb2.PrefillMeasurement] = deque(maxlen=KEPT)
         self._between_tokens_s = 0.0
         self._tokens = 0
+
+    def decode_begun(self, request_id: str) -> None:
+        """It goes with the next report: nobody waits for it."""
+        self._begun_decodes.append(request_id)
 
     def prefill_ended(self, request_id: str) -> None:
         self._ended_prefills.append(request_id)
@@ -72,6 +77,11 @@ class Journal:
         """``tokens`` requests got a token each, ``seconds`` after the one before."""
         self._tokens += tokens
         self._between_tokens_s += tokens * seconds
+
+    def take_begun(self) -> list[str]:
+        begun = list(self._begun_decodes)
+        self._begun_decodes.clear()
+        return begun
 
     def take_ended(self) -> tuple[list[str], list[str]]:
         ended = list(self._ended_prefills), list(self._ended_decodes)
@@ -118,6 +128,9 @@ class WorkerReport:
 
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return self._core.journal.take_measured()
+
+    def drain_begun(self) -> Sequence[str]:
+        return self._core.journal.take_begun()
 
     def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
         return self._core.journal.take_ended()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.cluster import ClusterSpec, LocalCluster
+from tests.cluster.reference import Reference
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +15,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """2 prefill, 2 decode, 1 store node, conductor, load balancer. Shared: a test leaves it as it found it."""
     with LocalCluster(ClusterSpec(), tmp_path_factory.mktemp("cluster-logs")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """What the tokens must be."""
+    return Reference()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
+from collections.abc import Collection
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,12 +13,12 @@ from services.cluster import LocalCluster
 
 
 class Scrape:
-    """The metrics of every service of a cluster at one moment."""
+    """The metrics of every living service of a cluster, or of those in ``only``, at one moment."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, only: Collection[str] | None = None) -> None:
         self.samples: dict[tuple[str, str, tuple[str, ...]], float] = {}
         for name, service in cluster.services.items():
-            if not service.alive:
+            if not service.alive or (only is not None and name not in only):
                 continue
             with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=5) as reply:
                 for family in text_string_to_metric_families(reply.read().decode()):
@@ -29,6 +30,12 @@ class Scrape:
         """Sum over services and labels. A metric nobody has is an error: a misspelt name must not read as zero."""
         values = [value for (_, name, _), value in self.samples.items() if name == metric]
         assert values, f"no service has a metric {metric}"
+        return sum(values)
+
+    def of(self, service: str, metric: str) -> float:
+        """Sum over the labels of one service's metric; it must have it."""
+        values = [value for (owner, name, _), value in self.samples.items() if (owner, name) == (service, metric)]
+        assert values, f"{service} has no metric {metric}"
         return sum(values)
 
     def labelled(self, metric: str, label: str) -> float:

@@ -5,107 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
 
 import grpc
-import numpy as np
-import pytest
 
-from pinyon.api.common.v1 import common_pb2
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.core.request import SamplingParams
-from pinyon.model import load_card
+from pinyon.api.lb.v1 import lb_pb2_grpc
 from services.cluster import ClusterSpec, LocalCluster
-from services.worker.engines import DecodeSlot, PrefillChunk, create_engine
 from tests.cluster.observe import Scrape, wait_idle
+from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 
 SEED = 20260
-BLOCK_TOKENS = 32
 CONCURRENCY = 6
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One request: prompt tokens and how to sample."""
-
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
 
 
 def make_asks(count: int, seed: int) -> list[Ask]:
     """Prompts that share prefixes of a few documents, cut at any token, each with an ending of its own."""
     random_ = random.Random(seed)
-    documents = [[random_.randrange(32, 127) for _ in range(random_.randrange(150, 520))] for _ in range(8)]
+    documents = [text_tokens(random_, random_.randrange(150, 520)) for _ in range(8)]
     asks = []
     for _ in range(count):
         document = random_.choice(documents)
         prefix = document[: random_.randrange(len(document) // 2, len(document))]
-        ending = [random_.randrange(32, 127) for _ in range(random_.randrange(1, 40))]
-        greedy = random_.random() < 0.5
-        sampling = SamplingParams(
-            max_tokens=random_.randrange(1, 13),
-            temperature=0.0 if greedy else 0.9,
-            top_k=0 if greedy else random_.choice([0, 40]),
-            top_p=1.0 if greedy else random_.choice([1.0, 0.9]),
-            seed=random_.randrange(2**32),
-            ignore_eos=True,
-        )
-        asks.append(Ask(tuple(prefix + ending), sampling))
+        ending = text_tokens(random_, random_.randrange(1, 40))
+        asks.append(Ask(tuple(prefix + ending), random_sampling(random_, random_.randrange(1, 13))))
     return asks
-
-
-class Reference:
-    """One engine, one request at a time, no cache: the whole prompt at once, then token by token."""
-
-    def __init__(self) -> None:
-        card = load_card(None)
-        self._engine = create_engine("numpy", card, 64, BLOCK_TOKENS)
-        self._table = list(range(64))
-
-    def tokens(self, ask: Ask) -> list[int]:
-        prompt = np.array(ask.prompt, dtype=np.uint32)
-        chunk = PrefillChunk(tokens=prompt, start=0, block_table=self._table, sampling=ask.sampling, sample_index=0)
-        token = self._engine.step([chunk], []).prefill_tokens[0]
-        assert token is not None
-        tokens = [token]
-        while len(tokens) < ask.sampling.max_tokens:
-            position = len(prompt) + len(tokens) - 1
-            slot = DecodeSlot(tokens[-1], position, self._table, ask.sampling, len(tokens))
-            tokens += self._engine.step([], [slot]).decode_tokens
-        return tokens
-
-
-@pytest.fixture(scope="module")
-def reference() -> Reference:
-    return Reference()
-
-
-@dataclass
-class Answer:
-    tokens: list[int]
-    cached: int
-
-
-async def send(stub: lb_pb2_grpc.LbServiceStub, ask: Ask) -> Answer:
-    sampling = ask.sampling
-    request = lb_pb2.GenerateRequest(
-        prompt_tokens_le32=np.array(ask.prompt, dtype="<u4").tobytes(),
-        sampling=common_pb2.SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            ignore_eos=sampling.ignore_eos,
-        ),
-    )
-    answer = Answer([], 0)
-    async for reply in stub.Generate(request, timeout=120):
-        answer.tokens += reply.tokens
-        if reply.HasField("usage"):
-            answer.cached = reply.usage.cached_tokens
-            assert reply.usage.completion_tokens == len(answer.tokens)
-    return answer
 
 
 async def send_all(cluster: LocalCluster, asks: list[Ask], on_done=lambda count: None) -> list[Answer]:

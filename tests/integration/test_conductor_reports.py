@@ -48,6 +48,9 @@ class Cache:
     def drain_measurements(self) -> list[conductor_pb2.PrefillMeasurement]:
         return []
 
+    def drain_begun(self) -> list[str]:
+        return []
+
     def drain_ended(self) -> tuple[list[str], list[str]]:
         return [], []
 

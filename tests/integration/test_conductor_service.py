@@ -487,6 +487,21 @@ async def test_placements_end_by_release_by_report_and_by_age(world):
     assert world.metric("inflight_expired") == 2
 
 
+async def test_placements_that_never_reach_their_instance_are_forgotten_soon(world):
+    members = await world.cluster()
+    lb = LoadBalancer(world.stub)
+    await lb.open()
+    await lb.place(ask("a"), ask("b"))
+    await members["d0"].report(begun_decode_request_ids=["a"])
+    world.now_s += 10
+    for member in members.values():
+        await member.report()
+    world.conductor.sweep()
+    assert (world.metric("inflight_prefills"), world.metric("inflight_placements")) == (1, 1)
+    await members["d0"].report(ended_decode_request_ids=["a"])
+    assert world.metric("inflight_placements") == 0
+
+
 async def test_placements_outlive_their_session(world):
     members = await world.cluster()
     lb = LoadBalancer(world.stub)

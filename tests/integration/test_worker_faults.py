@@ -21,6 +21,7 @@ from pinyon.core.request import SamplingParams
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.store.segments import segment_from_proto
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus
+from services.worker.report import WorkerReport
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
@@ -501,3 +502,20 @@ async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
     assert d.core.cache.pool.used == 0
     fleet.workers.remove(d)
     await fleet.idle()
+
+
+async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
+    p, d = await fleet.pair()
+    report = WorkerReport(d.core, d.prefills, d.decodes)
+    client = await fleet.client(d)
+    d.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="taken"))
+    await d.engine.entered()
+    (refused,) = await client.submit(submission(PROMPT, SHORT, request_id="refused"))
+    await refused.wait()
+    assert refused.finish == "error"
+    assert (report.drain_begun(), report.drain_ended()) == (["taken"], ([], []))
+    d.engine.release()
+    await answer.wait()
+    await fleet.idle()
+    assert (report.drain_begun(), report.drain_ended()) == ([], ([], ["taken"]))

@@ -29,17 +29,21 @@ class _Decode:
 class InFlightTable:
     """The prefill and the decode part of every placement, until each ends, is released, or gets too old.
 
-    Age is the last resort (a load balancer died between the placement and its use): a part counts for at most
-    ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements.
+    A placement whose decode instance did not report its begin within ``unclaimed_s`` seconds is forgotten: the load
+    balancer died between the placement and its use, or the instance refused it. Age is the last resort: a part counts
+    for at most ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements.
     """
 
-    def __init__(self, limit: int, prefill_s: float, decode_s: float) -> None:
+    def __init__(self, limit: int, unclaimed_s: float, prefill_s: float, decode_s: float) -> None:
         self._limit = limit
+        self._unclaimed_s = unclaimed_s
         self._prefill_s = prefill_s
         self._decode_s = decode_s
         # insertion order is age: the oldest are in front
         self._prefills: dict[str, _Prefill] = {}
         self._decodes: dict[str, _Decode] = {}
+        self._unclaimed: dict[str, _Decode] = {}
+        """Of the decodes, those that have not begun."""
         self.expired = 0
 
     @property
@@ -66,9 +70,15 @@ class InFlightTable:
         prefill.inflight_prefill_us += prefill_us
         for span in decision.fetches:
             span.source.inflight_reads += span.block_count
-        self._decodes[request_id] = _Decode(decode, decode_blocks, now_s)
+        self._decodes[request_id] = self._unclaimed[request_id] = _Decode(decode, decode_blocks, now_s)
         decode.inflight_decodes += 1
         decode.inflight_decode_blocks += decode_blocks
+
+    def begin_decode(self, request_id: str, state: InstanceState) -> None:
+        """``state`` reported that the request came. Ignored if it is not, or no longer, placed there."""
+        part = self._unclaimed.get(request_id)
+        if part is not None and part.state is state:
+            del self._unclaimed[request_id]
 
     def end_prefill(self, request_id: str, state: InstanceState) -> None:
         """``state`` reported the end. Ignored if the request is not, or no longer, placed there."""
@@ -99,14 +109,17 @@ class InFlightTable:
             self._drop_decode(request_id)
 
     def expire(self, now_s: float) -> int:
-        """Forget parts that are too old; returns how many."""
+        """Forget parts that are too old, and what nobody claimed; returns how many parts."""
+        before = len(self._prefills) + len(self._decodes)
+        for request_id in _older(self._unclaimed, now_s - self._unclaimed_s):
+            self.release(request_id)
         old_prefills = _older(self._prefills, now_s - self._prefill_s)
         old_decodes = _older(self._decodes, now_s - self._decode_s)
         for request_id in old_prefills:
             self._drop_prefill(request_id)
         for request_id in old_decodes:
             self._drop_decode(request_id)
-        count = len(old_prefills) + len(old_decodes)
+        count = before - len(self._prefills) - len(self._decodes)
         self.expired += count
         return count
 
@@ -118,6 +131,7 @@ class InFlightTable:
 
     def _drop_decode(self, request_id: str) -> None:
         part = self._decodes.pop(request_id)
+        self._unclaimed.pop(request_id, None)
         part.state.inflight_decodes -= 1
         part.state.inflight_decode_blocks -= part.blocks
 

@@ -49,6 +49,10 @@ class ReportSource(Protocol):
 
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]: ...
 
+    def drain_begun(self) -> Sequence[str]:
+        """Ids of requests that came to decode here."""
+        ...
+
     def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
         """Ids of requests whose ``(prefill, decode)`` here ended in any way."""
         ...
@@ -212,6 +216,7 @@ class ReportSession:
         await self._write(call, self._report([], leaving))
 
     def _report(self, deltas: list[conductor_pb2.CacheDelta], leaving: bool) -> conductor_pb2.ReportSessionRequest:
+        begun = self._source.drain_begun()
         prefills, decodes = self._source.drain_ended()
         return conductor_pb2.ReportSessionRequest(
             deltas=deltas,
@@ -220,6 +225,7 @@ class ReportSession:
             ended_prefill_request_ids=prefills,
             ended_decode_request_ids=decodes,
             leaving=leaving,
+            begun_decode_request_ids=begun,
         )
 
     async def _write(self, call: Any, message: conductor_pb2.ReportSessionRequest) -> None:

@@ -40,7 +40,7 @@ def info(name: str, role: InstanceRole, boot: str = "1", **changes: object) -> I
 
 
 def make_fleet(*members: tuple[str, InstanceRole], inflight_max: int = 100, instances_max: int = 64) -> Fleet:
-    fleet = Fleet(BlockIndex(10_000), InFlightTable(inflight_max, 60.0, 600.0), instances_max)
+    fleet = Fleet(BlockIndex(10_000), InFlightTable(inflight_max, 10.0, 60.0, 600.0), instances_max)
     for name, role in members:
         fleet.join(info(name, role))
     return fleet

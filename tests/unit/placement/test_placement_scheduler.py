@@ -312,13 +312,29 @@ def test_placing_a_request_again_replaces_its_first_placement(fleet, scheduler):
 
 
 def test_age_ends_what_nobody_reports(fleet, scheduler):
-    scheduler.schedule(ask("old"), 0.0)
-    scheduler.schedule(ask("young"), 30.0)
+    for request_id, now_s in (("old", 0.0), ("young", 30.0)):
+        fleet.inflight.begin_decode(request_id, scheduler.schedule(ask(request_id), now_s).decode)
     assert fleet.inflight.expire(59.9) == 0
     assert fleet.inflight.expire(60.0) == 1
     assert (fleet.inflight.prefills, fleet.inflight.decodes) == (1, 2)
     fleet.inflight.expire(600.0)
     assert (fleet.inflight.prefills, fleet.inflight.decodes, fleet.inflight.expired) == (0, 1, 3)
+
+
+def test_what_no_decode_instance_claims_is_forgotten_soon(fleet, scheduler):
+    decode, refused, elsewhere = (
+        scheduler.schedule(ask(name), 0.0).decode for name in ("claimed", "refused", "elsewhere")
+    )
+    fleet.inflight.begin_decode("claimed", decode)
+    fleet.inflight.begin_decode("elsewhere", member(fleet, "p0"))
+    fleet.inflight.begin_decode("unknown", elsewhere)
+    assert fleet.inflight.expire(9.9) == 0
+    assert fleet.inflight.expire(10.0) == 4
+    assert (fleet.inflight.prefills, fleet.inflight.decodes) == (1, 1)
+    fleet.inflight.end_decode("claimed", decode)
+    fleet.inflight.end_decode("refused", refused)
+    assert (fleet.inflight.prefills, fleet.inflight.decodes) == (0, 0)
+    assert decode.inflight_decodes == refused.inflight_decodes == elsewhere.inflight_decode_blocks == 0
 
 
 def test_the_account_is_bounded():

@@ -41,6 +41,9 @@ class Source:
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return [conductor_pb2.PrefillMeasurement(computed_tokens=7)]
 
+    def drain_begun(self) -> Sequence[str]:
+        return []
+
     def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
         ended, self.ended = self.ended, []
         return ended, []

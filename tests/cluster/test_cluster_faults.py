@@ -1,0 +1,356 @@
+"""Processes that are killed, frozen and told to go while they work: tokens stay exact, waits stay bounded, nothing is
+left. Real processes, real signals; what is expected comes from an engine in this process that knows of no faults."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import pytest
+
+from pinyon.api.lb.v1 import lb_pb2_grpc
+from pinyon.runtime.interceptors import ERROR_METADATA_KEY, error_from_rpc
+from services.cluster import ClusterSpec, LocalCluster
+from tests.cluster.fault_tools import (
+    WAIT_S,
+    WORKERS,
+    Clients,
+    again,
+    busiest,
+    exit_status,
+    generating,
+    http_accepts,
+    kill_redis,
+    known,
+    lookup,
+    make_asks,
+    redis_process,
+    restart,
+    start_redis,
+    until,
+    used,
+    value,
+    whole,
+)
+from tests.cluster.observe import Scrape, wait_idle
+from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
+
+SEED = 4711
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """2 prefill, 2 decode, 1 store node. Pools of four long requests: freed blocks are soon used again."""
+    spec = ClusterSpec(pool_blocks=256, extra={"conductor": ("--inflight-unclaimed-s", "3")})
+    with LocalCluster(spec, tmp_path_factory.mktemp("fault-logs")) as running:
+        yield running
+
+
+@pytest.fixture
+def random_(request: pytest.FixtureRequest) -> random.Random:
+    seed = f"{SEED} {request.node.name}"
+    print(f"seed {seed!r}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+async def clients(fragile: LocalCluster, reference: Reference) -> AsyncIterator[Clients]:
+    async with grpc.aio.insecure_channel(fragile.services["lb-0"].endpoints["grpc"]) as channel:
+        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), reference)
+        yield clients
+        await clients.end()
+    # Nothing to do unless the test failed in between: the next one begins with a whole cluster.
+    for name, service in fragile.services.items():
+        service.signal(signal.SIGCONT)
+        if not service.alive:
+            await restart(fragile, name)
+    await known(fragile)
+
+
+# -- one fault at a time
+
+
+async def test_a_decode_instance_is_killed_while_it_streams(fragile, clients, random_):
+    resumes = await value(fragile, "lb-0", "pinyon_lb_resumes_total")
+    asks = make_asks(random_, 3, 120, 240)
+    await generating(clients.start(asks))
+    victim = await busiest(fragile, "decode", "pinyon_worker_running_requests")
+    victim.kill()
+    await clients.exact()
+    assert await value(fragile, "lb-0", "pinyon_lb_resumes_total") > resumes, "nothing ran where it was killed"
+    clients.start(again(random_, asks))
+    await clients.exact()
+    await restart(fragile, victim.name)
+    await known(fragile)
+    await used(fragile, clients, random_, victim.name, "pinyon_worker_generated_tokens_total")
+    await whole(fragile)
+
+
+async def test_a_prefill_instance_is_killed_while_it_computes(fragile, clients, random_):
+    retries = await value(fragile, "lb-0", "pinyon_lb_retries_total")
+    asks = make_asks(random_, 5, 1000, 4)
+    clients.start(asks)
+    victim = await busiest(fragile, "prefill", "pinyon_worker_running_prefills")
+    victim.kill()
+    await clients.exact()
+    assert await value(fragile, "lb-0", "pinyon_lb_retries_total") > retries, "nothing ran where it was killed"
+    clients.start(again(random_, asks))
+    await clients.exact()
+    await restart(fragile, victim.name)
+    await known(fragile)
+    await used(fragile, clients, random_, victim.name, "pinyon_worker_prefill_tokens_total")
+    await whole(fragile)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "prompt_tokens", "max_tokens"),
+    [
+        ("prefill", "pinyon_worker_running_prefills", 1000, 4),
+        ("decode", "pinyon_worker_running_requests", 120, 240),
+    ],
+)
+async def test_an_instance_is_frozen_and_wakes_up(fragile, clients, random_, kind, metric, prompt_tokens, max_tokens):
+    retries = await value(fragile, "lb-0", "pinyon_lb_retries_total")
+    asks = make_asks(random_, 3 if kind == "decode" else 5, prompt_tokens, max_tokens)
+    answers = clients.start(asks)
+    if kind == "decode":
+        await generating(answers)
+    victim = await busiest(fragile, kind, metric)
+    victim.signal(signal.SIGSTOP)
+    try:
+        await clients.exact()
+        assert await value(fragile, "lb-0", "pinyon_lb_retries_total") > retries, "nothing ran where it was frozen"
+        # The memory it was writing to belongs to others when it wakes up and goes on.
+        others = again(random_, asks, 40) + make_asks(random_, 2, 900, 40)
+        await generating(clients.start(others), 5)
+    finally:
+        victim.signal(signal.SIGCONT)
+    await clients.exact()
+    clients.start(again(random_, others))
+    await clients.exact()
+    await known(fragile)
+    await whole(fragile)
+
+
+async def test_the_conductor_is_killed_under_load(fragile, clients, random_):
+    fallbacks = await value(fragile, "lb-0", "pinyon_lb_fallback_placements_total")
+    asks = make_asks(random_, 4, 300, 80)
+    await generating(clients.start(asks))
+    fragile.services["conductor"].kill()
+    clients.start(make_asks(random_, 4, 200, 20))
+    await clients.exact()
+    assert await value(fragile, "lb-0", "pinyon_lb_fallback_placements_total") > fallbacks
+
+    await restart(fragile, "conductor")
+    await known(fragile)
+
+    async def connected() -> bool:
+        return await value(fragile, "lb-0", "pinyon_lb_conductor_connected") == 1
+
+    await until("the load balancer is connected", connected)
+    fallbacks = await value(fragile, "lb-0", "pinyon_lb_fallback_placements_total")
+    # Nothing was computed since it came back: what it knows of these prompts, it knows from snapshots.
+    for ask in asks:
+        holders = await asyncio.to_thread(lookup, fragile, ask.prompt)
+        assert any(name in WORKERS for name in holders), holders
+        assert max(holders.values()) == len(ask.prompt) // BLOCK_TOKENS
+    answers = clients.start(again(random_, asks))
+    await clients.exact()
+    assert all(answer.cached > 0 for answer in answers), [answer.cached for answer in answers]
+    assert await value(fragile, "lb-0", "pinyon_lb_fallback_placements_total") == fallbacks
+    await whole(fragile)
+
+
+async def test_the_load_balancer_is_killed(fragile, clients, random_):
+    """What it had asked for is given up everywhere, also what was placed and never reached its instance."""
+    await generating(clients.start(make_asks(random_, 4, 60, 400)))
+    clients.start(make_asks(random_, 30, 200, 400))
+    await busiest(fragile, "prefill", "pinyon_worker_running_prefills")
+    fragile.services["lb-0"].kill()
+    await clients.end()
+    await restart(fragile, "lb-0")
+    await asyncio.to_thread(fragile.wait_serving, time.monotonic() + WAIT_S)
+    await whole(fragile)
+    clients.start(make_asks(random_, 4, 120, 20))
+    await clients.exact()
+
+
+async def test_redis_is_killed_and_comes_back_empty(fragile, clients, random_):
+    asks = make_asks(random_, 6, 300, 30)
+    await generating(clients.start(asks), 3)
+    kill_redis(fragile)
+    clients.start(make_asks(random_, 6, 300, 10))
+    await clients.exact()
+    await whole(fragile)  # also: nothing waits for a store that cannot be found
+
+    start_redis(fragile)
+
+    async def stores() -> bool:
+        before = (await asyncio.to_thread(Scrape, fragile, WORKERS)).total("pinyon_worker_stored_blocks_total")
+        clients.start(make_asks(random_, 2, 100, 2))
+        await clients.exact()
+        await wait_idle(fragile)  # what was computed has been offered to the store, one way or the other
+        return (await asyncio.to_thread(Scrape, fragile, WORKERS)).total("pinyon_worker_stored_blocks_total") > before
+
+    await until("blocks are stored again", stores)
+    clients.start(again(random_, asks))
+    await clients.exact()
+    await whole(fragile)
+
+
+# -- those who are asked to go
+
+
+async def test_the_load_balancer_drains(fragile, clients, random_):
+    lb = fragile.services["lb-0"]
+    asks = make_asks(random_, 3, 120, 240)
+    answers = clients.start(asks)
+    await generating(answers)
+    lb.signal(signal.SIGTERM)
+
+    async def refused() -> bool:
+        try:
+            await send(clients.stub, make_asks(random_, 1, 20, 1)[0])
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.UNAVAILABLE
+        return False
+
+    await until("new requests are refused", refused)
+    assert any(len(answer.tokens) < 240 for answer in answers), "everything had ended before"
+    assert not await asyncio.to_thread(http_accepts, lb.endpoints["http"])
+    await clients.exact()
+    assert await asyncio.to_thread(lb.wait, WAIT_S)
+    assert exit_status(lb) == 0
+    await restart(fragile, "lb-0")
+    await asyncio.to_thread(fragile.wait_serving, time.monotonic() + WAIT_S)
+    await whole(fragile)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "prompt_tokens", "max_tokens"),
+    [
+        ("prefill", "pinyon_worker_running_prefills", 1000, 4),
+        ("decode", "pinyon_worker_running_requests", 120, 240),
+    ],
+)
+async def test_a_worker_drains(fragile, clients, random_, kind, metric, prompt_tokens, max_tokens):
+    resumes = await value(fragile, "lb-0", "pinyon_lb_resumes_total")
+    answers = clients.start(make_asks(random_, 3 if kind == "decode" else 5, prompt_tokens, max_tokens))
+    if kind == "decode":
+        await generating(answers)
+    victim = await busiest(fragile, kind, metric)
+    victim.signal(signal.SIGTERM)
+    clients.start(make_asks(random_, 4, 100, 10))
+    await clients.exact()
+    assert await asyncio.to_thread(victim.wait, WAIT_S)
+    assert exit_status(victim) == 0
+    assert await value(fragile, "lb-0", "pinyon_lb_resumes_total") == resumes, "a stream was cut instead of finished"
+    await restart(fragile, victim.name)
+    await known(fragile)
+    await whole(fragile)
+
+
+# -- everything at once
+
+AWAY = ("kill", "kill", "freeze", "kill", "long freeze")
+"""What happens to workers, in random order; meanwhile, to the others:"""
+OTHERS = ("kvstore-0 kill", "kvstore-0 freeze", "redis kill", "redis freeze", "conductor kill", "conductor freeze")
+
+
+def make_mix(random_: random.Random, count: int) -> list[Ask]:
+    """Prompts that share beginnings."""
+    documents = [text_tokens(random_, random_.randrange(100, 400)) for _ in range(6)]
+    return [
+        Ask(
+            tuple(random_.choice(documents)[: random_.randrange(60, 400)] + text_tokens(random_, 5)),
+            random_sampling(random_, random_.randrange(4, 40)),
+        )
+        for _ in range(count)
+    ]
+
+
+async def test_a_random_mix_of_faults(fragile, clients, random_, reference):
+    asks = make_mix(random_, 40)
+    ended: list[tuple[Ask, Answer]] = []
+    errors: list[str] = []
+    over = asyncio.Event()
+    order = itertools.cycle(asks)
+
+    async def client() -> None:
+        while not over.is_set():
+            ask, answer = next(order), Answer()
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await send(clients.stub, ask, answer)
+            except grpc.aio.AioRpcError as error:
+                errors.append(clean(error))
+            ended.append((ask, answer))
+
+    async def disturb(faults: list[str]) -> None:
+        for fault in random_.sample(faults, len(faults)):
+            await inject(fragile, random_, fault)
+            done = len(ended) + 6
+
+            async def went_on(done: int = done) -> bool:
+                return len(ended) >= done
+
+            await until(f"requests end after {fault}", went_on)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(client())
+        lanes = [
+            group.create_task(disturb([f"{random_.choice(WORKERS)} {away}" for away in AWAY])),
+            group.create_task(disturb(list(OTHERS))),
+        ]
+        await asyncio.to_thread(lambda: [reference.tokens(ask) for ask in asks])
+        await asyncio.wait(lanes)
+        over.set()
+    print(f"{len(ended)} requests, {len(errors)} errors: {sorted(set(errors))}")
+    # Of a request that failed, what came is right as far as it goes.
+    wrong = [ask for ask, answer in ended if answer.tokens != reference.tokens(ask)[: len(answer.tokens)]]
+    short = [ask for ask, answer in ended if len(answer.tokens) < ask.sampling.max_tokens]
+    assert not wrong
+    assert len(short) <= len(errors) <= 0.05 * len(ended)
+    assert len(ended) >= 100
+    await asyncio.to_thread(fragile.wait_serving, time.monotonic() + WAIT_S)
+    clients.start(again(random_, asks[:20]))
+    await clients.exact()
+    await whole(fragile)
+
+
+def clean(error: grpc.aio.AioRpcError) -> str:
+    """An error for the client that says what it is; anything else fails the test."""
+    assert ERROR_METADATA_KEY in dict(error.trailing_metadata() or ()), error
+    typed = error_from_rpc(error)
+    assert typed.grpc_code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"), error
+    return f"{typed.grpc_code}: {typed.message}"
+
+
+async def inject(cluster: LocalCluster, random_: random.Random, fault: str) -> None:
+    """One fault, for a while that nothing relies on, and its repair."""
+    name, _, what = fault.partition(" ")
+    # A short freeze is over before anybody notices, a long one is not.
+    pause_s = 6.0 if what == "long freeze" else random_.uniform(0.1, 1.0)
+    print(f"{fault} {pause_s:.2f} s")
+    process = redis_process(cluster) if name == "redis" else cluster.services[name].process
+    assert process is not None
+    if what == "kill":
+        process.kill()
+        process.wait(timeout=5)
+        await asyncio.sleep(pause_s)
+        if name == "redis":
+            start_redis(cluster)
+        else:
+            await restart(cluster, name)
+        return
+    process.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(pause_s)
+    finally:
+        process.send_signal(signal.SIGCONT)
