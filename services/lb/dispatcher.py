@@ -22,6 +22,8 @@ __all__ = ["Dispatcher"]
 
 POLL_S = 0.5
 """An instance may become placeable without a change of the list (its load fell)."""
+RETRY_SAME_S = 2.5
+"""Before an instance that failed a request is tried again although nothing new was heard of it."""
 
 _log = get_logger("lb")
 
@@ -128,7 +130,8 @@ class Dispatcher:
 
     async def _place(self, request: Request) -> common_pb2.Placement:
         """Where the next attempt runs; waits a while for an instance if there is none."""
-        give_up_s = self._clock() + self._placement_wait_s
+        began_s, known = self._clock(), self._view.version
+        give_up_s = began_s + self._placement_wait_s
         while True:
             try:
                 return await self._conductor.place(request.schedule_request())
@@ -148,8 +151,10 @@ class Dispatcher:
             if left_s <= 0:
                 raise error
             await self._view.wait_change(min(left_s, POLL_S))
-            # One that failed us may have restarted under its old name.
-            request.exclude.clear()
+            # One that failed us may have restarted under its old name; until something new is heard, its address may as
+            # well still be dead, and the attempts are few.
+            if self._view.version != known or self._clock() - began_s >= RETRY_SAME_S:
+                request.exclude.clear()
 
 
 def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float) -> Delta:
