@@ -33,6 +33,8 @@ from services.cluster import ClusterSpec, LocalCluster
 # two cores; 8 KB and 32 KB prompts, not streaming and streaming. Published figures, not measured in this run.
 PRODUCTION_STACK_CPU_US = {(8, False): 732, (32, False): 1222, (8, True): 757, (32, True): 1205}
 SIZES_KB = (8, 32)
+PROMPT_KB = 512
+"""Text of all prompts together: as many tokens as half of one instance's KV blocks, so that nothing is evicted."""
 MAX_TOKENS = {False: 1, True: 16}
 
 
@@ -101,7 +103,7 @@ async def measure(cluster: LocalCluster, size_kb: int, stream: bool, quick: bool
     repetitions = 3 if quick else 7
     count = 60 if quick else 300
     random_ = random.Random(seed)
-    texts = prompts(random_, size_kb, 64)
+    texts = prompts(random_, size_kb, PROMPT_KB // size_kb)
     lb = cluster.services["lb-0"]
     host = lb.endpoints["http"]
     max_tokens = MAX_TOKENS[stream]
