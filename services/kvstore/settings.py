@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.settings import ServiceSettings, parse_address, service_config
+from pinyon.runtime.settings import Address, ServiceSettings, service_config
 
 __all__ = ["KvStoreSettings"]
 
@@ -16,9 +15,9 @@ class KvStoreSettings(ServiceSettings):
     model_config = service_config("kvstore")
 
     redis_url: str = Field("", description="Redis with the block metadata; required")
-    conductor: str = Field("", description="host:port of the conductor; empty: report to nobody")
+    conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
     pool_mib: int = Field(256, ge=1, le=1 << 24, description="size of the DRAM pool in MiB")
-    transfer_listen: str = Field("127.0.0.1:0", description="host:port of the transfer engine")
+    transfer_listen: Address = Field("127.0.0.1:0", description="host:port of the transfer engine")
     region: str = Field("", max_length=64, description="region label, such as eu-west")
     put_timeout_s: float = Field(10.0, gt=0, le=3600, description="seconds a put may take if it does not say so")
     put_timeout_max_s: float = Field(60.0, gt=0, le=3600, description="seconds a put may take at most")
@@ -30,13 +29,3 @@ class KvStoreSettings(ServiceSettings):
         3.0, ge=0.3, le=3600, description="seconds after which a node that does not answer counts as gone"
     )
     redis_timeout_s: float = Field(1.0, gt=0, le=60, description="seconds that Redis gets for an answer")
-
-    @field_validator("transfer_listen", "conductor")
-    @classmethod
-    def _is_host_port(cls, value: str) -> str:
-        if value:
-            try:
-                parse_address(value)
-            except InvalidArgument as error:
-                raise ValueError(error.message) from None
-        return value

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.settings import ServiceSettings, parse_address, service_config
+from pinyon.runtime.settings import Address, ServiceSettings, service_config
 
 __all__ = ["LbSettings"]
 
@@ -15,8 +14,8 @@ class LbSettings(ServiceSettings):
 
     model_config = service_config("lb")
 
-    conductor: str = Field("", description="host:port of the conductor")
-    http_listen: str = Field("127.0.0.1:0", description="host:port of the HTTP server; port 0 takes a free one")
+    conductor: Address = Field("", description="host:port of the conductor")
+    http_listen: Address = Field("127.0.0.1:0", description="host:port of the HTTP server; port 0 takes a free one")
     model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
     served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
     api_keys_file: str = Field(
@@ -48,13 +47,3 @@ class LbSettings(ServiceSettings):
     chars_per_token_max: int = Field(
         64, ge=1, le=4096, description="text longer than this many characters per context token is refused unread"
     )
-
-    @field_validator("http_listen", "conductor")
-    @classmethod
-    def _is_http_address(cls, value: str) -> str:
-        if value:
-            try:
-                parse_address(value)
-            except InvalidArgument as error:
-                raise ValueError(error.message) from None
-        return value

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.settings import ServiceSettings, parse_address, service_config
+from pinyon.runtime.settings import Address, ServiceSettings, service_config
 
 __all__ = ["WorkerSettings"]
 
@@ -18,7 +17,7 @@ class WorkerSettings(ServiceSettings):
     model_config = service_config("worker")
 
     role: Literal["prefill", "decode", "mixed"] = Field("mixed", description="what this instance does")
-    conductor: str = Field("", description="host:port of the conductor; empty: report to nobody")
+    conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
     redis_url: str = Field("", description="Redis with the KV store's metadata; empty: no store")
     region: str = Field("", max_length=64, description="region label, such as eu-west")
 
@@ -45,18 +44,10 @@ class WorkerSettings(ServiceSettings):
     lease_s: float = Field(5.0, gt=0, le=600, description="a reader's lease when it does not ask for a time")
     max_lease_s: float = Field(30.0, gt=0, le=3600, description="longest lease a reader gets")
 
-    transfer_listen: str = Field("127.0.0.1:0", description="host:port of the transfer engine; port 0 takes a free one")
+    transfer_listen: Address = Field(
+        "127.0.0.1:0", description="host:port of the transfer engine; port 0 takes a free one"
+    )
     outbox_tokens: int = Field(65536, ge=1, description="unsent tokens after which a slow reader is cut off")
     write_timeout_s: float = Field(10.0, gt=0, le=600, description="one message's time before a slow reader is cut off")
     store_queue_blocks: int = Field(512, ge=0, le=65536, description="blocks waiting for the KV store; 0: never store")
     store_timeout_s: float = Field(5.0, gt=0, le=600, description="time for one put into the KV store")
-
-    @field_validator("transfer_listen", "conductor")
-    @classmethod
-    def _is_transfer_address(cls, value: str) -> str:
-        if value:
-            try:
-                parse_address(value)
-            except InvalidArgument as error:
-                raise ValueError(error.message) from None
-        return value

@@ -10,15 +10,15 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pinyon import __version__
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["ServiceSettings", "load_settings", "parse_address", "service_config"]
+__all__ = ["Address", "ServiceSettings", "load_settings", "parse_address", "service_config"]
 
 Settings = TypeVar("Settings", bound="ServiceSettings")
 
@@ -38,15 +38,30 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _checked(address: str) -> str:
+    if address:
+        try:
+            parse_address(address)
+        except InvalidArgument as error:
+            raise ValueError(error.message) from None
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked)]
+"""A settings field that is ``host:port``, or empty."""
+
+
 class ServiceSettings(BaseSettings):
     """What all services can be told."""
 
     model_config = service_config("service")
 
     instance_id: str = Field("", max_length=64, description="unique name; made up when empty")
-    listen: str = Field("127.0.0.1:0", description="host:port of the gRPC server; port 0 takes a free one")
+    listen: Address = Field("127.0.0.1:0", description="host:port of the gRPC server; port 0 takes a free one")
     advertise_host: str = Field("", description="host that others reach this process at; default: the host of --listen")
-    metrics_listen: str = Field("127.0.0.1:0", description="host:port of the Prometheus endpoint; empty turns it off")
+    metrics_listen: Address = Field(
+        "127.0.0.1:0", description="host:port of the Prometheus endpoint; empty turns it off"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["text", "json"] = Field("text", description="one line per record: for people, or JSON")
     otlp_endpoint: str = Field(
@@ -54,16 +69,6 @@ class ServiceSettings(BaseSettings):
     )
     ready_fd: int = Field(-1, description="file descriptor to announce the bound endpoints on, as one JSON line")
     drain_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get on shutdown")
-
-    @field_validator("listen", "metrics_listen")
-    @classmethod
-    def _is_address(cls, value: str) -> str:
-        if value:
-            try:
-                parse_address(value)
-            except InvalidArgument as error:
-                raise ValueError(error.message) from None
-        return value
 
     def reachable(self, bound: str) -> str:
         """The address others should use for a server bound at ``bound``."""
