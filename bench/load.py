@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +91,3 @@ async def run_closed_loop(send, count: int, concurrency: int) -> list[Sample]:
         for number in range(concurrency):
             group.create_task(client(number))
     return samples
-
-
-def pin_to(cpu: int) -> None:
-    """Keep this process on one core where there are several, so that it disturbs the measured ones alike."""
-    if (os.cpu_count() or 1) > 1:
-        os.sched_setaffinity(0, {cpu})

@@ -9,7 +9,7 @@ Keys travel packed: ``n`` keys are ``16 * n`` bytes, in block order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +71,3 @@ def unpack_keys(packed: bytes) -> list[BlockKey]:
     if len(packed) % KEY_BYTES:
         raise ValueError(f"packed block keys must be a multiple of {KEY_BYTES} bytes, got {len(packed)}")
     return [packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)]
-
-
-def iter_hex(keys: Sequence[BlockKey]) -> Iterator[str]:
-    """Keys as people read them in logs."""
-    return (key.hex() for key in keys)

@@ -106,10 +106,6 @@ class Telemetry:
         self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
         self._tracer = self._provider.get_tracer("pinyon")
 
-    @property
-    def enabled(self) -> bool:
-        return self._tracer is not None
-
     def span(self, name: str, traceparent: str = "", **attributes: Attribute) -> Span:
         """A span below the one named by ``traceparent`` (a root span if that is empty or malformed)."""
         if self._tracer is None:

@@ -48,7 +48,6 @@ class BlockWriter:
         self._peers = peers
         self._clock = clock
         self._duties = Background()
-        self.written_bytes = 0
 
     @property
     def aborting(self) -> int:
@@ -94,7 +93,6 @@ class BlockWriter:
             ending = kvstore_pb2.PutEndRequest(put_id=reply.put_id, commit=True)
             await self._call(address, "PutEnd", ending, max(0.001, deadline - self._clock()))
             confirmed = True
-            self.written_bytes += object_bytes * len(requests)
             return outcomes
         finally:
             # A commit that was not confirmed may have taken effect; then giving back comes too late and is refused.

@@ -8,7 +8,6 @@ import random
 import socket
 import struct
 import threading
-import time
 
 import pytest
 
@@ -67,10 +66,8 @@ def test_frozen_peer_times_out_and_nothing_lands_late(engine, start_peer, opcode
     handle = engine.submit(big_batch(local, peer, opcode))
     some_moved(engine, handle)
     peer.freeze()
-    start = time.monotonic()
-    results = handle.wait(60.0)
-    # 200 chains are queued: they must not each wait for a stall limit of their own.
-    assert time.monotonic() - start < GENEROUS_S
+    # 200 chains are queued: they must not each wait for a stall limit of their own, which would outlast this deadline.
+    results = handle.wait(GENEROUS_S)
     assert {one.status for one in results} == {TransferStatus.COMPLETED, TransferStatus.TIMEOUT}
     assert {one.reason for one in results} == {Reason.NONE, Reason.STALLED}
     memory[:] = bytes(SIZE)
