@@ -17,15 +17,21 @@ __all__ = ["Aim", "Report", "parser", "percentile", "summary"]
 
 @dataclass(frozen=True)
 class Aim:
-    """One aim. ``measured`` and ``target`` are in the unit the name ends in; ``at_most`` says which side is good."""
+    """One aim. ``measured`` and ``target`` are in the unit the name ends in; ``at_most`` says which side is good.
+
+    ``measured`` is None, and the aim not met, when it could not be measured; ``reason`` then says why.
+    """
 
     name: str
     target: float
-    measured: float
+    measured: float | None
     at_most: bool = True
+    reason: str = ""
 
     @property
     def met(self) -> bool:
+        if self.measured is None:
+            return False
         return self.measured <= self.target if self.at_most else self.measured >= self.target
 
 
@@ -42,7 +48,13 @@ class Report:
     def emit(self) -> None:
         """Print the object as the last line of stdout."""
         machine = {"cores": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
-        aims = [{**{k: v for k, v in asdict(aim).items() if k != "at_most"}, "met": aim.met} for aim in self.aims]
+        aims = []
+        for aim in self.aims:
+            said = {**asdict(aim), "met": aim.met}
+            del said["at_most"]
+            if not aim.reason:
+                del said["reason"]
+            aims.append(said)
         line = {
             "name": self.name,
             "config": {**self.config, **machine},

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.service import ServiceContext
-from pinyon.runtime.settings import parse_address
+from pinyon.runtime.transfer import register_transfer_metrics, start_transfer_engine
 from pinyon.store.metadata import NodeRecord, StoreMetadata
-from pinyon.transfer import TransferEngine
 from services.kvstore.metrics import register_metrics
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher
@@ -39,7 +38,7 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
     if not settings.redis_url:
         raise InvalidArgument("a store node needs --redis-url", field="redis_url")
     async with AsyncExitStack() as stack:
-        engine = _start_engine(settings)
+        engine = start_transfer_engine(settings)
         stack.push_async_callback(asyncio.to_thread, engine.close)
         node = StoreNode(context.instance_id, settings, engine)
         stack.push_async_callback(node.close)
@@ -75,22 +74,13 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
         register_metrics(
             context.registry, node, publisher, lambda: float(session is not None and session.registered.is_set())
         )
+        register_transfer_metrics(context.registry, engine)
         context.ready({"grpc": bound, "transfer": f"{engine.descriptor().host}:{engine.descriptor().port}"})
         try:
             yield node
         finally:
             node.draining = True
             await server.begin_drain()
-
-
-def _start_engine(settings: KvStoreSettings) -> TransferEngine:
-    host, port = parse_address(settings.transfer_listen)
-    engine = TransferEngine(host, port, advertise_host=settings.advertise_host or None)
-    try:
-        engine.start()
-    except OSError as error:
-        raise Unavailable(f"cannot listen on {settings.transfer_listen}: {error.strerror}") from error
-    return engine
 
 
 async def _drain(server: GrpcServer, node: StoreNode, seconds: float) -> None:

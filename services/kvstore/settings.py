@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pinyon.runtime.settings import Address, ServiceSettings, service_config
+from pinyon.runtime.settings import Address, service_config
+from pinyon.runtime.transfer import TransferSettings
 
 __all__ = ["KvStoreSettings"]
 
 
-class KvStoreSettings(ServiceSettings):
+class KvStoreSettings(TransferSettings):
     """A node of the KV store: a pool of memory, and its entries in Redis."""
 
     model_config = service_config("kvstore")
@@ -17,7 +18,6 @@ class KvStoreSettings(ServiceSettings):
     redis_url: str = Field("", description="Redis with the block metadata; required")
     conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
     pool_mib: int = Field(256, ge=1, le=1 << 24, description="size of the DRAM pool in MiB")
-    transfer_listen: Address = Field("127.0.0.1:0", description="host:port of the transfer engine")
     region: str = Field("", max_length=64, description="region label, such as eu-west")
     put_timeout_s: float = Field(10.0, gt=0, le=3600, description="seconds a put may take if it does not say so")
     put_timeout_max_s: float = Field(60.0, gt=0, le=3600, description="seconds a put may take at most")

@@ -14,15 +14,14 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.batching import Fcfs
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Unavailable
 from pinyon.core.request import Role
 from pinyon.model import ModelCard, load_card
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.service import ServiceContext
-from pinyon.runtime.settings import parse_address
 from pinyon.runtime.telemetry import Telemetry
+from pinyon.runtime.transfer import register_transfer_metrics, start_transfer_engine
 from pinyon.store.client import StoreClient
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
@@ -87,12 +86,7 @@ class Worker:
     async def start(self, *, source: BlockSource | None = None, store: ObjectStore | None = None) -> str:
         """Bind, serve, report to the conductor. Returns the gRPC address."""
         settings, served, clock = self.settings, self.served, self._clock
-        host, port = parse_address(settings.transfer_listen)
-        self.transfer = TransferEngine(host, port, advertise_host=settings.advertise_host or None)
-        try:
-            self.transfer.start()
-        except OSError as error:
-            raise Unavailable(f"cannot listen on {settings.transfer_listen}: {error}") from error
+        self.transfer = start_transfer_engine(settings)
         # Peers may read what leases name; each prefill session gets a key of its own for writing.
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.READ)
         cache = KvCache(served.layout, served.pool_blocks, clock, first_lease_id=1 + secrets.randbits(48))
@@ -128,6 +122,7 @@ class Worker:
         self.decodes = Decodes(self.core, self.prefills, self.peers, self._metrics)
         self.sessions = LbSessions(self.decodes)
         register_gauges(self._registry, self)
+        register_transfer_metrics(self._registry, self.transfer)
         engine_loop.start()
         self.core.storage.start()
         self.server = GrpcServer(settings.listen)

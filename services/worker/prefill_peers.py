@@ -19,7 +19,7 @@ from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed
 from pinyon.store.segments import segment_to_proto
-from pinyon.transfer import SegmentDescriptor, TransferError
+from pinyon.transfer import TransferError
 from services.worker.core import Core
 from services.worker.report import layout_to_proto
 
@@ -155,8 +155,7 @@ class _PeerSession:
         error: PinyonError = Unavailable(f"prefill instance {self.instance_id} is gone", field="prefill_instance")
         call: Any = None
         try:
-            own = core.transfer.descriptor()
-            segment = SegmentDescriptor(own.host, own.port, own.boot_id, (region.descriptor(),))
+            segment = core.transfer.descriptor([region])
             hello = worker_pb2.PrefillHello(
                 instance_id=core.served.instance_id,
                 segment=segment_to_proto(segment),

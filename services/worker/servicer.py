@@ -11,7 +11,6 @@ from pinyon.core.block_keys import unpack_keys
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.interceptors import error_from_proto
 from pinyon.store.segments import segment_to_proto
-from pinyon.transfer import SegmentDescriptor
 from services.worker.core import Core
 from services.worker.lb_sessions import LbSessions
 from services.worker.prefill import Prefills
@@ -76,11 +75,8 @@ class BlockReadServicer:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        own = core.transfer.descriptor()
         # Only the region that is open for reading: the other keys belong to single prefill sessions.
-        self._segment = segment_to_proto(
-            SegmentDescriptor(own.host, own.port, own.boot_id, (core.region.descriptor(),))
-        )
+        self._segment = segment_to_proto(core.transfer.descriptor([core.region]))
 
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
         core = self._core

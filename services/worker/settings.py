@@ -6,12 +6,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from pinyon.runtime.settings import Address, ServiceSettings, service_config
+from pinyon.runtime.settings import Address, service_config
+from pinyon.runtime.transfer import TransferSettings
 
 __all__ = ["WorkerSettings"]
 
 
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(TransferSettings):
     """An engine instance that computes prompts, generates tokens, or both."""
 
     model_config = service_config("worker")
@@ -44,9 +45,6 @@ class WorkerSettings(ServiceSettings):
     lease_s: float = Field(5.0, gt=0, le=600, description="a reader's lease when it does not ask for a time")
     max_lease_s: float = Field(30.0, gt=0, le=3600, description="longest lease a reader gets")
 
-    transfer_listen: Address = Field(
-        "127.0.0.1:0", description="host:port of the transfer engine; port 0 takes a free one"
-    )
     outbox_tokens: int = Field(65536, ge=1, description="unsent tokens after which a slow reader is cut off")
     write_timeout_s: float = Field(10.0, gt=0, le=600, description="one message's time before a slow reader is cut off")
     store_queue_blocks: int = Field(512, ge=0, le=65536, description="blocks waiting for the KV store; 0: never store")

@@ -8,30 +8,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pinyon.store.segments import segment_from_proto, segment_to_proto
 from pinyon.transfer import (
     InvalidTransfer,
+    Nic,
     Opcode,
     RegionDescriptor,
     SegmentDescriptor,
+    Topology,
     TransferEngine,
     TransferLimits,
     TransferRequest,
     TransferStatus,
     WireError,
+    handshake,
     wire,
 )
-from pinyon.transfer.slicing import plan_chains
+from pinyon.transfer.slicing import plan_chains, plan_one
+from tests.unit.transfer.conftest import VARIANTS
 
 SIZE = 4096
 SMALL = TransferLimits(max_frame_bytes=700, stripe_min_bytes=64, max_frame_requests=5)
 """Tiny frames, so that small random batches meet every cut."""
 
 
-@pytest.fixture(scope="module", params=["tcp", "local"])
+@pytest.fixture(scope="module", params=list(VARIANTS))
 def pair(request: pytest.FixtureRequest):
     near, far = bytearray(SIZE), bytearray(SIZE)
-    with TransferEngine(limits=SMALL) as engine, TransferEngine(limits=SMALL) as other:
-        server = other if request.param == "tcp" else engine
+    variant = VARIANTS[request.param]
+    variant.skip_if_it_cannot_be()
+    arguments = {"transports": variant.transports, "limits": SMALL, **variant.arguments}
+    with TransferEngine(**arguments) as engine, TransferEngine(**arguments) as other:
+        server = engine if variant.same_process else other
         yield (
             engine,
             near,
@@ -110,7 +118,7 @@ def test_slices_cover_each_request_once(lengths, frame, per_frame, stripe, first
         for i, length in enumerate(lengths)
     ]
     covered = dict.fromkeys(range(first, first + len(lengths)), 0)
-    for chain in plan_chains(requests, first, limits):
+    for chain in plan_chains(requests, first, limits, {bytes(16): "cpu:0"}, lambda _: 1 + stripe % 3):
         assert 0 < len(chain.slices) <= per_frame
         assert sum(part.length for part in chain.slices) == chain.nbytes <= frame
         for part in chain.slices:
@@ -123,20 +131,25 @@ def test_slices_cover_each_request_once(lengths, frame, per_frame, stripe, first
             )
             covered[part.request] += part.length
     assert list(covered.values()) == lengths
+    one = plan_one(requests, sum(lengths), limits, {bytes(16): "cpu:0"}, lambda _: 1 + stripe % 3)
+    if one is not None:  # the short way says what the long way says
+        (same,) = plan_chains(requests, 0, limits, {bytes(16): "cpu:0"}, lambda _: 1 + stripe % 3)
+        assert one == same
 
 
 @given(data=st.binary(max_size=300))
 def test_parsers_raise_nothing_but_wire_errors(data) -> None:
-    for parse in (wire.parse_hello, wire.parse_hello_reply, wire.parse_accept, wire.parse_frame):
+    for parse in (handshake.parse_hello, handshake.parse_hello_reply, handshake.parse_accept, wire.parse_frame):
         with suppress(WireError):
             parse(data)
-    with suppress(WireError):
-        wire.parse_reply(data, 1, 1, 1, 1)
+    for opcode in Opcode:
+        with suppress(WireError):
+            wire.parse_reply(data, wire.Frame(opcode, 1, 1, 1, checksum=True))
 
 
 @given(
     head=st.tuples(
-        st.just(wire.FRAME_MAGIC), st.integers(0, 3), st.integers(0, 1), st.integers(0, 3), st.integers(0, 9),
+        st.just(wire.FRAME_MAGIC), st.integers(0, 3), st.integers(0, 2), st.integers(0, 3), st.integers(0, 9),
         st.integers(0, 600),
     ),
     data=st.binary(min_size=64, max_size=64),
@@ -151,11 +164,13 @@ def test_accepted_frames_stay_within_the_bounds(head, data) -> None:
     assert sum(one.length for one in ranges) == frame.payload <= wire.MAX_FRAME_BYTES
 
 
+_FIELDS = ["host", "port", "boot_id", "regions", "key", "location", "nics", "topology", "shm", "name", "transport"]
+
 json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.floats(),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["host", "port", "boot_id", "regions", "key", "location"]), inner, max_size=6)
+        | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=9)
     ),
     max_leaves=12,
 )
@@ -171,8 +186,15 @@ def test_outside_descriptors_parse_or_raise_typed(value) -> None:
     keys=st.lists(st.binary(min_size=16, max_size=16), max_size=4),
     port=st.integers(1, 65535),
     host=st.text(min_size=1, max_size=20),
+    rails=st.integers(0, 5),
+    topology=st.sampled_from([None, Topology({"cpu:0": (("nic0",), ("nic1",)), "*": ((), ())})]),
+    shm=st.sampled_from(["", "@pinyon"]),
 )
-def test_descriptors_round_trip(keys, port, host) -> None:
+def test_descriptors_round_trip(keys, port, host, rails, topology, shm) -> None:
     regions = tuple(RegionDescriptor(key, "cpu:0", 1 + index) for index, key in enumerate(keys))
-    segment = SegmentDescriptor(host, port, bytes(16), regions)
+    nics = tuple(Nic(f"nic{i}", "tcp", f"10.0.{i}.1", port, f"10.0.{i}.0/24") for i in range(rails))
+    segment = SegmentDescriptor(host, port, bytes(16), regions, nics, topology, shm, shm and "host")
     assert SegmentDescriptor.from_dict(segment.to_dict()) == segment
+    assert segment_from_proto(segment_to_proto(segment)) == segment
+    assert [segment.nic(nic.name) for nic in nics] == list(nics)
+    assert segment.nic("").address == host

@@ -1,4 +1,4 @@
-"""What people type: ``pinyon instances``, ``pinyon lookup``, ``pinyon generate``."""
+"""What people type: ``pinyon instances``, ``pinyon generate``, ``pinyon topology``, ``pinyon transfer``."""
 
 from pinyon.cli.main import main
 

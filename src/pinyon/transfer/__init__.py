@@ -19,6 +19,8 @@ from pinyon.transfer.errors import (
     WireError,
 )
 from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.nic import Nic
+from pinyon.transfer.paths import Path
 from pinyon.transfer.request import (
     Opcode,
     Reason,
@@ -28,18 +30,24 @@ from pinyon.transfer.request import (
     raise_for_failure,
 )
 from pinyon.transfer.segment import RegionDescriptor, SegmentDescriptor
-from pinyon.transfer.stats import LATENCY_BUCKETS_S, TransferStats
+from pinyon.transfer.stats import LATENCY_BUCKETS_S, PathStats, TransferStats
+from pinyon.transfer.topology import Topology
 
 __all__ = [
     "LATENCY_BUCKETS_S",
     "Access",
     "EngineClosed",
     "InvalidTransfer",
+    "Nic",
     "Opcode",
+    "Path",
+    "PathStats",
     "Reason",
     "Region",
     "RegionDescriptor",
     "SegmentDescriptor",
+    "TlsFiles",
+    "Topology",
     "TransferCancelled",
     "TransferEngine",
     "TransferError",
@@ -61,6 +69,7 @@ __all__ = [
 _EDGES = {
     "Access": "pinyon.transfer.transports.memory",
     "Region": "pinyon.transfer.transports.memory",
+    "TlsFiles": "pinyon.transfer.transports.tls",
     "TransferEngine": "pinyon.transfer.engine",
     "TransferGroup": "pinyon.transfer.transports.completion",
     "TransferHandle": "pinyon.transfer.transports.completion",

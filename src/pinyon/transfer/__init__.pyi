@@ -11,6 +11,8 @@ from pinyon.transfer.errors import (
     WireError,
 )
 from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.nic import Nic
+from pinyon.transfer.paths import Path
 from pinyon.transfer.request import (
     Opcode,
     Reason,
@@ -20,20 +22,27 @@ from pinyon.transfer.request import (
     raise_for_failure,
 )
 from pinyon.transfer.segment import RegionDescriptor, SegmentDescriptor
-from pinyon.transfer.stats import LATENCY_BUCKETS_S, TransferStats
+from pinyon.transfer.stats import LATENCY_BUCKETS_S, PathStats, TransferStats
+from pinyon.transfer.topology import Topology
 from pinyon.transfer.transports.completion import TransferGroup, TransferHandle
 from pinyon.transfer.transports.memory import Access, Region
+from pinyon.transfer.transports.tls import TlsFiles
 
 __all__ = [
     "LATENCY_BUCKETS_S",
     "Access",
     "EngineClosed",
     "InvalidTransfer",
+    "Nic",
     "Opcode",
+    "Path",
+    "PathStats",
     "Reason",
     "Region",
     "RegionDescriptor",
     "SegmentDescriptor",
+    "TlsFiles",
+    "Topology",
     "TransferCancelled",
     "TransferEngine",
     "TransferError",

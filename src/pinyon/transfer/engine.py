@@ -7,33 +7,40 @@ transport and accounts for the end of each request. All methods may be called fr
 from __future__ import annotations
 
 import itertools
+import random
 import secrets
 import threading
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.errors import TransferError as _TransferError
 from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.nic import Nic, check_nic
+from pinyon.transfer.path_board import PathState
 from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.segment import BOOT_ID_BYTES, KEY_BYTES, SegmentDescriptor
-from pinyon.transfer.slicing import plan_chains
+from pinyon.transfer.segment import BOOT_ID_BYTES, KEY_BYTES, PeerId, SegmentDescriptor
+from pinyon.transfer.slicing import ChainPlan, plan_chains, plan_one
 from pinyon.transfer.stats import TransferStats
-from pinyon.transfer.transports.base import Chain, Meter, Outcome, Transport
-from pinyon.transfer.transports.completion import TransferGroup, TransferHandle
-from pinyon.transfer.transports.local import LocalTransport
+from pinyon.transfer.topology import Topology
+from pinyon.transfer.transports.acceptor import Acceptor
+from pinyon.transfer.transports.base import SHUTDOWN, Chain, Meter
+from pinyon.transfer.transports.completion import InlineCall, TransferGroup, TransferHandle, results_of
+from pinyon.transfer.transports.dispatcher import Dispatcher
+from pinyon.transfer.transports.host import host_id
+from pinyon.transfer.transports.identity import Identity
 from pinyon.transfer.transports.memory import Access, MemoryTable, Region
-from pinyon.transfer.transports.tcp import TcpTransport
+from pinyon.transfer.transports.registry import build_transports
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from pinyon.transfer.transports.tls import TlsFiles
+
 __all__ = ["TransferEngine"]
 
-_SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
@@ -50,6 +57,11 @@ class TransferEngine:
         *,
         advertise_host: str | None = None,
         secret: bytes | None = None,
+        tls: TlsFiles | None = None,
+        nics: Sequence[Nic] = (),
+        topology: Topology | None = None,
+        transports: Sequence[str] | None = None,
+        checksum: str = "auto",
         limits: TransferLimits | None = None,
     ) -> None:
         """
@@ -57,24 +69,54 @@ class TransferEngine:
             host: address to listen on; port 0 picks a free one.
             advertise_host: what peers connect to, when it is not ``host`` (needed for 0.0.0.0). Prefer an address: the
                 time a resolver takes for a name is not bounded by our limits.
-            secret: cluster secret. When given, both sides of every connection must prove that they know it. It
-                authenticates the set-up only; the bytes that follow are neither encrypted nor signed (TLS is part 2).
+            secret: cluster secret. When given, both sides of every link must prove that they know it.
+            tls: files for mutually authenticated TLS on tcp links; the whole cluster has it or nobody.
+            nics: what large transfers are spread over, besides ``host``: tcp NICs are named as the interface and are
+                listened on (port 0 picks a free one); rdma NICs are named as the device. Empty: only ``host`` for tcp,
+                and all active devices for rdma.
+            topology: which NICs are near to which memory; None means all alike (see :mod:`.transports.discovery`).
+            transports: which may be used to reach peers, best first, of ``local``, ``shm``, ``rdma``, ``tcp``. None:
+                those that work on this host. What is named here and does not work is an error.
+            checksum: of tcp payloads: "on", "off", or "auto" (where it costs less than about 5 %).
+
+        Raises:
+            InvalidTransfer: a value that makes no sense, or a named transport that does not work here.
         """
         if advertise_host is None and host in _WILDCARDS:
             raise InvalidTransfer("listening on a wildcard address needs advertise_host", field="advertise_host")
         if secret is not None and not secret:
             raise InvalidTransfer("the cluster secret is empty", field="secret")
+        for nic in nics:
+            check_nic(nic._replace(port=1) if nic.transport == "tcp" and not nic.port else nic)
         self.limits = limits or TransferLimits()
         self.boot_id = secrets.token_bytes(BOOT_ID_BYTES)
+        server_tls, client_tls = tls.contexts() if tls is not None else (None, None)
+        identity = Identity(self.boot_id, secret, server_tls, client_tls)
         self._host, self._port = host, port
         self._advertise_host = advertise_host or host
+        self._topology = topology
         self._memory = MemoryTable(self.limits.max_regions)
         self._meter = Meter()
-        self._tcp = TcpTransport(self._memory, self.limits, self.boot_id, secret, self._meter)
-        self._local = LocalTransport(self._memory, self.limits.idle_s)
+        built = build_transports(self._memory, self.limits, identity, self._meter, nics, transports, checksum)
+        self._nics = built.nics
+        self._shm = built.shm
+        self._host_id = host_id()
+        self._acceptor = Acceptor(identity, self.limits, self._meter, built.services)
+        self._dispatcher = Dispatcher(
+            built.transports,
+            built.order,
+            self._nics,
+            topology,
+            self.boot_id,
+            self._host_id,
+            self.limits,
+            self._meter,
+            random.Random(),
+        )
         self._lock = threading.Lock()
         self._batches: dict[int, TransferHandle] = {}
         self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
+        self._inline: dict[Chain, int] = {}  # chains that blocking callers run themselves → requests
         self._batch_ids = itertools.count(1)
         self._inflight_requests = 0
         self._queued_bytes = 0
@@ -92,8 +134,25 @@ class TransferEngine:
         with self._lock:
             if self._state != "new":
                 raise EngineClosed("an engine starts once")
-            self._port = self._tcp.server.listen(self._host, self._port)
+            try:
+                self._listen()
+            except OSError:
+                self._acceptor.close()
+                raise
+            self._dispatcher.start()
             self._state = "running"
+
+    def _listen(self) -> None:
+        self._port = self._acceptor.listen(self._host, self._port)
+        bound: list[Nic] = []
+        for nic in self._nics:
+            if nic.transport == "tcp":
+                same = nic.address == self._host and nic.port in (0, self._port)
+                nic = nic._replace(port=self._port if same else self._acceptor.listen(nic.address, nic.port))
+            bound.append(nic)
+        self._nics = tuple(bound)
+        if self._shm:
+            self._acceptor.listen_unix(self._shm)
 
     def close(self) -> None:
         """End everything: requests in flight end as CANCELLED, connections are closed, threads joined. Idempotent.
@@ -102,13 +161,15 @@ class TransferEngine:
         """
         with self._lock:
             was, self._state = self._state, "closed"
-            live = list(self._live)
+            live, inline = list(self._live), list(self._inline)
         if was != "running":
             return
         for handle in live:
-            handle._stop(_SHUTDOWN)
-        self._tcp.close()
-        self._local.close()
+            handle._stop(SHUTDOWN)
+        for chain in inline:
+            chain.shut()
+        self._dispatcher.close()
+        self._acceptor.close()
         for handle in live:
             handle.wait(self.limits.stall_s)
         for region in self._memory.regions():
@@ -145,22 +206,36 @@ class TransferEngine:
         """
         self._memory.unregister(region, self.limits.stall_s)
 
-    def descriptor(self) -> SegmentDescriptor:
-        """What peers need in order to reach the regions open to them. Holds the keys: authenticated channels only."""
+    def descriptor(self, regions: Iterable[Region] | None = None) -> SegmentDescriptor:
+        """What peers need in order to reach these regions, or all that are open to them, over every NIC of ours.
+
+        Holds the regions' keys: for authenticated channels only.
+        """
         if self._state != "running":
             raise EngineClosed("the engine is not running")
-        regions = tuple(one.descriptor() for one in self._memory.regions() if one.access is not Access.NONE)
-        return SegmentDescriptor(self._advertise_host, self._port, self.boot_id, regions)
+        if regions is None:
+            regions = (one for one in self._memory.regions() if one.access is not Access.NONE)
+        published = tuple(one.descriptor() for one in regions)
+        return SegmentDescriptor(
+            self._advertise_host,
+            self._port,
+            self.boot_id,
+            published,
+            self._nics,
+            self._topology,
+            self._shm,
+            self._host_id,
+        )
 
     def drop_peer(self, boot_id: bytes) -> bool:
-        """Cut off a peer's present connections to us and wait until they have ended.
+        """Cut off a peer's present links to us and wait until they have ended.
 
         The cure for late WRITEs: when a peer's WRITE to us did not end as COMPLETED, its bytes may still arrive, for
         instance out of our socket buffer after we were frozen. Once the peer has reported its final status (by then its
         side is closed) and this returned True, none of them can arrive any more and the memory may be reused. The
         peer may connect again. Blocks for some seconds at most.
         """
-        return self._tcp.server.drop(boot_id)
+        return self._acceptor.drop(boot_id)
 
     # --- Listing 1 ---
 
@@ -244,10 +319,51 @@ class TransferEngine:
         Raises:
             InvalidTransfer, TransferLimitReached, EngineClosed
         """
+        regions, lengths = self._prepare(requests, timeout_s)
+        nbytes = sum(lengths)
+        locations = {key: region.location for key, region in regions.items()}
+        plan = plan_one(requests, nbytes, self.limits, locations, self._dispatcher.streams)
+        if plan is not None:
+            return self._run_one(plan, regions, timeout_s)
         handle = TransferHandle(len(requests), self._chain_done)
         # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
-        self._submit(handle, requests, timeout_s, inline=True)
+        self._start(handle, requests, regions, lengths, timeout_s, inline=True)
         return handle.wait()
+
+    def _run_one(self, plan: ChainPlan, regions: dict[bytes, Region], timeout_s: float | None) -> list[TransferResult]:
+        """A small transfer, all of it in this thread unless its path fails."""
+        count = len(plan.slices)
+        if self._inflight_requests + count > self.limits.max_inflight_requests:
+            raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
+        started = time.monotonic()
+        budget = timeout_s if timeout_s is not None else self.limits.budget_s(plan.nbytes + self._queued_bytes)
+        call = InlineCall()
+        chain = Chain(plan, regions, started + budget, call.finished)
+        self._inline[chain] = count  # before the state is read: ``close`` reads them the other way round
+        try:
+            if self._state != "running":
+                raise EngineClosed("the engine is not running")
+            if self._memory.pin(regions.values(), chain, chain.shut):
+                try:
+                    self._dispatcher.run(chain)
+                    outcome = call.outcome or call.wait(chain)
+                finally:
+                    self._memory.unpin(regions.values(), chain)
+            else:  # unregistered since the check above
+                outcome = SHUTDOWN
+        finally:
+            del self._inline[chain]
+        results = results_of(chain, outcome)
+        latency_s = time.monotonic() - started
+        with self._meter.lock:
+            if outcome.status is TransferStatus.COMPLETED and outcome.refusals is None:
+                self._meter.finished(TransferStatus.COMPLETED, Reason.NONE, count, latency_s)
+                self._meter.moved(chain.opcode, chain.nbytes)
+            else:
+                for status, moved, reason in results:
+                    self._meter.finished(status, reason, 1, latency_s)
+                    self._meter.moved(chain.opcode, moved)
+        return results
 
     async def transfer_async(
         self, requests: Sequence[TransferRequest], timeout_s: float | None = None
@@ -258,27 +374,42 @@ class TransferEngine:
     def stats(self) -> TransferStats:
         """A snapshot of the counters."""
         with self._lock:
-            batches, requests = len(self._live), self._inflight_requests
-        outbound, inbound = self._tcp.connections, self._tcp.server.connections
+            inline = list(self._inline.values())
+            batches, requests = len(self._live) + len(inline), self._inflight_requests + sum(inline)
+        outbound, inbound = self._dispatcher.endpoints, self._acceptor.links
         with self._meter.lock:
             return self._meter.snapshot(batches=batches, requests=requests, outbound=outbound, inbound=inbound)
 
+    def paths(self) -> list[tuple[PeerId, PathState]]:
+        """What is known of every path to every peer: usable or avoided, measured rate, bytes in flight."""
+        return self._dispatcher.path_states()
+
     # --- submission ---
 
-    def _submit(
-        self,
-        handle: TransferHandle,
-        requests: Sequence[TransferRequest],
-        timeout_s: float | None,
-        *,
-        inline: bool = False,
-    ) -> None:
+    def _submit(self, handle: TransferHandle, requests: Sequence[TransferRequest], timeout_s: float | None) -> None:
+        regions, lengths = self._prepare(requests, timeout_s)
+        self._start(handle, requests, regions, lengths, timeout_s)
+
+    def _prepare(
+        self, requests: Sequence[TransferRequest], timeout_s: float | None
+    ) -> tuple[dict[bytes, Region], list[int]]:
+        """The local regions by key, and the requests' lengths; InvalidTransfer if anything makes no sense."""
         if timeout_s is not None and not timeout_s > 0:
             raise InvalidTransfer("timeout_s must be positive", field="timeout_s")
         if not 0 < len(requests) <= self.limits.max_batch_requests:
             raise InvalidTransfer(f"submit 1 to {self.limits.max_batch_requests} requests", field="requests")
-        regions = self._check(requests)
-        lengths = [request.length for request in requests]
+        return self._check(requests), [request.length for request in requests]
+
+    def _start(
+        self,
+        handle: TransferHandle,
+        requests: Sequence[TransferRequest],
+        regions: dict[bytes, Region],
+        lengths: list[int],
+        timeout_s: float | None,
+        *,
+        inline: bool = False,
+    ) -> None:
         nbytes = sum(lengths)
         now = time.monotonic()
         with self._lock:
@@ -294,20 +425,21 @@ class TransferEngine:
             self._queued_bytes += nbytes
             self._live[handle] = self._live.get(handle, 0) + len(requests)
         deadline = now + budget
-        plans = plan_chains(requests, first, self.limits)
+        locations = {key: region.location for key, region in regions.items()}
+        plans = plan_chains(requests, first, self.limits, locations, self._dispatcher.streams)
         chains = [Chain(plan, regions, deadline, handle._chain_done) for plan in plans]
         handle._add(chains, now, deadline)
-        ready: list[tuple[Transport, Chain]] = []
+        ready: list[Chain] = []
         for chain in chains:
-            if self._memory.pin(regions.values(), chain, partial(chain.stop, _SHUTDOWN)):
-                ready.append((self._transport(chain), chain))
+            if self._memory.pin(regions.values(), chain, chain.shut):
+                ready.append(chain)
             else:  # unregistered since the check above
-                chain.finish(_SHUTDOWN)
+                chain.finish(SHUTDOWN)
         last = ready.pop() if inline and ready else None
-        for transport, chain in ready:
-            transport.submit(chain)
+        for chain in ready:
+            self._dispatcher.submit(chain)
         if last is not None:
-            last[0].run(last[1])
+            self._dispatcher.run(last)
 
     def _check(self, requests: Sequence[TransferRequest]) -> dict[bytes, Region]:
         """The local regions by key, or InvalidTransfer for the first request that makes no sense."""
@@ -334,10 +466,6 @@ class TransferEngine:
             if type(remote) is not SegmentDescriptor:
                 raise InvalidTransfer("not a segment descriptor", field=f"requests[{position}].remote")
         return regions
-
-    def _transport(self, chain: Chain) -> Transport:
-        """The one place where a transport is chosen (part 2: by reachability and measured speed)."""
-        return self._local if chain.remote.boot_id == self.boot_id else self._tcp
 
     def _chain_done(
         self,

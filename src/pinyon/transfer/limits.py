@@ -38,17 +38,26 @@ class TransferLimits:
     stripe_min_bytes: int = 4 * _MIB
     """A batch to one peer is spread over several connections in pieces no smaller than this."""
     connections_per_peer: int = 4
-    max_peers: int = 256
-    """Peers with open connections; above it the least recently used idle ones are closed (SIEVE in part 2)."""
-    max_inbound: int = 256
-    """Connections accepted from peers, one thread each."""
+    """Connections that one path may use at a time, when it is the only one to the peer."""
+    max_endpoints: int = 1024
+    """Open connections (and queue pairs) towards peers, per transport; above it SIEVE closes idle ones."""
+    max_inbound: int = 1024
+    """Links accepted from peers, one thread each; above it SIEVE closes idle ones."""
+    max_peers: int = 4096
+    """Peers whose paths are remembered."""
+    max_attempts: int = 8
+    """Paths that one chain is tried on; its deadline usually ends it before."""
+    queue_pairs_per_path: int = 2
     idle_s: float = 60.0
     """An unused connection and its thread go after this time, on both sides."""
     socket_buffer_bytes: int = 4 * _MIB
+    spin_s: float = 100e-6
+    """Small answers are polled for this long before the thread sleeps, as long as that pays; 0: never."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
+            value = getattr(self, field.name)
+            if not value > 0 and (field.name != "spin_s" or value != 0):
                 raise InvalidTransfer(f"TransferLimits.{field.name} must be positive", field=field.name)
         if self.max_frame_bytes > wire.MAX_FRAME_BYTES:
             raise InvalidTransfer(f"the protocol allows {wire.MAX_FRAME_BYTES} bytes a frame", field="max_frame_bytes")

@@ -86,6 +86,27 @@ class Reason(IntEnum):
     """The local engine closed, or the local region was unregistered."""
     INTERNAL = 26
     """A defect of ours or no more threads; logged where it happened."""
+    CHECKSUM = 27
+    """The bytes that arrived are not those that were sent."""
+    NO_PATH = 28
+    """No transport that is allowed reaches the peer."""
+
+    @property
+    def is_path_failure(self) -> bool:
+        """The way to the peer failed, not the request: another path may work."""
+        return self in _PATH_FAILURES
+
+
+_PATH_FAILURES = frozenset(
+    {
+        Reason.BUSY,
+        Reason.CONNECT_FAILED,
+        Reason.CONNECTION_LOST,
+        Reason.PROTOCOL,
+        Reason.STALLED,
+        Reason.CHECKSUM,
+    }
+)
 
 
 class TransferRequest(NamedTuple):

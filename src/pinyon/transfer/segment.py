@@ -11,6 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.nic import Nic, check_nic, nic_from_dict, nic_to_dict
+from pinyon.transfer.topology import Topology
 
 __all__ = [
     "BOOT_ID_BYTES",
@@ -28,6 +30,8 @@ MAX_LOCATION_CHARS = 64
 MAX_HOST_CHARS = 255
 MAX_LENGTH = 1 << 62
 MAX_REGIONS = 65536
+MAX_NICS = 64
+MAX_SHM_CHARS = 100
 
 PeerId = tuple[str, int, bytes]
 """``(host, port, boot_id)``: one life of one process."""
@@ -53,7 +57,8 @@ class RegionDescriptor:
 
 @dataclass(frozen=True)
 class SegmentDescriptor:
-    """Where a process serves its regions. The topology matrix of Mooncake §3.2.3 will be published here too."""
+    """Where a process serves its regions: its addresses and, per memory location, which of its NICs are near (the
+    topology matrix that Mooncake §3.2.3 broadcasts), so that both ends of a path can be chosen well."""
 
     host: str
     """IP address (preferred: resolving a name can block for the resolver's own time) or host name."""
@@ -61,6 +66,14 @@ class SegmentDescriptor:
     boot_id: bytes
     """16 random bytes, new at each start: a descriptor of an earlier life is refused instead of hitting new memory."""
     regions: tuple[RegionDescriptor, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    """Where else it can be reached. Empty: only at ``host`` and ``port`` by tcp."""
+    topology: Topology | None = None
+    """None: all NICs are equally near to all memory."""
+    shm: str = ""
+    """Its Unix socket for peers on the same host; empty: not reachable that way."""
+    host_id: str = ""
+    """Equal to a peer's: on the same host, in the sense of ``shm``. Empty: not said, so nobody's."""
 
     def __post_init__(self) -> None:
         if not self.host or len(self.host) > MAX_HOST_CHARS:
@@ -71,6 +84,16 @@ class SegmentDescriptor:
             raise InvalidTransfer(f"a boot id is {BOOT_ID_BYTES} bytes", field="boot_id")
         if len(self.regions) > MAX_REGIONS:
             raise InvalidTransfer(f"more than {MAX_REGIONS} regions", field="regions")
+        if len(self.nics) > MAX_NICS:
+            raise InvalidTransfer(f"more than {MAX_NICS} NICs", field="nics")
+        for nic in self.nics:
+            check_nic(nic)
+        if len({nic.name for nic in self.nics}) != len(self.nics):
+            raise InvalidTransfer("two NICs have one name", field="nics")
+        if len(self.shm) > MAX_SHM_CHARS:
+            raise InvalidTransfer(f"shm has more than {MAX_SHM_CHARS} characters", field="shm")
+        if len(self.host_id) > MAX_SHM_CHARS:
+            raise InvalidTransfer(f"a host id has at most {MAX_SHM_CHARS} characters", field="host_id")
 
     @cached_property
     def peer(self) -> PeerId:
@@ -78,7 +101,19 @@ class SegmentDescriptor:
 
     def region(self, key: bytes) -> RegionDescriptor | None:
         """The region with this key, if it is published."""
-        return next((region for region in self.regions if region.key == key), None)
+        return self._by_key.get(key)
+
+    @cached_property
+    def _by_key(self) -> dict[bytes, RegionDescriptor]:
+        return {region.key: region for region in self.regions}
+
+    def nic(self, name: str) -> Nic:
+        """The published NIC of this name; for any other name (such as "") the primary tcp address."""
+        return self._by_name.get(name) or Nic("", "tcp", self.host, self.port)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Nic]:
+        return {nic.name: nic for nic in self.nics}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values (bytes as hex), fit for JSON."""
@@ -90,6 +125,10 @@ class SegmentDescriptor:
                 {"key": region.key.hex(), "location": region.location, "length_bytes": region.length}
                 for region in self.regions
             ],
+            "nics": [nic_to_dict(nic) for nic in self.nics],
+            "topology": None if self.topology is None else self.topology.to_dict(),
+            "shm": self.shm,
+            "host_id": self.host_id,
         }
 
     @classmethod
@@ -103,6 +142,9 @@ class SegmentDescriptor:
             regions = value["regions"]
             if not isinstance(regions, list) or len(regions) > MAX_REGIONS:
                 raise InvalidTransfer("regions is not a list of bounded length", field="regions")
+            nics, topology = value.get("nics", []), value.get("topology")
+            if not isinstance(nics, list) or len(nics) > MAX_NICS:
+                raise InvalidTransfer("nics is not a list of bounded length", field="nics")
             return cls(
                 host=_text(value["host"], "host"),
                 port=_integer(value["port"], "port"),
@@ -115,8 +157,12 @@ class SegmentDescriptor:
                     )
                     for region in regions
                 ),
+                nics=tuple(nic_from_dict(nic) for nic in nics),
+                topology=None if topology is None else Topology.from_dict(topology),
+                shm=_text(value.get("shm", ""), "shm"),
+                host_id=_text(value.get("host_id", ""), "host_id"),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidTransfer(f"not a segment descriptor: {error!r}", field="segment") from None
 
 

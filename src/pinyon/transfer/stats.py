@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from pinyon.transfer.paths import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 
-__all__ = ["LATENCY_BUCKETS_S", "StatsRecorder", "TransferStats"]
+__all__ = ["LATENCY_BUCKETS_S", "PathStats", "StatsRecorder", "TransferStats"]
 
 LATENCY_BUCKETS_S = (
     0.0001,
@@ -28,6 +29,37 @@ LATENCY_BUCKETS_S = (
     10.0,
 )
 """Upper bounds in seconds; one more bucket takes the rest."""
+
+
+MAX_PATHS = 1024
+"""Paths that are counted apart; beyond that they share one entry without NIC names."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathStats:
+    """What went over one path as initiator, summed over peers. The local NIC alone: sum over ``path.local_nic``."""
+
+    path: Path
+    nbytes: int
+    """Completed."""
+    chains: int
+    failures: dict[str, int]
+    """Attempts that failed because of the path, by reason."""
+    retries: int
+    """Of these, how many went on over another path."""
+    latency_sum_s: float
+    latency_buckets: tuple[int, ...]
+    """Completed chains per bucket of ``LATENCY_BUCKETS_S``, not cumulative."""
+
+
+class _PathRecorder:
+    __slots__ = ("buckets", "chains", "failures", "latency_sum_s", "nbytes", "retries")
+
+    def __init__(self) -> None:
+        self.nbytes = self.chains = self.retries = 0
+        self.failures: dict[str, int] = {}
+        self.latency_sum_s = 0.0
+        self.buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +83,12 @@ class TransferStats:
     """Inbound connections closed because of what they sent."""
     auth_failures: int = 0
     retries: int = 0
-    """Chains sent again over a new connection."""
+    """Chains sent again, over another path or a new connection."""
     latency_sum_s: float = 0.0
     """Submission to final status, summed over requests."""
     latency_buckets: tuple[int, ...] = (0,) * (len(LATENCY_BUCKETS_S) + 1)
     """Requests per bucket of ``LATENCY_BUCKETS_S``, not cumulative."""
+    paths: tuple[PathStats, ...] = ()
     batches_now: int = 0
     requests_now: int = 0
     outbound_connections_now: int = 0
@@ -72,10 +105,33 @@ class StatsRecorder:
         self._served = {Opcode.READ: 0, Opcode.WRITE: 0}
         self._latency_sum_s = 0.0
         self._buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        self._paths: dict[Path, _PathRecorder] = {}
         self.served_refusals = 0
         self.protocol_errors = 0
         self.auth_failures = 0
         self.retries = 0
+
+    def _path(self, path: Path) -> _PathRecorder:
+        recorder = self._paths.get(path)
+        if recorder is None:
+            if len(self._paths) >= MAX_PATHS:
+                path = Path(path.transport, "", "")
+            recorder = self._paths.setdefault(path, _PathRecorder())
+        return recorder
+
+    def path_completed(self, path: Path, nbytes: int, elapsed_s: float) -> None:
+        recorder = self._path(path)
+        recorder.nbytes += nbytes
+        recorder.chains += 1
+        recorder.latency_sum_s += elapsed_s
+        recorder.buckets[bisect_left(LATENCY_BUCKETS_S, elapsed_s)] += 1
+
+    def path_failed(self, path: Path, reason: Reason, retried: bool) -> None:
+        recorder = self._path(path)
+        name = reason.name.lower()
+        recorder.failures[name] = recorder.failures.get(name, 0) + 1
+        recorder.retries += retried
+        self.retries += retried
 
     def moved(self, opcode: Opcode, nbytes: int) -> None:
         self._moved[opcode] += nbytes
@@ -107,6 +163,18 @@ class StatsRecorder:
             retries=self.retries,
             latency_sum_s=self._latency_sum_s,
             latency_buckets=tuple(self._buckets),
+            paths=tuple(
+                PathStats(
+                    path,
+                    one.nbytes,
+                    one.chains,
+                    dict(one.failures),
+                    one.retries,
+                    one.latency_sum_s,
+                    tuple(one.buckets),
+                )
+                for path, one in self._paths.items()
+            ),
             batches_now=batches,
             requests_now=requests,
             outbound_connections_now=outbound,

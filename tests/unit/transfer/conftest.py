@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferEngine, TransferLimits, TransferRequest
+from pinyon.transfer import Nic, Opcode, Region, SegmentDescriptor, TransferEngine, TransferLimits, TransferRequest
+from pinyon.transfer.transports.shm import shm_available
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
 """Short limits for the tests that wait for them."""
@@ -41,21 +43,48 @@ class Pair:
         )
 
 
-@pytest.fixture(params=["tcp", "tcp-secret", "local"])
+class Variant(NamedTuple):
+    """How a pair of engines is connected."""
+
+    transports: tuple[str, ...]
+    arguments: dict[str, Any] = {}  # noqa: RUF012
+    same_process: bool = False
+
+    def skip_if_it_cannot_be(self) -> None:
+        if "shm" in self.transports and (reason := shm_available()) is not None:
+            pytest.skip(f"shm: {reason}")
+
+
+RAILS = tuple(Nic(f"rail{index}", "tcp", f"127.0.1.{index}", 0) for index in range(1, 4))
+
+VARIANTS = {
+    "local": Variant(("local",), same_process=True),
+    "shm": Variant(("shm",)),
+    "shm-secret": Variant(("shm",), {"secret": b"cluster secret"}),
+    "tcp": Variant(("tcp",)),
+    "tcp-secret": Variant(("tcp",), {"secret": b"cluster secret"}),
+    "tcp-checksum": Variant(("tcp",), {"checksum": "on"}),
+    "tcp-nics": Variant(("tcp",), {"nics": RAILS}),
+    "auto": Variant(("local", "shm", "tcp"), {"secret": b"cluster secret", "nics": RAILS}),
+}
+
+
+@pytest.fixture(params=list(VARIANTS))
 def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
-    """The conformance suite's transports: ``make_pair(size, limits)``. A new transport joins by a parameter here."""
+    """The conformance suite's transports: ``make_pair(size, limits)``. A new one joins by an entry of VARIANTS."""
+    variant = VARIANTS[request.param]
+    variant.skip_if_it_cannot_be()
     engines: list[TransferEngine] = []
 
-    def make(size: int = 1 << 20, limits: TransferLimits | None = None) -> Pair:
-        secret = b"cluster secret" if request.param == "tcp-secret" else None
-        engine = TransferEngine(limits=limits, secret=secret)
+    def start(limits: TransferLimits | None) -> TransferEngine:
+        engine = TransferEngine(transports=variant.transports, limits=limits, **variant.arguments)
         engine.start()
         engines.append(engine)
-        server = engine
-        if request.param != "local":
-            server = TransferEngine(limits=limits, secret=secret)
-            server.start()
-            engines.append(server)
+        return engine
+
+    def make(size: int = 1 << 20, limits: TransferLimits | None = None) -> Pair:
+        engine = start(limits)
+        server = engine if variant.same_process else start(limits)
         near, far = bytearray(size), bytearray(size)
         local, remote = engine.register_local_memory(near), server.register_local_memory(far)
         return Pair(engine, server, near, far, local, remote, server.descriptor())

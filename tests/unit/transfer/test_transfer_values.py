@@ -22,6 +22,7 @@ from pinyon.transfer import (
     TransferStatus,
     TransferTimeout,
     WireError,
+    handshake,
     raise_for_failure,
     wire,
 )
@@ -115,7 +116,8 @@ def test_small_requests_stay_whole_and_large_ones_are_cut() -> None:
 
     def plan(*lengths: int) -> list[list[int]]:
         requests = [TransferRequest(Opcode.WRITE, KEY, 0, SEGMENT, KEY, 0, length) for length in lengths]
-        return [[one.length for one in chain.slices] for chain in plan_chains(requests, 0, limits)]
+        plans = plan_chains(requests, 0, limits, {KEY: "cpu:0"}, lambda _: 1)
+        return [[one.length for one in chain.slices] for chain in plans]
 
     assert plan(60, 60, 40) == [[60], [60, 40]]
     assert plan(250) == [[100], [100], [50]]
@@ -124,18 +126,37 @@ def test_small_requests_stay_whole_and_large_ones_are_cut() -> None:
 
 
 def test_frames_round_trip() -> None:
-    ranges = [(KEY, 5, 7), (BOOT, 1 << 40, 9)]
-    data = wire.pack_frame(Opcode.READ, 3, ranges, 2, 16)
-    frame = wire.parse_frame(data)
-    assert frame == (1, 2, 3, 16)
-    assert wire.parse_descriptors(memoryview(data)[wire.FRAME_HEADER_BYTES :], frame) == ranges
+    for ranges, checksum in (([(KEY, 5, 7), (BOOT, 1 << 40, 9)], True), ([(KEY, 5, 16)], False)):
+        frame = wire.Frame(Opcode.READ, len(ranges), 3, 16, checksum)
+        data = wire.pack_frame(frame, ranges)
+        assert wire.parse_frame(data) == frame
+        assert wire.parse_descriptors(memoryview(data)[wire.FRAME_HEADER_BYTES :], frame) == ranges
+
+
+def test_replies_round_trip() -> None:
+    frame = wire.Frame(Opcode.READ, 2, 3, 16, checksum=True)
     reply = wire.pack_reply(frame, None, 16)
-    assert wire.parse_reply(reply, 1, 2, 3, 16) == (True, 16)
-    refused = wire.pack_reply(frame, b"\x00\x01", 7)
-    assert wire.parse_reply(refused, 1, 2, 3, 16) == (False, 7)
-    for wrong in ((2, 2, 3, 16), (1, 1, 3, 16), (1, 2, 4, 16), (1, 2, 3, 15)):
+    assert wire.parse_reply(reply, frame) == (wire.ALL_OK, 16)
+    assert wire.parse_reply(wire.pack_reply(frame, b"\x00\x01", 7), frame) == (wire.SOME_REFUSED, 7)
+    for other in (
+        frame._replace(opcode=Opcode.WRITE),
+        frame._replace(requests=1),
+        frame._replace(frame_id=4),
+        frame._replace(payload=15),
+    ):
         with pytest.raises(WireError):
-            wire.parse_reply(reply, *wrong)
+            wire.parse_reply(reply, other)
+
+
+def test_only_a_checked_write_can_have_a_bad_checksum() -> None:
+    frame = wire.Frame(Opcode.WRITE, 1, 3, 16, checksum=True)
+    bad = wire.pack_reply(frame, None, 0, code=wire.BAD_CHECKSUM)
+    assert wire.parse_reply(bad, frame) == (wire.BAD_CHECKSUM, 0)
+    for other in (frame._replace(checksum=False), frame._replace(opcode=Opcode.READ)):
+        data = wire.pack_reply(other, None, 0, code=wire.BAD_CHECKSUM)
+        with pytest.raises(WireError):
+            wire.parse_reply(data, other)
+    assert wire.parse_trailer(wire.pack_trailer(1 << 63)) == 1 << 63
 
 
 @pytest.mark.parametrize(
@@ -143,7 +164,7 @@ def test_frames_round_trip() -> None:
     [
         (0, 1, 1, 0, 1, 1),  # magic
         (wire.FRAME_MAGIC, 3, 0, 1, 1, 1),  # opcode
-        (wire.FRAME_MAGIC, 1, 1, 1, 1, 1),  # flags
+        (wire.FRAME_MAGIC, 1, 2, 1, 1, 1),  # flags
         (wire.FRAME_MAGIC, 1, 0, 0, 1, 1),  # no requests
         (wire.FRAME_MAGIC, 1, 0, wire.MAX_FRAME_REQUESTS + 1, 1, 1 << 20),
         (wire.FRAME_MAGIC, 1, 0, 1, 1, wire.MAX_FRAME_BYTES + 1),
@@ -156,19 +177,19 @@ def test_bad_frame_headers(values: tuple[int, ...]) -> None:
 
 
 def test_descriptors_must_add_up() -> None:
-    for lengths, total in (((5, 0), 5), ((5, 6), 12), ((1 << 63, 1 << 63), 2)):
-        data = wire.pack_frame(2, 1, [(KEY, 0, length) for length in lengths], 2, total)
+    for lengths, total in (((5, 0), 5), ((0,), 1), ((5, 6), 12), ((1 << 63, 1 << 63), 2)):
+        data = wire.pack_frame(wire.Frame(2, len(lengths), 1, total), [(KEY, 0, length) for length in lengths])
         with pytest.raises(WireError):
             wire.parse_descriptors(memoryview(data)[wire.FRAME_HEADER_BYTES :], wire.parse_frame(data))
 
 
 def test_handshake_proofs_are_bound_to_role_and_nonces() -> None:
-    hello = wire.pack_hello(wire.Hello(1, 0, BOOT, BOOT, KEY, True))
-    reply = wire.pack_hello_reply(wire.HelloCode.OK, BOOT, KEY, hello, b"secret")
-    assert wire.verify_server(b"secret", hello, reply)
-    assert not wire.verify_server(b"other", hello, reply)
-    assert not wire.verify_server(b"secret", hello.replace(KEY, BOOT), reply)
-    proof = wire.client_mac(b"secret", hello, reply)
-    assert wire.verify_client(b"secret", hello, reply, proof)
-    assert not wire.verify_client(b"secret", hello, reply, reply[-wire.MAC_BYTES :])
-    assert not wire.verify_client(b"other", hello, reply, proof)
+    hello = handshake.pack_hello(handshake.Hello(1, 0, BOOT, BOOT, KEY, True))
+    reply = handshake.pack_hello_reply(handshake.HelloCode.OK, BOOT, KEY, hello, b"secret")
+    assert handshake.verify_server(b"secret", hello, reply)
+    assert not handshake.verify_server(b"other", hello, reply)
+    assert not handshake.verify_server(b"secret", hello.replace(KEY, BOOT), reply)
+    proof = handshake.client_mac(b"secret", hello, reply)
+    assert handshake.verify_client(b"secret", hello, reply, proof)
+    assert not handshake.verify_client(b"secret", hello, reply, reply[-handshake.MAC_BYTES :])
+    assert not handshake.verify_client(b"other", hello, reply, proof)

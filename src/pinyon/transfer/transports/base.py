@@ -6,13 +6,17 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from pinyon.transfer.paths import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.stats import StatsRecorder
 from pinyon.transfer.transports.memory import Region
 
-__all__ = ["Chain", "Meter", "Outcome", "Transport"]
+__all__ = ["SHUTDOWN", "Chain", "Meter", "Outcome", "Transport"]
+
+
+_NONE: frozenset[Path] = frozenset()
 
 
 class Meter(StatsRecorder):
@@ -32,12 +36,16 @@ class Outcome(NamedTuple):
     """One ``Reason`` number per slice, 0 = completed; only with status COMPLETED."""
 
 
-class Chain:
-    """A chain's run state: waiting → running → waiting (a retry) → … → done, exactly once.
+SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
+"""The engine closes, or the local region is unregistered."""
 
-    Whoever runs the chain claims it *after* it has a connection and before it touches memory: a chain that still waits
-    for a thread, a name lookup or a handshake can therefore be ended at once by anybody, while a running one ends only
-    when its runner has let go of the memory. That is why a late byte never lands after the final status.
+
+class Chain:
+    """A chain's run state: waiting → running → waiting (another path) → … → done, exactly once.
+
+    A transport claims the chain *after* it has an endpoint and before it touches memory: a chain that still waits for a
+    thread, a name lookup or a handshake can therefore be ended at once by anybody, while a running one ends only when
+    its runner has let go of the memory. That is why a late byte never lands after the final status.
     """
 
     __slots__ = (
@@ -46,13 +54,19 @@ class Chain:
         "_on_done",
         "_running",
         "_stop",
+        "attempts",
         "deadline",
         "done",
+        "failure",
+        "fence",
+        "local_location",
         "nbytes",
         "opcode",
         "regions",
         "remote",
+        "remote_location",
         "slices",
+        "tried",
     )
 
     def __init__(
@@ -66,10 +80,20 @@ class Chain:
         self.opcode: Opcode = plan.opcode
         self.slices: list[Slice] = plan.slices
         self.nbytes: int = plan.nbytes
+        self.local_location: str = plan.local_location
+        self.remote_location: str = plan.remote_location
         self.regions = regions
         """Local regions by key, pinned until the end."""
         self.deadline = deadline
         """``time.monotonic()`` seconds."""
+        self.fence = 0
+        """Id of the link on which an attempt failed after it may have sent payload of a WRITE: the next attempt's link
+        must replace it (``dial(replaces=...)``), so that nothing of the first one lands after the second. 0 = none."""
+        self.attempts = 0
+        self.tried: frozenset[Path] = _NONE
+        """Paths that failed under this chain."""
+        self.failure: Outcome | None = None
+        """How the last attempt failed."""
         self.done = False
         self._running = False
         self._stop: Outcome | None = None
@@ -112,6 +136,21 @@ class Chain:
             self.done = True
         self._on_done(self, outcome)
 
+    def shut(self) -> None:
+        """Stop it as the engine's close and a region's end do."""
+        self.stop(SHUTDOWN)
+
+    @property
+    def stopped(self) -> bool:
+        """Somebody called ``stop``: no further attempt."""
+        return self._stop is not None
+
+    def interrupt(self) -> None:
+        """The path it runs on is gone: make the runner stop now instead of at the stall limit, to go on elsewhere."""
+        with self._lock:
+            if self._running and self._abort is not None:
+                self._abort()
+
     def finish(self, outcome: Outcome) -> None:
         """End the chain; nothing happens if it has ended. Memory must have been let go."""
         with self._lock:
@@ -125,18 +164,38 @@ class Chain:
 
 
 class Transport(Protocol):
-    """Runs chains towards the peers it can reach. Part 2 adds rdma and shm beside tcp and local."""
+    """Moves chains over the paths it knows. Paths are chosen, retried and avoided by the dispatcher."""
 
     name: str
 
-    def submit(self, chain: Chain) -> None:
-        """Queue the chain and return at once; it is finished later, from another thread."""
+    def run(self, chain: Chain, path: Path) -> Outcome:
+        """Run the chain in the calling thread, over an endpoint of this path (leased, or set up on demand).
+
+        Claims the chain before it touches memory (``chain.claim(abort)``; if that says no, returns any outcome) and has
+        let go of local memory when it returns; ``chain.unclaim()`` was then called. Does not call ``chain.finish``.
+        A failed WRITE leaves the link's id in ``chain.fence``; a chain that comes with a fence gets a fresh link that
+        replaces it. An endpoint that sat idle and turns out to be closed by the peer before any byte of an answer is
+        replaced once, silently. Raises nothing on purpose.
+        """
         ...
 
-    def run(self, chain: Chain) -> None:
-        """Run the chain in the calling thread; it is finished on return."""
+    def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
+        """Is the path alive? Sets up a fresh endpoint and keeps it, if there is room, for the next chain."""
+        ...
+
+    def forget(self, remote: SegmentDescriptor, path: Path) -> None:
+        """The path failed: close its idle endpoints."""
+        ...
+
+    def maintain(self, now: float) -> None:
+        """About once a second: close what was not used for ``idle_s``."""
+        ...
+
+    @property
+    def endpoints(self) -> int:
+        """Open towards peers."""
         ...
 
     def close(self) -> None:
-        """End all threads and connections; chains that are left end as CANCELLED."""
+        """Free everything; chains that still run are aborted by the caller before."""
         ...

@@ -17,7 +17,7 @@ from pinyon.transfer.transports.base import Chain, Outcome
 if TYPE_CHECKING:
     from pinyon.transfer.engine import TransferEngine
 
-__all__ = ["TransferGroup", "TransferHandle"]
+__all__ = ["InlineCall", "TransferGroup", "TransferHandle", "results_of"]
 
 _log = logging.getLogger(__name__)
 _CANCEL = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
@@ -38,8 +38,8 @@ class TransferHandle:
         self._state = BatchState(capacity)
         self._on_chain = on_chain
         self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._done.set()
+        self._finished = True
+        self._event: threading.Event | None = None  # made by the first who waits: a blocking transfer never needs it
         self._callbacks: list[Callable[[TransferHandle], None]] = []
         self._chains: dict[Chain, float] = {}  # in flight, with the time of submission
         self.deadline = 0.0
@@ -50,7 +50,8 @@ class TransferHandle:
     def _admit(self, lengths: list[int]) -> int:
         with self._lock:
             first = self._state.admit(lengths)
-            self._done.clear()
+            if self._finished:
+                self._finished, self._event = False, None
             return first
 
     def _add(self, chains: list[Chain], now: float, deadline: float) -> None:
@@ -69,7 +70,11 @@ class TransferHandle:
             del self._chains[chain]
             if self._chains or self._state.unfinished:
                 return
-            self._done.set()
+            self._finished = True
+            if self._event is not None:
+                self._event.set()
+            if not self._callbacks:
+                return
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._call(callback)
@@ -85,9 +90,9 @@ class TransferHandle:
     @property
     def done(self) -> bool:
         """All submitted requests are final. Also enforces the deadline, so polling ends."""
-        if not self._done.is_set() and time.monotonic() > self.deadline:
+        if not self._finished and time.monotonic() > self.deadline:
             self._stop(_EXPIRE)
-        return self._done.is_set()
+        return self._finished
 
     def results(self) -> list[TransferResult]:
         """The present state of every submitted request, in order."""
@@ -121,7 +126,7 @@ class TransferHandle:
         It runs in a transport thread and must be short; what it raises is logged.
         """
         with self._lock:
-            if not self._done.is_set():
+            if not self._finished:
                 self._callbacks.append(callback)
                 return
         self._call(callback)
@@ -129,8 +134,12 @@ class TransferHandle:
     def wait(self, timeout_s: float | None = None) -> list[TransferResult]:
         """Block until all requests are final: at most until the deadline, or ``timeout_s`` from now if that is sooner,
         when the rest ends as TIMEOUT."""
+        with self._lock:
+            if self._finished:
+                return self._state.results()
+            event = self._event = self._event or threading.Event()
         deadline = self.deadline if timeout_s is None else min(self.deadline, time.monotonic() + timeout_s)
-        while not self._done.wait(max(0.0, deadline - time.monotonic())):
+        while not event.wait(max(0.0, deadline - time.monotonic())):
             self._stop(_EXPIRE)  # ends what waits, aborts what runs
             deadline = time.monotonic() + 0.1
         return self.results()
@@ -138,7 +147,7 @@ class TransferHandle:
     async def wait_async(self, timeout_s: float | None = None) -> list[TransferResult]:
         """Like :meth:`wait` for asyncio. When the task is cancelled the transfers are too, and the cancellation comes
         through after they have let go of the local memory."""
-        if self._done.is_set():
+        if self._finished:
             return self.results()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -169,6 +178,46 @@ class TransferHandle:
 
     def __await__(self) -> Generator[Any, None, list[TransferResult]]:
         return self.wait_async().__await__()
+
+
+class InlineCall:
+    """The end of the one chain of a small blocking transfer, which its caller runs itself: nothing to look up, and no
+    event unless the chain has to go another way."""
+
+    __slots__ = ("_event", "outcome")
+
+    def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        self._event: threading.Event | None = None
+
+    def finished(self, chain: Chain, outcome: Outcome) -> None:
+        """The chain's completion callback."""
+        self.outcome = outcome
+        if self._event is not None:
+            self._event.set()
+
+    def wait(self, chain: Chain) -> Outcome:
+        """How the chain ended; at its deadline it is ended."""
+        self._event = event = threading.Event()
+        deadline = chain.deadline
+        while self.outcome is None and not event.wait(max(0.0, deadline - time.monotonic())):
+            chain.stop(_EXPIRE)
+            deadline = time.monotonic() + 0.1
+        assert self.outcome is not None
+        return self.outcome
+
+
+def results_of(chain: Chain, outcome: Outcome) -> list[TransferResult]:
+    """Of a chain whose slice i is all of request i."""
+    status, reason, refusals = outcome
+    if status is not TransferStatus.COMPLETED:
+        return [TransferResult(status, 0, reason)] * len(chain.slices)
+    if refusals is None:
+        return [TransferResult(status, part.length) for part in chain.slices]
+    return [
+        TransferResult(TransferStatus.REFUSED, 0, Reason(code)) if code else TransferResult(status, part.length)
+        for part, code in zip(chain.slices, refusals, strict=True)
+    ]
 
 
 class TransferGroup:

@@ -7,45 +7,40 @@ import time
 
 import numpy as np
 
+from pinyon.transfer.paths import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.transports.base import Chain, Outcome
-from pinyon.transfer.transports.lane import Lane
 from pinyon.transfer.transports.memory import MemoryTable, Region
 from pinyon.transfer.wire import Descriptor
 
 __all__ = ["LocalTransport"]
 
-_INLINE_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
 """Between two pieces a copy looks whether it was stopped."""
 
 
 class LocalTransport:
-    """memcpy. Small chains are copied in the submitting thread: that is cheaper than waking another one."""
+    """memcpy."""
 
     name = "local"
+    endpoints = 0
 
-    def __init__(self, memory: MemoryTable, idle_s: float) -> None:
+    def __init__(self, memory: MemoryTable) -> None:
         self._memory = memory
-        self._lane = Lane("pinyon-transfer-local", self.run, 1, idle_s)
 
-    def submit(self, chain: Chain) -> None:
-        if chain.nbytes <= _INLINE_BYTES:
-            self.run(chain)
-        elif not self._lane.submit(chain):
-            chain.finish(Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN))
-
-    def run(self, chain: Chain) -> None:
+    def run(self, chain: Chain, path: Path) -> Outcome:
         stopped = threading.Event()
         if not chain.claim(stopped.set):
-            return
+            return Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)  # it ended before, this changes nothing
         asked = [Descriptor(part.remote_region, part.remote_offset, part.length) for part in chain.slices]
         found, refusals, pinned = self._memory.admit(chain.opcode, asked, stopped, stopped.set)
         try:
             outcome = self._copy(chain, found, stopped) or Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
         finally:
             self._memory.unpin(pinned, stopped)
-        chain.finish(outcome)
+        chain.unclaim()
+        return outcome
 
     def _copy(self, chain: Chain, found: list[Region | None], stopped: threading.Event) -> Outcome | None:
         for part, remote in zip(chain.slices, found, strict=True):
@@ -66,6 +61,14 @@ class LocalTransport:
                 np.copyto(target[start:end], source[start:end])
         return None
 
+    def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
+        return True
+
+    def forget(self, remote: SegmentDescriptor, path: Path) -> None:
+        return
+
+    def maintain(self, now: float) -> None:
+        return
+
     def close(self) -> None:
-        for thread in self._lane.close():
-            thread.join(10.0)
+        return

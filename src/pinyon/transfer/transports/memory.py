@@ -37,13 +37,15 @@ class Access(IntEnum):
 class Region:
     """A registered buffer. Made by ``TransferEngine.register_local_memory``; treat it as read-only."""
 
-    __slots__ = ("_holders", "access", "alive", "array", "key", "length", "location", "view")
+    __slots__ = ("_holders", "access", "address", "alive", "array", "key", "length", "location", "view")
 
     def __init__(self, view: memoryview, location: str, access: Access) -> None:
         self.view = view
         """The buffer as flat bytes."""
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(view, np.uint8)
         """The same memory for numpy, whose copies release the GIL."""
+        self.address: int = self.array.ctypes.data
+        """Of the first byte, in this process."""
         self.key = secrets.token_bytes(KEY_BYTES)
         self.location = location
         self.length = len(view)
@@ -64,8 +66,12 @@ class MemoryTable:
 
     def __init__(self, max_regions: int) -> None:
         self._max_regions = max_regions
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # entered by its lock, which costs a fifth
         self._regions: dict[bytes, Region] = {}
+        self.on_unregister: list[Callable[[Region], None]] = []
+        """Called when nothing here uses the region any more and before ``unregister`` returns: a transport takes back
+        what it gave out for it (a memory registration, a published address). Must not raise."""
 
     def register(self, buffer: Buffer, location: str, access: Access) -> Region:
         """
@@ -83,7 +89,7 @@ class MemoryTable:
             raise InvalidTransfer("the buffer must be C-contiguous and not empty", field="buffer")
         region = Region(view.cast("B"), location, Access(access))
         region.descriptor()  # checks the location
-        with self._changed:
+        with self._lock:
             if len(self._regions) >= self._max_regions:
                 raise TransferLimitReached(f"{self._max_regions} regions are registered")
             self._regions[region.key] = region
@@ -98,17 +104,21 @@ class MemoryTable:
         Raises:
             TransferError: an operation could not be stopped (a defect): the memory must not be reused.
         """
-        with self._changed:
+        with self._lock:
             region.alive = False
-            self._regions.pop(region.key, None)
-            if self._wait_unpinned(region, grace_s):
-                return
+            known = self._regions.pop(region.key, None) is not None
+            idle = self._wait_unpinned(region, grace_s)
             holders = list(region._holders.values())
-        for abort in holders:
-            abort()
-        with self._changed:
-            if not self._wait_unpinned(region, max(grace_s, 5.0)):
-                raise TransferError("operations on the region do not end; do not reuse its memory")
+        if not idle:
+            for abort in holders:
+                abort()
+            with self._lock:
+                idle = self._wait_unpinned(region, max(grace_s, 5.0))
+        if known:
+            for take_back in self.on_unregister:
+                take_back(region)
+        if not idle:
+            raise TransferError("operations on the region do not end; do not reuse its memory")
 
     def _wait_unpinned(self, region: Region, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -120,7 +130,7 @@ class MemoryTable:
         return True
 
     def regions(self) -> list[Region]:
-        with self._changed:
+        with self._lock:
             return list(self._regions.values())
 
     def get(self, key: bytes) -> Region | None:
@@ -129,7 +139,7 @@ class MemoryTable:
     def pin(self, regions: Iterable[Region], holder: object, abort: Callable[[], None]) -> bool:
         """Hold all of these regions, or none if one is gone. ``abort`` must not block."""
         wanted = list(regions)
-        with self._changed:
+        with self._lock:
             if not all(region.alive for region in wanted):
                 return False
             for region in wanted:
@@ -137,7 +147,7 @@ class MemoryTable:
         return True
 
     def unpin(self, regions: Iterable[Region], holder: object) -> None:
-        with self._changed:
+        with self._lock:
             for region in regions:
                 region._holders.pop(holder, None)
                 if not region.alive:
@@ -155,7 +165,7 @@ class MemoryTable:
         found: list[Region | None] = []
         codes = bytearray(len(ranges))
         pinned: set[Region] = set()
-        with self._changed:
+        with self._lock:
             for position, (key, offset, length) in enumerate(ranges):
                 region = self._regions.get(key)
                 if region is None:

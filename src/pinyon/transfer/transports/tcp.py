@@ -8,187 +8,266 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Mapping
 
+from pinyon.transfer.checksum import ChecksumPolicy, checksum
+from pinyon.transfer.endpoint_pool import EndpointPool
 from pinyon.transfer.errors import WireError
+from pinyon.transfer.handshake import Service
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.request import Reason, TransferStatus
+from pinyon.transfer.nic import Nic
+from pinyon.transfer.paths import Path
+from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
 from pinyon.transfer.transports.base import Chain, Meter, Outcome
-from pinyon.transfer.transports.lane import Lane
+from pinyon.transfer.transports.dialer import DialRefused, dial
+from pinyon.transfer.transports.identity import Identity
 from pinyon.transfer.transports.memory import MemoryTable
-from pinyon.transfer.transports.tcp_client import Connection, ConnectRefused, PeerPool, PoolClosed
-from pinyon.transfer.transports.tcp_server import TcpServer
-from pinyon.transfer.transports.tcp_stream import DeadlineReached, Stalled
+from pinyon.transfer.transports.stream import DeadlineReached, Stalled
+from pinyon.transfer.transports.tcp_client import Connection
+from pinyon.transfer.transports.tcp_server import TcpService
 
 __all__ = ["TcpTransport"]
 
 _FINAL_REFUSALS = (Reason.STALE_SEGMENT, Reason.UNAUTHENTICATED)
 """Handshake answers that the same request would get again."""
+_GONE = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
+_SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
+_LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+_BAD_BYTES = Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
+_NO_CONNECTION = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+_STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
+_LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 
-
-class _Peer:
-    """A peer's connections and the lane of chains that wait for them."""
-
-    def __init__(self, transport: TcpTransport, remote: SegmentDescriptor) -> None:
-        limits = transport.limits
-        self.pool = PeerPool(remote, transport.boot_id, transport.secret, limits)
-        name = f"pinyon-transfer-out-{remote.port}"
-        self.lane = Lane(name, transport.run, limits.connections_per_peer, limits.idle_s)
-
-    @property
-    def idle(self) -> bool:
-        return self.pool.open_connections == 0 and self.lane.idle
-
-    def close(self) -> list[threading.Thread]:
-        """Returns the lane's threads, which end once their present chains have."""
-        threads = self.lane.close()
-        self.pool.close()
-        return threads
+_Key = tuple[PeerId, Path]
 
 
 class TcpTransport:
-    """Initiator side; its :class:`TcpServer` is the other one."""
+    """Initiator side; ``service`` is the other one."""
 
     name = "tcp"
 
     def __init__(
-        self, memory: MemoryTable, limits: TransferLimits, boot_id: bytes, secret: bytes | None, meter: Meter
+        self,
+        memory: MemoryTable,
+        limits: TransferLimits,
+        identity: Identity,
+        meter: Meter,
+        nics: Mapping[str, Nic],
+        *,
+        checksum: str = "auto",
     ) -> None:
-        self.limits = limits
-        self.boot_id = boot_id
-        self.secret = secret
-        self._meter = meter
-        self._lock = threading.Lock()
-        self._peers: dict[PeerId, _Peer] = {}
-        self._closed = False
-        self._silence_s = min(limits.stall_s, limits.connect_s)
-        self.server = TcpServer(memory, limits, boot_id, secret, meter, self._maintain)
-
-    def submit(self, chain: Chain) -> None:
-        while True:  # again when the peer is evicted between the two calls
-            peer = self._peer(chain.remote)
-            if isinstance(peer, Outcome):
-                chain.finish(peer)
-                return
-            if peer.lane.submit(chain):
-                return
-
-    def run(self, chain: Chain) -> None:
-        while True:
-            peer = self._peer(chain.remote)
-            if isinstance(peer, Outcome):
-                chain.finish(peer)
-                return
-            try:
-                outcome = self._run(chain, peer.pool)
-            except PoolClosed:
-                continue
-            if outcome.reason is Reason.STALLED and peer.pool.silent_s >= self._silence_s:
-                # Not this connection alone, the peer is frozen: what waited behind it has waited long enough. Else a
-                # queue of n chains would take n stall limits to fail. What is submitted later tries again.
-                peer.lane.fail_queued(outcome)
-            chain.finish(outcome)
-            return
-
-    def _peer(self, remote: SegmentDescriptor) -> _Peer | Outcome:
-        with self._lock:
-            if self._closed:
-                return Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
-            peer = self._peers.get(remote.peer)
-            if peer is None:
-                if len(self._peers) >= self.limits.max_peers and not self._evict():
-                    return Outcome(TransferStatus.FAILED, Reason.BUSY)
-                peer = self._peers[remote.peer] = _Peer(self, remote)
-            peer.pool.last_used = time.monotonic()
-            return peer
-
-    def _evict(self) -> bool:
-        """Make room for a peer: the least recently used one that has nothing to do goes (part 2: SIEVE)."""
-        for key, peer in sorted(self._peers.items(), key=lambda item: item[1].pool.last_used):
-            if peer.lane.busy:
-                continue
-            peer.pool.close_idle(0.0)
-            if peer.pool.open_connections == 0:
-                del self._peers[key]
-                peer.close()
-                return True
-        return False
-
-    def _run(self, chain: Chain, pool: PeerPool) -> Outcome:
-        """Up to two attempts: the second only when the connection broke before any byte of an answer.
-
-        READ and WRITE of the same range may be repeated; the peer stops the old connection before it answers on the new
-        one (``replaces``), so no late byte of the first attempt can follow the second.
         """
-        replaces = 0
+        Args:
+            nics: this host's, by name.
+            checksum: "on", "off", or "auto" for those frames that it makes slower by less than 5 %.
+
+        Raises:
+            InvalidTransfer: no such checksum mode.
+        """
+        self._limits = limits
+        self._identity = identity
+        self._meter = meter
+        self._nics = nics
+        networks = Counter(nic.network for nic in nics.values() if nic.transport == "tcp")
+        self._crowded = {network for network, count in networks.items() if count > 1}
+        """Networks on which we have several NICs: there the source address alone does not choose one."""
+        self._checksum = checksum
+        self._hash_bytes_s = _measure_checksum()
+        self._policy()  # checks the mode
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        """Threads that wait for a connection."""
+        self._pool: EndpointPool[_Key, Connection] = EndpointPool(limits.max_endpoints, limits.connections_per_peer)
+        self.service = TcpService(memory, limits, meter)
+
+    def _policy(self) -> ChecksumPolicy:
+        return ChecksumPolicy(self._checksum, self._hash_bytes_s)
+
+    # --- running chains ---
+
+    def run(self, chain: Chain, path: Path) -> Outcome:
+        """See ``Transport.run``."""
+        key = (chain.remote.peer, path)
+        replaces = chain.fence
+        replaced_silently = False
         while True:
+            connection = self._lease(chain, key, replaces)
+            if isinstance(connection, Outcome):
+                return connection
+            if not chain.claim(connection.abort):
+                self._release(connection)
+                return _GONE
+            chain.fence = 0  # what it named has ended before this link came to be
             try:
-                connection = pool.acquire(chain.deadline, replaces)
-            except ConnectRefused as refused:
-                final = refused.reason in _FINAL_REFUSALS
-                return Outcome(TransferStatus.REFUSED if final else TransferStatus.FAILED, refused.reason)
-            except (Stalled, DeadlineReached, TimeoutError):
-                late = time.monotonic() >= chain.deadline
-                return Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE if late else Reason.STALLED)
+                outcome = connection.exchange(chain)
+            except Stalled:
+                outcome = _STALLED
+            except DeadlineReached:
+                outcome = _LATE
             except WireError:
-                return Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
+                outcome = _BAD_BYTES
             except OSError:
-                return Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
-            if not chain.claim(connection.stream.abort):
-                pool.release(connection)
-                return Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)  # it ended before, this changes nothing
-            outcome = self._exchange(chain, connection)
+                outcome = _LOST
             stopped = not chain.unclaim()
-            if outcome is not None and outcome.status is TransferStatus.COMPLETED and not stopped:
-                pool.release(connection)
+            if outcome.status is TransferStatus.COMPLETED and not stopped:
+                self._release(connection)
                 return outcome
-            # Closing first is what lets the final status promise that nothing more lands in local memory.
-            pool.discard(connection)
-            if not stopped:
-                pool.close_idle(0.0)  # the peer's other connections are suspect too
-            if outcome is not None:
+            # Closed before anybody hears of the end; reset, so that nothing trickles on out of our send buffer.
+            self._discard(connection)
+            if chain.opcode is Opcode.WRITE:
+                chain.fence = connection.id
+            if outcome is not _LOST or stopped or replaced_silently or not connection.closed_by_peer:
                 return outcome
-            if stopped or replaces or connection.answered:
-                return Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+            replaced_silently = True
             replaces = connection.id
             with self._meter.lock:
                 self._meter.retries += 1
 
-    def _exchange(self, chain: Chain, connection: Connection) -> Outcome | None:
-        """None: the connection broke."""
+    def _lease(self, chain: Chain, key: _Key, replaces: int) -> Connection | Outcome:
+        """A connection that nobody else uses, or why there is none."""
+        pool = self._pool
+        with self._lock:
+            while True:
+                if not replaces:
+                    connection = pool.lease(key)
+                    if connection is not None:
+                        return connection
+                evicted = pool.reserve(key)
+                if evicted is not None:
+                    break
+                if pool.closed:
+                    return _SHUTDOWN
+                if chain.done:
+                    return _GONE
+                remaining = chain.deadline - time.monotonic()
+                if remaining <= 0:
+                    return _LATE
+                self._waiting += 1
+                try:
+                    self._changed.wait(remaining)
+                finally:
+                    self._waiting -= 1
+        for victim in evicted:
+            victim.close(hard=False)
         try:
-            return connection.exchange(chain)
-        except Stalled:
-            return Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
-        except DeadlineReached:
-            return Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-        except WireError:
-            return Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
-        except OSError:
-            return None
+            connection = self._connect(chain.remote, key[1], chain.deadline, replaces)
+        except BaseException as error:
+            with self._lock:
+                pool.cancel(key)
+                self._changed.notify_all()
+            outcome = _dial_failure(error, chain.deadline)
+            if outcome is None:
+                raise
+            return outcome
+        with self._lock:
+            pool.add(key, connection)
+        return connection
+
+    def _connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int = 0) -> Connection:
+        there = remote.nic(path.remote_nic)
+        here = self._nics.get(path.local_nic) if path.local_nic else None
+        link = dial(
+            (there.address, there.port),
+            remote.boot_id,
+            Service.TCP,
+            self._identity,
+            self._limits,
+            deadline,
+            source=here.address if here is not None else "",
+            device=here.name if here is not None and here.network in self._crowded else "",
+            replaces=replaces,
+        )
+        return Connection(link, self._policy())
+
+    def _release(self, connection: Connection) -> None:
+        with self._lock:
+            kept = self._pool.release(connection, time.monotonic())
+            if self._waiting:
+                self._changed.notify_all()  # each may wait for another path
+        if not kept:
+            connection.close(hard=False)
+
+    def _discard(self, connection: Connection) -> None:
+        with self._lock:
+            ours = self._pool.discard(connection)
+            self._changed.notify_all()
+        if ours:
+            connection.close(hard=True)
+
+    # --- keeping house ---
+
+    def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
+        """See ``Transport.probe``."""
+        key = (remote.peer, path)
+        try:
+            connection = self._connect(remote, path, deadline)
+        except Exception as error:
+            if _dial_failure(error, deadline) is None:
+                raise
+            return False
+        with self._lock:
+            evicted = self._pool.reserve(key)
+            if evicted is not None:
+                self._pool.add(key, connection)
+        if evicted is None:
+            connection.close(hard=False)
+            return True
+        for victim in evicted:
+            victim.close(hard=False)
+        self._release(connection)
+        return True
+
+    def forget(self, remote: SegmentDescriptor, path: Path) -> None:
+        """See ``Transport.forget``."""
+        with self._lock:
+            dropped = self._pool.drop((remote.peer, path))
+            self._changed.notify_all()
+        for connection in dropped:
+            connection.close(hard=False)
+
+    def maintain(self, now: float) -> None:
+        """See ``Transport.maintain``."""
+        with self._lock:
+            expired = self._pool.expire(now, self._limits.idle_s)
+            self._changed.notify_all()
+        for connection in expired:
+            connection.close(hard=False)
 
     @property
-    def connections(self) -> int:
+    def endpoints(self) -> int:
         """Open towards peers."""
-        with self._lock:
-            return sum(peer.pool.open_connections for peer in self._peers.values())
-
-    def _maintain(self) -> None:
-        """About once a second, in the acceptor's thread."""
-        oldest_kept = time.monotonic() - self.limits.idle_s
-        with self._lock:
-            for key, peer in list(self._peers.items()):
-                peer.pool.close_idle(self.limits.idle_s)
-                if peer.idle and peer.pool.last_used < oldest_kept:
-                    del self._peers[key]
-                    peer.close()
+        return self._pool.open
 
     def close(self) -> None:
+        """See ``Transport.close``."""
         with self._lock:
-            self._closed = True
-            peers = list(self._peers.values())
-            self._peers.clear()
-        threads = [thread for peer in peers for thread in peer.close()]
-        self.server.close()
-        for thread in threads:
-            thread.join(10.0)
+            left = self._pool.close()
+            self._changed.notify_all()
+        for connection in left:
+            connection.close(hard=False)
+
+
+def _dial_failure(error: BaseException, deadline: float) -> Outcome | None:
+    """How a chain ends that got no connection; None for a defect."""
+    if isinstance(error, DialRefused):
+        final = error.reason in _FINAL_REFUSALS
+        return Outcome(TransferStatus.REFUSED if final else TransferStatus.FAILED, error.reason)
+    if isinstance(error, (Stalled, DeadlineReached, TimeoutError)):
+        return _LATE if time.monotonic() >= deadline else _STALLED
+    if isinstance(error, WireError):
+        return _BAD_BYTES
+    return _NO_CONNECTION if isinstance(error, OSError) else None
+
+
+def _measure_checksum() -> float:
+    """Bytes per second of the checksum on this machine, the better of two runs; takes about 0.1 ms."""
+    buffers = [memoryview(bytes(256 << 10))]
+    best = 1.0
+    for _ in range(2):
+        began = time.perf_counter()
+        checksum(buffers, 1)
+        best = min(best, time.perf_counter() - began)
+    return len(buffers[0]) / max(best, 1e-6)

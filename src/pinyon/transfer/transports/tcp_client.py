@@ -1,138 +1,119 @@
-"""Connections to peers: set up on demand, pooled per peer, capped, closed when idle."""
+"""The initiator's end of a tcp link: frames out of chains, one at a time."""
 
 from __future__ import annotations
 
 import itertools
-import secrets
-import socket
-import threading
 import time
-from collections import deque
 
 from pinyon.transfer import wire
+from pinyon.transfer.checksum import ChecksumPolicy, seed_of
 from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.transports.base import Chain, Outcome
-from pinyon.transfer.transports.tcp_stream import DeadlineReached, Pulse, Stream
+from pinyon.transfer.transports.dialer import Link
+from pinyon.transfer.transports.tcp_payload import INBOX_BYTES, receive_payload, send_payload
 
-__all__ = ["ConnectRefused", "Connection", "PeerPool", "PoolClosed"]
+__all__ = ["Connection"]
 
-_connection_ids = itertools.count(1)
-
-
-class PoolClosed(Exception):
-    """The peer was evicted, or the engine is closing."""
-
-
-class ConnectRefused(Exception):
-    """The peer answered the handshake with a no, or could not prove that it knows the secret."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.name)
-        self.reason = reason
-
-
-_HELLO_REASONS = {
-    wire.HelloCode.VERSION: Reason.PROTOCOL,
-    wire.HelloCode.STALE: Reason.STALE_SEGMENT,
-    wire.HelloCode.AUTH: Reason.UNAUTHENTICATED,
-    wire.HelloCode.BUSY: Reason.BUSY,
-}
+_DONE = Outcome(TransferStatus.COMPLETED)
+_BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 
 
 class Connection:
-    """One TCP connection, one frame at a time."""
+    """An authenticated link with the state of its frames. One chain uses it at a time."""
 
-    def __init__(
-        self,
-        remote: SegmentDescriptor,
-        boot_id: bytes,
-        secret: bytes | None,
-        limits: TransferLimits,
-        deadline: float,
-        replaces: int = 0,
-    ) -> None:
-        """Connect and shake hands before ``deadline`` or the connect limit, whichever is first.
+    __slots__ = ("_aborted", "_frame_ids", "_inbox", "_link", "_policy", "_stream", "answered", "used")
 
-        Raises:
-            ConnectRefused, WireError, OSError (``TimeoutError`` when nobody answers), Stalled, DeadlineReached
-        """
-        limit = min(deadline, time.monotonic() + limits.connect_s)
-        remaining = limit - time.monotonic()
-        if remaining <= 0:
-            raise DeadlineReached
-        sock = socket.create_connection((remote.host, remote.port), timeout=remaining)
-        self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes)
-        self.id = next(_connection_ids)
+    def __init__(self, link: Link, policy: ChecksumPolicy) -> None:
+        self._link = link
+        self._stream = link.stream
+        self._policy = policy
+        self._frame_ids = itertools.count(1)
+        self._inbox = memoryview(bytearray(INBOX_BYTES))
+        """The reply's header, its refusals and the first bytes of its payload: one system call for a small answer."""
+        self._aborted = False
+        self.used = False
+        """It has served a chain before, so the peer may have closed it meanwhile."""
         self.answered = False
         """Did any byte of the present frame's reply arrive?"""
-        self._frame_ids = itertools.count(1)
-        self._head = memoryview(bytearray(wire.FRAME_HEADER_BYTES))
-        try:
-            self._shake_hands(remote, boot_id, secret, limit, replaces)
-        except BaseException:
-            self.stream.close(hard=True)
-            raise
 
-    def _shake_hands(
-        self, remote: SegmentDescriptor, boot_id: bytes, secret: bytes | None, limit: float, replaces: int
-    ) -> None:
-        nonce = secrets.token_bytes(wire.NONCE_BYTES)
-        hello = wire.pack_hello(wire.Hello(self.id, replaces, boot_id, remote.boot_id, nonce, secret is not None))
-        self.stream.send([hello], limit)
-        reply_bytes = self._receive_bytes(wire.HELLO_REPLY_BYTES, limit)
-        reply = wire.parse_hello_reply(reply_bytes)
-        if reply.code is not wire.HelloCode.OK:
-            raise ConnectRefused(_HELLO_REASONS[reply.code])
-        if reply.server_boot != remote.boot_id:
-            raise ConnectRefused(Reason.STALE_SEGMENT)
-        if secret is None:
-            return
-        if not wire.verify_server(secret, hello, reply_bytes):
-            raise ConnectRefused(Reason.UNAUTHENTICATED)
-        self.stream.send([wire.client_mac(secret, hello, reply_bytes)], limit)
-        code = wire.parse_accept(self._receive_bytes(wire.ACCEPT_BYTES, limit))
-        if code is not wire.HelloCode.OK:
-            raise ConnectRefused(_HELLO_REASONS[code])
+    @property
+    def id(self) -> int:
+        return self._link.id
 
-    def _receive_bytes(self, count: int, deadline: float) -> bytes:
-        data = bytearray(count)
-        self.stream.receive([memoryview(data)], deadline)
-        return bytes(data)
+    @property
+    def closed_by_peer(self) -> bool:
+        """After an ``OSError``: it sat idle, broke before any answer, and nobody here aborted it."""
+        return self.used and not self.answered and not self._aborted
+
+    def abort(self) -> None:
+        """Make ``exchange`` end soon; from any thread."""
+        self._aborted = True
+        self._stream.abort()
+
+    def close(self, *, hard: bool) -> None:
+        self._stream.close(hard=hard)
 
     def exchange(self, chain: Chain) -> Outcome:
-        """One frame there, one answer back. Any exception leaves the connection unusable.
+        """One frame there, one answer back. Any exception leaves the connection unusable, as does a failed outcome.
 
         Raises:
             WireError, OSError, Stalled, DeadlineReached
         """
-        deadline = chain.deadline
-        slices = chain.slices
-        frame_id = next(self._frame_ids)
-        self.answered = False
-        head = wire.pack_frame(chain.opcode, frame_id, (part[3:] for part in slices), len(slices), chain.nbytes)
+        deadline, slices, nbytes = chain.deadline, chain.slices, chain.nbytes
+        policy = self._policy
         reading = chain.opcode is Opcode.READ
-        self.stream.send([head] if reading else [head, *_gather(chain, None)], deadline)
-        self.stream.receive([self._head], deadline)
+        frame_id = next(self._frame_ids)
+        count = len(slices)
+        frame = wire.Frame(chain.opcode, count, frame_id, nbytes, policy.wanted(nbytes, count))
+        head = wire.pack_frame(frame, [part[3:] for part in slices])
+        seed = seed_of(head) if frame.checksum else None
+        self.answered = False
+        # Every eighth frame is enough to know what frames cost.
+        began = time.monotonic() if policy.auto and not frame_id & 7 else 0.0
+        if reading or seed is None:
+            self._stream.send([head] if reading else [head, *_gather(chain, None)], deadline)
+        else:
+            send_payload(self._stream, head, _gather(chain, None), seed, deadline)
+        inbox = self._inbox
+        got = self._stream.receive_some(inbox, wire.FRAME_HEADER_BYTES, deadline)
         self.answered = True
-        expected = chain.nbytes if reading else 0
-        reply = wire.parse_reply(self._head, chain.opcode, len(slices), frame_id, expected)
+        at = wire.FRAME_HEADER_BYTES
         refusals = None
-        if not reply.all_ok:
-            refusals = self._receive_bytes(len(slices), deadline)
-            wire.check_refusals(refusals)
+        reply = wire.parse_reply(inbox, frame)
+        if reply.code == wire.BAD_CHECKSUM:
+            return _BAD_CHECKSUM
+        if reply.code == wire.SOME_REFUSED:
+            at += count
+            if got < at:
+                self._stream.receive([inbox[got:at]], deadline)
+                got = at
+            refusals = bytes(inbox[at - count : at])
+            _check_refusals(chain, reply, refusals)
         if reading:
-            buffers = _gather(chain, refusals)
-            if sum(map(len, buffers)) != reply.payload:
-                raise WireError("the reply's payload does not fit the accepted ranges")
-            self.stream.receive(buffers, deadline)
-        return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+            if not receive_payload(self._stream, _gather(chain, refusals), seed, deadline, inbox[at:got]):
+                return _BAD_CHECKSUM
+        elif got > at:
+            raise WireError("bytes after the reply")
+        self.used = True
+        if began:
+            policy.observe(nbytes, time.monotonic() - began)
+        return _DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+
+
+def _check_refusals(chain: Chain, reply: wire.Reply, refusals: bytes) -> None:
+    wire.check_refusals(refusals)
+    if chain.opcode is Opcode.READ:
+        accepted = sum(part.length for part, code in zip(chain.slices, refusals, strict=True) if not code)
+        if accepted != reply.payload:
+            raise WireError("the reply's payload does not fit the accepted ranges")
 
 
 def _gather(chain: Chain, refusals: bytes | None) -> list[memoryview]:
     """The chain's local memory in order, neighbours joined, without the refused slices."""
+    if len(chain.slices) == 1 and refusals is None:
+        _, local, offset, _, _, length = chain.slices[0]
+        return [chain.regions[local].view[offset : offset + length]]
     buffers: list[memoryview] = []
     key, start, end = b"", 0, 0
     for position, (_, local, offset, _, _, length) in enumerate(chain.slices):
@@ -147,95 +128,3 @@ def _gather(chain: Chain, refusals: bytes | None) -> list[memoryview]:
     if end:
         buffers.append(chain.regions[key].view[start:end])
     return buffers
-
-
-class PeerPool:
-    """Connections to one peer: at most ``connections_per_peer``, made when needed, most recently used first."""
-
-    def __init__(self, remote: SegmentDescriptor, boot_id: bytes, secret: bytes | None, limits: TransferLimits) -> None:
-        self._remote = remote
-        self._boot_id = boot_id
-        self._secret = secret
-        self._limits = limits
-        self._changed = threading.Condition()
-        self._idle: deque[tuple[Connection, float]] = deque()  # with the time of release; oldest left
-        self._open = 0
-        self._closed = False
-        self.last_used = time.monotonic()
-        self.pulse = Pulse()
-
-    def acquire(self, deadline: float, replaces: int = 0) -> Connection:
-        """A connection nobody else uses. Give it back by ``release`` or ``discard``.
-
-        ``replaces`` asks for a new one that fences off the old connection with this id at the peer.
-
-        Raises:
-            What :class:`Connection` raises; DeadlineReached while all are in use; PoolClosed.
-        """
-        with self._changed:
-            while True:
-                if self._closed:
-                    raise PoolClosed
-                self.last_used = time.monotonic()
-                if self._idle and not replaces:
-                    return self._idle.pop()[0]
-                if self._open < self._limits.connections_per_peer:
-                    self._open += 1
-                    break
-                if self._idle:  # room for the replacement: the oldest idle one goes
-                    self._idle.popleft()[0].stream.close(hard=False)
-                    break
-                remaining = deadline - self.last_used
-                if remaining <= 0:
-                    raise DeadlineReached
-                self._changed.wait(remaining)
-        try:
-            connection = Connection(self._remote, self._boot_id, self._secret, self._limits, deadline, replaces)
-        except BaseException:
-            self._forget_one()
-            raise
-        # Only now: a frozen process's kernel accepts connections and takes a HELLO too, which is no sign of life.
-        connection.stream.pulse = self.pulse
-        return connection
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since bytes last moved between us and the peer, on any connection."""
-        return time.monotonic() - self.pulse.at
-
-    def release(self, connection: Connection) -> None:
-        with self._changed:
-            if not self._closed:
-                self._idle.append((connection, time.monotonic()))
-                self._changed.notify()
-                return
-        self.discard(connection)
-
-    def discard(self, connection: Connection) -> None:
-        """Close a connection that broke; bytes it has not sent are dropped."""
-        connection.stream.close(hard=True)
-        self._forget_one()
-
-    def _forget_one(self) -> None:
-        with self._changed:
-            self._open -= 1
-            self._changed.notify()
-
-    @property
-    def open_connections(self) -> int:
-        return self._open
-
-    def close_idle(self, idle_s: float) -> None:
-        """Close connections unused for ``idle_s`` seconds; 0 closes all that are not in use."""
-        with self._changed:
-            oldest_kept = time.monotonic() - idle_s
-            while self._idle and self._idle[0][1] <= oldest_kept:
-                self._idle.popleft()[0].stream.close(hard=False)
-                self._open -= 1
-                self._changed.notify()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self.close_idle(0.0)

@@ -115,16 +115,48 @@ class Region(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., location: _Optional[str] = ..., length_bytes: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("host", "port", "boot_id", "regions")
+    __slots__ = ("host", "port", "boot_id", "regions", "nics", "topology", "shm_address", "host_id")
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
+    NICS_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    SHM_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
     host: str
     port: int
     boot_id: str
     regions: _containers.RepeatedCompositeFieldContainer[Region]
-    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., boot_id: _Optional[str] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ...) -> None: ...
+    nics: _containers.RepeatedCompositeFieldContainer[Nic]
+    topology: _containers.RepeatedCompositeFieldContainer[MemoryAffinity]
+    shm_address: str
+    host_id: str
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., boot_id: _Optional[str] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., topology: _Optional[_Iterable[_Union[MemoryAffinity, _Mapping]]] = ..., shm_address: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
+
+class Nic(_message.Message):
+    __slots__ = ("name", "transport", "address", "port", "network")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    transport: str
+    address: str
+    port: int
+    network: str
+    def __init__(self, name: _Optional[str] = ..., transport: _Optional[str] = ..., address: _Optional[str] = ..., port: _Optional[int] = ..., network: _Optional[str] = ...) -> None: ...
+
+class MemoryAffinity(_message.Message):
+    __slots__ = ("location", "preferred_nics", "secondary_nics")
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    PREFERRED_NICS_FIELD_NUMBER: _ClassVar[int]
+    SECONDARY_NICS_FIELD_NUMBER: _ClassVar[int]
+    location: str
+    preferred_nics: _containers.RepeatedScalarFieldContainer[str]
+    secondary_nics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, location: _Optional[str] = ..., preferred_nics: _Optional[_Iterable[str]] = ..., secondary_nics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FetchSpan(_message.Message):
     __slots__ = ("source_id", "source_address", "source", "first_block", "block_count")

@@ -1,0 +1,145 @@
+"""The transfer engine beside Mooncake's and beside the limits: plain sockets, process_vm_readv, memcpy.
+
+Each system is a pair of processes on loopback (memcpy: one process). In a repetition every system moves the same
+blocks between memories of the same kind, in an order that rotates; ratios are formed within a repetition. Sources get
+new bytes for each repetition, and what arrived is compared once per system and point, outside the timed part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.peers import PeerUnavailable, peer_python
+from bench.report import Report, parser, progress
+from bench.transfer_figures import (
+    MIB,
+    OPCODES,
+    OURS,
+    PEER,
+    POINTS,
+    SINGLES,
+    SYSTEMS,
+    Measured,
+    aims,
+    comparisons,
+    draw,
+    figures,
+    show,
+)
+from bench.transfer_pair import Pair, System, SystemFailed
+
+PICTURES = Path(__file__).resolve().parent / "results"
+MOONCAKE = "mooncake-transfer-engine-non-cuda==0.3.13"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: up to ``most`` repetitions of each point, fewer but ``least`` when time runs out."""
+
+    most: int
+    least: int
+    budget_s: float
+    quick: bool
+
+
+FULL = Effort(most=7, least=5, budget_s=300.0, quick=False)
+QUICK = Effort(most=3, least=1, budget_s=34.0, quick=True)
+
+
+def measure_all(pairs: dict[System, Pair], measured: Measured, effort: Effort, seed: int, started: float) -> None:
+    """Fill ``measured``. A system that fails at a point is closed and has no figures from there on."""
+    fills = itertools.count(seed * 1_000_003)
+    rounds = [(point, opcode) for point in POINTS for opcode in OPCODES]
+    for number, (point, opcode) in enumerate(rounds, 1):
+        until = started + effort.budget_s * number / len(rounds)
+        plan = point.plan(opcode, seed, effort.quick)
+        done = 0
+        for repetition in range(effort.most):
+            wanted = [system for system in pairs if point.nbytes >= MIB or not system.large_only]
+            if not wanted or (repetition >= effort.least and time.monotonic() > until):
+                break
+            turn = repetition % len(wanted)
+            for system in wanted[turn:] + wanted[:turn]:
+                try:
+                    sample = pairs[system].measure(plan, next(fills), verify=repetition == 0)
+                except SystemFailed as error:
+                    measured.missing[system.name] = f"{opcode} {point.name}: {error}"
+                    pairs.pop(system).close()
+                    continue
+                measured.samples.setdefault((system.name, opcode, point.name), []).append(sample)
+            done += 1
+        progress(f"{opcode} {point.label}: {done} repetitions, {time.monotonic() - started:.0f} s so far")
+
+
+def start(
+    systems: Iterable[System], nbytes: int, logs: Path, pairs: dict[System, Pair], missing: dict[str, str]
+) -> None:
+    """Fill ``pairs`` with those that can run here; ``missing`` gets the reason of the others."""
+    for system in systems:
+        try:
+            python = Path(sys.executable)
+            if system == PEER:
+                python = peer_python(MOONCAKE, "mooncake.engine", "it needs libibverbs1")
+            pairs[system] = Pair(system, python, nbytes, logs)
+        except (PeerUnavailable, SystemFailed) as error:
+            missing[system.name] = str(error)
+            progress(f"without {system.label}: {error}")
+
+
+def close(pairs: dict[System, Pair]) -> None:
+    for pair in pairs.values():
+        pair.close()
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--only", nargs="+", choices=[system.name for system in SYSTEMS], help="these systems")
+    options.add_argument("--pictures", type=Path, default=PICTURES, help="folder for the SVG files")
+    arguments = options.parse_args()
+    effort = QUICK if arguments.quick else FULL
+    wanted = [system for system in SYSTEMS if system.in_quick or not effort.quick]
+    if arguments.only:
+        wanted = [system for system in SYSTEMS if system.name in arguments.only]
+    measured = Measured({}, {system.name: "not asked for" for system in SYSTEMS if system not in wanted})
+    nbytes = max(SINGLES)
+    started = time.monotonic()
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        progress(f"something else runs on this machine (load {load:.1f}): the figures will be noisy")
+    with tempfile.TemporaryDirectory() as logs, contextlib.ExitStack() as stack:
+        pairs: dict[System, Pair] = {}
+        stack.callback(close, pairs)
+        start(wanted, nbytes, Path(logs), pairs, measured.missing)
+        measure_all(pairs, measured, effort, arguments.seed, started)
+    show(measured)
+    draw(measured, arguments.pictures)
+    repetitions = [len(samples) for samples in measured.samples.values()]
+    report = Report(
+        "transfer",
+        {
+            "seed": arguments.seed,
+            "repetitions_least": min(repetitions, default=0),
+            "repetitions_most": max(repetitions, default=0),
+            "mooncake": MOONCAKE,
+            "memory_bytes": nbytes,
+            "load_before": round(load, 2),
+            "duration_s": round(time.monotonic() - started, 1),
+            "missing": measured.missing,
+        },
+    )
+    report.results = {**figures(measured, OURS), "ratios": comparisons(measured)}
+    report.baseline = figures(measured, [system for system in SYSTEMS if system not in OURS])
+    report.aims = aims(measured)
+    report.emit()
+
+
+if __name__ == "__main__":
+    main()

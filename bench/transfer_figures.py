@@ -1,0 +1,259 @@
+"""What was measured of all systems at all points, and what is made of it: ratios, aims, tables, pictures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.pictures import Panel, Series, chart
+from bench.report import Aim, summary
+from bench.transfer_pair import Sample, System
+from bench.transfer_side import READ, WRITE, Plan
+
+__all__ = [
+    "OPCODES",
+    "OURS",
+    "PEER",
+    "POINTS",
+    "SINGLES",
+    "SYSTEMS",
+    "Measured",
+    "Point",
+    "aims",
+    "comparisons",
+    "draw",
+    "figures",
+    "show",
+]
+
+KIB, MIB = 1 << 10, 1 << 20
+OPCODES = (WRITE, READ)
+SINGLES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+BATCHES = ((128, 4 * KIB), (128, 64 * KIB), (256, MIB))
+LARGE = [size for size in SINGLES if size >= MIB]
+SMALL = [size for size in SINGLES if size < MIB]
+
+TCP = System("pinyon_tcp", "pinyon tcp", "bench.transfer_pinyon", "tcp")
+SHM = System("pinyon_shm", "pinyon shm", "bench.transfer_pinyon", "shm")
+AUTO = System("pinyon_auto", "pinyon auto", "bench.transfer_pinyon", "auto")
+CHECKED = System("pinyon_tcp_checksum_on", "pinyon tcp, checksum on", "bench.transfer_pinyon", "tcp,on", in_quick=False)
+UNCHECKED = System(
+    "pinyon_tcp_checksum_off", "pinyon tcp, checksum off", "bench.transfer_pinyon", "tcp,off", in_quick=False
+)
+PEER = System("mooncake", "Mooncake tcp", "bench.transfer_peer", "")
+SOCKETS = [
+    System("sockets", "plain sockets", "bench.transfer_raw", "1"),
+    System("sockets_2", "plain sockets, 2 connections", "bench.transfer_raw", "2", large_only=True),
+    System("sockets_4", "plain sockets, 4 connections", "bench.transfer_raw", "4", large_only=True, in_quick=False),
+]
+PROCESS_VM = System("process_vm", "process_vm_readv/writev", "bench.transfer_raw", "process_vm")
+MEMCPY = System("memcpy", "memcpy", "bench.transfer_raw", "memcpy", processes=1)
+SYSTEMS = [TCP, SHM, AUTO, CHECKED, UNCHECKED, PEER, *SOCKETS, PROCESS_VM, MEMCPY]
+OURS = (TCP, SHM, AUTO, CHECKED, UNCHECKED)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Single transfers of a size, or batches of blocks of that size."""
+
+    batch: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        size = f"{self.size // MIB}MiB" if self.size >= MIB else f"{self.size // KIB}KiB"
+        return size if self.batch == 1 else f"{self.batch}x{size}"
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return self.name.replace("x", "×").replace("KiB", " KiB").replace("MiB", " MiB")
+
+    @property
+    def nbytes(self) -> int:
+        return self.batch * self.size
+
+    def plan(self, opcode: str, seed: int, quick: bool) -> Plan:
+        """Bytes for some tenths of a second: more of them the cheaper they are to move."""
+        if self.size >= MIB:
+            total = max(self.nbytes * (1 if quick else 2), (128 if quick else 256) * MIB)
+        elif self.batch > 1:
+            total = self.nbytes * (12 if quick else 40)
+        else:
+            total = self.size * (500 if quick else 2000)
+        return Plan(opcode, self.size, self.batch, max(1, total // self.nbytes), seed)
+
+
+POINTS = [*(Point(1, size) for size in SINGLES), *(Point(batch, size) for batch, size in BATCHES)]
+
+
+@dataclass
+class Measured:
+    """All samples, and why there are none of a system."""
+
+    samples: dict[tuple[str, str, str], list[Sample]] = field(default_factory=dict)
+    """(system, opcode, point) → one sample per repetition."""
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def values(self, system: System, opcode: str, point: Point, figure: str) -> list[float]:
+        found = self.samples.get((system.name, opcode, point.name), [])
+        return [getattr(sample, figure) for sample in found]
+
+    def ratios(self, ours: System, other: System, opcode: str, point: Point, figure: str) -> list[float]:
+        """Ours / other within each repetition; empty when either was not measured."""
+        pairs = zip(self.values(ours, opcode, point, figure), self.values(other, opcode, point, figure), strict=False)
+        return [mine / theirs for mine, theirs in pairs]
+
+    def best_sockets(self, opcode: str, point: Point) -> System:
+        """The number of connections with the best median here."""
+
+        def median(system: System) -> float:
+            return statistics.median(self.values(system, opcode, point, "throughput_gb_s") or [0.0])
+
+        return max(SOCKETS, key=median)
+
+
+def figures(measured: Measured, systems: Iterable[System]) -> dict[str, Any]:
+    """System → direction → point → figure → median, min, max."""
+    out: dict[str, Any] = {}
+    for system in systems:
+        for opcode in OPCODES:
+            for point in POINTS:
+                if measured.values(system, opcode, point, "p50_us"):
+                    out.setdefault(system.name, {}).setdefault(opcode, {})[point.name] = {
+                        figure: summary(measured.values(system, opcode, point, figure), 4)
+                        for figure in ("throughput_gb_s", "p50_us", "p99_us", "cpu_s_per_gb")
+                    }
+    return out
+
+
+RATIOS: dict[str, tuple[System, System | None, str]] = {
+    "tcp_to_mooncake_throughput": (TCP, PEER, "throughput_gb_s"),
+    "tcp_to_mooncake_p50": (TCP, PEER, "p50_us"),
+    "tcp_to_mooncake_cpu": (TCP, PEER, "cpu_s_per_gb"),
+    "tcp_to_sockets_throughput": (TCP, SOCKETS[0], "throughput_gb_s"),
+    "tcp_to_best_sockets_throughput": (TCP, None, "throughput_gb_s"),
+    "tcp_to_sockets_cpu": (TCP, SOCKETS[0], "cpu_s_per_gb"),
+    "shm_to_process_vm_throughput": (SHM, PROCESS_VM, "throughput_gb_s"),
+    "shm_to_memcpy_throughput": (SHM, MEMCPY, "throughput_gb_s"),
+    "auto_to_mooncake_throughput": (AUTO, PEER, "throughput_gb_s"),
+    "checksum_on_to_off_throughput": (CHECKED, UNCHECKED, "throughput_gb_s"),
+}
+"""Name → ours, the other (None: the number of connections that is best at the point), figure."""
+
+
+def comparisons(measured: Measured) -> dict[str, Any]:
+    """Ratio → direction → point → median, min, max; where both were measured."""
+    out: dict[str, Any] = {}
+    for name, (ours, other, figure) in RATIOS.items():
+        for opcode in OPCODES:
+            for point in POINTS:
+                against = other or measured.best_sockets(opcode, point)
+                ratios = measured.ratios(ours, against, opcode, point, figure)
+                if ratios:
+                    out.setdefault(name, {}).setdefault(opcode, {})[point.name] = summary(ratios, 3)
+    return out
+
+
+def aims(measured: Measured) -> list[Aim]:
+    """What was to be reached. Over several points the worst one counts."""
+    compared = comparisons(measured)
+    large = [Point(1, size) for size in LARGE]
+    out: list[Aim] = []
+
+    def aim(text: str, ratio: str, opcode: str, points: list[Point], target: float, at_most: bool = False) -> None:
+        found = compared.get(ratio, {}).get(opcode, {})
+        medians = [found[point.name]["median"] for point in points if point.name in found]
+        if len(medians) == len(points):
+            out.append(Aim(text, target, (max if at_most else min)(medians), at_most))
+            return
+        ours, other, _ = RATIOS[ratio]
+        needed = [ours.name, *([other.name] if other else [system.name for system in SOCKETS])]
+        reasons = [f"{name}: {measured.missing[name]}" for name in needed if name in measured.missing]
+        out.append(Aim(text, target, None, at_most, "; ".join(reasons) or "not measured"))
+
+    for opcode in OPCODES:
+        aim(f"tcp {opcode} / Mooncake, 1 MiB and more, least", "tcp_to_mooncake_throughput", opcode, large, 2.0)
+    for opcode in OPCODES:
+        name = f"tcp {opcode} / plain sockets, 1 MiB and more, least"
+        aim(name, "tcp_to_sockets_throughput", opcode, large, 0.9)
+        aim(f"{name}, best of 1, 2, 4 connections", "tcp_to_best_sockets_throughput", opcode, large, 0.9)
+    for batch, size in BATCHES[:2]:
+        for opcode in OPCODES:
+            point = Point(batch, size)
+            aim(f"tcp {opcode} {point.name} / Mooncake", "tcp_to_mooncake_throughput", opcode, [point], 2.0)
+    for size in SMALL:
+        for opcode in OPCODES:
+            point = Point(1, size)
+            aim(f"tcp {opcode} {point.name} p50 / Mooncake", "tcp_to_mooncake_p50", opcode, [point], 1.0, True)
+    for opcode in OPCODES:
+        aim(f"shm {opcode} / process_vm, 1 MiB and more, least", "shm_to_process_vm_throughput", opcode, large, 0.85)
+    for opcode in OPCODES:
+        aim(f"tcp {opcode} CPU per GB / Mooncake, all points, most", "tcp_to_mooncake_cpu", opcode, POINTS, 1.0, True)
+    return out
+
+
+def show(measured: Measured) -> None:
+    """Tables for people, on stderr."""
+    console = Console(stderr=True, width=120)
+    for title, figure, points, digits in (
+        ("Throughput, GB/s", "throughput_gb_s", POINTS, 2),
+        ("p50, µs", "p50_us", POINTS[:3], 1),
+        ("p99, µs", "p99_us", POINTS[:3], 1),
+        ("CPU seconds per GB, both processes", "cpu_s_per_gb", POINTS, 2),
+    ):
+        for opcode in OPCODES:
+            table = Table(title=f"{title}: {opcode}", title_justify="left", padding=(0, 0))
+            table.add_column("", no_wrap=True)
+            for point in points:
+                table.add_column(point.label, justify="right")
+            for system in SYSTEMS:
+                cells = [measured.values(system, opcode, point, figure) for point in points]
+                if any(cells):
+                    table.add_row(
+                        system.label, *(f"{statistics.median(cell):.{digits}f}" if cell else "" for cell in cells)
+                    )
+            console.print(table)
+
+
+def draw(measured: Measured, folder: Path) -> None:
+    """The four pictures, into ``folder``."""
+    one_each = [TCP, SHM, AUTO, PEER, SOCKETS[0], PROCESS_VM, MEMCPY]
+
+    def panel(title: str, opcode: str, points: list[Point], systems: Iterable[System], figure: str) -> Panel:
+        rows = []
+        for system in systems:
+            cells = [measured.values(system, opcode, point, figure) for point in points]
+            if any(cells):
+                rows.append(Series(system.label, one_each.index(system), [_spread(cell) for cell in cells]))
+        return Panel(title, [point.label for point in points], rows)
+
+    singles = [Point(1, size) for size in SINGLES]
+    small = [Point(1, size) for size in SMALL]
+    batches = [Point(batch, size) for batch, size in BATCHES]
+    few = [TCP, SHM, PEER, SOCKETS[0], PROCESS_VM]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, title, unit, panels, joined in (
+        ("throughput", "Single transfers", "GB/s (median, least, most)",
+         [panel(opcode, opcode, singles, one_each, "throughput_gb_s") for opcode in OPCODES], True),
+        ("latency", "Small transfers", "µs (median, least, most of the repetitions)",
+         [panel(f"{opcode}, {figure[:3]}", opcode, small, few, figure)
+          for opcode in OPCODES for figure in ("p50_us", "p99_us")], False),
+        ("batches", "Batches", "GB/s (median, least, most)",
+         [panel(opcode, opcode, batches, one_each, "throughput_gb_s") for opcode in OPCODES], False),
+        ("cpu", "CPU of both processes", "seconds per GB (median, least, most)",
+         [panel(opcode, opcode, POINTS, few, "cpu_s_per_gb")
+          for opcode in OPCODES], False),
+    ):  # fmt: skip
+        if any(each.series for each in panels):
+            (folder / f"transfer-{name}.svg").write_text(chart(title, unit, panels, joined=joined))
+
+
+def _spread(values: list[float]) -> tuple[float, float, float] | None:
+    return (min(values), statistics.median(values), max(values)) if values else None

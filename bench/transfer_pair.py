@@ -1,0 +1,141 @@
+"""A system under measurement: two processes on loopback that are told what to move, and asked what it took."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bench.transfer_side import INITIATOR, TARGET, WRITE, Plan
+
+__all__ = ["Pair", "Sample", "System", "SystemFailed"]
+
+ROOT = Path(__file__).resolve().parent.parent
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class System:
+    """What is measured: the module of its sides, and the option they get."""
+
+    name: str
+    label: str
+    module: str
+    option: str
+    large_only: bool = False
+    """Measured from 1 MiB up: what it adds, it adds to many bytes."""
+    in_quick: bool = True
+    processes: int = 2
+
+
+class SystemFailed(Exception):
+    """A side ended, did not answer in time, or bytes were wrong; the text says which."""
+
+
+class Side:
+    """One process, asked in JSON lines."""
+
+    def __init__(self, python: Path, system: System, role: str, nbytes: int, address: Any, log: Path) -> None:
+        self._log = log
+        self._rest = b""
+        with log.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [str(python), "-m", system.module, role, str(nbytes), system.option, json.dumps(address)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                bufsize=0,
+            )
+
+    def answer(self) -> dict[str, Any]:
+        stream: IO[bytes] = self._process.stdout  # type: ignore[assignment]
+        deadline = time.monotonic() + ANSWER_S
+        while b"\n" not in self._rest:
+            if not select.select([stream], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise SystemFailed(f"no answer within {ANSWER_S:g} s")
+            data = os.read(stream.fileno(), 65536)
+            if not data:
+                lines = self._log.read_text(errors="replace").strip().splitlines() or ["no output"]
+                raise SystemFailed(f"ended: {lines[-1]}")
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "unavailable" in answer:
+            raise SystemFailed(answer["unavailable"])
+        return answer
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        stream: IO[bytes] = self._process.stdin  # type: ignore[assignment]
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer, which says why
+            stream.write(json.dumps(command).encode() + b"\n")
+        return self.answer()
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One repetition of one system at one point."""
+
+    throughput_gb_s: float
+    p50_us: float
+    p99_us: float
+    cpu_s_per_gb: float
+
+
+class Pair:
+    """A system's processes."""
+
+    def __init__(self, system: System, python: Path, nbytes: int, logs: Path) -> None:
+        self._sides: dict[str, Side] = {}
+        self._nbytes = nbytes
+        try:
+            address: Any = {}
+            if system.processes == 2:
+                log = logs / f"{system.name}-target.log"
+                self._sides[TARGET] = Side(python, system, TARGET, nbytes, {}, log)
+                address = self._sides[TARGET].answer()["address"]
+            log = logs / f"{system.name}-initiator.log"
+            self._sides[INITIATOR] = Side(python, system, INITIATOR, nbytes, address, log)
+            self._sides[INITIATOR].answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def _ask(self, memory: str, **command: Any) -> dict[str, Any]:
+        side = self._sides.get(memory) or self._sides[INITIATOR]
+        return side.ask(memory=memory, **command)
+
+    def measure(self, plan: Plan, seed: int, verify: bool) -> Sample:
+        source, destination = (INITIATOR, TARGET) if plan.opcode == WRITE else (TARGET, INITIATOR)
+        self._ask(source, do="fill", seed=seed, nbytes=min(plan.nbytes, self._nbytes))
+        target = self._sides.get(TARGET)
+        before = target.ask(do="cpu")["cpu_s"] if target else 0.0
+        ran = self._ask(INITIATOR, do="run", plan=asdict(plan))
+        cpu_s = ran["cpu_s"] + (target.ask(do="cpu")["cpu_s"] - before if target else 0.0)
+        if verify:
+            wrong = self._ask(destination, do="verify", plan=asdict(plan), seed=seed)["wrong"]
+            if wrong:
+                raise SystemFailed(f"{wrong} blocks of {plan} did not arrive")
+        gigabytes = plan.nbytes / 1e9
+        return Sample(gigabytes / ran["seconds"], ran["p50_us"], ran["p99_us"], cpu_s / gigabytes)
+
+    def close(self) -> None:
+        for side in reversed(self._sides.values()):
+            side.close()

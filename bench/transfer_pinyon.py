@@ -1,0 +1,63 @@
+"""pinyon's transfer engine as one side of a transfer.
+
+``option`` is the transport that is forced, or ``auto``; after a comma may follow the checksum mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.transfer_side import WRITE, Block, Initiator, Memory, Unavailable, run
+from pinyon.transfer import Opcode, SegmentDescriptor, TransferEngine, TransferError, TransferRequest, raise_for_failure
+
+
+def _engine(option: str) -> TransferEngine:
+    transport, _, checksum = option.partition(",")
+    forced = None if transport == "auto" else (transport,)
+    try:
+        engine = TransferEngine(host="127.0.0.1", transports=forced, checksum=checksum or "auto")
+    except TransferError as error:
+        raise Unavailable(str(error)) from None
+    engine.start()
+    return engine
+
+
+class PinyonTarget:
+    def __init__(self, memory: Memory, option: str) -> None:
+        self.memory = memory
+        self._engine = _engine(option)
+        self._engine.register_local_memory(memory.map)
+
+    def address(self) -> dict[str, Any]:
+        return self._engine.descriptor().to_dict()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class PinyonInitiator(Initiator):
+    def __init__(self, memory: Memory, option: str, address: dict[str, Any]) -> None:
+        self.memory = memory
+        self._engine = _engine(option)
+        self._local = self._engine.register_local_memory(memory.map).key
+        self._remote = SegmentDescriptor.from_dict(address)
+
+    def prepare(self, opcode: str, blocks: Sequence[Block]) -> Callable[[], None]:
+        code = Opcode.WRITE if opcode == WRITE else Opcode.READ
+        remote = self._remote
+        region = remote.regions[0].key
+        requests = [TransferRequest(code, self._local, here, remote, region, there, n) for here, there, n in blocks]
+        transfer = self._engine.transfer
+
+        def call() -> None:
+            raise_for_failure(transfer(requests))
+
+        return call
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+if __name__ == "__main__":
+    run(PinyonTarget, PinyonInitiator)

@@ -1,0 +1,357 @@
+"""``pinyon transfer serve`` and ``bench``: how fast is the way between two hosts, and which NICs does it use."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.runtime.transfer import TransferSettings, start_transfer_engine
+from pinyon.transfer import (
+    InvalidTransfer,
+    Opcode,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferRequest,
+    TransferResult,
+    TransferStats,
+)
+
+__all__ = ["add_command"]
+
+_MAX_TOKEN_CHARS = 1 << 20
+_MAX_DESCRIPTOR_BYTES = 8 << 20
+_MAX_BATCH = 65536
+_MAX_SECONDS = 3600.0
+_START_S = 20.0
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SERVE = """\
+Register memory and serve it until Ctrl-C, so that "pinyon transfer bench" on another host can measure the way here.
+Prints a target on stdout: it names the addresses and holds the key to this memory, a password as long as this runs."""
+_BENCH = """\
+Measure transfers to a target that "pinyon transfer serve" printed: throughput, latency, and what each NIC carried.
+Without a target both ends are on this host, in two processes."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    group = commands.add_parser("transfer", help="measure the transfer engine between two hosts")
+    verbs = group.add_subparsers(dest="verb", required=True)
+
+    serve = verbs.add_parser("serve", help="offer memory to a bench on another host", description=_SERVE)
+    serve.add_argument("--memory", default="256M", metavar="SIZE", help="how much (default 256M)")
+    serve.add_argument("--seconds", type=float, default=_MAX_SECONDS, help="end after this time (default 3600)")
+    serve.set_defaults(run=_checked(_serve))
+
+    bench = verbs.add_parser("bench", help="move bytes and show how fast", description=_BENCH)
+    bench.add_argument("target", nargs="?", default="", help='what serve printed; "-" reads it from stdin')
+    bench.add_argument("--op", choices=("read", "write", "both"), default="both", help="default both")
+    bench.add_argument("--size", default="4K,64K,1M,16M", metavar="LIST", help="bytes of a request (4K,64K,1M,16M)")
+    bench.add_argument("--batch", type=int, default=1, help="requests at a time (default 1)")
+    bench.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default 2)")
+    bench.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
+    bench.set_defaults(run=_checked(_bench))
+
+    for parser in (serve, bench):
+        parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default 127.0.0.1:0")
+        for name, option in _SETTINGS.items():
+            field = TransferSettings.model_fields[name]
+            parser.add_argument(option, dest=name, default=None, metavar="VALUE", help=field.description)
+
+
+_SETTINGS = {
+    "advertise_host": "--advertise-host",
+    "transfer_transports": "--transports",
+    "transfer_nics": "--nics",
+    "transfer_topology": "--topology",
+    "transfer_secret_file": "--secret-file",
+    "transfer_tls_cert": "--tls-cert",
+    "transfer_tls_key": "--tls-key",
+    "transfer_tls_ca": "--tls-ca",
+    "transfer_checksum": "--checksum",
+}
+
+
+def _checked(run: Any) -> Any:
+    def command(arguments: argparse.Namespace) -> int:
+        try:
+            status: int = run(arguments)
+        except (PinyonError, ValueError) as error:
+            sys.stderr.write(f"pinyon: {error}\n")
+            return 1
+        return status
+
+    return command
+
+
+def _engine(arguments: argparse.Namespace) -> TransferEngine:
+    given = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
+    return start_transfer_engine(TransferSettings(transfer_listen=arguments.listen, **given))
+
+
+def parse_size(text: str) -> int:
+    """``64K``, ``1MiB``, ``4096`` in bytes.
+
+    Raises:
+        InvalidArgument: anything else, or nothing.
+    """
+    match = re.fullmatch(r"([0-9]{1,15})([kmg]?)(?:i?b)?", text.strip().lower())
+    if match is None or not int(match[1]):
+        raise InvalidArgument(f"{text!r} is not a size, such as 64K or 1M", field="size")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def size_text(nbytes: int) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= factor and nbytes % factor == 0:
+            return f"{nbytes // factor} {unit}"
+    return f"{nbytes} B"
+
+
+def pack_target(segment: SegmentDescriptor) -> str:
+    """The segment as one word for the command line."""
+    return base64.urlsafe_b64encode(zlib.compress(json.dumps(segment.to_dict()).encode(), 9)).decode().rstrip("=")
+
+
+def parse_target(word: str) -> SegmentDescriptor:
+    """The inverse of :func:`pack_target`, for what people paste.
+
+    Raises:
+        InvalidTransfer: it is not one, or has no region.
+    """
+    word = word.strip()
+    if len(word) > _MAX_TOKEN_CHARS:
+        raise InvalidTransfer("the target is too long", field="target")
+    try:
+        packed = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
+        data = zlib.decompressobj().decompress(packed, _MAX_DESCRIPTOR_BYTES)
+        segment = SegmentDescriptor.from_dict(json.loads(data))
+    except (binascii.Error, zlib.error, ValueError, RecursionError):
+        raise InvalidTransfer(
+            'not a target; copy the whole word that "transfer serve" printed', field="target"
+        ) from None
+    if not segment.regions:
+        raise InvalidTransfer("the target offers no memory", field="target")
+    return segment
+
+
+# ---------------------------------------------------------------- serve
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    nbytes = parse_size(arguments.memory)
+    _within("seconds", arguments.seconds, _MAX_SECONDS * 24)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with _running(_engine(arguments)) as engine:
+        region = engine.register_local_memory(_memory(nbytes))
+        sys.stdout.write(f"{pack_target(engine.descriptor([region]))}\n")
+        sys.stdout.flush()
+        sys.stderr.write(
+            f"{size_text(nbytes)} offered; measure from another host: pinyon transfer bench TARGET (the word above)\n"
+            f"Ctrl-C ends; at the latest in {arguments.seconds:.0f} s\n"
+        )
+        stop.wait(arguments.seconds)
+        stats = engine.stats()
+    sys.stderr.write(f"peers read {stats.served_read_bytes} and wrote {stats.served_written_bytes} bytes\n")
+    return 0
+
+
+def _memory(nbytes: int) -> memoryview:
+    """Touched pages: the first transfer must not pay for them."""
+    return np.ones(nbytes, np.uint8).data
+
+
+@contextlib.contextmanager
+def _running(engine: TransferEngine) -> Iterator[TransferEngine]:
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _within(name: str, value: float, most: float) -> None:
+    if not 0 < value <= most:
+        raise InvalidArgument(f"--{name} must be over 0 and at most {most:g}", field=name)
+
+
+# ---------------------------------------------------------------- bench
+
+
+@dataclass(frozen=True)
+class _Point:
+    op: str
+    request_bytes: int
+    batch: int
+    transfers: int
+    gb_s: float
+    p50_us: float
+    p99_us: float
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    sizes = [parse_size(text) for text in arguments.size.split(",")]
+    _within("seconds", arguments.seconds, _MAX_SECONDS)
+    _within("batch", arguments.batch, _MAX_BATCH)
+    opcodes = {"read": [Opcode.READ], "write": [Opcode.WRITE], "both": [Opcode.WRITE, Opcode.READ]}[arguments.op]
+    with contextlib.ExitStack() as stack:
+        if arguments.target:
+            segment = parse_target(sys.stdin.readline() if arguments.target == "-" else arguments.target)
+        else:
+            segment = stack.enter_context(_own_peer(max(sizes) * arguments.batch, arguments))
+        if max(sizes) > segment.regions[0].length:
+            raise InvalidArgument(f"the target offers {size_text(segment.regions[0].length)}", field="size")
+        engine = stack.enter_context(_running(_engine(arguments)))
+        region = engine.register_local_memory(_memory(min(max(sizes) * arguments.batch, 1 << 30)))
+        points = []
+        for opcode in opcodes:
+            for size in sizes:
+                sys.stderr.write(f"{opcode.name.lower()} {size_text(size)} x {arguments.batch} ...\n")
+                requests = _requests(opcode, region.key, region.length, segment, size, arguments.batch)
+                points.append(_measure(engine, requests, arguments.seconds))
+        stats = engine.stats()
+    if arguments.json:
+        sys.stdout.write(json.dumps(_as_json(points, stats)) + "\n")
+    else:
+        _show(points, stats)
+    return 0
+
+
+@contextlib.contextmanager
+def _own_peer(nbytes: int, arguments: argparse.Namespace) -> Iterator[SegmentDescriptor]:
+    """A second process on this host that serves as much memory as is needed."""
+    command = [sys.executable, "-m", "pinyon.cli", "transfer", "serve", "--memory", str(min(nbytes, 1 << 30))]
+    for name, option in _SETTINGS.items():
+        value = getattr(arguments, name)
+        if value is not None and name != "transfer_transports":
+            command += [option, value]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    late = threading.Timer(_START_S, process.kill)
+    late.start()
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        word = process.stdout.readline()
+        late.cancel()
+        if not word:
+            raise InvalidArgument(f"the other process did not start: {_last_line(process.stderr)}", field="target")
+        yield parse_target(word)
+    finally:
+        late.cancel()
+        process.terminate()
+        try:
+            process.communicate(timeout=10.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def _last_line(stream: IO[str]) -> str:
+    return (stream.read().strip().splitlines() or ["no message"])[-1]
+
+
+def _requests(
+    opcode: Opcode, key: bytes, length: int, segment: SegmentDescriptor, size: int, batch: int
+) -> list[TransferRequest]:
+    """Places one after another at both ends, from the start again when the memory ends."""
+    there = segment.regions[0]
+    here_slots, there_slots = length // size, there.length // size
+    return [
+        TransferRequest(
+            opcode, key, (index % here_slots) * size, segment, there.key, (index % there_slots) * size, size
+        )
+        for index in range(batch)
+    ]
+
+
+def _measure(engine: TransferEngine, requests: Sequence[TransferRequest], seconds: float) -> _Point:
+    """Transfers one after another for so long; the first few, which pair the endpoints, do not count."""
+    for _ in range(3):
+        _all_ok(engine.transfer(requests))
+    times: list[float] = []
+    begun = last = time.perf_counter()
+    while last - begun < seconds:
+        results = engine.transfer(requests)
+        now = time.perf_counter()
+        times.append(now - last)
+        last = now
+        _all_ok(results)
+    nbytes = sum(request.length for request in requests)
+    times.sort()
+    return _Point(
+        requests[0].opcode.name.lower(),
+        requests[0].length,
+        len(requests),
+        len(times),
+        nbytes * len(times) / (last - begun) / 1e9,
+        times[len(times) // 2] * 1e6,
+        times[min(len(times) - 1, len(times) * 99 // 100)] * 1e6,
+    )
+
+
+def _all_ok(results: Sequence[TransferResult]) -> None:
+    for result in results:
+        if not result.ok:
+            raise InvalidArgument(f"a transfer ended as {result.status.value}: {result.reason.name.lower()}")
+
+
+def _as_json(points: Sequence[_Point], stats: TransferStats) -> dict[str, Any]:
+    return {
+        "points": [vars(point) for point in points],
+        "paths": [
+            {**one.path._asdict(), "bytes": one.nbytes, "chains": one.chains, "failures": one.failures}
+            for one in stats.paths
+        ],
+        "retries": stats.retries,
+    }
+
+
+def _show(points: Sequence[_Point], stats: TransferStats) -> None:
+    console = Console()
+    table = Table(box=None, pad_edge=False)
+    for column in ("op", "request", "batch", "GB/s", "p50 us", "p99 us", "transfers"):
+        table.add_column(column, justify="left" if column == "op" else "right", no_wrap=True)
+    for point in points:
+        table.add_row(
+            point.op,
+            size_text(point.request_bytes),
+            str(point.batch),
+            f"{point.gb_s:.3f}",
+            f"{point.p50_us:.0f}",
+            f"{point.p99_us:.0f}",
+            str(point.transfers),
+        )
+    console.print(table)
+    paths = Table(box=None, pad_edge=False, title="\npaths", title_justify="left")
+    for column in ("transport", "NIC here", "NIC there", "GB", "share", "failures"):
+        paths.add_column(column, justify="right" if column in ("GB", "share", "failures") else "left", no_wrap=True)
+    total = sum(one.nbytes for one in stats.paths) or 1
+    for one in sorted(stats.paths, key=lambda one: -one.nbytes):
+        failures = ", ".join(f"{count} {reason}" for reason, count in sorted(one.failures.items())) or "none"
+        paths.add_row(
+            *(one.path.transport, one.path.local_nic or "-", one.path.remote_nic or "-"),
+            f"{one.nbytes / 1e9:.2f}",
+            f"{one.nbytes / total:.0%}",
+            failures,
+        )
+    console.print(paths)
+    if stats.retries:
+        console.print(f"{stats.retries} chains were sent again")

@@ -1,0 +1,208 @@
+"""The transfer engine of a service: its settings, its start, its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path as FilePath
+from typing import Literal
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from pydantic import Field
+
+from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.runtime.settings import Address, ServiceSettings, parse_address
+from pinyon.transfer import LATENCY_BUCKETS_S, InvalidTransfer, Nic, TlsFiles, Topology, TransferEngine, TransferStats
+from pinyon.transfer.topology import build_topology
+from pinyon.transfer.transports.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
+
+__all__ = ["TransferSettings", "register_transfer_metrics", "start_transfer_engine"]
+
+_MAX_SECRET_BYTES = 4096
+
+
+class TransferSettings(ServiceSettings):
+    """What a service that moves KV can be told about it."""
+
+    transfer_listen: Address = Field(
+        "127.0.0.1:0", description="host:port of the transfer engine; port 0 takes a free one"
+    )
+    transfer_transports: str = Field(
+        "auto", max_length=64, description="auto, or those to use to reach peers, best first: shm,rdma,tcp"
+    )
+    transfer_nics: str = Field(
+        "",
+        max_length=2048,
+        description="more NICs to use: auto (all), or names: eth1,mlx5_0; empty: --transfer-listen only",
+    )
+    transfer_topology: str = Field(
+        "", description="which NICs are near to which memory: JSON or a file with it; empty: discovered"
+    )
+    transfer_secret_file: str = Field("", description="file with the cluster secret that all peers must know")
+    transfer_tls_cert: str = Field("", description="certificate for TLS between transfer engines; empty: no TLS")
+    transfer_tls_key: str = Field("", description="private key of the certificate")
+    transfer_tls_ca: str = Field("", description="authority that peers' certificates must be signed by")
+    transfer_checksum: Literal["auto", "on", "off"] = Field("auto", description="checksums of tcp payloads")
+
+
+def start_transfer_engine(settings: TransferSettings) -> TransferEngine:
+    """A running engine.
+
+    Raises:
+        InvalidArgument: a setting that makes no sense (``field`` names it).
+        Unavailable: an address cannot be had.
+    """
+    host, port = parse_address(settings.transfer_listen)
+    try:
+        nics, topology = _network(settings)
+        engine = TransferEngine(
+            host,
+            port,
+            advertise_host=settings.advertise_host or None,
+            secret=_secret(settings.transfer_secret_file),
+            tls=_tls(settings),
+            nics=nics,
+            topology=topology,
+            transports=_transports(settings.transfer_transports),
+            checksum=settings.transfer_checksum,
+        )
+    except InvalidTransfer as error:
+        raise InvalidArgument(error.message, field=f"transfer_{error.field or 'settings'}") from error
+    try:
+        engine.start()
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {settings.transfer_listen}: {error.strerror}") from error
+    return engine
+
+
+def _transports(value: str) -> tuple[str, ...] | None:
+    if value == "auto":
+        return None
+    return ("local", *(name.strip() for name in value.split(",")))
+
+
+def _network(settings: TransferSettings) -> tuple[tuple[Nic, ...], Topology | None]:
+    given = load_topology(settings.transfer_topology) if settings.transfer_topology else configured_topology()
+    wanted = settings.transfer_nics.strip()
+    if not wanted:
+        return (), given
+    inventory = discover()
+    names = () if wanted == "auto" else tuple(name.strip() for name in wanted.split(","))
+    nics = (*rdma_nics(inventory, names), *tcp_nics(inventory, names=names))
+    missing = set(names) - {nic.name for nic in nics}
+    if missing:
+        raise InvalidTransfer(f"no such NIC, or it has no address: {', '.join(sorted(missing))}", field="nics")
+    if given is None:
+        given = build_topology(inventory, "rdma", names).merged(build_topology(inventory, "tcp", names))
+    return nics, given.restricted({nic.name for nic in nics})
+
+
+def _secret(path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        with FilePath(path).open("rb") as file:
+            secret = file.read(_MAX_SECRET_BYTES + 1).strip()
+    except OSError as error:
+        raise InvalidTransfer(f"cannot read {path}: {error.strerror}", field="secret_file") from None
+    if not secret or len(secret) > _MAX_SECRET_BYTES:
+        raise InvalidTransfer(f"{path}: a secret has 1 to {_MAX_SECRET_BYTES} bytes", field="secret_file")
+    return secret
+
+
+def _tls(settings: TransferSettings) -> TlsFiles | None:
+    files = (settings.transfer_tls_cert, settings.transfer_tls_key, settings.transfer_tls_ca)
+    if not any(files):
+        return None
+    if not all(files):
+        raise InvalidTransfer("TLS needs all three: certificate, key and authority", field="tls_cert")
+    return TlsFiles(*map(FilePath, files))
+
+
+# ---------------------------------------------------------------- metrics
+
+_COUNTERS: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
+    "read_bytes": ("Bytes read from peers", lambda stats: stats.read_bytes),
+    "written_bytes": ("Bytes written to peers", lambda stats: stats.written_bytes),
+    "served_read_bytes": ("Bytes that peers read here", lambda stats: stats.served_read_bytes),
+    "served_written_bytes": ("Bytes that peers wrote here", lambda stats: stats.served_written_bytes),
+    "served_refusals": ("Ranges refused to peers", lambda stats: stats.served_refusals),
+    "protocol_errors": ("Links closed because of what came over them", lambda stats: stats.protocol_errors),
+    "auth_failures": ("Links refused because of the cluster secret", lambda stats: stats.auth_failures),
+}
+_GAUGES: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
+    "requests_in_flight": ("Requests without a final status", lambda stats: stats.requests_now),
+    "outbound_links": ("Connections and queue pairs open towards peers", lambda stats: stats.outbound_connections_now),
+    "inbound_links": ("Links open from peers", lambda stats: stats.inbound_connections_now),
+}
+_PATH_LABELS = ("transport", "local_nic", "remote_nic")
+
+
+class _TransferCollector(Collector):
+    """Everything is read from one snapshot when it is scraped."""
+
+    def __init__(self, engine: TransferEngine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        for name, (text, read) in _COUNTERS.items():
+            yield CounterMetricFamily(f"pinyon_transfer_{name}", text, value=read(stats))
+        for name, (text, read) in _GAUGES.items():
+            yield GaugeMetricFamily(f"pinyon_transfer_{name}", text, value=read(stats))
+        requests = CounterMetricFamily("pinyon_transfer_requests", "Requests by final status", labels=["status"])
+        for status, count in stats.requests.items():
+            requests.add_metric([status], count)
+        yield requests
+        failures = CounterMetricFamily(
+            "pinyon_transfer_failures", "Requests that did not complete, by reason", labels=["reason"]
+        )
+        for reason, count in stats.failures.items():
+            failures.add_metric([reason], count)
+        yield failures
+        latency = HistogramMetricFamily(
+            "pinyon_transfer_request_seconds", "From submission to final status of a request"
+        )
+        latency.add_metric([], _cumulative(stats.latency_buckets), stats.latency_sum_s)
+        yield latency
+        yield from _per_path(stats)
+        usable = GaugeMetricFamily(
+            "pinyon_transfer_avoided_paths", "Paths to peers that are avoided now", labels=_PATH_LABELS
+        )
+        avoided: dict[tuple[str, str, str], int] = {}
+        for _, state in self._engine.paths():
+            avoided[state.path] = avoided.get(state.path, 0) + (not state.usable)
+        for path, count in avoided.items():
+            usable.add_metric(path, count)
+        yield usable
+
+
+def _per_path(stats: TransferStats) -> Iterator[Metric]:
+    moved = CounterMetricFamily("pinyon_transfer_path_bytes", "Bytes moved as initiator", labels=_PATH_LABELS)
+    retries = CounterMetricFamily(
+        "pinyon_transfer_path_retries", "Chains that failed here and went on elsewhere", labels=_PATH_LABELS
+    )
+    failures = CounterMetricFamily(
+        "pinyon_transfer_path_failures", "Chains that failed because of the path", labels=[*_PATH_LABELS, "reason"]
+    )
+    seconds = HistogramMetricFamily("pinyon_transfer_path_seconds", "Time of a chain on the path", labels=_PATH_LABELS)
+    for one in stats.paths:
+        labels = list(one.path)
+        moved.add_metric(labels, one.nbytes)
+        retries.add_metric(labels, one.retries)
+        for reason, count in one.failures.items():
+            failures.add_metric([*labels, reason], count)
+        seconds.add_metric(labels, _cumulative(one.latency_buckets), one.latency_sum_s)
+    yield from (moved, retries, failures, seconds)
+
+
+def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
+    bounds = [str(bound) for bound in LATENCY_BUCKETS_S] + ["+Inf"]
+    return list(zip(bounds, map(float, accumulate(buckets)), strict=True))
+
+
+def register_transfer_metrics(registry: CollectorRegistry, engine: TransferEngine) -> None:
+    """Show the engine's counters as ``pinyon_transfer_*``."""
+    registry.register(_TransferCollector(engine))

@@ -1,0 +1,95 @@
+"""Tells when a network interface loses or gains its link, as the kernel says it (rtnetlink), not at the next stall.
+
+Only the own host's interfaces can be seen; what fails farther away is found by stalls and broken connections.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+
+__all__ = ["LinkMonitor", "link_is_up"]
+
+_log = logging.getLogger(__name__)
+_RTMGRP_LINK = 1
+_SIOCGIFFLAGS = 0x8913
+_IFF_UP, _IFF_RUNNING = 0x1, 0x40
+_POLL_S = 1.0
+"""Also without an event the states are read this often: events can be lost when the socket's buffer overflows."""
+
+
+class LinkMonitor:
+    """Calls ``changed(name, up)`` from its thread for each of these interfaces that changes; they count as up at first.
+    Names that are no interfaces are not watched."""
+
+    def __init__(self, names: Iterable[str], changed: Callable[[str, bool], None]) -> None:
+        self._changed = changed
+        self._up = {name: True for name in names if _exists(name)}
+        self._closing = threading.Event()
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """No interfaces, or no rtnetlink here: nothing is watched."""
+        if not self._up:
+            return
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+            self._socket.bind((0, _RTMGRP_LINK))
+        except OSError as error:
+            _log.info("interfaces are polled, not watched: %s", error)
+        self._thread = threading.Thread(target=self._watch, name="pinyon-transfer-links", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            for name, was_up in self._up.items():
+                up = link_is_up(name)
+                if up is not was_up:
+                    self._up[name] = up
+                    try:
+                        self._changed(name, up)
+                    except Exception:
+                        _log.exception("acting on a link event failed")
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._socket is None:
+            self._closing.wait(_POLL_S)
+            return
+        try:
+            self._socket.settimeout(_POLL_S)
+            self._socket.recv(65536)  # what it says is not parsed: the states are read anyway
+        except OSError:
+            self._closing.wait(0.01)
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(_POLL_S * 3)
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _exists(name: str) -> bool:
+    try:
+        socket.if_nametoindex(name)
+    except OSError:
+        return False
+    return True
+
+
+def link_is_up(name: str) -> bool:
+    """Administratively up and with a carrier; an interface that is gone is down. Asked by ioctl and not read from
+    sysfs, which may be mounted from another network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sH14x", name.encode()[:15], 0))
+        except OSError:
+            return False
+    (flags,) = struct.unpack_from("H", answer, 16)
+    return bool(flags & _IFF_UP and flags & _IFF_RUNNING)

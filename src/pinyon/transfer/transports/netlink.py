@@ -1,0 +1,110 @@
+"""The network interfaces of this network namespace and their addresses, by rtnetlink (``man 7 rtnetlink``).
+
+Sysfs has no addresses, and in a namespace it may still show the interfaces of another one.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+__all__ = ["Interface", "interfaces"]
+
+_WAIT_S = 2.0
+"""The kernel answers at once; this only bounds what must not happen."""
+_RECEIVE_BYTES = 1 << 16
+"""Above the largest part of a dump that a kernel sends in one message (32 KiB)."""
+
+_DONE, _ERROR, _NEWLINK, _GETLINK, _NEWADDR, _GETADDR = 3, 2, 16, 18, 20, 22
+_REQUEST_DUMP = 0x1 | 0x300
+_IFLA_IFNAME, _IFLA_MTU = 3, 4
+_IFF_UP_RUNNING = 0x1 | 0x40
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFA_DUPLICATE_OR_TENTATIVE = 0x08 | 0x40
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    index: int
+    up: bool
+    """Switched on and with a carrier."""
+    mtu: int | None
+    """Bytes."""
+    addresses: tuple[str, ...]
+    """With prefix, IPv4 first; without link-local IPv6, which means nothing without an interface of the reader."""
+
+
+def interfaces() -> dict[str, Interface]:
+    """By name.
+
+    Raises:
+        OSError: netlink cannot be had (some sandboxes).
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
+        route.settimeout(_WAIT_S)
+        links = list(_links(route))
+        addresses = list(_addresses(route))
+    return {
+        name: Interface(
+            index,
+            flags & _IFF_UP_RUNNING == _IFF_UP_RUNNING,
+            mtu,
+            tuple(sorted((text for owner, text in addresses if owner == index), key=lambda text: ":" in text)),
+        )
+        for index, name, flags, mtu in links
+    }
+
+
+def _links(route: socket.socket) -> Iterator[tuple[int, str, int, int | None]]:
+    for body in _dump(route, _GETLINK, _NEWLINK):
+        _family, index, flags = struct.unpack_from("=B3xiI", body)
+        attributes = _attributes(body, 16)
+        mtu = attributes.get(_IFLA_MTU)
+        name = attributes.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode(errors="replace")
+        yield index, name, flags, struct.unpack("=I", mtu)[0] if mtu else None
+
+
+def _addresses(route: socket.socket) -> Iterator[tuple[int, str]]:
+    for body in _dump(route, _GETADDR, _NEWADDR):
+        _family, prefix, flags, _scope, index = struct.unpack_from("=BBBBi", body)
+        attributes = _attributes(body, 8)
+        # on a point-to-point link IFA_ADDRESS is the other end's
+        packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+        if packed is None or flags & _IFA_DUPLICATE_OR_TENTATIVE:
+            continue
+        address = ip_address(packed)
+        if address.version == 4 or not address.is_link_local:
+            yield index, f"{address}/{prefix}"
+
+
+def _dump(route: socket.socket, request: int, answer: int) -> Iterator[bytes]:
+    """Bodies of the answers to one dump request."""
+    # struct nlmsghdr, then struct rtgenmsg padded to the size of the longer family headers
+    route.send(struct.pack("=IHHII", 32, request, _REQUEST_DUMP, 1, 0) + bytes(16))
+    while True:
+        data = route.recv(_RECEIVE_BYTES)
+        at = 0
+        while at + 16 <= len(data):
+            length, kind = struct.unpack_from("=IH", data, at)
+            if kind == _DONE or length < 16:
+                return
+            if kind == _ERROR:
+                code = -struct.unpack_from("=i", data, at + 16)[0]
+                raise OSError(code, "netlink refused the dump")
+            if kind == answer:
+                yield data[at + 16 : at + length]
+            at += length + 3 & ~3
+
+
+def _attributes(body: bytes, at: int) -> dict[int, bytes]:
+    found = {}
+    while at + 4 <= len(body):
+        length, kind = struct.unpack_from("=HH", body, at)
+        if length < 4:
+            break
+        found[kind & 0x3FFF] = body[at + 4 : at + length]
+        at += length + 3 & ~3
+    return found

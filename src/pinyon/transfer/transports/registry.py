@@ -1,0 +1,86 @@
+"""Which transports there are, and which of them work on this host."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.handshake import Service
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.nic import Nic
+from pinyon.transfer.transports.acceptor import LinkService
+from pinyon.transfer.transports.base import Meter, Transport
+from pinyon.transfer.transports.identity import Identity
+from pinyon.transfer.transports.local import LocalTransport
+from pinyon.transfer.transports.memory import MemoryTable
+from pinyon.transfer.transports.rdma import RdmaTransport, rdma_available
+from pinyon.transfer.transports.shm import ShmTransport, shm_available
+from pinyon.transfer.transports.tcp import TcpTransport
+
+__all__ = ["TRANSPORTS", "Built", "build_transports"]
+
+_log = logging.getLogger(__name__)
+
+TRANSPORTS = ("local", "shm", "rdma", "tcp")
+"""All, fastest first."""
+_UNAVAILABLE: dict[str, Callable[[], str | None]] = {"shm": shm_available, "rdma": rdma_available}
+
+
+class Built(NamedTuple):
+    transports: dict[str, Transport]
+    order: tuple[str, ...]
+    """Those that may be used to reach peers, best first."""
+    services: dict[int, LinkService]
+    """What peers are served, whatever this side uses itself."""
+    nics: tuple[Nic, ...]
+    shm: str
+    """Unix socket to listen on; empty: none."""
+
+
+def build_transports(
+    memory: MemoryTable,
+    limits: TransferLimits,
+    identity: Identity,
+    meter: Meter,
+    nics: Sequence[Nic],
+    wanted: Sequence[str] | None,
+    checksum: str,
+) -> Built:
+    """
+    Raises:
+        InvalidTransfer: an unknown transport, none at all, or a wanted one that does not work here (says why).
+    """
+    order = tuple(TRANSPORTS if wanted is None else dict.fromkeys(wanted))
+    if not order or not set(order) <= set(TRANSPORTS):
+        raise InvalidTransfer(f"transports are {', '.join(TRANSPORTS)}; not {', '.join(order)!r}", field="transports")
+    reasons = {name: reason for name, check in _UNAVAILABLE.items() if (reason := check()) is not None}
+    for name in order:
+        if name in reasons:
+            if wanted is not None:
+                raise InvalidTransfer(f"transport {name} does not work here: {reasons[name]}", field="transports")
+            _log.debug("transport %s is not used: %s", name, reasons[name])
+    order = tuple(name for name in order if name not in reasons)
+
+    transports: dict[str, Transport] = {"local": LocalTransport(memory)}
+    services: dict[int, LinkService] = {}
+    tcp = TcpTransport(memory, limits, identity, meter, _named(nics, "tcp"), checksum=checksum)
+    transports["tcp"], services[Service.TCP] = tcp, tcp.service
+    published = [nic for nic in nics if nic.transport == "tcp"]
+    shm_address = ""
+    if "shm" not in reasons:
+        shm = ShmTransport(memory, limits, identity, meter, {})
+        transports["shm"], services[Service.SHM], shm_address = shm, shm.service, shm.address
+    if "rdma" not in reasons:
+        rdma = RdmaTransport(memory, limits, identity, meter, _named(nics, "rdma"))
+        transports["rdma"], services[Service.RDMA] = rdma, rdma.service
+        published += rdma.nics
+    return Built(transports, order, services, tuple(published), shm_address)
+
+
+def _named(nics: Sequence[Nic], transport: str) -> dict[str, Nic]:
+    named = {nic.name: nic for nic in nics if nic.transport == transport}
+    if len(named) != sum(1 for nic in nics if nic.transport == transport):
+        raise InvalidTransfer(f"two {transport} NICs have one name", field="nics")
+    return named

@@ -1,0 +1,120 @@
+"""Polling a socket for a moment before sleeping on it.
+
+A core that sleeps takes longer to wake (50 to 100 µs on a virtual machine) than a small transfer takes. So after a
+request the next bytes are polled for, for a bounded time. Whether that pays is measured: where cores are short, a
+sleeper that is woken gets its core sooner than one that polls and yields; and who polls on an idle link burns time for
+nothing. So each link compares how long its waits take either way, does what is quicker, and now and then tries the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Spinner"]
+
+_BETTER = 0.8
+"""Polling has to be quicker than sleeping by this factor, since it burns a core."""
+_WEIGHT = 0.25
+"""Of the newest wait in the running means."""
+_LONG_S = 2e-3
+"""Who waited longer than this waited for nothing in particular: it says nothing about sleeping, and against polling."""
+_GUESS_S = 100e-6
+"""What a wait takes asleep, until it is known."""
+_SLEEP_EVERY = 128
+"""While polling pays: so often it sleeps all the same, to compare."""
+_POLL_EVERY = (16, 1024)
+"""While it does not: so often it polls all the same, less and less often."""
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_seats: deque[None] = deque([None] * (_cores() // 2))
+"""One per thread of the process that may poll at a time (none on a single core). ``pop`` and ``append`` are atomic."""
+
+# Not os.sched_yield, which keeps the GIL. The yield matters: a peer that waits for this very core gets it at once, and
+# while it runs the kernel moves one of the two to an idle core.
+_libc = ctypes.CDLL(None)
+_yield: Callable[[], int] = _libc.sched_yield if hasattr(_libc, "sched_yield") else lambda: 0
+
+
+class Spinner:
+    """One link's."""
+
+    __slots__ = ("_asleep_s", "_began", "_every", "_limit_s", "_polled", "_polling_s", "_receive", "_until_try")
+
+    def __init__(self, sock: socket.socket, limit_s: float) -> None:
+        """``limit_s``: polls take no longer than this; 0 never polls."""
+        self._receive = sock.recv_into
+        self._limit_s = limit_s
+        self._polling_s = 0.0
+        """How long waits take that begin with polling."""
+        self._asleep_s = _GUESS_S
+        self._every = _POLL_EVERY[0]
+        self._until_try = _SLEEP_EVERY
+        """Waits until the way that is thought slower is tried."""
+        self._began = 0.0
+        self._polled = False
+
+    def poll(self, buffer: memoryview) -> int | None:
+        """Bytes received into ``buffer`` (0: the peer closed); None: sleep for them, and call ``slept`` after.
+
+        Raises:
+            OSError
+        """
+        if not self._limit_s:
+            return None
+        clock = time.monotonic
+        self._began = began = clock()
+        pays = self._polling_s < _BETTER * self._asleep_s
+        self._until_try -= 1
+        if self._until_try <= 0:
+            pays = not pays
+            self._until_try = self._every if pays else _SLEEP_EVERY
+        self._polled = False
+        if not pays:
+            return None
+        try:
+            _seats.pop()
+        except IndexError:
+            return None
+        self._polled = True
+        try:
+            receive, end = self._receive, began + self._limit_s
+            while True:
+                _yield()
+                try:
+                    moved = receive(buffer, 0, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    if clock() >= end:
+                        return None
+                else:
+                    self._learn(clock() - began)
+                    return moved
+        finally:
+            _seats.append(None)
+
+    def slept(self) -> None:
+        """The bytes that ``poll`` did not get have come."""
+        if self._limit_s:
+            self._learn(time.monotonic() - self._began)
+
+    def _learn(self, waited_s: float) -> None:
+        if self._polled:
+            before = self._polling_s < _BETTER * self._asleep_s
+            self._polling_s += _WEIGHT * (min(waited_s, _LONG_S) - self._polling_s)
+            pays = self._polling_s < _BETTER * self._asleep_s
+            if pays:
+                self._every = _POLL_EVERY[0]
+            elif not before:
+                self._every = min(2 * self._every, _POLL_EVERY[1])
+            if pays is not before:
+                self._until_try = _SLEEP_EVERY if pays else self._every
+        elif waited_s < _LONG_S:
+            self._asleep_s += _WEIGHT * (waited_s - self._asleep_s)

@@ -1,0 +1,156 @@
+"""A process with one transfer engine, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
+
+``transfer_host_process.py CONFIG``, CONFIG a JSON object of the engine's keyword arguments in plain values. The first
+line on stdout says that the engine serves. The process ends when its stdin does, and is killed when its parent dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from pinyon.transfer import (
+    Nic,
+    Opcode,
+    Region,
+    SegmentDescriptor,
+    Topology,
+    TransferEngine,
+    TransferHandle,
+    TransferLimits,
+    TransferRequest,
+    TransferResult,
+)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def make_engine(config: dict[str, Any]) -> TransferEngine:
+    """Plain values → the engine's arguments. What is not named keeps the engine's default."""
+    arguments: dict[str, Any] = dict(config)
+    host = arguments.pop("host", "127.0.0.1")
+    if "limits" in arguments:
+        arguments["limits"] = TransferLimits(**arguments["limits"])
+    if "nics" in arguments:
+        arguments["nics"] = [Nic(**nic) for nic in arguments["nics"]]
+    if "topology" in arguments:
+        arguments["topology"] = Topology.from_json(json.dumps(arguments["topology"]))
+    return TransferEngine(host, **arguments)
+
+
+def summary(results: list[TransferResult]) -> dict[str, Any]:
+    counted = Counter((one.status.value, one.reason.name) for one in results)
+    return {
+        "requests": len(results),
+        "final": all(one.status.is_final for one in results),
+        "moved_bytes": sum(one.transferred_bytes for one in results),
+        "outcomes": sorted([status, reason, count] for (status, reason), count in counted.items()),
+    }
+
+
+class TransferHost:
+    """Each ``do_*`` method is one command; its arguments and its answer are JSON values."""
+
+    def __init__(self, engine: TransferEngine) -> None:
+        self._engine = engine
+        self._regions: list[Region] = []
+        self._handles: list[tuple[TransferHandle, float]] = []
+
+    def do_region(self, path: str, nbytes: int, location: str = "cpu:0") -> dict[str, Any]:
+        """Register memory that the test maps too: a file that both map shared."""
+        file = os.open(path, os.O_RDWR)
+        try:
+            memory = mmap.mmap(file, nbytes)
+        finally:
+            os.close(file)
+        self._regions.append(self._engine.register_local_memory(memory, location))
+        return {"region": len(self._regions) - 1, "key": self._regions[-1].key.hex()}
+
+    def do_unregister(self, region: int) -> dict[str, Any]:
+        self._engine.unregister(self._regions[region])
+        return {}
+
+    def do_descriptor(self) -> dict[str, Any]:
+        return self._engine.descriptor().to_dict()
+
+    def do_submit(
+        self, remote: dict[str, Any], batch: list[list[Any]], timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """``batch``: requests as ``[READ or WRITE, region, its offset, remote key, remote offset, length]``."""
+        segment = SegmentDescriptor.from_dict(remote)
+        requests = [
+            TransferRequest(Opcode[opcode], self._regions[region].key, near, segment, bytes.fromhex(key), far, length)
+            for opcode, region, near, key, far, length in batch
+        ]
+        self._handles.append((self._engine.submit(requests), time.monotonic()))
+        return {"handle": len(self._handles) - 1}
+
+    def do_progress(self, handle: int) -> dict[str, Any]:
+        return summary(self._handles[handle][0].results())
+
+    def do_wait(self, handle: int) -> dict[str, Any]:
+        waited, since = self._handles[handle]
+        results = waited.wait()
+        return summary(results) | {"elapsed_s": time.monotonic() - since}
+
+    def do_cancel(self, handle: int) -> dict[str, Any]:
+        self._handles[handle][0].cancel()
+        return {}
+
+    def do_drop_peer(self, boot_id: str) -> dict[str, Any]:
+        return {"dropped": self._engine.drop_peer(bytes.fromhex(boot_id))}
+
+    def do_stats(self) -> dict[str, Any]:
+        stats = self._engine.stats()
+        usable = {state.path: state.usable for _, state in self._engine.paths()}
+        paths = [
+            {
+                "transport": one.path.transport,
+                "local_nic": one.path.local_nic,
+                "remote_nic": one.path.remote_nic,
+                "bytes": one.nbytes,
+                "failures": sum(one.failures.values()),
+                "usable": usable.get(one.path, False),
+            }
+            for one in stats.paths
+        ]
+        return {
+            "requests_now": stats.requests_now,
+            "batches_now": stats.batches_now,
+            "outbound_now": stats.outbound_connections_now,
+            "inbound_now": stats.inbound_connections_now,
+            "retries": stats.retries,
+            "paths": paths,
+        }
+
+    def do_health(self) -> dict[str, Any]:
+        """What must not grow."""
+        threads = [one.name for one in threading.enumerate() if one.name.startswith("pinyon-transfer")]
+        return {"threads": sorted(threads), "files": len(os.listdir("/proc/self/fd"))}
+
+
+def main() -> None:
+    # A frozen child sees no end of its stdin, but the kernel's SIGKILL ends it.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with make_engine(json.loads(sys.argv[1])) as engine:
+        host = TransferHost(engine)
+        print(json.dumps({"ready": True}), flush=True)
+        for line in sys.stdin:
+            command = json.loads(line)
+            try:
+                answer = getattr(host, "do_" + command.pop("op"))(**command)
+            except Exception as error:
+                answer = {"error": repr(error)}
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The shm messages: what was packed is parsed, and anything else is a WireError."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinyon.transfer import WireError, shm_wire
+from pinyon.transfer.request import Reason
+from pinyon.transfer.shm_wire import Message, Place, Seal
+
+keys = st.binary(min_size=16, max_size=16)
+addresses = st.integers(0, (1 << 62) - 1)
+sizes = st.integers(1, 4096)
+ids = st.integers(0, (1 << 64) - 1)
+seals = st.builds(Seal, addresses, keys)
+
+
+def split(data: bytes) -> tuple[Message, memoryview]:
+    head = shm_wire.parse_request(data[: shm_wire.HEAD_BYTES])
+    return head, memoryview(data)[shm_wire.HEAD_BYTES : shm_wire.HEAD_BYTES + head.body_bytes]
+
+
+@given(st.sampled_from([shm_wire.OK, shm_wire.UNREACHABLE]), seals)
+def test_proofs(code, seal) -> None:
+    assert shm_wire.parse_proof(shm_wire.pack_proof(code, seal)) == (code, seal)
+
+
+@given(ids, st.lists(keys, min_size=1, max_size=40))
+def test_resolves(message_id, asked) -> None:
+    data = shm_wire.pack_resolve(message_id, asked)
+    head, body = split(data)
+    assert head == (shm_wire.RESOLVE, 0, len(asked), message_id, 0)
+    assert shm_wire.parse_keys(body, head) == asked
+
+
+@given(ids, st.lists(st.tuples(keys, addresses, sizes, addresses), min_size=1, max_size=40))
+def test_writes(message_id, parts) -> None:
+    nbytes = sum(part[2] for part in parts)
+    data = shm_wire.pack_write(message_id, [part[:3] for part in parts], [part[3] for part in parts], nbytes)
+    head, body = split(data)
+    ranges, here = shm_wire.parse_ranges(body, head)
+    assert ranges == [part[:3] for part in parts]
+    assert list(here) == [part[3] for part in parts]
+
+
+places = st.builds(Place, st.sampled_from([0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED]), addresses, sizes, seals)
+
+
+@given(ids, st.lists(places, min_size=1, max_size=40))
+def test_places(message_id, given_places) -> None:
+    request = Message(shm_wire.RESOLVE, 0, len(given_places), message_id, 0)
+    data = shm_wire.pack_places(request, given_places)
+    head, body = data[: shm_wire.HEAD_BYTES], data[shm_wire.HEAD_BYTES :]
+    assert shm_wire.parse_answer(head, shm_wire.RESOLVE, len(given_places), message_id) == shm_wire.OK
+    assert shm_wire.parse_places(body, len(given_places)) == given_places
+
+
+@given(ids, st.none() | st.binary(min_size=1, max_size=40))
+def test_answers_to_writes(message_id, refusals) -> None:
+    count = len(refusals) if refusals else 3
+    data = shm_wire.pack_answer(Message(shm_wire.WRITE, 0, count, message_id, count), refusals)
+    code = shm_wire.parse_answer(data[: shm_wire.HEAD_BYTES], shm_wire.WRITE, count, message_id)
+    assert code == (shm_wire.SOME_REFUSED if refusals else shm_wire.OK)
+    for wrong in ((shm_wire.RESOLVE, count, message_id), (shm_wire.WRITE, count + 1, message_id)):
+        with pytest.raises(WireError):
+            shm_wire.parse_answer(data[: shm_wire.HEAD_BYTES], *wrong)
+    with pytest.raises(WireError):
+        shm_wire.parse_answer(data[: shm_wire.HEAD_BYTES], shm_wire.WRITE, count, message_id ^ 1)
+
+
+@given(st.binary(max_size=200), st.integers(0, 5))
+def test_noise_is_a_wire_error(noise, count) -> None:
+    for parse in (
+        shm_wire.parse_proof,
+        shm_wire.parse_request,
+        lambda data: shm_wire.parse_answer(data, shm_wire.WRITE, count, 1),
+        lambda data: shm_wire.parse_places(data, count),
+        lambda data: shm_wire.parse_keys(memoryview(data), Message(shm_wire.RESOLVE, 0, count, 1, 0)),
+        lambda data: shm_wire.parse_ranges(memoryview(data), Message(shm_wire.WRITE, 0, count + 1, 1, 1)),
+    ):
+        with suppress(WireError):
+            parse(noise)
+
+
+@given(st.integers(0, shm_wire.HEAD_BYTES + shm_wire.RANGE_BYTES - 1), st.integers(1, 255), ids)
+def test_a_changed_write_is_another_valid_one_or_a_wire_error(at, change, message_id) -> None:
+    data = bytearray(shm_wire.pack_write(message_id, [(b"k" * 16, 5, 7)], [4096], 7))
+    data[at] ^= change
+    with suppress(WireError):
+        head, body = split(bytes(data))
+        ranges, here = shm_wire.parse_ranges(body, head) if head.kind == shm_wire.WRITE else ([], ())
+        assert sum(length for _, _, length in ranges) <= shm_wire.MAX_BYTES
+        assert all(address < 1 << 63 for address in here)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ranges": 0},
+        {"ranges": shm_wire.MAX_RANGES + 1},
+        {"ranges": 8},  # more ranges than bytes
+        {"nbytes": shm_wire.MAX_BYTES + 1},
+        {"nbytes": 0},
+        {"kind": 3},
+        {"code": 1},
+        {"kind": shm_wire.RESOLVE},  # which has no payload
+    ],
+)
+def test_bounds_of_requests(change) -> None:
+    message = Message(shm_wire.WRITE, 0, 2, 1, 7)._replace(**change)
+    with pytest.raises(WireError):
+        shm_wire.parse_request(shm_wire._HEAD.pack(shm_wire.MAGIC, *message))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "here", "nbytes"),
+    [
+        ([(b"k" * 16, 0, 3), (b"k" * 16, 0, 4)], [0, 0], 8),  # 7 bytes
+        ([(b"k" * 16, 0, 0), (b"k" * 16, 0, 4)], [0, 0], 4),
+        ([(b"k" * 16, 0, 3), (b"k" * 16, 0, 4)], [0, (1 << 63) - 4], 7),
+    ],
+)
+def test_ranges_that_make_no_sense(ranges, here, nbytes) -> None:
+    head, body = split(shm_wire.pack_write(1, ranges, here, nbytes))
+    with pytest.raises(WireError):
+        shm_wire.parse_ranges(body, head)

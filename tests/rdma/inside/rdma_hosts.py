@@ -1,0 +1,163 @@
+"""Host a's side of the transport alone, without an engine around it, and host b as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path as FilePath
+
+from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferLimits
+from pinyon.transfer.paths import Path
+from pinyon.transfer.slicing import ChainPlan, Slice
+from pinyon.transfer.transports.base import Chain, Meter, Outcome
+from pinyon.transfer.transports.identity import Identity
+from pinyon.transfer.transports.memory import Access, MemoryTable
+from pinyon.transfer.transports.rdma import RdmaTransport
+from tests.rdma.inside.rdma_nics import rdma_nic
+
+SECRET = b"cluster secret"
+LIMITS = TransferLimits(stall_s=5.0, connect_s=10.0)
+"""An emulated processor takes its time."""
+GENEROUS_S = 60.0
+"""Far more than any bound under test, far less than a hang."""
+RAIL_0, RAIL_1 = Path("rdma", "rxe_a0", "rxe_b0"), Path("rdma", "rxe_a1", "rxe_b1")
+
+Move = tuple[bytes, int, bytes, int, int]
+"""Local key and offset, remote key and offset, bytes."""
+
+
+class HostA:
+    """An initiator on rxe_a0 and rxe_a1."""
+
+    def __init__(self, limits: TransferLimits = LIMITS, secret: bytes | None = SECRET) -> None:
+        self.memory = MemoryTable(limits.max_regions)
+        identity = Identity(secrets.token_bytes(16), secret)
+        nics = {nic.name: nic for nic in (rdma_nic("a0"), rdma_nic("a1"))}
+        self.transport = RdmaTransport(self.memory, limits, identity, Meter(), nics)
+        self.chains: list[Chain] = []
+
+    def register(self, buffer: bytearray) -> Region:
+        return self.memory.register(buffer, "cpu:0", Access.NONE)
+
+    def chain(self, remote: SegmentDescriptor, opcode: Opcode, moves: Sequence[Move]) -> Chain:
+        slices = [Slice(index, *move) for index, move in enumerate(moves)]
+        regions = {key: region for key, *_ in moves if (region := self.memory.get(key)) is not None}
+        plan = ChainPlan(remote, opcode, slices, sum(move[4] for move in moves))
+        return Chain(plan, regions, time.monotonic() + GENEROUS_S, lambda chain, outcome: None)
+
+    def run(
+        self, remote: SegmentDescriptor, opcode: Opcode, moves: Sequence[Move], path: Path = RAIL_0, fence: int = 0
+    ) -> Outcome:
+        chain = self.chain(remote, opcode, moves)
+        chain.fence = fence
+        return self.transport.run(chain, path)
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+class Running:
+    """A chain in a thread of its own."""
+
+    def __init__(self, host: HostA, chain: Chain, path: Path = RAIL_0) -> None:
+        self.chain = chain
+        self.outcome: Outcome | None = None
+        self.took_s = 0.0
+
+        def work() -> None:
+            began = time.monotonic()
+            self.outcome = host.transport.run(chain, path)
+            self.took_s = time.monotonic() - began
+
+        self._thread = threading.Thread(target=work, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> Outcome:
+        self._thread.join(GENEROUS_S)
+        assert self.outcome is not None, "the transport hangs"
+        return self.outcome
+
+
+class HostB:
+    """The peer process."""
+
+    def __init__(self, size: int, secret: bytes = SECRET) -> None:
+        script = FilePath(__file__).with_name("rdma_peer.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), str(size), secret.decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        segment, keys = json.loads(self._read())
+        self.segment = SegmentDescriptor.from_dict(segment)
+        self.keys = [bytes.fromhex(key) for key in keys]
+        """Of a region open for READ and WRITE, one for READ only, one not open at all."""
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "host b has ended"
+        return line.strip()
+
+    def ask(self, command: str, number: int) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command} {number}\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.thaw()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(GENEROUS_S)
+            finally:
+                self._process.kill()
+                self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a state that somebody else brings about."""
+    end = time.monotonic() + GENEROUS_S
+    tick = threading.Event()
+    while not condition():
+        assert time.monotonic() < end, f"never: {what}"
+        tick.wait(0.005)
+
+
+def resources() -> dict[str, int]:
+    """What the kernel says there is on host a's devices, and the queue pairs on host b's, which end with ours."""
+    shown = subprocess.run(["rdma", "-j", "resource", "show"], capture_output=True, check=True, timeout=60, text=True)
+    total: Counter[str] = Counter()
+    for device in json.loads(shown.stdout):
+        wanted = ("pd", "cq", "qp", "mr", "ctx") if device["ifname"].startswith("rxe_a") else ("qp",)
+        total.update({kind: device[kind] for kind in wanted})
+    return dict(total)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,65 @@
+"""The tests of ``inside``, run in the soft-RoCE guest; and the guest's own promise to end."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.rdma.guest import SHARE, Guest, GuestLost, NoGuest
+
+pytestmark = [pytest.mark.rdma, pytest.mark.slow]
+
+
+class Report(NamedTuple):
+    """How pytest ended in the guest: its exit status, and what is said of every test that did not pass."""
+
+    status: int
+    outcomes: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    share = tmp_path_factory.mktemp("guest")
+    guest = boot(share, deadline_s=900)
+    tests = ["python", "-m", "pytest", "tests/rdma/inside", "-p", "no:cacheprovider", "--durations=10"]
+    printed: list[bytes] = []
+    status = guest.run([*tests, f"--junitxml={SHARE}/report.xml"], printed.append)
+    print(b"".join(printed).decode(errors="replace"))
+    cases = ElementTree.parse(share / "report.xml").iter("testcase") if (share / "report.xml").exists() else ()
+    return Report(status, {f"{case.get('classname')}.{case.get('name')}": outcome(case) for case in cases})
+
+
+def outcome(case: ElementTree.Element) -> str:
+    """Empty for a test that passed."""
+    return "\n".join(f"{child.tag}: {child.text or child.get('message')}" for child in case if child.tag in NOT_PASSED)
+
+
+NOT_PASSED = {"failure", "error", "skipped"}
+
+
+def boot(share: Path, deadline_s: float) -> Guest:
+    try:
+        return Guest(share, deadline_s)
+    except NoGuest as reason:
+        pytest.skip(str(reason))
+
+
+def test_every_test_inside_the_guest_passes(report: Report, subtests: pytest.Subtests) -> None:
+    for name, said in report.outcomes.items():
+        with subtests.test(name):
+            assert not said, said
+
+
+def test_the_guest_ran_the_tests_to_their_end(report: Report) -> None:
+    assert len(report.outcomes) > 0
+    status = report.status
+    assert status == 0
+
+
+def test_a_guest_that_hangs_ends_itself(tmp_path: Path) -> None:
+    guest = boot(tmp_path, deadline_s=1)
+    with pytest.raises(GuestLost, match="deadline"):
+        guest.run(["sleep", "1000"])

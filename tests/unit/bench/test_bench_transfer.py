@@ -1,0 +1,242 @@
+"""The transfer benchmark: what it moves, that it notices bytes that did not arrive, and what it makes of figures."""
+
+import itertools
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.__main__ import names
+from bench.peers import PeerUnavailable, peer_python
+from bench.pictures import Panel, Series, chart
+from bench.transfer_figures import (
+    MEMCPY,
+    OPCODES,
+    PEER,
+    POINTS,
+    SOCKETS,
+    SYSTEMS,
+    TCP,
+    Measured,
+    Point,
+    aims,
+    comparisons,
+    draw,
+    figures,
+)
+from bench.transfer_pair import Pair, Sample, System, SystemFailed
+from bench.transfer_raw import CrossMemoryInitiator, CrossMemoryTarget, MemcpyInitiator, SocketsInitiator, SocketsTarget
+from bench.transfer_side import READ, WRITE, Memory, Plan, calls_of
+
+ROOT = Path(__file__).resolve().parents[3]
+NBYTES = 1 << 20
+
+
+@given(
+    size=st.integers(1, 64), batch=st.integers(1, 8), count=st.integers(1, 20), extra=st.integers(0, 300),
+    seed=st.integers(0, 5),
+)  # fmt: skip
+def test_calls_stay_inside_and_no_block_overwrites_another(size, batch, count, extra, seed):
+    span = size * batch + extra
+    plan = Plan(WRITE, size, batch, count, seed)
+    calls = calls_of(plan, span)
+    assert len(calls) == count
+    assert all(len(call) == batch for call in calls)
+    blocks = {block for call in calls for block in call}
+    for side in (0, 1):
+        offsets = sorted(block[side] for block in blocks)
+        assert all(first + size <= second for first, second in itertools.pairwise(offsets))
+        assert offsets[0] >= 0
+        assert offsets[-1] + size <= span
+    assert calls == calls_of(plan, span)
+
+
+def test_a_plan_that_does_not_fit_is_an_error():
+    with pytest.raises(ValueError, match="does not fit"):
+        calls_of(Plan(WRITE, 64, 2, 1), 127)
+
+
+def test_memory_knows_its_pattern_and_a_single_wrong_byte():
+    memory = Memory(3 << 20)
+    memory.fill(7, memory.nbytes)
+    assert memory.holds(7, 4096, 4096, 2 << 20)
+    assert not memory.holds(8, 4096, 4096, 4096)
+    memory.view[2 << 20] ^= 1
+    assert not memory.holds(7, 4096, 4096, 2 << 20)
+    assert memory.holds(7, 4096, 4096, (2 << 20) - 4096)
+
+
+@pytest.fixture(params=["sockets 1", "sockets 4", "process_vm", "memcpy"])
+def raw(request):
+    """An initiator, its memory and the target's."""
+    ours, theirs = Memory(NBYTES), Memory(NBYTES)
+    kind, _, option = request.param.partition(" ")
+    if kind == "memcpy":
+        initiator = MemcpyInitiator(ours, "", {})
+        yield initiator, ours, initiator.other
+        return
+    target = SocketsTarget(theirs, option) if kind == "sockets" else CrossMemoryTarget(theirs, option)
+    make = SocketsInitiator if kind == "sockets" else CrossMemoryInitiator
+    initiator = make(ours, option, target.address())
+    yield initiator, ours, theirs
+    initiator.close()
+    target.close()
+
+
+@pytest.mark.parametrize("opcode", OPCODES)
+@pytest.mark.parametrize(("size", "batch", "count"), [(4096, 1, 5), (4096, 16, 3), (NBYTES, 1, 1)])
+def test_the_limits_move_the_bytes(raw, opcode, size, batch, count):
+    initiator, ours, theirs = raw
+    plan = Plan(opcode, size, batch, count, seed=3)
+    source, destination = (ours, theirs) if opcode == WRITE else (theirs, ours)
+    source.fill(11, NBYTES)
+    blocks = [block for call in calls_of(plan, NBYTES) for block in call]
+
+    def arrived():
+        ranges = [(there, here) if opcode == WRITE else (here, there) for here, there, _ in blocks]
+        return [destination.holds(11, to, origin, size) for to, origin in ranges]
+
+    assert not any(arrived())
+    for call in calls_of(plan, NBYTES):
+        initiator.prepare(opcode, call)()
+    assert all(arrived())
+
+
+def test_a_pair_of_processes_measures_and_verifies(tmp_path):
+    for system in (MEMCPY, SOCKETS[0]):
+        pair = Pair(system, Path(sys.executable), NBYTES, tmp_path)
+        try:
+            for seed, opcode in enumerate((WRITE, READ)):
+                sample = pair.measure(Plan(opcode, 4096, 4, 5), seed, verify=True)
+                assert sample.throughput_gb_s > 0
+                assert 0 < sample.p50_us <= sample.p99_us
+        finally:
+            pair.close()
+
+
+def test_a_pair_that_does_not_move_the_bytes_is_found_out(tmp_path):
+    pair = Pair(MEMCPY, Path(sys.executable), NBYTES, tmp_path)
+    try:
+        plan = Plan(WRITE, 4096, 1, 5)
+        pair.measure(plan, 1, verify=True)
+        pair._ask("target", do="fill", seed=2, nbytes=NBYTES)
+        assert pair._ask("target", do="verify", plan=vars(plan), seed=1)["wrong"] == 5
+    finally:
+        pair.close()
+
+
+def test_a_side_that_ends_says_why(tmp_path):
+    with pytest.raises(SystemFailed, match="No module named"):
+        Pair(System("x", "x", "bench.no_such_module", ""), Path(sys.executable), NBYTES, tmp_path)
+
+
+def test_a_peer_process_needs_nothing_of_ours():
+    """It runs in the peer's environment: no pinyon, no third party."""
+    code = "import bench.transfer_peer, sys; sys.exit('pinyon' in sys.modules)"
+    subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, check=True)
+
+
+# --- what is made of the figures ---
+
+
+def _measured(faster: float, systems=SYSTEMS, repetitions: int = 5) -> Measured:
+    """Our systems move ``faster`` times as much as the others, with as much less latency and CPU."""
+    measured = Measured()
+    for system in SYSTEMS:
+        factor = faster if system.name.startswith("pinyon") else 1.0
+        if system not in systems:
+            measured.missing[system.name] = "not here"
+            continue
+        for opcode in OPCODES:
+            for point in POINTS:
+                measured.samples[system.name, opcode, point.name] = [
+                    Sample(turn * factor, 50 / factor, 90 / factor, 1 / factor) for turn in range(1, repetitions + 1)
+                ]
+    return measured
+
+
+@pytest.mark.parametrize(("faster", "met"), [(2.5, True), (0.5, False)])
+def test_aims_follow_the_ratios(faster, met):
+    found = aims(_measured(faster))
+    assert {aim.met for aim in found} == {met}
+    assert all(aim.measured in (faster, 1 / faster) for aim in found)
+    assert len({aim.name for aim in found}) == len(found)
+
+
+def test_the_worst_point_decides():
+    measured = _measured(2.5)
+    slow = Point(1, 16 << 20).name
+    measured.samples[TCP.name, READ, slow] = [Sample(1.0, 50, 90, 1)] * 5
+    unmet = [aim.name for aim in aims(measured) if not aim.met]
+    assert "tcp read / Mooncake, 1 MiB and more, least" in unmet
+    assert "tcp write / Mooncake, 1 MiB and more, least" not in unmet
+
+
+def test_without_the_peer_its_aims_are_not_met_and_say_why():
+    found = aims(_measured(2.5, systems=[system for system in SYSTEMS if system != PEER]))
+    about_it = [aim for aim in found if "Mooncake" in aim.name]
+    assert about_it
+    assert all(aim.measured is None and not aim.met and aim.reason == "mooncake: not here" for aim in about_it)
+    assert all(aim.met for aim in found if aim not in about_it)
+
+
+def test_ratios_are_within_a_repetition():
+    measured = _measured(3.0)
+    ratio = comparisons(measured)["tcp_to_mooncake_throughput"][WRITE]["4KiB"]
+    assert ratio == {"median": 3.0, "min": 3.0, "max": 3.0}
+    assert figures(measured, [TCP])[TCP.name][WRITE]["4KiB"]["throughput_gb_s"]["max"] == 15.0
+
+
+def test_the_best_number_of_connections_counts():
+    measured = _measured(1.0)
+    point = POINTS[2]
+    measured.samples[SOCKETS[1].name, WRITE, point.name] = [Sample(100.0, 1, 1, 1)] * 5
+    assert measured.best_sockets(WRITE, point) == SOCKETS[1]
+    assert measured.best_sockets(READ, point) == SOCKETS[0]
+
+
+# --- pictures and peers ---
+
+_value = st.floats(1e-4, 1e6)
+_cell = st.none() | st.lists(_value, min_size=3, max_size=3).map(lambda three: tuple(sorted(three)))
+
+
+@given(cells=st.lists(_cell, min_size=1, max_size=5).filter(any), joined=st.booleans(), panels=st.integers(1, 4))
+def test_a_chart_is_xml_and_its_dots_lie_inside(cells, joined, panels):
+    panel = Panel("a < b", [str(index) for index in range(len(cells))], [Series("x & y", 9, cells)])
+    root = ElementTree.fromstring(chart("t", "GB/s", [panel] * panels, joined=joined))
+    width, height = (float(text) for text in root.attrib["viewBox"].split()[2:])
+    dots = [node for node in root.iter("{http://www.w3.org/2000/svg}circle") if "." in node.attrib["cx"]]
+    assert len(dots) == panels * sum(cell is not None for cell in cells)
+    assert all(0 < float(dot.attrib["cx"]) < width and 0 < float(dot.attrib["cy"]) < height for dot in dots)
+
+
+def test_an_empty_chart_is_an_error():
+    with pytest.raises(ValueError, match="nothing"):
+        chart("t", "s", [Panel("p", ["a"], [Series("x", 0, [None])])], joined=True)
+
+
+def test_all_pictures_are_drawn(tmp_path):
+    draw(_measured(2.0), tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == {
+        "transfer-throughput", "transfer-latency", "transfer-batches", "transfer-cpu",
+    }  # fmt: skip
+
+
+def test_a_peer_that_does_not_load_is_unavailable(tmp_path):
+    folder = tmp_path / "peer-1.0" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(sys.executable)
+    (folder.parent / ".complete").touch()
+    with pytest.raises(PeerUnavailable, match=r"does not load \(it needs luck\): .*no_such_peer"):
+        peer_python("peer==1.0", "no_such_peer", "it needs luck", tmp_path)
+    assert peer_python("peer==1.0", "json", home=tmp_path) == folder / "python"
+
+
+def test_the_parts_of_a_benchmark_are_no_benchmarks():
+    assert "transfer" in names()
+    assert not [name for name in names() if "_" in name or name in ("peers", "pictures", "report")]

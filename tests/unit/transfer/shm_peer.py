@@ -1,0 +1,77 @@
+"""A peer process that is reached by shm alone: ``shm_peer.py SIZE SECRET`` prints its segment as JSON and then obeys
+commands, a line of JSON each, until its stdin closes; each is answered by a line of JSON, ``reuse`` by several."""
+
+import json
+import os
+import sys
+import threading
+
+from pinyon.transfer import Access, SegmentDescriptor, TransferLimits
+from pinyon.transfer.handshake import Service
+from pinyon.transfer.transports.acceptor import Acceptor
+from pinyon.transfer.transports.base import Meter
+from pinyon.transfer.transports.identity import Identity
+from pinyon.transfer.transports.memory import MemoryTable
+from pinyon.transfer.transports.shm import ShmTransport
+
+GOOD, BAD = 0x11, 0xEE
+
+
+def reuse(memory: MemoryTable, buffer: bytearray, rounds: int) -> None:
+    """Registers, unregisters and overwrites the same memory again and again; a line with the key each time."""
+    view = memoryview(buffer)
+    good, bad = bytes([GOOD]) * len(view), bytes([BAD]) * len(view)
+    tick = threading.Event()
+    for number in range(rounds):
+        view[:] = good
+        region = memory.register(view, "cpu:0", Access.READ_WRITE)
+        print(json.dumps(region.key.hex()), flush=True)
+        tick.wait(0.0003 * (number % 8))  # so that the end of the region meets READs at different places
+        memory.unregister(region, 1.0)
+        view[:] = bad
+    print(json.dumps(""), flush=True)
+
+
+def main() -> None:
+    size, secret = int(sys.argv[1]), sys.argv[2].encode() or None
+    limits, identity, meter = TransferLimits(), Identity(os.urandom(16), secret), Meter()
+    memory = MemoryTable(limits.max_regions)
+    transport = ShmTransport(memory, limits, identity, meter, {})
+    acceptor = Acceptor(identity, limits, meter, {Service.SHM: transport.service})
+    acceptor.listen_unix(transport.address)
+    buffer = bytearray(b"\x5a") * size
+    region = memory.register(buffer, "cpu:0", Access.READ_WRITE)
+    segment = SegmentDescriptor("127.0.0.1", 1, identity.boot_id, (region.descriptor(),), shm=transport.address)
+    print(json.dumps(segment.to_dict()), flush=True)
+    for line in sys.stdin:
+        command, *arguments = json.loads(line)
+        answer: object = None
+        if command == "peek":
+            start, end = arguments
+            answer = buffer[start:end].hex()
+        elif command == "poke":
+            start, data = arguments
+            buffer[start : start + len(data) // 2] = bytes.fromhex(data)
+        elif command == "register":
+            size, access = arguments
+            answer = memory.register(bytearray(b"\x33") * size, "cpu:0", Access(access)).key.hex()
+        elif command == "unregister":
+            memory.unregister(memory.get(bytes.fromhex(arguments[0])), 1.0)
+        elif command == "reuse":
+            reuse(memory, bytearray(arguments[0]), arguments[1])
+            continue
+        elif command == "drop":
+            answer = acceptor.drop(bytes.fromhex(arguments[0]))
+        elif command == "close":
+            transport.close()
+        elif command == "become":
+            os.setuid(arguments[0])
+        elif command == "state":
+            answer = [acceptor.links, meter.protocol_errors, meter.auth_failures, len(os.listdir("/proc/self/fd"))]
+        print(json.dumps(answer), flush=True)
+    transport.close()
+    acceptor.close()
+
+
+if __name__ == "__main__":
+    main()

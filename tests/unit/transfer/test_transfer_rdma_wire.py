@@ -1,0 +1,156 @@
+"""RDMA without a device: control messages, and what is said where RDMA cannot be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pinyon.transfer import WireError, rdma_wire
+from pinyon.transfer.rdma_wire import Code, Grant, Half, Op
+from pinyon.transfer.transports import verbs
+from pinyon.transfer.transports.rdma import rdma_available
+
+GID = bytes(10) + b"\xff\xff\x0a\x00\x00\x01"
+HALF = Half(GID, 0, 17, 4711, 3, 16, 8 << 20)
+KEYS = [bytes([number]) * 16 for number in range(3)]
+GRANTS = [Grant(0, 2, 0xABCDEF01, 1 << 47, 4096), Grant(1), Grant(0)]
+HEAD = rdma_wire.HEADER_BYTES
+
+
+def split_request(message: bytes) -> tuple[rdma_wire.Header, bytes]:
+    header, body = rdma_wire.parse_request(message[:HEAD]), message[HEAD:]
+    assert rdma_wire.body_bytes(header, reply=False) == len(body)
+    return header, body
+
+
+def split_reply(message: bytes, op: Op, parts: int) -> tuple[rdma_wire.Header, bytes]:
+    header, body = rdma_wire.parse_reply(message[:HEAD], op, parts), message[HEAD:]
+    assert rdma_wire.body_bytes(header, reply=True) == len(body)
+    return header, body
+
+
+def test_pairing_round_trips() -> None:
+    header, body = split_request(rdma_wire.pack_pair("mlx5_1", HALF))
+    assert header.op is Op.PAIR
+    assert rdma_wire.parse_pair(body) == ("mlx5_1", HALF)
+    header, body = split_reply(rdma_wire.pack_paired(Code.OK, HALF), Op.PAIR, 1)
+    assert rdma_wire.parse_half(body) == HALF
+    header, body = split_reply(rdma_wire.pack_paired(Code.NO_DEVICE, None), Op.PAIR, 1)
+    assert (header.code, body) == (Code.NO_DEVICE, b"")
+
+
+def test_resolving_round_trips() -> None:
+    header, body = split_request(rdma_wire.pack_resolve(KEYS))
+    assert (header.op, header.parts) == (Op.RESOLVE, 3)
+    assert rdma_wire.parse_keys(body) == KEYS
+    header, body = split_reply(rdma_wire.pack_resolved(Code.OK, GRANTS), Op.RESOLVE, 3)
+    assert rdma_wire.parse_grants(body) == GRANTS
+    header, body = split_reply(rdma_wire.pack_resolved(Code.NO_ROOM, []), Op.RESOLVE, 3)
+    assert (header.code, body) == (Code.NO_ROOM, b"")
+
+
+def test_a_touch_has_no_body() -> None:
+    assert split_request(rdma_wire.pack_touch()) == (rdma_wire.Header(Op.TOUCH, Code.OK, 0), b"")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (0x5051, 1, 0, 1),  # magic
+        (rdma_wire.MAGIC, 0, 0, 1),  # operation
+        (rdma_wire.MAGIC, 4, 0, 0),
+        (rdma_wire.MAGIC, 1, 1, 1),  # a request has no code
+        (rdma_wire.MAGIC, 1, 0, 2),  # parts
+        (rdma_wire.MAGIC, 2, 0, 0),
+        (rdma_wire.MAGIC, 2, 0, rdma_wire.MAX_KEYS + 1),
+        (rdma_wire.MAGIC, 3, 0, 1),
+    ],
+)
+def test_bad_requests(fields: tuple[int, ...]) -> None:
+    with pytest.raises(WireError):
+        rdma_wire.parse_request(rdma_wire._HEADER.pack(*fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (rdma_wire.MAGIC, Op.RESOLVE, 0, 2),  # a request
+        (rdma_wire.MAGIC, Op.PAIR | 0x80, 0, 2),  # to another operation
+        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 9, 0),  # unknown code
+        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 0, 3),  # other than asked for
+        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 1, 2),  # a refusal with parts
+    ],
+)
+def test_bad_replies(fields: tuple[int, ...]) -> None:
+    with pytest.raises(WireError):
+        rdma_wire.parse_reply(rdma_wire._HEADER.pack(*fields), Op.RESOLVE, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gid": bytes(16)},
+        {"queue_pair": 0},
+        {"queue_pair": 1},
+        {"queue_pair": 1 << 24},
+        {"first_packet": 1 << 24},
+        {"mtu": 0},
+        {"mtu": 6},
+        {"reads": 0},
+        {"max_message": 0},
+        {"max_message": (1 << 31) + 1},
+    ],
+)
+def test_bad_halves(change: dict[str, object]) -> None:
+    with pytest.raises(WireError):
+        rdma_wire.parse_half(rdma_wire._HALF.pack(*HALF._replace(**change)))
+
+
+@pytest.mark.parametrize("name", [b"", b"\xff", b"x" * 65, "é".encode() * 65])
+def test_bad_device_names(name: bytes) -> None:
+    with pytest.raises(WireError):
+        rdma_wire.parse_pair(rdma_wire._NAME.pack(len(name), name) + rdma_wire._HALF.pack(*HALF))
+
+
+def test_a_device_name_has_nothing_behind_it() -> None:
+    with pytest.raises(WireError):
+        rdma_wire.parse_pair(rdma_wire._NAME.pack(1, b"ab") + rdma_wire._HALF.pack(*HALF))
+
+
+@pytest.mark.parametrize(
+    "grant",
+    [
+        Grant(4),  # unknown refusal
+        Grant(0, 3, 1, 1, 1),  # unknown access
+        Grant(0, 1, 1, 1, 0),  # no bytes
+        Grant(0, 1, 1, (1 << 64) - 4, 8),  # around the end of the address space
+        Grant(0, 1, 1, 0, 1 << 63),
+        Grant(1, 0, 5),  # a refusal with a key
+        Grant(0, 0, 0, 7),  # not open to peers, yet an address
+    ],
+)
+def test_bad_grants(grant: Grant) -> None:
+    with pytest.raises(WireError):
+        rdma_wire.parse_grants(rdma_wire._GRANT.pack(*grant))
+
+
+def test_without_pyverbs_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    verbs._pyverbs.cache_clear()
+    monkeypatch.setitem(sys.modules, "pyverbs", None)
+    monkeypatch.setitem(sys.modules, "pyverbs.enums", None)
+    reason = rdma_available()
+    verbs._pyverbs.cache_clear()
+    assert reason is not None
+    assert "pip install 'pinyon[rdma]'" in reason
+    assert "python3-pyverbs" in reason
+
+
+def test_the_engine_does_not_import_pyverbs() -> None:
+    script = (
+        "import sys, pinyon.transfer.engine, pinyon.transfer.transports.rdma;"
+        "print([name for name in sys.modules if name.split('.')[0] == 'pyverbs'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

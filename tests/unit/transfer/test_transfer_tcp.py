@@ -1,0 +1,625 @@
+"""The tcp transport below the engine: connections and their fates, fences, caps, checksums, polling, hostile bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pinyon.transfer import (
+    Access,
+    Nic,
+    Opcode,
+    Reason,
+    SegmentDescriptor,
+    TransferLimits,
+    TransferStatus,
+    handshake,
+    wire,
+)
+from pinyon.transfer.checksum import checksum, seed_of
+from pinyon.transfer.paths import Path
+from pinyon.transfer.slicing import ChainPlan, Slice
+from pinyon.transfer.transports import spinner
+from pinyon.transfer.transports.acceptor import Acceptor, Inbound
+from pinyon.transfer.transports.base import Chain, Meter, Outcome
+from pinyon.transfer.transports.identity import Identity
+from pinyon.transfer.transports.memory import MemoryTable
+from pinyon.transfer.transports.spinner import Spinner
+from pinyon.transfer.transports.tcp import TcpTransport
+from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
+
+READ, WRITE = Opcode.READ, Opcode.WRITE
+SIZE = 1 << 20
+PATH = Path("tcp", "", "")
+LIMITS = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
+DONE = Outcome(TransferStatus.COMPLETED)
+LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
+
+
+class RecordingAcceptor(Acceptor):
+    """Remembers who came in."""
+
+    hellos: list[handshake.Hello]
+    sources: list[str]
+
+    def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
+        self.hellos.append(hello)
+        self.sources.append(inbound.stream._sock.getpeername()[0])
+        return super().admit(inbound, hello)
+
+
+class Host:
+    """One process's tcp transport, both ends, with one region."""
+
+    def __init__(
+        self, limits: TransferLimits = LIMITS, checksum: str = "off", nics: dict[str, Nic] | None = None
+    ) -> None:
+        self.memory = bytearray(SIZE)
+        self.table = MemoryTable(8)
+        self.region = self.table.register(self.memory, "cpu:0", Access.READ_WRITE)
+        self.identity = Identity(os.urandom(16))
+        self.meter = Meter()
+        self.tcp = TcpTransport(self.table, limits, self.identity, self.meter, nics or {}, checksum=checksum)
+        self.acceptor = RecordingAcceptor(self.identity, limits, self.meter, {handshake.Service.TCP: self.tcp.service})
+        self.acceptor.hellos, self.acceptor.sources = [], []
+        self.port = self.acceptor.listen("127.0.0.1", 0)
+
+    def segment(self, port: int | None = None) -> SegmentDescriptor:
+        return SegmentDescriptor("127.0.0.1", port or self.port, self.identity.boot_id, (self.region.descriptor(),))
+
+    def chain(self, opcode: Opcode, remote: SegmentDescriptor, nbytes: int, timeout_s: float = GENEROUS_S) -> Chain:
+        part = Slice(0, self.region.key, 0, remote.regions[0].key, 0, nbytes)
+        plan = ChainPlan(remote, opcode, [part], nbytes)
+        return Chain(plan, {self.region.key: self.region}, time.monotonic() + timeout_s, lambda chain, outcome: None)
+
+    def run(self, opcode: Opcode, remote: SegmentDescriptor, nbytes: int = 4096) -> Outcome:
+        return self.tcp.run(self.chain(opcode, remote, nbytes), PATH)
+
+    def close(self) -> None:
+        self.tcp.close()
+        self.acceptor.close()
+
+
+@pytest.fixture
+def host() -> Iterator[Callable[..., Host]]:
+    files, threads = open_files(), transfer_threads()
+    hosts: list[Host] = []
+
+    def make(*args, **named) -> Host:
+        hosts.append(Host(*args, **named))
+        return hosts[-1]
+
+    yield make
+    for one in hosts:
+        one.close()
+    assert (open_files(), transfer_threads()) == (files, threads)
+
+
+class Proxy:
+    """Stands between two hosts: forwards, and changes or cuts what ``treat`` says. Serves one connection at a time."""
+
+    def __init__(self, target: int, treat: Callable[[str, int, bytes], bytes | None]) -> None:
+        """``treat(direction, offset, data)`` with direction "there" or "back"; None cuts the connection."""
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self._target = target
+        self._treat = treat
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            with near, socket.create_connection(("127.0.0.1", self._target)) as far:
+                threads = [
+                    threading.Thread(target=self._pump, args=args, daemon=True)
+                    for args in (("there", near, far), ("back", far, near))
+                ]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(GENEROUS_S)
+
+    def _pump(self, direction: str, source: socket.socket, target: socket.socket) -> None:
+        offset = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                treated = self._treat(direction, offset, data)
+                if treated is None:
+                    break
+                target.sendall(treated)
+                offset += len(data)
+        for sock in (source, target):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(GENEROUS_S)
+        self.listener.close()
+
+
+class Silent:
+    """Shakes hands with everybody and never answers a frame."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        region = MemoryTable(1).register(bytearray(SIZE), "cpu:0", Access.READ_WRITE).descriptor()
+        self.segment = SegmentDescriptor("127.0.0.1", self.listener.getsockname()[1], b"b" * 16, (region,))
+        self.links: list[socket.socket] = []
+        self.got_frame = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return
+            self.links.append(sock)
+            hello = sock.recv(handshake.HELLO_BYTES, socket.MSG_WAITALL)
+            sock.sendall(handshake.pack_hello_reply(handshake.HelloCode.OK, b"b" * 16, bytes(16), hello, None))
+            if sock.recv(1):
+                self.got_frame.set()
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        for sock in self.links:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(GENEROUS_S)
+        self.listener.close()
+        for sock in self.links:
+            sock.close()
+
+
+# --- checksums ---
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, 20_000, 300_000, SIZE])
+@pytest.mark.parametrize("mode", ["on", "off", "auto"])
+def test_bytes_arrive_whatever_the_size(host, mode, nbytes) -> None:
+    here, there = host(checksum=mode), host()
+    here.memory[:] = random.Random(nbytes).randbytes(SIZE)
+    assert here.run(WRITE, there.segment(), nbytes) == DONE
+    assert there.memory[:nbytes] == here.memory[:nbytes]
+    assert not any(there.memory[nbytes:])
+    there.memory[:] = random.Random(nbytes + 1).randbytes(SIZE)
+    before = bytes(here.memory[nbytes:])
+    assert here.run(READ, there.segment(), nbytes) == DONE
+    assert here.memory[:nbytes] == there.memory[:nbytes]
+    assert here.memory[nbytes:] == before
+
+
+@pytest.mark.parametrize("nbytes", [4096, 600_000])
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_a_flipped_bit_fails_the_chain_and_not_the_server(host, opcode, nbytes) -> None:
+    here, there = host(checksum="on"), host()
+    wrong = "back" if opcode is READ else "there"
+    target = handshake.HELLO_BYTES + 1000  # well inside the payload, past headers and handshake
+
+    def flip(direction: str, offset: int, data: bytes) -> bytes:
+        if direction == wrong and offset <= target < offset + len(data):
+            changed = bytearray(data)
+            changed[target - offset] ^= 1
+            return bytes(changed)
+        return data
+
+    with Proxy(there.port, flip) as proxy:
+        chain = here.chain(opcode, there.segment(proxy.port), nbytes)
+        assert here.tcp.run(chain, PATH) == BAD_CHECKSUM
+        assert BAD_CHECKSUM.reason.is_path_failure
+        assert here.tcp.endpoints == 0
+        assert (chain.fence != 0) is (opcode is WRITE)
+        assert here.run(opcode, there.segment(), nbytes) == DONE
+        here.tcp.close()
+
+
+def test_a_header_changed_on_the_way_fails_too(host) -> None:
+    """The descriptors are covered: bytes of another place do not pass as those that were asked for."""
+    here, there = host(checksum="on"), host()
+    there.memory[:] = random.Random(1).randbytes(SIZE)
+    offset_field = handshake.HELLO_BYTES + wire.FRAME_HEADER_BYTES + 16
+
+    def move(direction: str, offset: int, data: bytes) -> bytes:
+        at = offset_field + 7 - offset
+        if direction == "there" and 0 <= at < len(data):
+            data = data[:at] + b"\x08" + data[at + 1 :]
+        return data
+
+    with Proxy(there.port, move) as proxy:
+        assert here.run(READ, there.segment(proxy.port), 4096) == BAD_CHECKSUM
+        here.tcp.close()
+
+
+def test_refused_ranges_keep_a_checked_link_in_step(host) -> None:
+    here, there = host(checksum="on"), host()
+    here.memory[:] = random.Random(2).randbytes(SIZE)
+    key, remote = here.region.key, there.segment()
+    lengths = [100_000, 150_000, 300_000, 5, 70_000, 90_000]
+    for opcode in (WRITE, READ, WRITE, READ):
+        slices, at = [], 0
+        for index, length in enumerate(lengths):
+            region = bytes(16) if index % 2 else there.region.key
+            slices.append(Slice(index, key, at, region, at, length))
+            at += length
+        chain = Chain(ChainPlan(remote, opcode, slices, at), {key: here.region}, time.monotonic() + 20, lambda *_: None)
+        outcome = here.tcp.run(chain, PATH)
+        assert (outcome.status, outcome.refusals) == (TransferStatus.COMPLETED, bytes([0, 1] * 3))
+    for index, part in enumerate(slices):
+        end = part.local_offset + part.length
+        moved = there.memory[part.local_offset : end] == here.memory[part.local_offset : end]
+        assert moved is (index % 2 == 0)
+    assert len(there.acceptor.hellos) == 1
+
+
+# --- connections and their fates ---
+
+
+def test_an_idle_connection_that_the_peer_closed_is_replaced_silently(host) -> None:
+    here, there = host(), host()
+    for opcode in (WRITE, READ):
+        assert here.run(opcode, there.segment()) == DONE
+        first = there.acceptor.hellos[-1].connection_id
+        assert there.acceptor.drop(here.identity.boot_id)
+        assert here.run(opcode, there.segment()) == DONE
+        assert there.acceptor.hellos[-1].replaces == first
+    assert here.meter.retries == 2
+
+
+def test_a_fresh_connection_that_breaks_is_not_repeated_here(host) -> None:
+    here, there = host(), host()
+    tries: list[int] = []
+
+    def cut(direction: str, offset: int, data: bytes) -> bytes | None:
+        if direction == "there" and offset >= handshake.HELLO_BYTES:
+            tries.append(offset)
+            return None
+        return data
+
+    with Proxy(there.port, cut) as proxy:
+        chain = here.chain(WRITE, there.segment(proxy.port), 4096)
+        assert here.tcp.run(chain, PATH) == LOST
+        assert len(tries) == 1
+    # The dispatcher takes it to another path: its link ends the first one at the peer before anything else.
+    failed = chain.fence
+    assert failed == there.acceptor.hellos[-1].connection_id
+    other = here.chain(WRITE, there.segment(), 4096)
+    other.fence = failed
+    assert here.tcp.run(other, PATH) == DONE
+    assert (there.acceptor.hellos[-1].replaces, other.fence) == (failed, 0)
+
+
+def test_a_fenced_chain_takes_no_pooled_connection(host) -> None:
+    here, there = host(), host()
+    assert here.run(WRITE, there.segment()) == DONE
+    pooled = there.acceptor.hellos[-1].connection_id
+    chain = here.chain(WRITE, there.segment(), 4096)
+    chain.fence = pooled
+    assert here.tcp.run(chain, PATH) == DONE
+    assert [one.replaces for one in there.acceptor.hellos] == [0, pooled]
+    eventually(lambda: there.acceptor.links == 1, "the replaced link ended")
+    assert here.run(WRITE, there.segment()) == DONE
+
+
+def test_an_interrupted_chain_ends_at_once_and_is_not_repeated(host) -> None:
+    here = host(TransferLimits(stall_s=1000.0, connect_s=1000.0))
+    with Silent() as silent:
+        chain = here.chain(WRITE, silent.segment, 4096, timeout_s=1000.0)
+        outcomes: list[Outcome] = []
+        runner = threading.Thread(target=lambda: outcomes.append(here.tcp.run(chain, PATH)))
+        runner.start()
+        assert silent.got_frame.wait(GENEROUS_S)
+        chain.interrupt()
+        runner.join(GENEROUS_S)
+        assert outcomes == [LOST]
+        assert len(silent.links) == 1
+        assert here.tcp.endpoints == 0
+
+
+def test_no_more_connections_than_allowed_and_a_waiting_chain_meets_its_deadline(host) -> None:
+    here = host(TransferLimits(stall_s=1000.0, connect_s=1000.0, connections_per_peer=1))
+    with Silent() as silent:
+        first = here.chain(READ, silent.segment, 4096, timeout_s=1000.0)
+        runner = threading.Thread(target=here.tcp.run, args=(first, PATH))
+        runner.start()
+        assert silent.got_frame.wait(GENEROUS_S)
+        second = here.chain(READ, silent.segment, 4096, timeout_s=0.1)
+        assert here.tcp.run(second, PATH) == Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+        third = here.chain(READ, silent.segment, 4096, timeout_s=1000.0)
+        waiter = threading.Thread(target=here.tcp.run, args=(third, PATH))
+        waiter.start()
+        eventually(lambda: here.tcp._waiting == 1, "the third chain waits")
+        assert len(silent.links) == 1
+        first.interrupt()
+        eventually(lambda: len(silent.links) == 2, "the third chain has its connection")
+        third.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+        for thread in (runner, waiter):
+            thread.join(GENEROUS_S)
+            assert not thread.is_alive()
+
+
+def test_endpoints_over_the_cap_are_evicted(host) -> None:
+    here = host(TransferLimits(max_endpoints=2))
+    peers = [host() for _ in range(4)]
+    for _ in range(2):
+        for peer in peers:
+            assert here.run(WRITE, peer.segment()) == DONE
+            assert here.tcp.endpoints <= 2
+    eventually(lambda: sum(peer.acceptor.links for peer in peers) == 2, "evicted links ended")
+
+
+def test_probe_forget_maintain(host) -> None:
+    here, there = host(), host()
+    segment = there.segment()
+    deadline = time.monotonic() + GENEROUS_S
+    assert here.tcp.probe(segment, PATH, deadline)
+    assert here.tcp.endpoints == 1
+    assert here.run(READ, segment) == DONE
+    assert len(there.acceptor.hellos) == 1  # the probe's connection was used
+    for _ in range(LIMITS.connections_per_peer + 2):
+        assert here.tcp.probe(segment, PATH, deadline)
+    assert here.tcp.endpoints <= LIMITS.connections_per_peer
+    here.tcp.forget(segment, PATH)
+    assert here.tcp.endpoints == 0
+    assert here.tcp.probe(segment, PATH, deadline)
+    here.tcp.maintain(time.monotonic())
+    assert here.tcp.endpoints == 1
+    here.tcp.maintain(time.monotonic() + LIMITS.idle_s + 1.0)
+    assert here.tcp.endpoints == 0
+    stale = SegmentDescriptor("127.0.0.1", there.port, bytes(16), segment.regions)
+    assert not here.tcp.probe(stale, PATH, deadline)
+    there.acceptor.close()
+    assert not here.tcp.probe(segment, PATH, deadline)
+    assert here.tcp.endpoints == 0
+
+
+def test_a_closed_transport_runs_nothing(host) -> None:
+    here, there = host(), host()
+    assert here.run(READ, there.segment()) == DONE
+    here.tcp.close()
+    assert here.run(READ, there.segment()) == Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
+    assert here.tcp.endpoints == 0
+
+
+def test_the_local_nic_is_the_source_and_the_remote_one_the_target(host) -> None:
+    nics = {name: Nic(name, "tcp", f"127.0.1.{n}", 0, "127.0.1.0/24") for n, name in enumerate(("eth7", "eth8"), 1)}
+    here, there = host(nics=nics), host()
+    port = there.acceptor.listen("127.0.2.1", 0)
+    segment = there.segment()
+    segment = SegmentDescriptor(
+        segment.host, segment.port, segment.boot_id, segment.regions, (Nic("far", "tcp", "127.0.2.1", port),)
+    )
+    for local in ("eth7", "eth8", ""):
+        chain = here.chain(WRITE, segment, 4096)
+        assert here.tcp.run(chain, Path("tcp", local, "far")) == DONE
+    assert there.acceptor.sources[:2] == ["127.0.1.1", "127.0.1.2"]
+    assert here.tcp.endpoints == 3
+
+
+def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
+    there = host(TransferLimits(stall_s=30.0, max_inbound=2))
+    first, second, third = host(), host(), host()
+    assert first.run(WRITE, there.segment()) == DONE
+    with raw_link(there) as busy:
+        frame = wire.Frame(WRITE, 1, 1, 4096)
+        busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 4096)]) + b"x" * 10)
+        eventually(lambda: bool(there.region._holders), "the frame is being served")
+        assert second.run(WRITE, there.segment()) == DONE  # evicts the first one's, which rests
+        eventually(lambda: there.acceptor.links == 2, "one was evicted")
+        with raw_link(there, 2) as other:  # evicts the second one's
+            other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 4096)]) + b"x" * 10)
+            eventually(lambda: len(there.region._holders) == 2, "both frames are being served")
+            assert third.run(WRITE, there.segment()) == Outcome(TransferStatus.FAILED, Reason.BUSY)
+            for sock in (busy, other):
+                sock.sendall(b"y" * 4086)
+                reply = sock.recv(wire.FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+                assert wire.parse_reply(reply, frame).code == wire.ALL_OK
+    assert first.run(WRITE, there.segment()) == DONE
+
+
+# --- polling ---
+
+
+class NothingThere:
+    """A socket on which nothing comes until told."""
+
+    def __init__(self) -> None:
+        self.polls = 0
+        self.ready = False
+
+    def recv_into(self, buffer: memoryview, nbytes: int, flags: int) -> int:
+        self.polls += 1
+        if not self.ready:
+            raise BlockingIOError
+        return 1
+
+
+@pytest.fixture
+def seats(monkeypatch) -> deque[None]:
+    """Room for one thread that polls, and cores to spare."""
+    one = deque([None])
+    monkeypatch.setattr(spinner, "_seats", one)
+    monkeypatch.setattr(spinner, "_core", spinner._Core())
+    monkeypatch.setattr(spinner, "_SLICE_S", 1000.0)
+    return one
+
+
+def test_polling_stops_when_it_does_not_pay_and_begins_again_when_it_would(seats) -> None:
+    sock = NothingThere()
+    one = Spinner(sock, 1e-6)
+    buffer = memoryview(bytearray(1))
+    for _ in range(3):
+        assert one.poll(buffer) is None
+    polls = sock.polls
+    assert polls >= 3
+    for _ in range(100):  # an idle link burns nothing
+        assert one.poll(buffer) is None
+        one.slept(1.0)
+    assert sock.polls == polls
+    one.slept(1e-6)
+    one.slept(1e-6)
+    sock.ready = True
+    assert one.poll(buffer) == 1
+    assert sock.polls == polls + 1
+    assert list(seats) == [None]
+    seats.clear()  # as many threads poll as may
+    assert one.poll(buffer) is None
+    assert Spinner(sock, 0.0).poll(buffer) is None
+    assert sock.polls == polls + 1
+
+
+def test_nobody_polls_where_cores_are_short(seats, monkeypatch) -> None:
+    sock = NothingThere()
+    sock.ready = True
+    one, other = Spinner(sock, 1e-6), Spinner(sock, 1e-6)
+    buffer = memoryview(bytearray(1))
+    assert one.poll(buffer) == 1
+    monkeypatch.setattr(spinner, "_SLICE_S", 0.0)  # every poll counts as one that was off its core
+    assert one.poll(buffer) == 1
+    assert other.poll(buffer) is None
+    assert sock.polls == 2
+    pauses = []
+    for now in range(10):
+        spinner._core.polled(now, now + 1.0)
+        pauses.append(spinner._core.resume_at - now - 1.0)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 2.0
+    assert list(seats) == [None]
+
+
+# --- hostile bytes ---
+
+
+@contextlib.contextmanager
+def raw_link(there: Host, link_id: int = 1) -> Iterator[socket.socket]:
+    """A link set up by hand."""
+    with socket.create_connection(("127.0.0.1", there.port), timeout=GENEROUS_S) as sock:
+        hello = handshake.Hello(link_id, 0, bytes(16), there.identity.boot_id, bytes(16), False, handshake.Service.TCP)
+        sock.sendall(handshake.pack_hello(hello))
+        reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
+        assert handshake.parse_hello_reply(reply).code is handshake.HelloCode.OK
+        yield sock
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Host]:
+    one = Host()
+    one.closed_region = one.table.register(bytearray(64), "cpu:0", Access.NONE)
+    yield one
+    one.close()
+
+
+frames = st.builds(
+    lambda opcode, frame_id, ranges, payload, with_checksum, lie: (
+        wire.Frame(opcode, len(ranges), frame_id, (payload if lie else sum(r[2] for r in ranges)), with_checksum),
+        ranges,
+    ),
+    st.sampled_from([READ, WRITE]),
+    st.integers(0, 2**64 - 1),
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"GOOD", b"CLOSED", b"UNKNOWN"]),
+            st.one_of(st.integers(0, SIZE), st.integers(2**62, 2**64 - 1)),
+            st.integers(0, 2000),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 2**64 - 1),
+    st.booleans(),
+    st.sampled_from([False, False, False, True]),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    shots=st.lists(st.one_of(st.binary(min_size=1, max_size=200), frames), min_size=1, max_size=4),
+    mutations=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 255)), max_size=2),
+)
+def test_no_bytes_reach_memory_outside_granted_ranges(target, shots, mutations) -> None:
+    """Whatever a peer sends: bytes change only where a frame, mutated or not, names the region's key and a range of it;
+    the link ends or goes on, and the server goes on."""
+    keys = {b"GOOD": target.region.key, b"CLOSED": target.closed_region.key, b"UNKNOWN": b"u" * 16}
+    data = b""
+    for shot in shots:
+        if isinstance(shot, bytes):
+            data += shot
+            continue
+        frame, ranges = shot
+        head = wire.pack_frame(frame, [(keys[key], offset, length) for key, offset, length in ranges])
+        data += head
+        if frame.opcode == WRITE:
+            payload = b"\xff" * min(frame.payload, 10_000)
+            data += payload
+            if frame.checksum:
+                data += wire.pack_trailer(checksum([memoryview(payload)], seed_of(head)))
+    noisy = bytearray(data)
+    for place, change in mutations:
+        if place < len(noisy):
+            noisy[place] ^= change
+    allowed = _writable(bytes(noisy), target.region.key)
+    target.memory[:] = bytes(SIZE)
+    with raw_link(target) as sock, contextlib.suppress(OSError):
+        sock.sendall(noisy)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(65536):
+            pass
+    eventually(lambda: target.acceptor.links == 0, "the link ended")
+    changed = {place for place, byte in enumerate(target.memory) if byte} if any(target.memory) else set()
+    assert changed <= allowed
+    assert not any(target.closed_region.view)
+
+
+def _writable(data: bytes, key: bytes) -> set[int]:
+    """Every place that any descriptor with this key anywhere in the bytes could name."""
+    places: set[int] = set()
+    at = data.find(key)
+    while at >= 0:
+        if len(data) >= at + wire.DESCRIPTOR_BYTES:
+            offset, length = struct.unpack_from("!QQ", data, at + 16)
+            if offset + length <= SIZE:
+                places |= set(range(offset, offset + length))
+        at = data.find(key, at + 1)
+    return places
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        os.urandom(4096),
+        wire.pack_frame(wire.Frame(READ, 1, 1, 10), [(bytes(16), 0, 10)]) + b"more than a READ",
+        wire.pack_frame(wire.Frame(WRITE, 1, 1, 4), [(bytes(16), 0, 4)]) + b"four and more",
+    ],
+)
+def test_nonsense_is_counted_and_ends_the_link(host, noise) -> None:
+    here, there = host(), host()
+    with raw_link(there) as sock:
+        sock.sendall(noise)
+        with contextlib.suppress(ConnectionError):
+            while sock.recv(4096):
+                pass
+    eventually(lambda: there.meter.protocol_errors == 1, "counted")
+    assert here.run(WRITE, there.segment()) == DONE

@@ -1,0 +1,163 @@
+"""TLS on tcp links: both sides prove that they are of the cluster, or get nowhere, soon and with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pinyon.transfer import InvalidTransfer, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest
+from pinyon.transfer.transports.tls import TlsFiles
+from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
+
+READ, WRITE = Opcode.READ, Opcode.WRITE
+SIZE = 3 << 20
+LIMITS = TransferLimits(stall_s=2.0, connect_s=2.0, max_attempts=2)
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
+
+
+@pytest.fixture(scope="module")
+def make_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TlsFiles]:
+    """``make_files(ca)``: a certificate signed by the CA of that name, made on first use."""
+    folder = tmp_path_factory.mktemp("tls")
+    serial = iter(range(1, 100))
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
+
+    def make(ca: str) -> TlsFiles:
+        new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+        if not (folder / f"{ca}.pem").exists():
+            openssl("req", "-x509", *new_key, "-subj", f"/CN={ca}", "-keyout", f"{ca}.key", "-out", f"{ca}.pem")
+        name = f"node{next(serial)}"
+        openssl("req", *new_key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        sign = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2")
+        openssl("x509", "-req", "-in", f"{name}.csr", *sign, "-out", f"{name}.pem")
+        return TlsFiles(folder / f"{name}.pem", folder / f"{name}.key", folder / f"{ca}.pem")
+
+    return make
+
+
+class Tap:
+    """Forwards one connection and keeps what the initiator sends."""
+
+    def __init__(self, target: int, seen: bytearray) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._forward, args=(target, seen), daemon=True)
+        self._thread.start()
+
+    def _forward(self, target: int, seen: bytearray) -> None:
+        near, _ = self._listener.accept()
+        with near, socket.create_connection(("127.0.0.1", target)) as far, contextlib.suppress(OSError):
+            back = threading.Thread(target=self._back, args=(far, near), daemon=True)
+            back.start()
+            while data := near.recv(65536):
+                seen += data
+                far.sendall(data)
+            far.shutdown(socket.SHUT_WR)
+            back.join(GENEROUS_S)
+
+    def _back(self, far: socket.socket, near: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := far.recv(65536):
+                near.sendall(data)
+
+    def close(self) -> None:
+        self._thread.join(GENEROUS_S)
+        self._listener.close()
+
+
+def engine(files: TlsFiles | None, **named) -> TransferEngine:
+    return TransferEngine(transports=("tcp",), limits=LIMITS, tls=files, **named)
+
+
+def requests(one: TransferEngine, other: TransferEngine, near: bytearray, far: bytearray, opcode: Opcode):
+    local, remote = one.register_local_memory(near), other.register_local_memory(far)
+    return [
+        TransferRequest(opcode, local.key, at, other.descriptor(), remote.key, at, length)
+        for at, length in ((0, 1), (1, 4095), (4096, 100_000), (1 << 20, 2 << 20))
+    ]
+
+
+@pytest.mark.parametrize("checksum", ["on", "off"])
+@pytest.mark.parametrize("secret", [None, b"cluster secret"])
+def test_bytes_arrive(make_files, secret, checksum) -> None:
+    files, threads = open_files(), transfer_threads()
+    near, far = bytearray(random.Random(1).randbytes(SIZE)), bytearray(SIZE)
+    with (
+        engine(make_files("ca"), secret=secret, checksum=checksum) as one,
+        engine(make_files("ca"), secret=secret) as other,
+    ):
+        assert all(result.ok for result in one.transfer(requests(one, other, near, far, WRITE)))
+        for at, length in ((0, 104_096), (1 << 20, 2 << 20)):
+            assert far[at : at + length] == near[at : at + length]
+        back = bytearray(SIZE)
+        assert all(result.ok for result in one.transfer(requests(one, other, back, far, READ)))
+        assert back == far
+    assert (open_files(), transfer_threads()) == (files, threads)
+
+
+def test_nothing_readable_is_on_the_wire(make_files) -> None:
+    """A tap between the two sees neither the payload nor the region's key."""
+    near, far = bytearray(b"the secret words" * 1000), bytearray(16_000)
+    seen = bytearray()
+    with engine(make_files("ca")) as one, engine(make_files("ca")) as other:
+        local, remote = one.register_local_memory(near), other.register_local_memory(far)
+        descriptor = other.descriptor()
+        tap = Tap(descriptor.port, seen)
+        via = replace(descriptor, port=tap.port, nics=())
+        assert one.transfer([TransferRequest(WRITE, local.key, 0, via, remote.key, 0, 16_000)])[0].ok
+    tap.close()
+    assert len(seen) > 16_000
+    assert far == near
+    assert b"secret words" not in seen
+    assert remote.key not in seen
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("ca", "other ca"), ("ca", None), (None, "ca")])
+def test_strangers_are_refused_within_the_limit(make_files, mine, theirs) -> None:
+    files, threads = open_files(), transfer_threads()
+    near, far = bytearray(SIZE), bytearray(SIZE)
+    with (
+        engine(make_files(mine) if mine else None) as one,
+        engine(make_files(theirs) if theirs else None) as other,
+    ):
+        results = one.transfer(requests(one, other, near, far, WRITE))
+        assert {result.reason for result in results} == {Reason.UNAUTHENTICATED}
+        eventually(lambda: other.stats().inbound_connections_now == 0, "the link ended")
+        assert other.stats().auth_failures >= 1
+    assert (open_files(), transfer_threads()) == (files, threads)
+
+
+def test_a_silent_initiator_is_shut_out(make_files) -> None:
+    with engine(make_files("ca")) as other:
+        descriptor = other.descriptor()
+        for first in (b"", b"\x16\x03\x01", b"nonsense that is no TLS"):
+            with socket.create_connection((descriptor.host, descriptor.port), timeout=GENEROUS_S) as sock:
+                sock.sendall(first)
+                with contextlib.suppress(ConnectionResetError):
+                    assert sock.recv(1) == b""
+        eventually(lambda: other.stats().inbound_connections_now == 0, "the links ended")
+
+
+def test_files_are_checked(make_files, tmp_path) -> None:
+    files = make_files("ca")
+    server, client = files.contexts()
+    assert server.minimum_version == client.minimum_version
+    for broken in (
+        TlsFiles(tmp_path / "none.pem", files.key, files.ca),
+        TlsFiles(files.certificate, make_files("ca").key, files.ca),
+        TlsFiles(files.certificate, files.key, files.key),
+    ):
+        with pytest.raises(InvalidTransfer) as caught:
+            broken.contexts()
+        assert caught.value.field == "tls"
