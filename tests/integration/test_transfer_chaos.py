@@ -181,8 +181,8 @@ class Chaos:
         self.unclear = 0
         """Rounds that took too long to say that a stall was not the machine's."""
         # Used again and again: fresh pages are what takes time.
-        self._finals: list[Bytes] = [np.empty(SIZE, np.uint8) for _ in range(2)]
-        self._scratch: Bytes = np.empty(SIZE, np.uint8)
+        self._finals: list[Bytes] = [np.ones(SIZE, np.uint8) for _ in range(2)]
+        self._scratch: Bytes = np.ones(SIZE, np.uint8)
         self._last: tuple[Bytes, Bytes] | None = None
         """The destination of the last READ, and what was in it at the final status."""
 
@@ -425,7 +425,10 @@ class Siege:
         initiator.send("submit", remote=segment, batch=batch)
         here, far, length = rng.choice(layout.ranges)
         at = (far if opcode is WRITE else here) + rng.randrange(length)
-        eventually(lambda: sink[at] != even, "the fault's point is reached")
+        try:
+            eventually(lambda: sink[at] != even, "the fault's point is reached")
+        except AssertionError as error:
+            raise AssertionError(initiator.ask("progress", handle=0)) from error
         if fault == "kill":
             initiator.kill()
         else:

@@ -26,8 +26,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     guest = boot(share, deadline_s=900)
     tests = ["python", "-m", "pytest", "tests/rdma/inside", "-p", "no:cacheprovider", "--durations=10"]
     printed: list[bytes] = []
-    status = guest.run([*tests, f"--junitxml={SHARE}/report.xml"], printed.append)
-    print(b"".join(printed).decode(errors="replace"))
+    try:
+        status = guest.run([*tests, f"--junitxml={SHARE}/report.xml"], printed.append)
+    finally:
+        print(b"".join(printed).decode(errors="replace"))
     cases = ElementTree.parse(share / "report.xml").iter("testcase") if (share / "report.xml").exists() else ()
     return Report(status, {f"{case.get('classname')}.{case.get('name')}": outcome(case) for case in cases})
 

@@ -7,7 +7,8 @@ descriptors, so bytes of another range do not pass either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -18,10 +19,13 @@ __all__ = ["CHECKSUM_MODES", "ChecksumPolicy", "Digest", "checksum", "seed_of"]
 CHECKSUM_MODES = ("auto", "on", "off")
 MAX_COST = 0.05
 """``auto``: the share of a frame's time that its checksum may take."""
-_CALL_S = 0.4e-6
-"""One more buffer costs this much beside its bytes."""
-_WEIGHT = 0.125
-"""Of the newest frame in the running mean, as in TCP's smoothed round-trip time (RFC 6298)."""
+_WINDOW = 16
+"""Times of which the best counts; the window before it counts too, until the next is full."""
+_FIRST_FRAMES = 16
+"""Of a kind: with and without in turn."""
+_TRY_WITHOUT_EVERY = 256
+_TRY_WITH_EVERY = 64
+_WATCH_EVERY = 8
 
 Digest = xxh3_64
 """``Digest(seed=...)``, then ``update(buffer)`` piece by piece, then ``intdigest()``."""
@@ -32,48 +36,91 @@ def seed_of(head: bytes | bytearray | memoryview) -> int:
     return xxh3_64_intdigest(head)
 
 
-def checksum(buffers: Iterable[memoryview], seed: int) -> int:
+def checksum(buffers: Sequence[memoryview], seed: int) -> int:
     """Of the buffers one after another: 64 bits."""
+    if len(buffers) == 1:
+        return xxh3_64_intdigest(buffers[0], seed)
     digest = Digest(seed=seed)
     for buffer in buffers:
         digest.update(buffer)
     return digest.intdigest()
 
 
-class ChecksumPolicy:
-    """Decides per frame, for one connection, from what its frames have cost so far.
+class _Best:
+    """The best of the last ``_WINDOW`` to twice as many times."""
 
-    A frame's time is taken as ``fixed + bytes / rate``, both learnt; a network card's rate leaves time for a checksum
-    that loopback's does not.
+    __slots__ = ("_before_s", "_count", "_now_s", "seconds")
+
+    def __init__(self) -> None:
+        self._before_s = self._now_s = math.inf
+        self._count = 0
+        self.seconds = math.inf
+
+    def add(self, seconds: float) -> None:
+        self._now_s = min(self._now_s, seconds)
+        self.seconds = min(self._now_s, self._before_s)
+        self._count += 1
+        if self._count == _WINDOW:
+            self._before_s, self._now_s, self._count = self._now_s, math.inf, 0
+
+
+class _Cost:
+    """What frames of one kind take."""
+
+    __slots__ = ("turn", "with_it", "without")
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.with_it = _Best()
+        self.without = _Best()
+
+
+class ChecksumPolicy:
+    """Decides per frame, for one connection, from what its frames take with a checksum and without.
+
+    Frames are of one kind when their bytes and their buffers are alike within a factor of two. The best recent times
+    are compared: they show the cost, where means show who else used the machine.
     """
 
-    __slots__ = ("_fixed_s", "_hash_s_byte", "_s_byte", "always", "auto")
+    __slots__ = ("_always", "_auto", "_costs", "watch")
 
-    def __init__(self, mode: str, hash_bytes_s: float) -> None:
-        """``hash_bytes_s``: measured speed of the checksum here.
-
+    def __init__(self, mode: str) -> None:
+        """
         Raises:
             InvalidTransfer: no such mode.
         """
         if mode not in CHECKSUM_MODES:
             raise InvalidTransfer(f"checksum is one of {', '.join(CHECKSUM_MODES)}", field="checksum")
-        self.auto = mode == "auto"
-        """Decide by cost; ``observe`` is of use."""
-        self.always = mode == "on"
-        self._hash_s_byte = 1.0 / hash_bytes_s
-        self._fixed_s = 40e-6
-        self._s_byte = 0.2e-9
+        self._auto = mode == "auto"
+        self._always = mode == "on"
+        self._costs: dict[tuple[int, int], _Cost] = {}
+        self.watch = False
+        """After ``wanted``: ``observe`` that frame."""
 
     def wanted(self, nbytes: int, buffers: int) -> bool:
         """Shall the frame of so many bytes in so many buffers carry a checksum?"""
-        if not self.auto:
-            return self.always
-        cost_s = nbytes * self._hash_s_byte + buffers * _CALL_S
-        return cost_s <= MAX_COST * (self._fixed_s + nbytes * self._s_byte)
+        if not self._auto:
+            return self._always
+        cost = self._cost(nbytes, buffers)
+        cost.turn = turn = cost.turn + 1
+        wanted = cost.with_it.seconds <= (1 + MAX_COST) * cost.without.seconds
+        if turn <= _FIRST_FRAMES:
+            self.watch = True
+            return turn % 2 == 1
+        if not turn % (_TRY_WITHOUT_EVERY if wanted else _TRY_WITH_EVERY):
+            self.watch = True
+            return not wanted
+        self.watch = not turn % _WATCH_EVERY
+        return wanted
 
-    def observe(self, nbytes: int, seconds: float) -> None:
-        """A frame of so many bytes took this long, its checksum included."""
-        if nbytes <= 16 << 10:
-            self._fixed_s += _WEIGHT * (min(seconds, 1.0) - self._fixed_s)
-        elif nbytes >= 256 << 10:
-            self._s_byte += _WEIGHT * (max(seconds - self._fixed_s, 0.0) / nbytes - self._s_byte)
+    def observe(self, nbytes: int, buffers: int, with_checksum: bool, seconds: float) -> None:
+        """Such a frame took this long."""
+        cost = self._cost(nbytes, buffers)
+        (cost.with_it if with_checksum else cost.without).add(seconds)
+
+    def _cost(self, nbytes: int, buffers: int) -> _Cost:
+        kind = (nbytes.bit_length(), buffers.bit_length())
+        cost = self._costs.get(kind)
+        if cost is None:
+            cost = self._costs[kind] = _Cost()
+        return cost

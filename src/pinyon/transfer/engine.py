@@ -22,7 +22,7 @@ from pinyon.transfer.nic import Nic, check_nic
 from pinyon.transfer.path_board import PathState
 from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.segment import BOOT_ID_BYTES, KEY_BYTES, PeerId, SegmentDescriptor
-from pinyon.transfer.slicing import ChainPlan, plan_chains, plan_one
+from pinyon.transfer.slicing import ChainPlan, Slice, plan_chains, plan_one
 from pinyon.transfer.stats import TransferStats
 from pinyon.transfer.topology import Topology
 from pinyon.transfer.transports.acceptor import Acceptor
@@ -35,12 +35,11 @@ from pinyon.transfer.transports.memory import Access, MemoryTable, Region
 from pinyon.transfer.transports.registry import build_transports
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from pinyon.transfer.transports.tls import TlsFiles
 
 __all__ = ["TransferEngine"]
 
+_SMALL_BYTES = 64 << 10
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
@@ -116,6 +115,7 @@ class TransferEngine:
         self._lock = threading.Lock()
         self._batches: dict[int, TransferHandle] = {}
         self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
+        self._small_bytes = min(_SMALL_BYTES, self.limits.stripe_min_bytes, self.limits.max_frame_bytes)
         self._inline: dict[Chain, int] = {}  # chains that blocking callers run themselves → requests
         self._batch_ids = itertools.count(1)
         self._inflight_requests = 0
@@ -136,10 +136,12 @@ class TransferEngine:
                 raise EngineClosed("an engine starts once")
             try:
                 self._listen()
-            except OSError:
+                self._dispatcher.start()
+            except BaseException:
+                self._state = "closed"
+                self._dispatcher.close()
                 self._acceptor.close()
                 raise
-            self._dispatcher.start()
             self._state = "running"
 
     def _listen(self) -> None:
@@ -162,7 +164,7 @@ class TransferEngine:
         with self._lock:
             was, self._state = self._state, "closed"
             live, inline = list(self._live), list(self._inline)
-        if was != "running":
+        if was == "closed":
             return
         for handle in live:
             handle._stop(SHUTDOWN)
@@ -187,14 +189,24 @@ class TransferEngine:
     # --- memory ---
 
     def register_local_memory(
-        self, buffer: Buffer, location: str = "cpu:0", *, access: Access = Access.READ_WRITE
+        self, buffer: object, location: str | None = None, *, access: Access = Access.READ_WRITE
     ) -> Region:
-        """Make a writable, contiguous buffer usable as a local range, and open it to peers as far as ``access`` says.
+        """Make memory usable as a local range, and open it to peers as far as ``access`` says.
 
-        The region keeps the buffer alive and, for a ``bytearray``, its size fixed until ``unregister``.
+        The region keeps the memory alive and, for a ``bytearray``, its size fixed until ``unregister``.
+
+        Memory of a GPU works alike: straight by RDMA where its driver and the NIC share it (dmabuf), by way of pinned
+        host memory else. As with any RDMA, what the GPU still computes is not waited for: synchronise before a request
+        is submitted.
+
+        Args:
+            buffer: writable and C-contiguous: an object with the buffer protocol, or a tensor by DLPack (so of PyTorch,
+                JAX, CuPy...), on the CPU or on a device.
+            location: where it is in the topology; None means ``"cpu:0"``, or the device (``"cuda:1"``). ``"cpu:..."``
+                is host memory always.
 
         Raises:
-            InvalidTransfer: not such a buffer, or a bad location.
+            InvalidTransfer: not such a buffer, a device that cannot be used here, or a bad location.
             TransferLimitReached: too many regions.
         """
         return self._memory.register(buffer, location, access)
@@ -319,6 +331,10 @@ class TransferEngine:
         Raises:
             InvalidTransfer, TransferLimitReached, EngineClosed
         """
+        if len(requests) == 1 and (timeout_s is None or timeout_s > 0):
+            small = self._plan_small(requests[0])
+            if small is not None:
+                return self._run_one(*small, timeout_s)
         regions, lengths = self._prepare(requests, timeout_s)
         nbytes = sum(lengths)
         locations = {key: region.location for key, region in regions.items()}
@@ -329,6 +345,28 @@ class TransferEngine:
         # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
         self._start(handle, requests, regions, lengths, timeout_s, inline=True)
         return handle.wait()
+
+    def _plan_small(self, request: TransferRequest) -> tuple[ChainPlan, dict[bytes, Region]] | None:
+        """:meth:`_check` and ``plan_one`` in one go, for a single small request: here every call shows in the latency.
+        None: not so small, or something is wrong with it; the long way says what."""
+        opcode, local, local_offset, remote, remote_region, remote_offset, length = request
+        region = self._memory.get(local)
+        if (
+            region is None
+            or not 0 < length <= self._small_bytes
+            or local_offset < 0
+            or local_offset + length > region.length
+            or not 0 <= remote_offset < 1 << 62
+            or type(opcode) is not Opcode
+            or type(remote_region) is not bytes
+            or len(remote_region) != KEY_BYTES
+            or type(remote) is not SegmentDescriptor
+        ):
+            return None
+        published = remote.region(remote_region)
+        slices = [Slice(0, local, local_offset, remote_region, remote_offset, length)]
+        there = published.location if published is not None else ""
+        return ChainPlan(remote, opcode, slices, length, region.location, there), {local: region}
 
     def _run_one(self, plan: ChainPlan, regions: dict[bytes, Region], timeout_s: float | None) -> list[TransferResult]:
         """A small transfer, all of it in this thread unless its path fails."""
@@ -348,6 +386,9 @@ class TransferEngine:
                     self._dispatcher.run(chain)
                     outcome = call.outcome or call.wait(chain)
                 finally:
+                    if call.outcome is None:  # interrupted, as by Ctrl-C, while the chain is in another thread
+                        chain.shut()
+                        call.wait(chain)
                     self._memory.unpin(regions.values(), chain)
             else:  # unregistered since the check above
                 outcome = SHUTDOWN

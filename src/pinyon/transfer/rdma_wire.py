@@ -42,7 +42,7 @@ GID_BYTES = 16
 MAX_READS = 255
 MAX_MESSAGE_BYTES = 1 << 31
 """Of one work request (InfiniBand specification, 9.7.1)."""
-MAX_REFUSAL = 3
+MAX_REFUSAL = 4
 """Largest code a grant may carry (``Reason`` 1 to 3)."""
 MAX_ACCESS = 2
 

@@ -64,6 +64,8 @@ class Reason(IntEnum):
     """Offset and length reach outside the region."""
     ACCESS_DENIED = 3
     """The region is not open to peers for this opcode."""
+    OTHER_TRANSPORT = 4
+    """The region's memory (a device's) is out of this transport's reach; the engine goes on with another one."""
 
     STALE_SEGMENT = 16
     """The process behind the address has another boot id than the descriptor."""

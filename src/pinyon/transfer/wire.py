@@ -42,8 +42,10 @@ ALL_OK = 0
 SOME_REFUSED = 1
 BAD_CHECKSUM = 2
 """What arrived of a WRITE is not what was sent."""
-MAX_REFUSAL = 3
-"""Largest per-request refusal code a peer may answer (``Reason`` 1 to 3)."""
+FAULT = 3
+"""The server could not read or write the memory (a device failed); of a WRITE any part may have been done."""
+MAX_REFUSAL = 4
+"""Largest per-request refusal code a peer may answer (``Reason`` 1 to 4)."""
 
 _FRAME = Struct("!HBBIQQ")
 _DESCRIPTOR = Struct("!16sQQ")
@@ -56,6 +58,12 @@ TRAILER_BYTES = _TRAILER.size
 
 pack_trailer = _TRAILER.pack
 """A payload's checksum as bytes."""
+pack_header = _FRAME.pack
+"""``(magic, opcode, flags or code, count, frame id, payload)``"""
+pack_header_into = _FRAME.pack_into
+pack_frame_of_one = _FRAME_OF_ONE.pack
+"""A header and its only descriptor: ``(*header, key, offset, length)``"""
+unpack_frame_of_one = _FRAME_OF_ONE.unpack_from
 
 
 class Descriptor(NamedTuple):
@@ -75,7 +83,7 @@ class Frame(NamedTuple):
 
 class Reply(NamedTuple):
     code: int
-    """``ALL_OK``, ``SOME_REFUSED`` or ``BAD_CHECKSUM``."""
+    """``ALL_OK``, ``SOME_REFUSED``, ``BAD_CHECKSUM`` or ``FAULT``."""
     payload: int
 
 
@@ -165,6 +173,8 @@ def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> Reply:
         return Reply(SOME_REFUSED, payload)
     if code == BAD_CHECKSUM and not payload and frame.checksum and frame.opcode == WRITE:
         return Reply(BAD_CHECKSUM, 0)
+    if code == FAULT and not payload:
+        return Reply(FAULT, 0)
     raise WireError(f"reply code {code} with {payload} payload bytes, {expected} asked for")
 
 

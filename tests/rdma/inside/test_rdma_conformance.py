@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,14 @@ from tests.rdma.inside.rdma_nics import rdma_nic
 from tests.unit.transfer import test_transfer_conformance as conformance
 from tests.unit.transfer.conftest import Pair
 
+PATIENT = TransferLimits(stall_s=10.0, connect_s=10.0, base_deadline_s=120.0)
+"""An emulated processor that others use as well takes its time."""
+SMALL = replace(model.SMALL, stall_s=10.0, connect_s=10.0, base_deadline_s=120.0)
+
 
 def start(host: str, limits: TransferLimits | None) -> TransferEngine:
     nics = [rdma_nic(f"{host}0"), rdma_nic(f"{host}1")]
-    engine = TransferEngine(nics=nics, transports=("rdma",), secret=b"cluster secret", limits=limits)
+    engine = TransferEngine(nics=nics, transports=("rdma",), secret=b"cluster secret", limits=limits or PATIENT)
     engine.start()
     return engine
 
@@ -41,7 +46,7 @@ def make_pair() -> Iterator[Callable[..., Pair]]:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Any, ...]]:
     near, far = bytearray(model.SIZE), bytearray(model.SIZE)
-    engine, server = start("a", model.SMALL), start("b", model.SMALL)
+    engine, server = start("a", SMALL), start("b", SMALL)
     yield (
         engine,
         near,

@@ -19,7 +19,6 @@ from pinyon.transfer.transports.verbs import Device, QueuePair
 from tests.rdma.inside.nics import nic
 from tests.rdma.inside.rdma_hosts import (
     GENEROUS_S,
-    LIMITS,
     RAIL_0,
     RAIL_1,
     SECRET,
@@ -263,8 +262,8 @@ def test_a_nic_that_goes_in_mid_transfer_ends_the_path_quickly(
     local = host_a.register(near)
     moves = [(local.key, at, host_b.keys[0], 0, SIZE) for at in range(0, LONG, SIZE)]
     assert host_a.run(host_b.segment, opcode, moves[:1]) == COMPLETED
-    running = Running(host_a, host_a.chain(host_b.segment, opcode, moves))
     sent = packets_of("va0")
+    running = Running(host_a, host_a.chain(host_b.segment, opcode, moves))
     eventually(lambda: packets_of("va0") > sent + 200, "bytes on the wire")
     gone = time.monotonic()
     nic(fault, "a0")
@@ -314,9 +313,9 @@ def test_silence_on_the_wire_is_found_by_the_nics_retries(
         assert host_a.run(server.descriptor(), opcode, [move]) == COMPLETED
         answering[0].close()
         began = time.monotonic()
+        # not STALLED: the NIC gave up before we did
         assert host_a.run(server.descriptor(), opcode, [move]) == (TransferStatus.FAILED, Reason.CONNECTION_LOST, None)
         print(f"found after {time.monotonic() - began:.2f} s")
-        assert time.monotonic() - began < LIMITS.stall_s
         assert host_a.run(server.descriptor(), opcode, [move]) == COMPLETED
 
 
@@ -326,8 +325,8 @@ def test_a_killed_peer_ends_the_chain_at_once(host_a: HostA, opcode: Opcode) -> 
     try:
         local = host_a.register(bytearray(LONG))
         moves = [(local.key, at, host_b.keys[0], 0, SIZE) for at in range(0, LONG, SIZE)]
-        running = Running(host_a, host_a.chain(host_b.segment, opcode, moves))
         sent = packets_of("va0")
+        running = Running(host_a, host_a.chain(host_b.segment, opcode, moves))
         eventually(lambda: packets_of("va0") > sent + 200, "bytes on the wire")
         host_b.kill()
         outcome = running.wait()
@@ -376,8 +375,8 @@ def test_the_engine_completes_everything_while_nics_go_and_come(host_b: HostB) -
                 *rng.choice([("down", "up"), ("unplug", "plug")]),
             )
             near[:] = pattern(SIZE, 100 + turn)
-            handle = engine.submit(requests(Opcode.WRITE, source.key))
             sent = packets_of("va0") + packets_of("va1")
+            handle = engine.submit(requests(Opcode.WRITE, source.key))
             eventually(lambda sent=sent: packets_of("va0") + packets_of("va1") > sent + 50, "bytes on the wire")
             nic(fault, victim)
             assert {result.status for result in handle.wait(GENEROUS_S)} == {TransferStatus.COMPLETED}

@@ -18,6 +18,7 @@ import pytest
 
 from pinyon.transfer import Nic, Opcode, Region, SegmentDescriptor, TransferEngine, TransferLimits, TransferRequest
 from pinyon.transfer.transports.shm import shm_available
+from tests.unit.transfer.fake_device import fake_device
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
 """Short limits for the tests that wait for them."""
@@ -49,6 +50,8 @@ class Variant(NamedTuple):
     transports: tuple[str, ...]
     arguments: dict[str, Any] = {}  # noqa: RUF012
     same_process: bool = False
+    on_device: str = ""
+    """Which memory is a device's: "near", "far", "near far"."""
 
     def skip_if_it_cannot_be(self) -> None:
         if "shm" in self.transports and (reason := shm_available()) is not None:
@@ -65,6 +68,12 @@ VARIANTS = {
     "tcp-secret": Variant(("tcp",), {"secret": b"cluster secret"}),
     "tcp-checksum": Variant(("tcp",), {"checksum": "on"}),
     "tcp-nics": Variant(("tcp",), {"nics": RAILS}),
+    "local-near-device": Variant(("local",), same_process=True, on_device="near"),
+    "local-far-device": Variant(("local",), same_process=True, on_device="far"),
+    "tcp-near-device": Variant(("tcp",), on_device="near"),
+    "tcp-far-device": Variant(("tcp",), {"checksum": "on"}, on_device="far"),
+    "tcp-devices": Variant(("tcp",), on_device="near far"),
+    "auto-devices": Variant(("local", "shm", "tcp"), on_device="near far"),
     "auto": Variant(("local", "shm", "tcp"), {"secret": b"cluster secret", "nics": RAILS}),
 }
 
@@ -86,12 +95,15 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
         engine = start(limits)
         server = engine if variant.same_process else start(limits)
         near, far = bytearray(size), bytearray(size)
-        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
+        local = engine.register_local_memory(driver.tensor(near) if "near" in variant.on_device else near)
+        remote = server.register_local_memory(driver.tensor(far) if "far" in variant.on_device else far)
         return Pair(engine, server, near, far, local, remote, server.descriptor())
 
-    yield make
+    with fake_device() as driver:
+        yield make
     for engine in engines:
         engine.close()
+    assert not driver.pinned
 
 
 class Peer:

@@ -122,7 +122,7 @@ def test_a_device_name_has_nothing_behind_it() -> None:
 @pytest.mark.parametrize(
     "grant",
     [
-        Grant(4),  # unknown refusal
+        Grant(5),  # unknown refusal
         Grant(0, 3, 1, 1, 1),  # unknown access
         Grant(0, 1, 1, 1, 0),  # no bytes
         Grant(0, 1, 1, (1 << 64) - 4, 8),  # around the end of the address space

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -41,6 +42,7 @@ from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, tra
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
+FUZZED = 1 << 14
 PATH = Path("tcp", "", "")
 LIMITS = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
 DONE = Outcome(TransferStatus.COMPLETED)
@@ -64,9 +66,13 @@ class Host:
     """One process's tcp transport, both ends, with one region."""
 
     def __init__(
-        self, limits: TransferLimits = LIMITS, checksum: str = "off", nics: dict[str, Nic] | None = None
+        self,
+        limits: TransferLimits = LIMITS,
+        checksum: str = "off",
+        nics: dict[str, Nic] | None = None,
+        size: int = SIZE,
     ) -> None:
-        self.memory = bytearray(SIZE)
+        self.memory = bytearray(size)
         self.table = MemoryTable(8)
         self.region = self.table.register(self.memory, "cpu:0", Access.READ_WRITE)
         self.identity = Identity(os.urandom(16))
@@ -424,17 +430,17 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
     first, second, third = host(), host(), host()
     assert first.run(WRITE, there.segment()) == DONE
     with raw_link(there) as busy:
-        frame = wire.Frame(WRITE, 1, 1, 4096)
-        busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 4096)]) + b"x" * 10)
+        frame = wire.Frame(WRITE, 1, 1, 200_000)
+        busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
         eventually(lambda: bool(there.region._holders), "the frame is being served")
         assert second.run(WRITE, there.segment()) == DONE  # evicts the first one's, which rests
         eventually(lambda: there.acceptor.links == 2, "one was evicted")
         with raw_link(there, 2) as other:  # evicts the second one's
-            other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 4096)]) + b"x" * 10)
+            other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
             eventually(lambda: len(there.region._holders) == 2, "both frames are being served")
             assert third.run(WRITE, there.segment()) == Outcome(TransferStatus.FAILED, Reason.BUSY)
             for sock in (busy, other):
-                sock.sendall(b"y" * 4086)
+                sock.sendall(b"y" * 199_990)
                 reply = sock.recv(wire.FRAME_HEADER_BYTES, socket.MSG_WAITALL)
                 assert wire.parse_reply(reply, frame).code == wire.ALL_OK
     assert first.run(WRITE, there.segment()) == DONE
@@ -443,71 +449,72 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
 # --- polling ---
 
 
-class NothingThere:
-    """A socket on which nothing comes until told."""
+class Waits:
+    """A link in simulated time: what its waits take asleep, and polled for (``None``: longer than anybody polls)."""
 
-    def __init__(self) -> None:
-        self.polls = 0
-        self.ready = False
+    def __init__(self, monkeypatch, asleep_s: float, polling_s: float | None) -> None:
+        self.asleep_s, self.polling_s = asleep_s, polling_s
+        self._now = self._since = 0.0
+        self.seats = deque([None])
+        monkeypatch.setattr(spinner, "_seats", self.seats)
+        monkeypatch.setattr(spinner, "time", SimpleNamespace(monotonic=lambda: self._now))
+        self._spinner = Spinner(self, 100e-6)
 
     def recv_into(self, buffer: memoryview, nbytes: int, flags: int) -> int:
-        self.polls += 1
-        if not self.ready:
+        self._now += 5e-6
+        if self.polling_s is None or self._now - self._since < self.polling_s:
             raise BlockingIOError
-        return 1
+        return len(buffer)
+
+    def polled(self, waits: int) -> int:
+        """How many of so many waits began with polling."""
+        polled = 0
+        for _ in range(waits):
+            self._since = self._now
+            if self._spinner.poll(memoryview(bytearray(1))) is None:
+                polled += self._now > self._since
+                self._now = max(self._now, self._since + self.asleep_s)
+                self._spinner.slept()
+            else:
+                polled += 1
+        assert list(self.seats) == [None]
+        return polled
 
 
-@pytest.fixture
-def seats(monkeypatch) -> deque[None]:
-    """Room for one thread that polls, and cores to spare."""
-    one = deque([None])
-    monkeypatch.setattr(spinner, "_seats", one)
-    monkeypatch.setattr(spinner, "_core", spinner._Core())
-    monkeypatch.setattr(spinner, "_SLICE_S", 1000.0)
-    return one
+def test_links_poll_where_that_is_quicker(monkeypatch) -> None:
+    waits = Waits(monkeypatch, asleep_s=100e-6, polling_s=20e-6)
+    assert waits.polled(1000) > 980
+    waits.seats.clear()  # as many threads poll as may
+    assert waits._spinner.poll(memoryview(bytearray(1))) is None
 
 
-def test_polling_stops_when_it_does_not_pay_and_begins_again_when_it_would(seats) -> None:
-    sock = NothingThere()
-    one = Spinner(sock, 1e-6)
-    buffer = memoryview(bytearray(1))
-    for _ in range(3):
-        assert one.poll(buffer) is None
-    polls = sock.polls
-    assert polls >= 3
-    for _ in range(100):  # an idle link burns nothing
-        assert one.poll(buffer) is None
-        one.slept(1.0)
-    assert sock.polls == polls
-    one.slept(1e-6)
-    one.slept(1e-6)
-    sock.ready = True
-    assert one.poll(buffer) == 1
-    assert sock.polls == polls + 1
-    assert list(seats) == [None]
-    seats.clear()  # as many threads poll as may
-    assert one.poll(buffer) is None
-    assert Spinner(sock, 0.0).poll(buffer) is None
-    assert sock.polls == polls + 1
+@pytest.mark.parametrize(
+    ("asleep_s", "polling_s"),
+    [(60.0, None), (20e-6, 90e-6), (5e-3, 5e-3), (90e-6, 80e-6)],
+    ids=["idle", "cores are short", "slow answers", "no gain"],
+)
+def test_links_sleep_where_polling_gains_nothing(monkeypatch, asleep_s, polling_s) -> None:
+    waits = Waits(monkeypatch, asleep_s, polling_s)
+    waits.polled(1000)
+    assert waits.polled(1000) < 100
 
 
-def test_nobody_polls_where_cores_are_short(seats, monkeypatch) -> None:
-    sock = NothingThere()
-    sock.ready = True
-    one, other = Spinner(sock, 1e-6), Spinner(sock, 1e-6)
-    buffer = memoryview(bytearray(1))
-    assert one.poll(buffer) == 1
-    monkeypatch.setattr(spinner, "_SLICE_S", 0.0)  # every poll counts as one that was off its core
-    assert one.poll(buffer) == 1
-    assert other.poll(buffer) is None
-    assert sock.polls == 2
-    pauses = []
-    for now in range(10):
-        spinner._core.polled(now, now + 1.0)
-        pauses.append(spinner._core.resume_at - now - 1.0)
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 2.0
-    assert list(seats) == [None]
+def test_a_link_finds_out_that_times_have_changed(monkeypatch) -> None:
+    waits = Waits(monkeypatch, asleep_s=60.0, polling_s=None)
+    waits.polled(5000)
+    waits.asleep_s, waits.polling_s = 100e-6, 20e-6
+    waits.polled(5000)
+    assert waits.polled(1000) > 980
+    waits.asleep_s, waits.polling_s = 20e-6, 90e-6
+    waits.polled(1000)
+    assert waits.polled(1000) < 100
+
+
+def test_polling_can_be_off() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        far.send(b"x")
+        assert Spinner(near, 0.0).poll(memoryview(bytearray(1))) is None
 
 
 # --- hostile bytes ---
@@ -526,7 +533,7 @@ def raw_link(there: Host, link_id: int = 1) -> Iterator[socket.socket]:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Host]:
-    one = Host()
+    one = Host(size=FUZZED)
     one.closed_region = one.table.register(bytearray(64), "cpu:0", Access.NONE)
     yield one
     one.close()
@@ -542,7 +549,7 @@ frames = st.builds(
     st.lists(
         st.tuples(
             st.sampled_from([b"GOOD", b"CLOSED", b"UNKNOWN"]),
-            st.one_of(st.integers(0, SIZE), st.integers(2**62, 2**64 - 1)),
+            st.one_of(st.integers(0, FUZZED), st.integers(2**62, 2**64 - 1)),
             st.integers(0, 2000),
         ),
         min_size=1,
@@ -554,7 +561,7 @@ frames = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     shots=st.lists(st.one_of(st.binary(min_size=1, max_size=200), frames), min_size=1, max_size=4),
     mutations=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 255)), max_size=2),
@@ -581,7 +588,7 @@ def test_no_bytes_reach_memory_outside_granted_ranges(target, shots, mutations) 
         if place < len(noisy):
             noisy[place] ^= change
     allowed = _writable(bytes(noisy), target.region.key)
-    target.memory[:] = bytes(SIZE)
+    target.memory[:] = bytes(FUZZED)
     with raw_link(target) as sock, contextlib.suppress(OSError):
         sock.sendall(noisy)
         sock.shutdown(socket.SHUT_WR)
@@ -600,7 +607,7 @@ def _writable(data: bytes, key: bytes) -> set[int]:
     while at >= 0:
         if len(data) >= at + wire.DESCRIPTOR_BYTES:
             offset, length = struct.unpack_from("!QQ", data, at + 16)
-            if offset + length <= SIZE:
+            if offset + length <= FUZZED:
                 places |= set(range(offset, offset + length))
         at = data.find(key, at + 1)
     return places
@@ -613,6 +620,7 @@ def _writable(data: bytes, key: bytes) -> set[int]:
         wire.pack_frame(wire.Frame(READ, 1, 1, 10), [(bytes(16), 0, 10)]) + b"more than a READ",
         wire.pack_frame(wire.Frame(WRITE, 1, 1, 4), [(bytes(16), 0, 4)]) + b"four and more",
     ],
+    ids=["random", "bytes after a READ", "bytes after a WRITE"],
 )
 def test_nonsense_is_counted_and_ends_the_link(host, noise) -> None:
     here, there = host(), host()

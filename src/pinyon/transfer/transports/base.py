@@ -67,6 +67,7 @@ class Chain:
         "remote_location",
         "slices",
         "tried",
+        "unbooked",
     )
 
     def __init__(
@@ -92,6 +93,8 @@ class Chain:
         self.attempts = 0
         self.tried: frozenset[Path] = _NONE
         """Paths that failed under this chain."""
+        self.unbooked = False
+        """Small, and on the only path there is: the path board need not know (see ``Routes``)."""
         self.failure: Outcome | None = None
         """How the last attempt failed."""
         self.done = False

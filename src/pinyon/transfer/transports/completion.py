@@ -90,8 +90,13 @@ class TransferHandle:
     @property
     def done(self) -> bool:
         """All submitted requests are final. Also enforces the deadline, so polling ends."""
-        if not self._finished and time.monotonic() > self.deadline:
-            self._stop(_EXPIRE)
+        if not self._finished:
+            now = time.monotonic()
+            if now > self.deadline:  # maybe an earlier submission's: each chain knows its own
+                with self._lock:
+                    late = [chain for chain in self._chains if now > chain.deadline]
+                for chain in late:
+                    chain.stop(_EXPIRE)
         return self._finished
 
     def results(self) -> list[TransferResult]:

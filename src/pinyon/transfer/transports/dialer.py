@@ -133,7 +133,10 @@ def _connect_tcp(address: tuple[str, int], timeout_s: float, source: str, device
         except BaseException:
             sock.close()
             raise
-    raise last or OSError(f"no address for {address[0]}")
+    try:
+        raise last or OSError(f"no address for {address[0]}")
+    finally:
+        del last  # else the error holds this frame and the frame the error, and both the chain's memory
 
 
 def _connect_unix(path: str, timeout_s: float) -> socket.socket:

@@ -7,23 +7,25 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.nic import Nic
 from pinyon.transfer.path_board import PathState
 from pinyon.transfer.paths import End, Path, Tiers, candidate_paths
-from pinyon.transfer.request import Reason, TransferStatus
+from pinyon.transfer.request import Reason
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
 from pinyon.transfer.topology import Topology
-from pinyon.transfer.transports.base import Chain, Meter, Outcome, Transport
+from pinyon.transfer.transports.base import SHUTDOWN, Chain, Meter, Transport
 from pinyon.transfer.transports.link_monitor import LinkMonitor
-from pinyon.transfer.transports.routes import Routes
+from pinyon.transfer.transports.routes import Retired, Routes
 
 __all__ = ["Dispatcher"]
 
 _log = logging.getLogger(__name__)
 _TEND_S = 0.1
 _MAINTAIN_S = 1.0
+_CLOSE_S = 10.0
 _MAX_PROBES = 8
 """Probes at a time, a thread each."""
 
@@ -57,7 +59,7 @@ class Dispatcher:
         self._routes: dict[PeerId, Routes] = {}
         self._closed = False
         self._closing = threading.Event()
-        self._probes = 0
+        self._probes: set[threading.Thread] = set()
         self._down: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._monitor = LinkMonitor(
@@ -74,44 +76,54 @@ class Dispatcher:
 
     def submit(self, chain: Chain) -> None:
         """Start a chain; it is finished later, from another thread. Does not block."""
-        routes = self._routes_to(chain)
-        if routes is not None:
-            routes.submit(chain)
+        self._give(chain, inline=False)
 
     def run(self, chain: Chain) -> None:
         """Start a chain, in the calling thread if a path has room now; it need not be finished on return."""
-        routes = self._routes_to(chain)
-        if routes is not None:
-            path = routes.submit(chain, inline=True)
+        self._give(chain, inline=True)
+
+    def _give(self, chain: Chain, *, inline: bool) -> None:
+        peer = chain.remote.peer
+        while True:
+            routes = self._routes.get(peer) or self._new_routes(chain.remote)
+            if routes is None:
+                chain.finish(SHUTDOWN)
+                return
+            routes.learn(chain.remote)
+            try:
+                path = routes.submit(chain, inline=inline)
+            except Retired:
+                self._forget(peer, routes)
+                continue
             if path is not None:
                 routes.run(chain, path)
-
-    def _routes_to(self, chain: Chain) -> Routes | None:
-        remote = chain.remote
-        routes = self._routes.get(remote.peer)
-        if routes is None:
-            routes = self._new_routes(remote)
-            if routes is None:
-                chain.finish(Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN))
-                return None
-        chain.remote = routes.learn(remote)
-        return routes
+            return
 
     def _new_routes(self, remote: SegmentDescriptor) -> Routes | None:
-        oldest: Routes | None = None
         with self._lock:
             if self._closed:
                 return None
             routes = self._routes.get(remote.peer)
             if routes is None:
                 if len(self._routes) >= self.limits.max_peers:
-                    oldest = self._routes.pop(min(self._routes, key=lambda peer: self._routes[peer].last_used))
+                    self._forget_one()
                 routes = self._routes[remote.peer] = Routes(self, remote)
                 for name in self._down:
                     routes.nic_down(name)
-        if oldest is not None:
-            oldest.close()
         return routes
+
+    def _forget_one(self) -> None:
+        """Lock held. The peer used longest ago, but none that chains are on their way to; their number has its own
+        bound."""
+        for peer in sorted(self._routes, key=lambda peer: self._routes[peer].last_used):
+            if self._routes[peer].retire(inf):
+                del self._routes[peer]
+                return
+
+    def _forget(self, peer: PeerId, routes: Routes) -> None:
+        with self._lock:
+            if self._routes.get(peer) is routes:
+                del self._routes[peer]
 
     def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
         """The paths between these memories, best first."""
@@ -195,45 +207,45 @@ class Dispatcher:
 
     def _drop_idle(self, now: float) -> None:
         for peer, routes in self._all():
-            if routes.expire(now):
-                with self._lock:
-                    self._routes.pop(peer, None)
-                routes.close()
+            routes.expire(now)
+            if routes.retire(now - self.limits.idle_s):
+                self._forget(peer, routes)
 
     def _start_probes(self, now: float) -> None:
         for _, routes in self._all():
-            for path in routes.due_probes(now, _MAX_PROBES - self._probes):
-                self._probes += 1
+            for path in routes.due_probes(now, _MAX_PROBES - len(self._probes)):
                 thread = threading.Thread(
                     target=self._probe, args=(routes, path), name="pinyon-transfer-probe", daemon=True
                 )
+                self._probes.add(thread)
                 try:
                     thread.start()
                 except RuntimeError:
+                    self._probes.discard(thread)
                     self._probe(routes, path)
 
     def _probe(self, routes: Routes, path: Path) -> None:
         try:
             routes.probe(path, time.monotonic() + self.limits.connect_s)
         finally:
-            with self._lock:
-                self._probes -= 1
+            self._probes.discard(threading.current_thread())
 
     def close(self) -> None:
-        """Free everything. Chains in flight must have been stopped."""
+        """Stop all chains, free everything."""
         with self._lock:
             self._closed = True
             routes = list(self._routes.values())
             self._routes.clear()
         self._closing.set()
         self._monitor.close()
-        threads = self._threads + [thread for one in routes for thread in one.close()]
+        threads = [thread for one in routes for thread in one.close()]
         for transport in self.transports.values():
             transport.close()
-        _join(threads, 10.0)
+        deadline = time.monotonic() + _CLOSE_S
+        _join(self._threads, deadline)  # first: it starts the probes
+        _join([*threads, *self._probes], deadline)
 
 
-def _join(threads: Iterable[threading.Thread], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
+def _join(threads: Iterable[threading.Thread], deadline: float) -> None:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
+import select
 import socket
 import struct
 import threading
@@ -30,6 +32,7 @@ class LinkMonitor:
         self._changed = changed
         self._up = {name: True for name in names if _exists(name)}
         self._closing = threading.Event()
+        self._wake = -1  # an eventfd: ``close`` need not wait for the poll
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
@@ -37,42 +40,59 @@ class LinkMonitor:
         """No interfaces, or no rtnetlink here: nothing is watched."""
         if not self._up:
             return
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
             self._socket.bind((0, _RTMGRP_LINK))
         except OSError as error:
             _log.info("interfaces are polled, not watched: %s", error)
-        self._thread = threading.Thread(target=self._watch, name="pinyon-transfer-links", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._watch, name="pinyon-transfer-links", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if self._socket is not None:
+            self._socket.setblocking(False)
+            poll.register(self._socket, select.POLLIN)
         while not self._closing.is_set():
             for name, was_up in self._up.items():
-                up = link_is_up(name)
+                try:
+                    up = link_is_up(name)
+                except OSError as error:  # no more file descriptors: that says nothing of the link
+                    _log.warning("the links of the NICs cannot be read: %s", error)
+                    break
                 if up is not was_up:
                     self._up[name] = up
                     try:
                         self._changed(name, up)
                     except Exception:
                         _log.exception("acting on a link event failed")
-            self._wait()
+            poll.poll(_POLL_S * 1000)
+            self._drain()
 
-    def _wait(self) -> None:
-        if self._socket is None:
-            self._closing.wait(_POLL_S)
-            return
-        try:
-            self._socket.settimeout(_POLL_S)
-            self._socket.recv(65536)  # what it says is not parsed: the states are read anyway
-        except OSError:
-            self._closing.wait(0.01)
+    def _drain(self) -> None:
+        """What the events say is not parsed: the states are read anyway."""
+        if self._socket is not None:
+            try:
+                self._socket.recv(65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._closing.wait(0.01)
 
     def close(self) -> None:
         self._closing.set()
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
         if self._thread is not None:
             self._thread.join(_POLL_S * 3)
         if self._socket is not None:
             self._socket.close()
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
 
 
 def _exists(name: str) -> bool:
@@ -85,7 +105,11 @@ def _exists(name: str) -> bool:
 
 def link_is_up(name: str) -> bool:
     """Administratively up and with a carrier; an interface that is gone is down. Asked by ioctl and not read from
-    sysfs, which may be mounted from another network namespace."""
+    sysfs, which may be mounted from another network namespace.
+
+    Raises:
+        OSError: out of file descriptors.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sH14x", name.encode()[:15], 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -11,17 +12,19 @@ from pinyon.transfer.paths import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.transports.base import Chain, Outcome
+from pinyon.transfer.transports.device_memory import DeviceError
 from pinyon.transfer.transports.memory import MemoryTable, Region
 from pinyon.transfer.wire import Descriptor
 
 __all__ = ["LocalTransport"]
 
+_log = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 """Between two pieces a copy looks whether it was stopped."""
 
 
 class LocalTransport:
-    """memcpy."""
+    """memcpy, or the driver's copy where the target of a WRITE or the source of a READ is on a device."""
 
     name = "local"
     endpoints = 0
@@ -37,6 +40,9 @@ class LocalTransport:
         found, refusals, pinned = self._memory.admit(chain.opcode, asked, stopped, stopped.set)
         try:
             outcome = self._copy(chain, found, stopped) or Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        except DeviceError as error:
+            _log.error("copying to or from a device failed: %s", error)
+            outcome = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
         finally:
             self._memory.unpin(pinned, stopped)
         chain.unclaim()
@@ -47,9 +53,14 @@ class LocalTransport:
             if remote is None:
                 continue
             here = chain.regions[part.local].array[part.local_offset : part.local_offset + part.length]
-            there = remote.array[part.remote_offset : part.remote_offset + part.length]
-            source, target = (there, here) if chain.opcode is Opcode.READ else (here, there)
-            if part.length <= _PIECE_BYTES or np.may_share_memory(source, target):
+            copy = None
+            source = target = here
+            if remote.device is not None:
+                copy = remote.device.copy_out if chain.opcode is Opcode.READ else remote.device.copy_in
+            else:
+                there = remote.array[part.remote_offset : part.remote_offset + part.length]
+                source, target = (there, here) if chain.opcode is Opcode.READ else (here, there)
+            if part.length <= _PIECE_BYTES or (copy is None and np.may_share_memory(source, target)):
                 pieces = [(0, part.length)]  # numpy copies overlapping ranges correctly only in one go
             else:
                 pieces = [(at, min(at + _PIECE_BYTES, part.length)) for at in range(0, part.length, _PIECE_BYTES)]
@@ -58,7 +69,10 @@ class LocalTransport:
                     return Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
                 if time.monotonic() > chain.deadline:
                     return Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-                np.copyto(target[start:end], source[start:end])
+                if copy is None:
+                    np.copyto(target[start:end], source[start:end])
+                else:
+                    copy(part.remote_offset + start, here[start:end].data)
         return None
 
     def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:

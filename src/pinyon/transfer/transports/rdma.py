@@ -91,11 +91,12 @@ class RdmaTransport:
         """See ``Transport.run``."""
         replaces = chain.fence
         fresh = bool(replaces)
-        outcome = _LOST
+        outcome, tried = _LOST, False
         for _ in range(_MAX_FRESH):
             endpoint = self._lease(chain, path, fresh, replaces)
             if isinstance(endpoint, Outcome):
-                return endpoint
+                return _LOST if tried and endpoint is _NO_CONNECTION else endpoint
+            tried = True
             chain.fence = 0  # what it named has ended before this endpoint came to be
             outcome, again = self._try(chain, endpoint)
             if not again:

@@ -24,8 +24,8 @@ TOUCH_S = 1.0
 _POST_BYTES = 4 << 20
 """Bytes per post. Two are outstanding, so the NIC never waits for us, and each completion is a sign of progress."""
 _WORK_BYTES = 256 << 10
-"""Bytes per work request. Enough for full speed, and so few that the answer to a READ does not take as long as the NIC's
-retry timeout (on soft-RoCE it did, was asked for again, and speed fell to a third)."""
+"""Bytes per work request. Enough for full speed, and so few that the answer to a READ takes less than the NIC's retry
+timeout (on soft-RoCE it took longer, was asked for again, and speed fell to a third)."""
 _POLL_S = 50e-6
 """Completions are polled for so long before the thread sleeps: less than it takes to wake up."""
 _TICK_S = 0.1

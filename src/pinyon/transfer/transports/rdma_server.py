@@ -93,9 +93,13 @@ class RdmaServer:
             return Grant(Reason.UNKNOWN_REGION)
         if region.access is Access.NONE:
             return Grant(0)
+        if region.device is not None and not region.direct:
+            return Grant(Reason.OTHER_TRANSPORT)
         try:
             registration = device.register(region)
         except VerbsError:
+            if region.device is not None and not region.direct:
+                return Grant(Reason.OTHER_TRANSPORT)
             if region.alive:
                 raise
             return Grant(Reason.UNKNOWN_REGION)

@@ -17,11 +17,13 @@ from pinyon.transfer.paths import Path, Tiers
 from pinyon.transfer.request import Reason, TransferStatus
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.transports.base import SHUTDOWN, Chain, Outcome
+from pinyon.transfer.transports.buffers import HOST_PREFIX
+from pinyon.transfer.transports.staging import needs_staging, run_staged
 
 if TYPE_CHECKING:
     from pinyon.transfer.transports.dispatcher import Dispatcher
 
-__all__ = ["Routes"]
+__all__ = ["Retired", "Routes"]
 
 _log = logging.getLogger(__name__)
 _NO_PATH = Outcome(TransferStatus.FAILED, Reason.NO_PATH)
@@ -32,6 +34,13 @@ _LANE_IDLE_S = 5.0
 _JUST_NOW_S = 1.0
 """A path that failed less than this ago is not tried as a last resort."""
 _MAX_LOCATION_PAIRS = 256
+_MAX_REGIONS = 4096
+"""Of a peer, about which is remembered what does not reach them."""
+_SMALL_BYTES = 64 << 10
+
+
+class Retired(Exception):
+    """Closed for want of use just before a chain came: the peer gets new routes."""
 
 
 class _Lane:
@@ -57,11 +66,17 @@ class Routes:
         self._remote = remote
         self._lock = threading.Lock()
         self._board = PathBoard(PathLimits(), dispatcher.rng)
-        self._waiting: deque[Chain] = deque()
+        self._waiting: dict[tuple[str, str], deque[Chain]] = {}
+        """By memory locations, none empty: what waits for a busy NIC does not hold up what wants another one."""
         self._running: dict[Chain, Path] = {}
         """Given to a path, whether a thread has taken them or not."""
         self._tiers: dict[tuple[str, str], Tiers] = {}
+        self._beyond: dict[bytes, frozenset[str]] = {}
+        """Regions of the peer, and the transports that it says cannot reach them."""
         self._lanes: dict[Path, _Lane] = {}
+        self._only: dict[tuple[str, str], tuple[Path, _Lane]] = {}
+        """By memory locations, the one path of the best tier, as long as nothing is wrong with it: small chains are too
+        short to be measured and have no choice, so they pass by the board."""
         self._failed_at: dict[Path, float] = {}
         self._last_failure = _NO_PATH
         self._closed = False
@@ -69,19 +84,17 @@ class Routes:
 
     # --- choosing ---
 
-    def learn(self, remote: SegmentDescriptor) -> SegmentDescriptor:
-        """The descriptor that says more about the peer's addresses: ``remote`` or the one we had."""
+    def learn(self, remote: SegmentDescriptor) -> None:
+        """Use what ``remote`` says about the peer's addresses, if it says anything else than what we had."""
         mine = self._remote
-        if remote is mine:
-            return mine
+        if remote is mine or (not remote.nics and not remote.shm):
+            return
         if remote.nics == mine.nics and remote.shm == mine.shm and remote.topology == mine.topology:
-            return remote
-        if not remote.nics and not remote.shm:
-            return mine
+            return
         with self._lock:
             self._remote = remote
             self._tiers.clear()
-        return remote
+            self._only.clear()
 
     def _tiers_of(self, chain: Chain) -> Tiers:
         where = (chain.local_location, chain.remote_location)
@@ -90,6 +103,9 @@ class Routes:
             if len(self._tiers) >= _MAX_LOCATION_PAIRS:
                 self._tiers.clear()
             tiers = self._tiers[where] = self._dispatcher.candidates(self._remote, *where)
+        if self._beyond:
+            useless = {name for part in chain.slices for name in self._beyond.get(part.remote_region, ())}
+            tiers = tuple(tier for tier in tiers if tier[0].transport not in useless)
         return tiers
 
     def _lane(self, path: Path, tiers: Tiers) -> _Lane:
@@ -111,38 +127,60 @@ class Routes:
             return next((path for tier in tiers for path in tier if path in chain.tried), None)
         return None
 
+    def _queued(self) -> list[Chain]:
+        return [chain for queue in self._waiting.values() for chain in queue]
+
     # --- giving chains to paths ---
 
     def submit(self, chain: Chain, *, inline: bool = False) -> Path | None:
         """Give the chain to a path, or queue it. ``inline``: if a path has room now, the caller must :meth:`run` the
-        chain there (returned)."""
+        chain there (returned).
+
+        Raises:
+            Retired: nothing was done with the chain.
+        """
         now = time.monotonic()
         with self._lock:
-            self.last_used = now
             if self._closed:
-                refusal = SHUTDOWN
+                raise Retired
+            self.last_used = now
+            if inline and chain.nbytes <= _SMALL_BYTES:
+                only = self._only.get((chain.local_location, chain.remote_location))
+                if only is not None and only[1].room > 0:
+                    only[1].room -= 1
+                    chain.unbooked = True
+                    chain.remote = self._remote
+                    self._running[chain] = only[0]
+                    return only[0]
+            tiers = self._tiers_of(chain)
+            # A fresh chain tries an avoided path too when there is no other: the peer may be back.
+            path = self._board.choose(tiers, chain.nbytes) or self._board.choose_any(tiers, chain.nbytes, now)
+            if path is not None:
+                lane = self._lane(path, tiers)
+                if lane.room <= 0:
+                    self._wait(chain)
+                    return None
+                if inline:
+                    self._assign(chain, path, lane)
+                    return path
+                if self._hand_over(chain, path, lane):
+                    return None
+                refusal = _INTERNAL
             else:
-                tiers = self._tiers_of(chain)
-                # A fresh chain tries an avoided path too when there is no other: the peer may be back.
-                path = self._board.choose(tiers, chain.nbytes) or self._board.choose_any(tiers, chain.nbytes, now)
-                if path is not None:
-                    lane = self._lane(path, tiers)
-                    if lane.room <= 0:
-                        self._waiting.append(chain)
-                        return None
-                    if inline:
-                        self._assign(chain, path, lane)
-                        return path
-                    if self._hand_over(chain, path, lane):
-                        return None
-                    refusal = _INTERNAL
-                else:
-                    refusal = _NO_PATH
+                refusal = _NO_PATH
         chain.stop(refusal)
         return None
 
+    def _wait(self, chain: Chain, *, first: bool = False) -> None:
+        queue = self._waiting.setdefault((chain.local_location, chain.remote_location), deque())
+        if first:
+            queue.appendleft(chain)
+        else:
+            queue.append(chain)
+
     def _assign(self, chain: Chain, path: Path, lane: _Lane) -> None:
         lane.room -= 1
+        chain.remote = self._remote  # whose NICs the path names
         self._running[chain] = path
         self._board.started(path, chain.nbytes)
 
@@ -175,27 +213,38 @@ class Routes:
     def _pump(self, now: float) -> list[Chain]:
         """Give waiting chains to paths with room. Returns those that no path is left for, to be ended."""
         hopeless: list[Chain] = []
-        while self._waiting:
-            chain = self._waiting[0]
-            if chain.done:
-                self._waiting.popleft()
+        turns = deque(self._waiting)
+        while turns:
+            where = turns.popleft()
+            queue = self._waiting[where]
+            while queue and queue[0].done:
+                queue.popleft()
+            if not queue:
+                del self._waiting[where]
                 continue
+            chain = queue[0]
             tiers = self._tiers_of(chain)
-            path = self._board.choose(tiers, chain.nbytes)
+            path = self._board.choose(tiers, chain.nbytes) or self._last_resort(chain, tiers, now)
             if path is None:
-                path = self._last_resort(chain, tiers, now)
-            if path is None:
-                if self._running:  # what runs may bring an avoided path back, or fail too
-                    break
-                hopeless.append(self._waiting.popleft())
-                continue
-            lane = self._lane(path, tiers)
-            if lane.room <= 0:
-                break
-            self._waiting.popleft()
-            if not self._hand_over(chain, path, lane):
-                hopeless.append(chain)
+                if self._carries(tiers):  # what runs may bring an avoided path back, or fail too
+                    continue
+                hopeless.append(queue.popleft())
+            else:
+                lane = self._lane(path, tiers)
+                if lane.room <= 0:
+                    continue
+                queue.popleft()
+                if not self._hand_over(chain, path, lane):
+                    chain.failure = _INTERNAL
+                    hopeless.append(chain)
+                self._waiting[where] = self._waiting.pop(where)  # next time others are first
+            turns.append(where)
         return hopeless
+
+    def _carries(self, tiers: Tiers) -> bool:
+        """Does anything run on one of these paths?"""
+        carrying = set(self._running.values())
+        return any(path in carrying for tier in tiers for path in tier)
 
     # --- running ---
 
@@ -223,11 +272,21 @@ class Routes:
         """Run a chain that was given to this path, in the calling thread. After it the chain is done or on its way over
         another path."""
         started = time.monotonic()
+        outcome = _INTERNAL
         try:
-            outcome = self._dispatcher.transports[path.transport].run(chain, path)
+            transport = self._dispatcher.transports[path.transport]
+            if chain.local_location.startswith(HOST_PREFIX) or not needs_staging(chain, path):
+                outcome = transport.run(chain, path)
+            else:
+                outcome = run_staged(transport, chain, path)
         except Exception:
             _log.exception("a transfer chain ended in a defect")
-            outcome = _INTERNAL
+        finally:  # also when a signal handler raises in a blocking caller's thread
+            self._ran(chain, path, outcome, started)
+
+    def _ran(self, chain: Chain, path: Path, outcome: Outcome, started: float) -> None:
+        if outcome is _INTERNAL:
+            chain.interrupt()  # its endpoint, if it still has one, must not go on
         now = time.monotonic()
         completed = outcome.status is TransferStatus.COMPLETED
         if not completed and outcome.reason.is_path_failure and not chain.stopped:
@@ -236,11 +295,18 @@ class Routes:
                 chain, path, outcome, started, now, final=path.transport == "shm" and outcome.reason is Reason.STALLED
             )
             return
+        if outcome.refusals is not None and Reason.OTHER_TRANSPORT in outcome.refusals and not chain.stopped:
+            self._reroute(chain, path, outcome.refusals, now)
+            return
         hopeless: list[Chain] = []
         with self._lock:
-            self._unassign(chain, path)
-            if completed:
+            self._lanes[path].room += 1
+            del self._running[chain]
+            if chain.unbooked:
+                pass
+            elif completed:
                 self._board.completed(path, chain.nbytes, now - started, now)
+                self._learn_only(chain, path)
             else:
                 self._board.aborted(path, chain.nbytes)
             if self._waiting:
@@ -250,22 +316,56 @@ class Routes:
         chain.finish(outcome)
         self._end(hopeless)
 
+    def _learn_only(self, chain: Chain, path: Path) -> None:
+        where = (chain.local_location, chain.remote_location)
+        if where in self._only or not self._board.usable(path):
+            return
+        if self._tiers.get(where, ())[:1] == ((path,),):
+            self._only[where] = (path, self._lanes[path])
+
+    def _reroute(self, chain: Chain, path: Path, refusals: bytes, now: float) -> None:
+        """This transport cannot reach the memory: another one must. What was moved is moved again."""
+        chain.failure = _NO_PATH
+        with self._lock:
+            self._unassign(chain, path)
+            self._board.aborted(path, chain.nbytes)
+            if len(self._beyond) >= _MAX_REGIONS:
+                self._beyond.clear()
+            for part, code in zip(chain.slices, refusals, strict=True):
+                if code == Reason.OTHER_TRANSPORT:
+                    key = part.remote_region
+                    self._beyond[key] = self._beyond.get(key, frozenset()) | {path.transport}
+            retry = not self._closed
+            if retry:
+                self._wait(chain, first=True)
+            hopeless = self._pump(now)
+        if not retry:
+            chain.finish(SHUTDOWN)
+        self._end(hopeless)
+
     def _path_failed(
         self, chain: Chain, path: Path, outcome: Outcome, started: float, now: float, *, final: bool
     ) -> None:
         dispatcher = self._dispatcher
-        dispatcher.transports[path.transport].forget(chain.remote, path)
+        try:
+            dispatcher.transports[path.transport].forget(chain.remote, path)
+        except Exception:
+            _log.exception("closing a failed path's connections ended in a defect")
         chain.attempts += 1
-        chain.tried |= {path}
         chain.failure = outcome
         retry = not final and now < chain.deadline and chain.attempts < dispatcher.limits.max_attempts
         with self._lock:
             self._unassign(chain, path)
+            self._only.clear()
+            if chain.unbooked:
+                chain.unbooked = False
+                self._board.started(path, chain.nbytes)
+            chain.tried |= {path}
             self._board.failed(path, chain.nbytes, now - started, now)
             self._failed_at[path] = now
             self._last_failure = outcome
             if retry and not self._closed:
-                self._waiting.appendleft(chain)
+                self._wait(chain, first=True)
             else:
                 retry = False
             self._recall(path)
@@ -282,7 +382,7 @@ class Routes:
             chain = lane.chains.pop()
             self._unassign(chain, path)
             self._board.aborted(path, chain.nbytes)
-            self._waiting.appendleft(chain)
+            self._wait(chain, first=True)
 
     # --- health ---
 
@@ -290,19 +390,25 @@ class Routes:
         """The link monitor says so: what runs over this NIC goes another way at once."""
         now = time.monotonic()
         with self._lock:
+            self._only.clear()
             self._board.nic_down(name)
             for path in self._lanes:
                 if path.local_nic == name:
                     self._recall(path)
-            victims = [chain for chain, path in self._running.items() if path.local_nic == name]
+            for chain, path in self._running.items():
+                if path.local_nic == name:
+                    chain.interrupt()  # under the lock: not when it has gone over to a sound path meanwhile
             hopeless = self._pump(now)
-        for chain in victims:
-            chain.interrupt()
         self._end(hopeless)
 
     def nic_up(self, name: str) -> None:
+        """What failed over this NIC may be tried again, after a probe or as a last resort."""
         with self._lock:
             self._board.nic_up(name, time.monotonic())
+            for path in [path for path in self._failed_at if path.local_nic == name]:
+                del self._failed_at[path]
+            for chain in [*self._running, *self._queued()]:
+                chain.tried = frozenset(path for path in chain.tried if path.local_nic != name)
 
     def due_probes(self, now: float, most: int) -> list[Path]:
         """Avoided paths to be probed now, at most so many; each must be answered by :meth:`probed`."""
@@ -328,33 +434,42 @@ class Routes:
             hopeless = self._pump(now)
         self._end(hopeless)
 
-    def expire(self, now: float) -> bool:
-        """End chains that wait beyond their deadline. True: nothing has happened here for ``idle_s``."""
+    def expire(self, now: float) -> None:
+        """End chains that wait beyond their deadline."""
         with self._lock:
-            late = [chain for chain in self._waiting if now > chain.deadline]
-            idle = not self._running and not self._waiting and now - self.last_used > self._dispatcher.limits.idle_s
+            late = [chain for chain in self._queued() if now > chain.deadline]
         for chain in late:
             chain.stop(_EXPIRED)
-        return idle
+
+    def retire(self, unused_since: float) -> bool:
+        """Close, if nothing runs or waits and no chain came after that time. From then on ``submit`` raises."""
+        with self._lock:
+            if self._running or self._waiting or self.last_used > unused_since:
+                return False
+            self._close()
+            return True
 
     def snapshot(self) -> list[PathState]:
         with self._lock:
             return self._board.snapshot()
 
     def close(self) -> list[threading.Thread]:
-        """Take nothing more, end what waits; returns the threads to join, whose chains the owner must have stopped."""
+        """Take nothing more, stop what waits and what runs; returns the threads to join."""
         with self._lock:
-            self._closed = True
             for path in self._lanes:
                 self._recall(path)
-            left = list(self._waiting)
+            left = [*self._running, *self._queued()]
             self._waiting.clear()
-            threads = [thread for lane in self._lanes.values() for thread in lane.threads]
-            for lane in self._lanes.values():
-                lane.wake.notify_all()
+            threads = self._close()
         for chain in left:
             chain.stop(SHUTDOWN)
         return threads
+
+    def _close(self) -> list[threading.Thread]:
+        self._closed = True
+        for lane in self._lanes.values():
+            lane.wake.notify_all()
+        return [thread for lane in self._lanes.values() for thread in lane.threads]
 
     def _end(self, hopeless: list[Chain]) -> None:
         """Chains that no path is left for end as the last attempt did, their own or another's."""

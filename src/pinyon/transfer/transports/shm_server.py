@@ -97,7 +97,7 @@ class _Session:
     def _resolve(self, request: shm_wire.Message, keys: list[bytes], deadline: float) -> None:
         memory, inbound = self._service.memory, self._inbound
         asked = [wire.Descriptor(key, 0, 1) for key in keys]
-        found, refusals, pinned = memory.admit(Opcode.READ, asked, inbound, inbound.abort)
+        found, refusals, pinned = memory.admit(Opcode.READ, asked, inbound, inbound.abort, host_only=True)
         try:
             codes = refusals or bytes(len(keys))
             places = [self._place(region, code) for region, code in zip(found, codes, strict=True)]
@@ -120,7 +120,7 @@ class _Session:
         self, request: shm_wire.Message, ranges: list[wire.Descriptor], addresses: tuple[int, ...], deadline: float
     ) -> None:
         memory, inbound = self._service.memory, self._inbound
-        found, refusals, pinned = memory.admit(Opcode.WRITE, ranges, inbound, inbound.abort)
+        found, refusals, pinned = memory.admit(Opcode.WRITE, ranges, inbound, inbound.abort, host_only=True)
         try:
             moves, accepted = _moves(ranges, addresses, found)
             # A link that the peer closed ends the copy between two pieces, so what it gave up is not begun any more.

@@ -3,7 +3,7 @@
 A core that sleeps takes longer to wake (50 to 100 µs on a virtual machine) than a small transfer takes. So after a
 request the next bytes are polled for, for a bounded time. Whether that pays is measured: where cores are short, a
 sleeper that is woken gets its core sooner than one that polls and yields; and who polls on an idle link burns time for
-nothing. So each link compares how long its waits take either way, does what is quicker, and now and then tries the other.
+nothing. So each link compares how long its waits take either way, does what is quicker, and now and then the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GUESS_S = 100e-6
 """What a wait takes asleep, until it is known."""
 _SLEEP_EVERY = 128
 """While polling pays: so often it sleeps all the same, to compare."""
-_POLL_EVERY = (16, 1024)
+_POLL_EVERY = (16, 256)
 """While it does not: so often it polls all the same, less and less often."""
 
 
@@ -47,7 +47,17 @@ _yield: Callable[[], int] = _libc.sched_yield if hasattr(_libc, "sched_yield") e
 class Spinner:
     """One link's."""
 
-    __slots__ = ("_asleep_s", "_began", "_every", "_limit_s", "_polled", "_polling_s", "_receive", "_until_try")
+    __slots__ = (
+        "_asleep_s",
+        "_began",
+        "_every",
+        "_limit_s",
+        "_polled",
+        "_polling_s",
+        "_receive",
+        "_until_try",
+        "_waited_s",
+    )
 
     def __init__(self, sock: socket.socket, limit_s: float) -> None:
         """``limit_s``: polls take no longer than this; 0 never polls."""
@@ -60,6 +70,7 @@ class Spinner:
         self._until_try = _SLEEP_EVERY
         """Waits until the way that is thought slower is tried."""
         self._began = 0.0
+        self._waited_s = -1.0
         self._polled = False
 
     def poll(self, buffer: memoryview) -> int | None:
@@ -72,6 +83,9 @@ class Spinner:
             return None
         clock = time.monotonic
         self._began = began = clock()
+        if self._waited_s >= 0.0:  # of the last wait: learnt from now, when there is time
+            self._learn(self._waited_s)
+            self._waited_s = -1.0
         pays = self._polling_s < _BETTER * self._asleep_s
         self._until_try -= 1
         if self._until_try <= 0:
@@ -95,7 +109,7 @@ class Spinner:
                     if clock() >= end:
                         return None
                 else:
-                    self._learn(clock() - began)
+                    self._waited_s = clock() - began
                     return moved
         finally:
             _seats.append(None)
@@ -103,7 +117,7 @@ class Spinner:
     def slept(self) -> None:
         """The bytes that ``poll`` did not get have come."""
         if self._limit_s:
-            self._learn(time.monotonic() - self._began)
+            self._waited_s = time.monotonic() - self._began
 
     def _learn(self, waited_s: float) -> None:
         if self._polled:

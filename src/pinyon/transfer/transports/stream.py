@@ -191,12 +191,12 @@ class Stream:
             self._arm(deadline)
             try:
                 moved = self._sock.recv_into(buffer)
-                break
             except self._timeouts:
                 if stall:
                     self._no_progress()
-        self._spinner.slept()
-        return moved
+                continue
+            self._spinner.slept()
+            return moved
 
     def abort(self) -> None:
         """Wake whoever is blocked on this stream; it gets an ``OSError``. From any thread, any number of times."""

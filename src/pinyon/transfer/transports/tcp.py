@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from pinyon.transfer.checksum import ChecksumPolicy, checksum
+from pinyon.transfer.checksum import ChecksumPolicy
 from pinyon.transfer.endpoint_pool import EndpointPool
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.handshake import Service
@@ -73,18 +73,20 @@ class TcpTransport:
         networks = Counter(nic.network for nic in nics.values() if nic.transport == "tcp")
         self._crowded = {network for network, count in networks.items() if count > 1}
         """Networks on which we have several NICs: there the source address alone does not choose one."""
+        ChecksumPolicy(checksum)
         self._checksum = checksum
-        self._hash_bytes_s = _measure_checksum()
-        self._policy()  # checks the mode
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
         """Threads that wait for a connection."""
+        self._parked: dict[_Key, Connection] = {}
+        """Per path the connection that was used last, so that one chain after another needs neither the lock nor the
+        pool, for which it stays in use. Taken by ``pop``, put by ``setdefault``: both atomic. Whoever wants the pool's
+        books to be right calls ``_unpark``."""
+        self._epoch = 0
+        """Grows whenever connections that are in use now must go through the pool when they are released."""
         self._pool: EndpointPool[_Key, Connection] = EndpointPool(limits.max_endpoints, limits.connections_per_peer)
         self.service = TcpService(memory, limits, meter)
-
-    def _policy(self) -> ChecksumPolicy:
-        return ChecksumPolicy(self._checksum, self._hash_bytes_s)
 
     # --- running chains ---
 
@@ -94,9 +96,13 @@ class TcpTransport:
         replaces = chain.fence
         replaced_silently = False
         while True:
-            connection = self._lease(chain, key, replaces)
-            if isinstance(connection, Outcome):
-                return connection
+            epoch = self._epoch
+            connection = None if replaces else self._parked.pop(key, None)
+            if connection is None:
+                leased = self._lease(chain, key, replaces)
+                if isinstance(leased, Outcome):
+                    return leased
+                connection = leased
             if not chain.claim(connection.abort):
                 self._release(connection)
                 return _GONE
@@ -113,7 +119,11 @@ class TcpTransport:
                 outcome = _LOST
             stopped = not chain.unclaim()
             if outcome.status is TransferStatus.COMPLETED and not stopped:
-                self._release(connection)
+                if self._parked.setdefault(key, connection) is not connection:
+                    self._release(connection)
+                elif (self._waiting or self._epoch != epoch) and self._parked.pop(key, None) is not None:
+                    # Looked at after parking: whoever changed these has either seen what is parked or is seen here.
+                    self._release(connection)
                 return outcome
             # Closed before anybody hears of the end; reset, so that nothing trickles on out of our send buffer.
             self._discard(connection)
@@ -142,11 +152,13 @@ class TcpTransport:
                     return _SHUTDOWN
                 if chain.done:
                     return _GONE
-                remaining = chain.deadline - time.monotonic()
-                if remaining <= 0:
-                    return _LATE
                 self._waiting += 1
                 try:
+                    if self._unpark():
+                        continue
+                    remaining = chain.deadline - time.monotonic()
+                    if remaining <= 0:
+                        return _LATE
                     self._changed.wait(remaining)
                 finally:
                     self._waiting -= 1
@@ -180,7 +192,7 @@ class TcpTransport:
             device=here.name if here is not None and here.network in self._crowded else "",
             replaces=replaces,
         )
-        return Connection(link, self._policy())
+        return Connection(link, ChecksumPolicy(self._checksum))
 
     def _release(self, connection: Connection) -> None:
         with self._lock:
@@ -189,6 +201,18 @@ class TcpTransport:
                 self._changed.notify_all()  # each may wait for another path
         if not kept:
             connection.close(hard=False)
+
+    def _unpark(self) -> bool:
+        """Lock held. Parked connections become idle ones of the pool. True: there were some."""
+        now = time.monotonic()
+        some = False
+        for key in list(self._parked):
+            connection = self._parked.pop(key, None)
+            if connection is not None:
+                some = True
+                if not self._pool.release(connection, now):
+                    connection.close(hard=False)
+        return some
 
     def _discard(self, connection: Connection) -> None:
         with self._lock:
@@ -223,6 +247,8 @@ class TcpTransport:
     def forget(self, remote: SegmentDescriptor, path: Path) -> None:
         """See ``Transport.forget``."""
         with self._lock:
+            self._epoch += 1
+            self._unpark()
             dropped = self._pool.drop((remote.peer, path))
             self._changed.notify_all()
         for connection in dropped:
@@ -231,6 +257,8 @@ class TcpTransport:
     def maintain(self, now: float) -> None:
         """See ``Transport.maintain``."""
         with self._lock:
+            self._epoch += 1
+            self._unpark()
             expired = self._pool.expire(now, self._limits.idle_s)
             self._changed.notify_all()
         for connection in expired:
@@ -244,6 +272,8 @@ class TcpTransport:
     def close(self) -> None:
         """See ``Transport.close``."""
         with self._lock:
+            self._epoch += 1
+            self._unpark()
             left = self._pool.close()
             self._changed.notify_all()
         for connection in left:
@@ -260,14 +290,3 @@ def _dial_failure(error: BaseException, deadline: float) -> Outcome | None:
     if isinstance(error, WireError):
         return _BAD_BYTES
     return _NO_CONNECTION if isinstance(error, OSError) else None
-
-
-def _measure_checksum() -> float:
-    """Bytes per second of the checksum on this machine, the better of two runs; takes about 0.1 ms."""
-    buffers = [memoryview(bytes(256 << 10))]
-    best = 1.0
-    for _ in range(2):
-        began = time.perf_counter()
-        checksum(buffers, 1)
-        best = min(best, time.perf_counter() - began)
-    return len(buffers[0]) / max(best, 1e-6)

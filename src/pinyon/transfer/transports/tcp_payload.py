@@ -9,11 +9,14 @@ from pinyon.transfer.errors import WireError
 from pinyon.transfer.transports.stream import Stream
 from pinyon.transfer.wire import TRAILER_BYTES, pack_trailer, parse_trailer
 
-__all__ = ["INBOX_BYTES", "receive_payload", "send_payload"]
+__all__ = ["HEAD_START_BYTES", "INBOX_BYTES", "receive_payload", "send_payload"]
 
-INBOX_BYTES = 16 << 10
-"""What is taken from a link at once when a header is expected. Small frames come whole and are copied into place; of
-large ones so little is copied that it does not show."""
+INBOX_BYTES = 72 << 10
+"""What is taken from a link at once when a header is expected: small frames come whole and are copied into place, which
+costs less than one more system call and what goes with it."""
+HEAD_START_BYTES = 16 << 10
+"""The same where large frames are expected, whose payload goes straight into place: so little of it that the copy does
+not show."""
 _PIECE_BYTES = 256 << 10
 """What is hashed at a time: still in the core's cache after the kernel has copied it."""
 _MAX_BUFFERS = 1000
@@ -79,6 +82,11 @@ def receive_payload(
         if _fill(stream, buffers, early, deadline):
             raise WireError("bytes after the payload")
         return True
+    nbytes = sum(map(len, buffers))
+    if len(early) == nbytes + TRAILER_BYTES:  # all of it is here
+        intact = checksum([early[:nbytes]], seed) == parse_trailer(early[nbytes:])
+        _fill(stream, buffers, early[:nbytes], deadline)
+        return intact
     trailer = memoryview(bytearray(TRAILER_BYTES))
     digest = Digest(seed=seed)
     for piece in _pieces(buffers, 1 if singly else _MAX_BUFFERS):

@@ -23,6 +23,7 @@ from pinyon.transfer.inventory import Gid, choose_gid
 from pinyon.transfer.nic import Nic
 from pinyon.transfer.rdma_wire import MAX_MESSAGE_BYTES, MAX_READS, Half
 from pinyon.transfer.request import Opcode
+from pinyon.transfer.transports.device_memory import DeviceError
 from pinyon.transfer.transports.memory import Access, Region
 
 __all__ = ["Device", "QueuePair", "Registration", "VerbsError", "Work", "rdma_available"]
@@ -80,7 +81,7 @@ def _pyverbs() -> SimpleNamespace:
         "cq": ("CQ", "CompChannel"),
         "device": ("Context", "get_device_list"),
         "fork": ("fork_init",),
-        "mr": ("MR",),
+        "mr": ("MR", "DmaBufMR"),
         "pd": ("PD",),
         "pyverbs_error": ("PyverbsError",),
         "qp": ("QP", "QPAttr", "QPCap", "QPInitAttr"),
@@ -106,7 +107,7 @@ def _pyverbs() -> SimpleNamespace:
 def _verb(what: str) -> Iterator[None]:
     try:
         yield
-    except (_pyverbs().PyverbsError, OSError) as error:
+    except (_pyverbs().PyverbsError, OSError, DeviceError) as error:
         raise VerbsError(f"{what}: {str(error).strip()}") from None
 
 
@@ -250,16 +251,30 @@ class Device:
 def _register(pd: Any, region: Region) -> tuple[Any, int]:
     """Make memory known to a NIC; the handle and the address by which work requests name the first byte.
 
-    The one place that must tell kinds of memory apart. For memory of a GPU whose driver exports it as a dmabuf it is
-    ``pyverbs.mr.DmaBufMR(pd, length, access, dmabuf=fd, offset=offset)``, whose first byte has the address ``offset``.
+    The one place that tells kinds of memory apart. Memory of a GPU whose driver exports it as a dmabuf has the address
+    ``offset`` for its first byte. What cannot be registered so is staged from then on.
     """
     names = _pyverbs()
+    memory = region.device
     access = names.e.IBV_ACCESS_LOCAL_WRITE
     if region.access >= Access.READ:
         access |= names.e.IBV_ACCESS_REMOTE_READ
     if region.access >= Access.READ_WRITE:
         access |= names.e.IBV_ACCESS_REMOTE_WRITE
-    return names.MR(pd, region.length, access, address=region.address), region.address
+    if memory is None:
+        return names.MR(pd, region.length, access, address=region.address), region.address
+    try:
+        exported = memory.dmabuf()
+        if exported is None:
+            raise VerbsError(f"memory on {region.location} is not offered as a dmabuf")
+        fd, offset = exported
+        try:
+            return names.DmaBufMR(pd, region.length, access, dmabuf=fd, offset=offset), offset
+        finally:
+            os.close(fd)
+    except BaseException:
+        region.direct = False  # from now on it is staged
+        raise
 
 
 def _close(resource: Any) -> None:

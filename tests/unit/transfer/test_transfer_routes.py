@@ -1,0 +1,959 @@
+"""Chains over the paths to a peer: a transport whose every attempt ends when and how the test says, in virtual time.
+
+The threads are real, but nothing happens except by a step of the test, and after each step it waits until all is quiet.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
+from pinyon.transfer.paths import Path
+from pinyon.transfer.slicing import ChainPlan, Slice
+from pinyon.transfer.transports import routes as routes_module
+from pinyon.transfer.transports.base import SHUTDOWN, Chain, Meter, Outcome
+from pinyon.transfer.transports.dispatcher import Dispatcher
+from pinyon.transfer.transports.routes import Retired, Routes
+from tests.unit.transfer.conftest import GENEROUS_S, eventually, transfer_threads
+
+MIB = 1 << 20
+BOOT = b"p" * 16
+RAILS = 3
+ROOM = 2
+DONE = Outcome(TransferStatus.COMPLETED)
+UNREACHED = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
+REFUSED = Outcome(TransferStatus.REFUSED, Reason.STALE_SEGMENT)
+CANCEL = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(GENEROUS_S)
+
+
+def nics(side: str, count: int = RAILS) -> tuple[Nic, ...]:
+    return tuple(Nic(f"{side}{rail}", "tcp", f"10.0.{rail}.1", 1, f"10.0.{rail}.0/24") for rail in range(count))
+
+
+def rail(index: int) -> Path:
+    return Path("tcp", f"n{index}", f"m{index}")
+
+
+class Attempt:
+    """A chain on a path, until the test ends it (or somebody aborts it)."""
+
+    def __init__(self, transport: Scripted, chain: Chain, path: Path) -> None:
+        self._transport = transport
+        self.chain = chain
+        self.path = path
+        self.outcome = LOST
+        self.decided = threading.Event()
+
+    def end(self, outcome: Outcome) -> None:
+        if self in self._transport.open:
+            self._transport.open.remove(self)
+            self.outcome = outcome
+            self.decided.set()
+
+    def abort(self) -> None:
+        self.end(LOST)
+
+
+class Scripted:
+    """A transport. Its ``run`` blocks until the test has decided."""
+
+    endpoints = 0
+
+    def __init__(self, name: str = "tcp") -> None:
+        self.name = name
+        self.open: list[Attempt] = []
+        self.given: list[Chain] = []
+        self.attempts: Counter[Chain] = Counter()
+        """Of those that had not ended before."""
+        self.paths: list[Path] = []
+        """Of the attempts, in order."""
+        self.alive = True
+        """What probes say."""
+        self.probes: list[Path] = []
+        self.on_dial: Callable[[Path], None] = lambda path: None
+        self.on_run: Callable[[Chain, Path], None] = lambda chain, path: None
+        self.on_probe: Callable[[Path], None] = lambda path: None
+        self.on_forget: Callable[[], None] = lambda: None
+        self.closed = False
+
+    def run(self, chain: Chain, path: Path) -> Outcome:
+        attempt = Attempt(self, chain, path)
+        self.given.append(chain)
+        self.on_dial(path)
+        if not chain.claim(attempt.abort):
+            return CANCEL
+        self.attempts[chain] += 1
+        self.paths.append(path)
+        self.on_run(chain, path)
+        self.open.append(attempt)
+        assert attempt.decided.wait(GENEROUS_S * 3)
+        chain.unclaim()
+        return attempt.outcome
+
+    def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
+        self.probes.append(path)
+        self.on_probe(path)
+        return self.alive
+
+    def forget(self, remote: SegmentDescriptor, path: Path) -> None:
+        self.on_forget()
+
+    def maintain(self, now: float) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    """A dispatcher over scripted transports, its routes to one peer, and the books of all chains."""
+
+    def __init__(
+        self,
+        *,
+        rails: int = RAILS,
+        shm: bool = False,
+        topology: Topology | None = None,
+        peer_topology: Topology | None = None,
+        **limits: float,
+    ) -> None:
+        self.now = 1000.0
+        routes_module.time = SimpleNamespace(monotonic=lambda: self.now)  # type: ignore[assignment]
+        self.tcp, self.shm = Scripted(), Scripted("shm")
+        self.dispatcher = Dispatcher(
+            {"tcp": self.tcp, "shm": self.shm},
+            ("shm", "tcp"),
+            nics("n", rails),
+            topology,
+            b"i" * 16,
+            "this host",
+            TransferLimits(connections_per_peer=ROOM, **limits),
+            Meter(),
+            random.Random(1),
+        )
+        host = ("@peer", "this host") if shm else ("", "")
+        self.remote = SegmentDescriptor("10.9.9.9", 1, BOOT, (), nics("m", rails), peer_topology, *host)
+        self.routes = Routes(self.dispatcher, self.remote)
+        self.dispatcher._routes[self.remote.peer] = self.routes
+        self.chains: list[Chain] = []
+        self.ended: dict[Chain, list[Outcome]] = {}
+        self.callers: list[threading.Thread] = []
+
+    def chain(
+        self, nbytes: int = MIB, here: str = "cpu:0", *, remote: SegmentDescriptor | None = None, budget_s: float = 60.0
+    ) -> Chain:
+        where = remote or self.remote
+        plan = ChainPlan(where, Opcode.WRITE, [Slice(0, b"", 0, bytes(16), 0, nbytes)], nbytes, here, "cpu:0")
+        chain = Chain(plan, {}, self.now + budget_s, self._end)
+        self.chains.append(chain)
+        self.ended[chain] = []
+        return chain
+
+    def _end(self, chain: Chain, outcome: Outcome) -> None:
+        self.ended[chain].append(outcome)
+
+    def submit(self, count: int = 1, **arguments: object) -> list[Chain]:
+        chains = [self.chain(**arguments) for _ in range(count)]  # type: ignore[arg-type]
+        for chain in chains:
+            self.dispatcher.submit(chain)
+        self.settle()
+        return chains
+
+    def call(self, chain: Chain) -> None:
+        """As a blocking caller does: the chain runs in the caller's thread if it can."""
+        caller = threading.Thread(target=self.dispatcher.run, args=(chain,), name="caller", daemon=True)
+        self.callers.append(caller)
+        caller.start()
+        self.settle()
+
+    @property
+    def open(self) -> list[Attempt]:
+        return [*self.tcp.open, *self.shm.open]
+
+    def on(self, path: Path) -> list[Attempt]:
+        return [attempt for attempt in self.open if attempt.path == path]
+
+    def end(self, attempt: Attempt, outcome: Outcome = DONE) -> None:
+        attempt.end(outcome)
+        self.settle()
+
+    def end_all(self, outcome: Outcome = DONE) -> None:
+        """Each attempt that begins, until there is none."""
+        while self.open:
+            self.end(self.open[0], outcome)
+
+    def settle(self) -> None:
+        """Wait until every chain has ended, waits, or runs in an attempt that the test can end."""
+        tick = threading.Event()
+        until = time.monotonic() + GENEROUS_S
+        while not self._quiet():
+            assert time.monotonic() < until, "it never became quiet"
+            tick.wait(0.0003)
+
+    def _quiet(self) -> bool:
+        routes = self.routes
+        with routes._lock:
+            running = dict(routes._running)
+            waiting = set(routes._queued())
+        unfinished = {chain for chain in self.chains if not self.ended[chain]}
+        return {(one.chain, one.path) for one in self.open} == set(running.items()) and unfinished <= waiting | set(
+            running
+        )
+
+    def check(self) -> None:
+        """What holds whenever it is quiet."""
+        routes = self.routes
+        carried = Counter[Path]()
+        queued = Counter[Path]()
+        for chain, path in routes._running.items():
+            carried[path] += 1
+            queued[path] += chain.nbytes
+        for path, lane in routes._lanes.items():
+            assert 0 <= carried[path] <= ROOM
+            assert lane.room + carried[path] == ROOM, f"{path} lost room"
+            assert not lane.chains or lane.threads
+        for state in routes.snapshot():
+            assert state.queued_bytes == queued[state.path], f"{state.path} lost bytes"
+        assert all(len(outcomes) <= 1 for outcomes in self.ended.values())
+        for chain in routes._queued():
+            assert chain.done or routes._carries(routes._tiers_of(chain)), "nobody will wake a waiting chain"
+
+    def results(self, chains: list[Chain]) -> Counter[Outcome]:
+        assert all(len(self.ended[chain]) == 1 for chain in chains)
+        return Counter(self.ended[chain][0] for chain in chains)
+
+    def usable(self) -> set[Path]:
+        return {state.path for state in self.routes.snapshot() if state.usable}
+
+    def close(self) -> None:
+        self.dispatcher.close()
+        for one in self.callers:
+            one.join(GENEROUS_S)
+            assert not one.is_alive()
+        assert all(len(outcomes) == 1 for outcomes in self.ended.values()), "a chain never ended, or twice"
+        assert not self.routes._running
+        self.check()
+        assert not transfer_threads()
+
+
+@pytest.fixture
+def make_bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
+    monkeypatch.setattr(routes_module, "time", routes_module.time)  # put back at the end
+    benches: list[Bench] = []
+
+    def make(**arguments: object) -> Bench:
+        benches.append(Bench(**arguments))  # type: ignore[arg-type]
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.check()
+        bench.close()
+
+
+@pytest.fixture
+def bench(make_bench: Callable[..., Bench]) -> Bench:
+    return make_bench()
+
+
+# ---------------------------------------------------------------- spreading
+
+
+def test_chains_spread_by_the_speed_of_their_paths(bench: Bench) -> None:
+    """Three rails of 1, 2 and 4 GB/s move 240 MiB in hardly more than the time that all of them together need."""
+    speeds = {rail(0): 1e9, rail(1): 2e9, rail(2): 4e9}
+    began = bench.now
+    chains = bench.submit(240)
+    free = dict.fromkeys(speeds, began)
+    ends: dict[Attempt, float] = {}
+    shares: Counter[Path] = Counter()
+    while bench.open:
+        for attempt in bench.open:
+            if attempt not in ends:
+                free[attempt.path] = max(free[attempt.path], bench.now) + MIB / speeds[attempt.path]
+                ends[attempt] = free[attempt.path]
+        first = min(bench.open, key=lambda one: ends[one])
+        bench.now = ends[first]
+        shares[first.path] += 1
+        bench.end(first)
+        bench.check()
+    assert bench.results(chains) == {DONE: 240}
+    assert shares[rail(0)] < shares[rail(1)] < shares[rail(2)]
+    ideal = 240 * MIB / sum(speeds.values())
+    assert bench.now - began < 1.15 * ideal, shares
+
+
+def test_no_more_run_on_a_path_than_it_has_room_for(bench: Bench) -> None:
+    chains = bench.submit(20)
+    assert Counter(one.path for one in bench.open) == {rail(index): ROOM for index in range(RAILS)}
+    bench.end_all()
+    assert bench.results(chains) == {DONE: 20}
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_waits_for_one_nic_does_not_hold_up_what_wants_another(
+    make_bench: Callable[..., Bench], failed: bool
+) -> None:
+    bench = make_bench(topology=Topology({"cuda:0": (("n0",), ()), "cuda:1": (("n1",), ())}))
+    slow = bench.submit(10, here="cuda:0")
+    fast = bench.submit(10, here="cuda:1")
+    if failed:
+        bench.end(bench.on(rail(0))[0], UNREACHED)
+    running = len(bench.on(rail(0)))
+    assert running == ROOM - failed
+    while bench.on(rail(1)):
+        assert len(bench.on(rail(0))) == running
+        bench.end(bench.on(rail(1))[0])
+    assert bench.results(fast) == {DONE: 10}
+    assert not any(bench.ended[chain] for chain in slow)
+    bench.end_all()
+
+
+def test_locations_that_share_a_nic_take_turns(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(rails=1)
+    for here in ("cuda:0", "cuda:1"):
+        bench.submit(6, here=here)
+    order = []
+    while bench.open:
+        order.append(bench.open[0].chain.local_location)
+        bench.end(bench.open[0])
+    assert order == ["cuda:0"] * ROOM + ["cuda:0", "cuda:1"] * 4 + ["cuda:1"] * 2
+
+
+def test_waiting_chains_follow_what_is_learned_of_the_peer(make_bench: Callable[..., Bench]) -> None:
+    """A path over a NIC that was published later is run with the descriptor that names it."""
+    bench = make_bench(rails=1)
+    chains = bench.submit(ROOM + 1)
+    new = SegmentDescriptor("10.9.9.9", 1, BOOT, (), (Nic("later", "tcp", "10.0.0.9", 2, "10.0.0.0/24"),))
+    (last,) = bench.submit(1, remote=new)
+    waiting = chains[ROOM]
+    bench.end_all()
+    assert bench.results([*chains, last]) == {DONE: ROOM + 2}
+    assert waiting.remote is new
+    assert bench.tcp.paths[-1].remote_nic == "later"
+    bare = SegmentDescriptor("10.9.9.9", 1, BOOT)
+    bench.submit(1, remote=bare)  # says less: what we know stays
+    assert bench.open[0].path.remote_nic == "later"
+    bench.end_all()
+
+
+# ---------------------------------------------------------------- failing
+
+
+def test_a_failed_paths_chains_complete_elsewhere(bench: Bench) -> None:
+    chains = bench.submit(12)
+    victim = bench.on(rail(1))[0]
+    bench.end(victim, UNREACHED)
+    assert bench.tcp.attempts[victim.chain] in (1, 2)
+    assert rail(1) not in bench.usable()
+    for attempt in bench.on(rail(1)):
+        bench.end(attempt, UNREACHED)
+    bench.tcp.paths.clear()
+    bench.end_all()
+    assert bench.results(chains) == {DONE: 12}
+    assert rail(1) not in bench.tcp.paths
+    assert bench.dispatcher._meter.retries == ROOM
+
+
+@pytest.mark.parametrize("outcome", [UNREACHED, STALLED, LOST])
+def test_when_all_paths_fail_every_chain_ends_once_and_says_why(bench: Bench, outcome: Outcome) -> None:
+    chains = bench.submit(12)
+    bench.end_all(outcome)
+    assert bench.results(chains) == {outcome: 12}
+    # A chain tries a path once, and one that broke under it at most once more; the queue behind does not try at all.
+    assert max(bench.tcp.attempts.values()) <= RAILS + 1
+    assert sum(bench.tcp.attempts.values()) <= RAILS * ROOM * (RAILS + 1)
+
+
+@pytest.mark.parametrize(("outcome", "attempts"), [(LOST, 2), (UNREACHED, 1), (STALLED, 1), (REFUSED, 1)])
+def test_only_a_broken_connection_is_made_anew_on_the_same_path(
+    make_bench: Callable[..., Bench], outcome: Outcome, attempts: int
+) -> None:
+    bench = make_bench(rails=1)
+    (chain,) = bench.submit()
+    bench.end_all(outcome)
+    assert bench.results([chain]) == {outcome: 1}
+    assert bench.tcp.attempts[chain] == attempts
+    assert (rail(0) in bench.usable()) is (outcome is REFUSED)
+
+
+def test_a_connection_made_anew_may_complete(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(rails=1)
+    (chain,) = bench.submit()
+    bench.end(bench.open[0], LOST)
+    bench.end_all()
+    assert bench.results([chain]) == {DONE: 1}
+    assert rail(0) in bench.usable()
+
+
+def test_attempts_are_bounded(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(rails=8, max_attempts=3)
+    (chain,) = bench.submit()
+    bench.end_all(UNREACHED)
+    assert bench.results([chain]) == {UNREACHED: 1}
+    assert bench.tcp.attempts[chain] == 3
+    assert len(set(bench.tcp.paths)) == 3
+
+
+def test_no_retry_beyond_the_deadline(bench: Bench) -> None:
+    (chain,) = bench.submit()
+    bench.now += 61
+    bench.end(bench.open[0], STALLED)
+    assert bench.results([chain]) == {STALLED: 1}
+
+
+def test_a_refusal_is_the_requests_and_not_the_paths(bench: Bench) -> None:
+    chains = bench.submit(RAILS * ROOM + 1)
+    bench.end_all(REFUSED)
+    assert bench.results(chains) == {REFUSED: len(chains)}
+    assert len(bench.usable()) == RAILS
+
+
+def test_fresh_chains_try_avoided_paths(bench: Bench) -> None:
+    """The peer was dead and is back: nobody waits for a probe."""
+    bench.submit(1)
+    bench.end_all(UNREACHED)
+    assert not bench.usable()
+    chains = bench.submit(2)
+    bench.end_all()
+    assert bench.results(chains) == {DONE: 2}
+    assert bench.usable()
+
+
+def test_a_frozen_process_behind_shm_is_not_tried_by_tcp_too(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(shm=True)
+    first, second = bench.submit(2)
+    bench.end(bench.shm.open[0], STALLED)
+    assert bench.results([first]) == {STALLED: 1}
+    assert not bench.tcp.paths
+    bench.end(bench.shm.open[0], LOST)  # but a broken link says nothing about the process
+    bench.end_all()
+    assert bench.results([second]) == {DONE: 1}
+    assert len(bench.tcp.paths) == 1
+
+
+def test_defects_of_a_transport_end_the_chain_and_leave_the_books_right(bench: Bench) -> None:
+    def fail(chain: Chain, path: Path) -> None:
+        raise RuntimeError("a defect")
+
+    bench.tcp.on_run = fail
+    (chain,) = bench.submit()
+    assert bench.results([chain]) == {Outcome(TransferStatus.FAILED, Reason.INTERNAL): 1}
+    bench.check()
+    bench.tcp.on_run = lambda chain, path: None
+
+    def cannot_forget() -> None:
+        raise RuntimeError("another")
+
+    bench.tcp.on_forget = cannot_forget
+    (chain,) = bench.submit()
+    bench.end(bench.open[0], UNREACHED)
+    bench.end_all()
+    assert bench.results([chain]) == {DONE: 1}
+
+
+def test_a_signal_in_a_blocking_callers_thread_leaves_the_books_right(bench: Bench) -> None:
+    def interrupted(chain: Chain, path: Path) -> None:
+        raise KeyboardInterrupt
+
+    bench.tcp.on_run = interrupted
+    chains = [bench.chain() for _ in range(RAILS * ROOM + 1)]
+    for chain in chains:
+        with pytest.raises(KeyboardInterrupt):
+            bench.dispatcher.run(chain)
+    bench.settle()
+    assert bench.results(chains) == {Outcome(TransferStatus.FAILED, Reason.INTERNAL): len(chains)}
+    bench.check()
+
+
+# ---------------------------------------------------------------- threads
+
+
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_queued_chains_are_recalled_from_a_failed_path(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one thread for two chains. When the first fails, the second goes another way without having been tried
+    there."""
+    bench.routes.nic_down("n1")
+    bench.routes.nic_down("n2")
+    (first,) = bench.submit()
+    second = bench.chain()
+    with monkeypatch.context() as patch:
+        no_threads(patch)
+        bench.dispatcher.submit(second)
+    assert bench.routes._running == {first: rail(0), second: rail(0)}
+    bench.routes.nic_up("n1")
+    bench.routes.probe(rail(1), bench.now)
+    bench.end(bench.open[0], UNREACHED)
+    assert {one.chain: one.path for one in bench.open} == {first: rail(1), second: rail(1)}
+    assert bench.tcp.attempts == {first: 2, second: 1}
+    bench.end_all()
+    assert bench.results([first, second]) == {DONE: 2}
+
+
+def test_queued_chains_are_recalled_when_the_nic_goes_down(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, although the thread hangs in a connect that nothing can interrupt."""
+    gate = threading.Event()
+    bench.routes.nic_down("n1")
+    bench.routes.nic_down("n2")
+    bench.tcp.on_dial = lambda path: wait_for(gate) if path == rail(0) else None
+    first, second = bench.chain(), bench.chain()
+    bench.dispatcher.submit(first)
+    eventually(lambda: bench.tcp.given == [first], "it connects")
+    with monkeypatch.context() as patch:
+        no_threads(patch)
+        bench.dispatcher.submit(second)
+    assert bench.routes._running[second] == rail(0)
+    bench.routes.nic_up("n1")
+    bench.routes.probe(rail(1), bench.now)
+    bench.routes.nic_down("n0")
+    eventually(lambda: [(one.chain, one.path) for one in bench.open] == [(second, rail(1))], "it runs elsewhere")
+    gate.set()
+    bench.settle()
+    bench.end_all()
+    assert bench.results([first, second]) == {DONE: 2}
+
+
+def test_one_thread_serves_a_path_when_no_more_can_be_had(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(rails=1)
+    bench.submit()
+    with monkeypatch.context() as patch:
+        no_threads(patch)
+        chains = [bench.chain() for _ in range(4)]
+        for chain in chains:
+            bench.dispatcher.submit(chain)
+        for _ in range(5):
+            eventually(lambda: len(bench.open) == 1, "the thread took the next chain")
+            bench.open[0].end(DONE)
+        eventually(lambda: all(bench.ended.values()), "all through")
+    assert bench.results(chains) == {DONE: 4}
+
+
+def test_without_any_thread_chains_end_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        no_threads(patch)
+        chains = bench.submit(3)
+    assert bench.results(chains) == {Outcome(TransferStatus.FAILED, Reason.INTERNAL): 3}
+    bench.check()
+    bench.submit()
+    bench.end_all()
+
+
+# ---------------------------------------------------------------- links and probes
+
+
+def test_a_nic_that_goes_down_gives_up_its_chains_and_gets_new_ones_after_a_probe(bench: Bench) -> None:
+    chains = bench.submit(12)
+    victims = {one.chain for one in bench.on(rail(0))}
+    bench.routes.nic_down("n0")
+    bench.settle()
+    assert not bench.on(rail(0))
+    assert rail(0) not in bench.usable()
+    for chain in victims:
+        assert not bench.ended[chain]
+    assert bench.routes.due_probes(bench.now + 100, 9) == []  # not while it is down
+
+    bench.routes.nic_up("n0")
+    bench.settle()
+    assert rail(0) not in bench.usable()
+    assert bench.routes.due_probes(bench.now, 9) == [rail(0)]
+    assert bench.routes.due_probes(bench.now, 9) == []  # one at a time
+    bench.tcp.alive = False
+    bench.routes.probe(rail(0), bench.now)
+    assert bench.routes.due_probes(bench.now, 9) == []
+    assert rail(0) not in bench.usable()
+    bench.now += 60
+    assert bench.routes.due_probes(bench.now, 9) == [rail(0)]
+    bench.tcp.alive = True
+    bench.tcp.paths.clear()
+    bench.routes.probe(rail(0), bench.now)
+    bench.settle()
+    assert len(bench.on(rail(0))) == ROOM  # waiting chains go there at once
+    bench.end_all()
+    assert bench.results(chains) == {DONE: 12}
+
+
+def test_a_chain_is_interrupted_only_while_it_is_on_that_nic(bench: Bench) -> None:
+    """With the lock held, so that it cannot have gone over to a sound path, which would be blamed."""
+    held: list[bool] = []
+
+    class Watched(Chain):
+        def interrupt(self) -> None:
+            held.append(bench.routes._lock.locked() and bench.routes._running[self] == rail(0))
+            super().interrupt()
+
+    bench.routes.nic_down("n1")
+    bench.routes.nic_down("n2")
+    plain = bench.chain()
+    plan = ChainPlan(plain.remote, plain.opcode, plain.slices, plain.nbytes, "cpu:0", "cpu:0")
+    plain.finish(CANCEL)
+    chain = Watched(plan, {}, plain.deadline, bench._end)
+    bench.chains.append(chain)
+    bench.ended[chain] = []
+    bench.dispatcher.submit(chain)
+    bench.settle()
+    bench.routes.nic_down("n0")
+    bench.settle()
+    assert held == [True]
+    bench.end_all()
+
+
+def test_a_nic_that_came_up_counts_as_untried(make_bench: Callable[..., Bench]) -> None:
+    """The last sound NIC fails just after another came up, and before that one was probed."""
+    bench = make_bench(rails=2)
+    (chain,) = bench.submit()
+    first = bench.open[0].path
+    other = rail(1) if first == rail(0) else rail(0)
+    bench.routes.nic_down(first.local_nic)
+    bench.settle()
+    assert bench.open[0].path == other
+    bench.routes.nic_up(first.local_nic)
+    bench.routes.nic_down(other.local_nic)
+    bench.settle()
+    assert [one.path for one in bench.open] == [first]
+    bench.end_all()
+    assert bench.results([chain]) == {DONE: 1}
+
+
+def test_peers_met_while_a_nic_is_down_do_not_use_it(bench: Bench) -> None:
+    bench.dispatcher._link_changed("n0", False)
+    other = SegmentDescriptor("10.9.9.8", 1, b"q" * 16, (), nics("m"))
+    chains = [bench.chain(remote=other) for _ in range(4)]
+    for chain in chains:
+        bench.dispatcher.submit(chain)
+    eventually(lambda: len(bench.open) == 4, "all run")
+    assert not bench.on(rail(0))
+    bench.dispatcher._link_changed("n0", True)
+    assert dict(bench.dispatcher.path_states())
+    for attempt in list(bench.open):
+        attempt.end(DONE)
+    eventually(lambda: all(bench.ended[chain] for chain in chains), "all through")
+
+
+def test_probes_are_few_and_only_of_avoided_paths(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(rails=20, max_attempts=64)
+    (chain,) = bench.submit()
+    bench.end_all(UNREACHED)
+    assert bench.results([chain]) == {UNREACHED: 1}
+    gate = threading.Event()
+    usable_when_probed: list[Path] = []
+
+    def probed(path: Path) -> None:
+        usable_when_probed.extend({path} & bench.usable())
+        wait_for(gate)
+
+    bench.tcp.on_probe = probed
+    later = bench.now + 100
+    for _ in range(3):
+        bench.dispatcher._start_probes(later)
+    eventually(lambda: len(bench.tcp.probes) == 8, "probes run")
+    bench.dispatcher._start_probes(later)
+    assert len(bench.tcp.probes) == 8
+    gate.set()
+    while len(bench.usable()) < 20:
+        eventually(lambda: not bench.dispatcher._probes, "probes have ended")
+        bench.dispatcher._start_probes(later)
+    eventually(lambda: not bench.dispatcher._probes, "probes have ended")
+    assert Counter(bench.tcp.probes) == {rail(index): 1 for index in range(20)}
+    bench.dispatcher._start_probes(later)
+    assert len(bench.tcp.probes) == 20
+    assert not usable_when_probed
+
+
+def test_a_probe_that_is_a_defect_counts_as_failed(bench: Bench) -> None:
+    bench.submit()
+    bench.end_all(UNREACHED)
+
+    def fail(path: Path) -> None:
+        raise RuntimeError("a defect")
+
+    bench.tcp.on_probe = fail
+    bench.now += 60
+    for path in bench.routes.due_probes(bench.now, 9):
+        bench.routes.probe(path, bench.now)
+    assert not bench.usable()
+    bench.now += 60
+    assert len(bench.routes.due_probes(bench.now, 9)) == RAILS
+
+
+def test_probes_end_with_the_dispatcher(make_bench: Callable[..., Bench]) -> None:
+    """``close`` waits for a probe under way: it would leave a thread and a connection behind."""
+    bench = make_bench(rails=1)
+    bench.submit()
+    bench.end_all(UNREACHED)
+    gate = threading.Event()
+    bench.tcp.on_probe = lambda path: wait_for(gate)
+    bench.dispatcher._start_probes(bench.now + 100)
+    (probe,) = bench.dispatcher._probes
+    join = probe.join
+
+    def joined(timeout: float | None = None) -> None:
+        gate.set()  # somebody waits for it: now it may end
+        join(timeout)
+
+    probe.join = joined  # type: ignore[method-assign]
+    bench.dispatcher.close()
+    waited = gate.is_set()
+    gate.set()
+    assert waited
+    assert not probe.is_alive()
+    bench.dispatcher._start_probes(bench.now + 1000)
+    assert len(bench.tcp.probes) == 1
+
+
+# ---------------------------------------------------------------- stopping
+
+
+def test_waiting_chains_end_at_their_deadline(bench: Bench) -> None:
+    chains = bench.submit(RAILS * ROOM + 3, budget_s=5.0)
+    later = bench.submit(1, budget_s=50.0)
+    bench.routes.expire(bench.now + 4)
+    assert not any(bench.ended.values())
+    bench.routes.expire(bench.now + 6)
+    expired = [chain for chain in chains if bench.ended[chain]]
+    assert bench.results(expired) == {Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE): 3}
+    bench.end_all()
+    assert bench.results([*chains, *later])[DONE] == RAILS * ROOM + 1
+
+
+def test_cancelled_chains_end_whether_they_wait_or_run(bench: Bench) -> None:
+    chains = bench.submit(RAILS * ROOM + 4)
+    running = [one.chain for one in bench.open]
+    waiting = [chain for chain in chains if chain not in running]
+    for chain in waiting[:2]:
+        chain.stop(CANCEL)
+    assert bench.results(waiting[:2]) == {CANCEL: 2}
+    for chain in running:
+        chain.stop(CANCEL)
+        chain.stop(SHUTDOWN)
+    bench.settle()
+    assert bench.results(running) == {CANCEL: len(running)}
+    assert {one.chain for one in bench.open} == set(waiting[2:])
+    assert len(bench.usable()) == RAILS, "that the caller gave up says nothing about the path"
+    bench.end_all()
+    assert set(bench.tcp.given).isdisjoint(waiting[:2])
+
+
+def test_close_ends_what_waits_what_runs_and_what_callers_run(bench: Bench) -> None:
+    inline = bench.chain()
+    bench.call(inline)
+    chains = [inline, *bench.submit(12)]
+    waiting = bench.routes._queued()
+    bench.dispatcher.close()
+    eventually(lambda: all(bench.ended.values()), "all ended")
+    assert bench.results(chains) == {SHUTDOWN: 13}
+    assert set(bench.tcp.given).isdisjoint(waiting)
+    assert not transfer_threads()
+    assert bench.tcp.closed
+    late = bench.chain()
+    bench.dispatcher.run(late)
+    assert bench.results([late]) == {SHUTDOWN: 1}
+    assert late not in bench.tcp.attempts
+
+
+def test_close_stops_an_attempt_that_has_not_begun(bench: Bench) -> None:
+    """The chain has its path, but its thread has not come to it: it must not begin after ``close``."""
+    chain = bench.chain()
+    path = bench.routes.submit(chain, inline=True)
+    assert path is not None
+    bench.dispatcher.close()
+    assert bench.results([chain]) == {SHUTDOWN: 1}
+    bench.routes.run(chain, path)
+    assert chain not in bench.tcp.attempts
+
+
+# ---------------------------------------------------------------- many peers
+
+
+def test_a_chain_on_its_way_to_retired_routes_gets_new_ones(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = Routes.learn
+    retired: list[Routes] = []
+
+    def meanwhile(self: Routes, remote: SegmentDescriptor) -> None:
+        learn(self, remote)
+        if not retired:
+            retired.append(self)
+            assert self.retire(bench.now)
+
+    monkeypatch.setattr(Routes, "learn", meanwhile)
+    chain = bench.chain()
+    bench.dispatcher.submit(chain)
+    eventually(lambda: len(bench.open) == 1, "it runs")
+    bench.open[0].end(DONE)
+    eventually(lambda: bool(bench.ended[chain]), "it ended")
+    assert bench.results([chain]) == {DONE: 1}
+    (current,) = bench.dispatcher._routes.values()
+    assert current is not retired[0] is bench.routes
+    with pytest.raises(Retired):
+        bench.routes.submit(bench.chain())
+    bench.chains.pop().stop(CANCEL)
+
+
+def test_idle_peers_are_forgotten_and_busy_ones_are_not(bench: Bench) -> None:
+    idle_s = bench.dispatcher.limits.idle_s
+    bench.submit()
+    began = bench.now
+    bench.dispatcher._drop_idle(began + idle_s * 2)
+    assert bench.dispatcher._routes
+    bench.end_all()
+    bench.dispatcher._drop_idle(began + idle_s / 2)
+    assert bench.dispatcher._routes
+    bench.dispatcher._drop_idle(began + idle_s * 2)
+    assert not bench.dispatcher._routes
+    eventually(lambda: not transfer_threads(), "its threads ended")
+
+
+def test_more_peers_than_are_remembered_cost_only_idle_ones(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_peers=2)
+    (busy,) = bench.submit()  # the one used longest ago
+    peers = [SegmentDescriptor("10.9.9.1", port, BOOT, (), nics("m")) for port in (1, 2, 3)]
+
+    def one_to(remote: SegmentDescriptor) -> Chain:
+        bench.now += 1
+        chain = bench.chain(remote=remote)
+        before = len(bench.open)
+        bench.dispatcher.submit(chain)
+        eventually(lambda: len(bench.open) == before + 1, "it runs")
+        return chain
+
+    def end(chain: Chain) -> None:
+        next(one for one in bench.open if one.chain is chain).end(DONE)
+        eventually(lambda: bool(bench.ended[chain]), "it ended")
+
+    end(one_to(peers[0]))
+    second = one_to(peers[1])
+    assert set(bench.dispatcher._routes) == {bench.remote.peer, peers[1].peer}
+    third = one_to(peers[2])  # nobody is idle: it is remembered on top
+    assert set(bench.dispatcher._routes) == {bench.remote.peer, peers[1].peer, peers[2].peer}
+    for chain in (busy, second, third):
+        end(chain)
+    assert bench.results([busy, second, third]) == {DONE: 3}
+
+
+# ---------------------------------------------------------------- anything, in any order
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens, chains end once, and what a path carries is what its books say."""
+
+    ROWS = Topology({"cpu:0": (("n0", "n1"), ("n2",)), "cuda:0": (("n2",), ()), "cuda:1": (("n1", "n2"), ())})
+    FAILURES = (UNREACHED, LOST, STALLED, Outcome(TransferStatus.FAILED, Reason.BUSY))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._time = routes_module.time
+        self.bench = Bench(topology=self.ROWS, max_attempts=4)
+
+    @initialize(seed=st.integers(0, 1 << 16))
+    def seed(self, seed: int) -> None:
+        self.bench.dispatcher.rng.seed(seed)
+
+    def teardown(self) -> None:
+        self.bench.close()
+        outcomes = {outcome for ended in self.bench.ended.values() for outcome in ended}
+        assert outcomes <= {DONE, REFUSED, CANCEL, SHUTDOWN, Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)} | set(
+            self.FAILURES
+        )
+        routes_module.time = self._time
+
+    def attempt(self, index: int) -> Attempt:
+        return self.bench.open[index % len(self.bench.open)]
+
+    @rule(
+        count=st.integers(1, 8),
+        nbytes=st.sampled_from([1, MIB, 8 * MIB]),
+        here=st.sampled_from(["cpu:0", "cuda:0", "cuda:1"]),
+        budget_s=st.sampled_from([0.5, 20.0]),
+    )
+    def submit(self, count: int, nbytes: int, here: str, budget_s: float) -> None:
+        self.bench.submit(count, nbytes=nbytes, here=here, budget_s=budget_s)
+
+    @rule(here=st.sampled_from(["cpu:0", "cuda:0"]))
+    def call(self, here: str) -> None:
+        self.bench.call(self.bench.chain(here=here))
+
+    @precondition(lambda self: self.bench.open)
+    @rule(index=st.integers(0, 20))
+    def complete(self, index: int) -> None:
+        attempt = self.attempt(index)
+        self.bench.end(attempt)
+        assert self.bench.ended[attempt.chain] == [DONE]
+
+    @precondition(lambda self: self.bench.open)
+    @rule(index=st.integers(0, 20), outcome=st.sampled_from(FAILURES))
+    def fail(self, index: int, outcome: Outcome) -> None:
+        attempt = self.attempt(index)
+        self.bench.end(attempt, outcome)
+        assert attempt.chain.attempts <= 4
+        assert self.bench.ended[attempt.chain] in ([], [outcome])
+
+    @precondition(lambda self: self.bench.open)
+    @rule(index=st.integers(0, 20))
+    def refuse(self, index: int) -> None:
+        attempt = self.attempt(index)
+        self.bench.end(attempt, REFUSED)
+        assert self.bench.ended[attempt.chain] == [REFUSED]
+
+    @precondition(lambda self: self.bench.chains)
+    @rule(index=st.integers(0, 200))
+    def stop(self, index: int) -> None:
+        chain = self.bench.chains[index % len(self.bench.chains)]
+        before = list(self.bench.ended[chain])
+        chain.stop(CANCEL)
+        self.bench.settle()
+        assert self.bench.ended[chain] == (before or [CANCEL])
+
+    @rule(name=st.sampled_from(["n0", "n1", "n2"]), up=st.booleans())
+    def link(self, name: str, up: bool) -> None:
+        self.bench.dispatcher._link_changed(name, up)
+        self.bench.settle()
+
+    @rule(most=st.integers(0, 3), alive=st.booleans())
+    def probe(self, most: int, alive: bool) -> None:
+        bench = self.bench
+        usable = bench.usable()
+        due = bench.routes.due_probes(bench.now, most)
+        assert len(due) <= most
+        assert usable.isdisjoint(due)
+        bench.tcp.alive = alive
+        for path in due:
+            bench.routes.probe(path, bench.now)
+            bench.settle()
+            assert not alive or path in bench.usable()
+
+    @rule(seconds=st.sampled_from([0.05, 1.5, 40.0]))
+    def later(self, seconds: float) -> None:
+        self.bench.now += seconds
+        self.bench.routes.expire(self.bench.now)
+        self.bench.settle()
+
+    @invariant()
+    def books(self) -> None:
+        self.bench.check()
+
+
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
