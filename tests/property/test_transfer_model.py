@@ -168,10 +168,7 @@ _FIELDS = ["host", "port", "boot_id", "regions", "key", "location", "nics", "top
 
 json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.floats(),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=9)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=9),
     max_leaves=12,
 )
 

@@ -173,4 +173,5 @@ def verify_server(secret: bytes, hello: bytes, reply: bytes) -> bool:
 def verify_client(secret: bytes, hello: bytes, reply: bytes, proof: bytes) -> bool:
     return hmac.compare_digest(client_mac(secret, hello, reply), proof)
 
+
 assert BOOT_ID_BYTES == NONCE_BYTES  # the struct formats above spell the sizes out

@@ -102,7 +102,7 @@ class StatsRecorder:
         self._requests = dict.fromkeys((status.value for status in TransferStatus if status.is_final), 0)
         self._failures: dict[str, int] = {}
         self._moved = {Opcode.READ: 0, Opcode.WRITE: 0}
-        self._served = {Opcode.READ: 0, Opcode.WRITE: 0}
+        self._served: dict[int, int] = {Opcode.READ: 0, Opcode.WRITE: 0}
         self._latency_sum_s = 0.0
         self._buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)
         self._paths: dict[Path, _PathRecorder] = {}
@@ -137,7 +137,7 @@ class StatsRecorder:
         self._moved[opcode] += nbytes
 
     def served(self, opcode: int, nbytes: int, refused: int) -> None:
-        self._served[Opcode(opcode)] += nbytes
+        self._served[opcode] += nbytes  # an Opcode hashes as its number
         self.served_refusals += refused
 
     def finished(self, status: TransferStatus, reason: Reason, count: int, latency_s: float) -> None:

@@ -59,7 +59,7 @@ class _Lane:
 
 
 class Routes:
-    """All methods are thread-safe. Underscored ones want the lock held, except ``_work`` and ``_path_failed``."""
+    """All methods are thread-safe. Underscored ones want the lock held, except those that run, fail or end chains."""
 
     def __init__(self, dispatcher: Dispatcher, remote: SegmentDescriptor) -> None:
         self._dispatcher = dispatcher
@@ -411,7 +411,7 @@ class Routes:
                 chain.tried = frozenset(path for path in chain.tried if path.local_nic != name)
 
     def due_probes(self, now: float, most: int) -> list[Path]:
-        """Avoided paths to be probed now, at most so many; each must be answered by :meth:`probed`."""
+        """Avoided paths to be probed now, at most so many; each must then be given to :meth:`probe`."""
         with self._lock:
             due = self._board.due_probes(now)[:most]
             for path in due:

@@ -195,6 +195,7 @@ class TcpTransport:
         return Connection(link, ChecksumPolicy(self._checksum))
 
     def _release(self, connection: Connection) -> None:
+        connection.used = True  # from now on it sits idle: the peer may close it
         with self._lock:
             kept = self._pool.release(connection, time.monotonic())
             if self._waiting:

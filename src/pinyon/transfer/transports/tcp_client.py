@@ -36,7 +36,7 @@ class Connection:
         """The reply's header, its refusals and the first bytes of its payload: one system call for a small answer."""
         self._aborted = False
         self.used = False
-        """It has served a chain before, so the peer may have closed it meanwhile."""
+        """It has been idle or served a chain, so the peer may have closed it meanwhile."""
         self.answered = False
         """Did any byte of the present frame's reply arrive?"""
 

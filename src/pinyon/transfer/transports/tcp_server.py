@@ -75,6 +75,7 @@ class TcpService:
         """
         if got < _FIRST_BYTES:
             return got
+        nbytes: int
         magic, opcode, checked, count, frame_id, nbytes, key, offset, length = wire.unpack_frame_of_one(inbox)
         if magic != wire.FRAME_MAGIC or count != 1 or not 0 < length == nbytes < INBOX_BYTES or checked > 1:
             return got

@@ -1,0 +1,379 @@
+"""An engine that starts, closes or is interrupted while callers are busy with it: nobody hangs, nothing is left."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pinyon.transfer import (
+    EngineClosed,
+    InvalidTransfer,
+    Nic,
+    Opcode,
+    Reason,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferLimits,
+    TransferRequest,
+    TransferStatus,
+)
+from pinyon.transfer import engine as engine_module
+from pinyon.transfer.paths import Path
+from pinyon.transfer.slicing import ChainPlan, Slice
+from pinyon.transfer.transports.base import Chain, Outcome
+from pinyon.transfer.transports.completion import InlineCall, TransferHandle
+from tests.unit.transfer.conftest import (
+    GENEROUS_S,
+    VARIANTS,
+    eventually,
+    open_files,
+    transfer_threads,
+)
+
+READ, WRITE = Opcode.READ, Opcode.WRITE
+CALLERS = 8
+SIZE = 4 << 20
+FINAL = {TransferStatus.COMPLETED, TransferStatus.CANCELLED}
+LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    files = open_files()
+    yield
+    assert not transfer_threads()
+    eventually(lambda: open_files() == files, "the file descriptors are closed")
+
+
+def watch_transports(engine: TransferEngine) -> list[str]:
+    """Names of those that are closed from now on."""
+    closed: list[str] = []
+    for name, transport in engine._dispatcher.transports.items():
+
+        def close(name: str = name, close: Callable[[], None] = transport.close) -> None:
+            closed.append(name)
+            close()
+
+        transport.close = close  # type: ignore[method-assign]
+    return closed
+
+
+def run_all(callers: list[threading.Thread]) -> None:
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(3 * GENEROUS_S)
+    assert not any(caller.is_alive() for caller in callers), "a call hangs"
+
+
+class Callers:
+    """Threads that transfer, in every way there is, until the engine says no."""
+
+    def __init__(self, engine: TransferEngine, requests: list[list[TransferRequest]]) -> None:
+        self._engine = engine
+        self._requests = requests
+        self.outcomes: Counter[object] = Counter()
+        self.wrong: list[object] = []
+        self.calls = itertools.count()
+        self.threads = [threading.Thread(target=self._call, args=(index,), daemon=True) for index in range(CALLERS)]
+
+    def _call(self, index: int) -> None:
+        ways: list[Callable[[list[TransferRequest]], Any]] = [
+            self._engine.transfer,
+            lambda requests: self._engine.submit(requests).wait(),
+            self._polled,
+        ]
+        for turn in itertools.count(index):
+            requests = self._requests[turn % len(self._requests)]
+            try:
+                results = ways[turn // 2 % len(ways)](requests)
+            except EngineClosed:
+                self.outcomes["closed"] += 1
+                return
+            except InvalidTransfer as error:
+                if error.field != "requests[0].local":  # the engine closed, so its regions are gone
+                    self.wrong.append(error)
+                return
+            except BaseException as error:
+                self.wrong.append(error)
+                return
+            next(self.calls)
+            self.wrong += [one for one in results if one.status not in FINAL]
+            self.outcomes.update(one.status for one in results)
+
+    def _polled(self, requests: list[TransferRequest]) -> Any:
+        batch = self._engine.allocate_batch_id(len(requests))
+        self._engine.submit_transfer(batch, requests)
+        tick = threading.Event()
+        while not all(self._engine.get_transfer_status(batch, at).status.is_final for at in range(len(requests))):
+            tick.wait(0.001)
+        results = [self._engine.get_transfer_status(batch, at) for at in range(len(requests))]
+        return results
+
+
+@pytest.mark.parametrize("variant", ["local", "shm", "tcp", "tcp-nics"])
+@pytest.mark.parametrize("calls_before", [0, 3, 40])
+def test_close_under_concurrent_calls(variant: str, calls_before: int) -> None:
+    transports, arguments, same_process = VARIANTS[variant][:3]
+    VARIANTS[variant].skip_if_it_cannot_be()
+    engine = TransferEngine(transports=transports, **arguments)
+    server = engine if same_process else TransferEngine(transports=transports, **arguments)
+    engine.start()
+    if server is not engine:
+        server.start()
+    local = engine.register_local_memory(bytearray(SIZE))
+    remote = server.register_local_memory(bytearray(SIZE))
+    segment = server.descriptor()
+
+    def request(opcode: Opcode, at: int, length: int) -> TransferRequest:
+        return TransferRequest(opcode, local.key, at, segment, remote.key, at, length)
+
+    callers = Callers(
+        engine,
+        [
+            [request(READ, 0, 100)],
+            [request(WRITE, 0, SIZE)] * 3,
+            [request(READ, at * 64, 64) for at in range(500)],
+            [request(WRITE, 5, SIZE // 2), request(READ, 0, 10)],
+        ],
+    )
+
+    def close() -> None:
+        eventually(lambda: sum(callers.outcomes.values()) >= calls_before, "calls were made")
+        engine.close()
+
+    run_all([*callers.threads, threading.Thread(target=close, daemon=True)])
+    assert callers.wrong == []
+    assert engine.stats().requests_now == 0
+    assert not local._holders
+    server.close()
+
+
+def test_start_under_concurrent_calls() -> None:
+    engine = TransferEngine(transports=("local",))
+    local = engine.register_local_memory(bytearray(100))
+    own = SegmentDescriptor("127.0.0.1", 1, engine.boot_id)
+    request = TransferRequest(WRITE, local.key, 0, own, local.key, 50, 50)
+    for early in (engine.transfer, engine.submit):
+        with pytest.raises(EngineClosed):
+            early([request])
+    starts: Counter[str] = Counter()
+    refused = threading.Semaphore(0)
+    wrong: list[object] = []
+
+    def call(blocking: bool) -> None:
+        while True:
+            try:
+                results = engine.transfer([request]) if blocking else engine.submit([request]).wait()
+            except EngineClosed:
+                refused.release()
+                continue
+            if not results[0].ok:
+                wrong.append(results)
+            return
+
+    def start() -> None:
+        refused.acquire(timeout=GENEROUS_S)
+        try:
+            engine.start()
+            starts["started"] += 1
+        except EngineClosed:
+            starts["refused"] += 1
+
+    run_all(
+        [threading.Thread(target=call, args=(index % 2 == 0,), daemon=True) for index in range(4)]
+        + [threading.Thread(target=start, daemon=True) for _ in range(4)]
+    )
+    assert starts == {"started": 1, "refused": 3}
+    assert not wrong
+    run_all([threading.Thread(target=engine.close, daemon=True) for _ in range(8)])
+    eventually(lambda: not transfer_threads(), "the one that closes is through")
+
+
+def test_a_start_that_fails_leaves_nothing_and_is_final() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for arguments in ({"port": port}, {"nics": (Nic("rail1", "tcp", "127.0.0.1", port),)}):
+            before = open_files()
+            engine = TransferEngine(transports=("tcp",), **arguments)  # type: ignore[arg-type]
+            closed = watch_transports(engine)
+            with pytest.raises(OSError, match="in use"):
+                engine.start()
+            assert sorted(closed) == sorted(engine._dispatcher.transports)
+            assert not transfer_threads()
+            assert open_files() == before
+            with pytest.raises(EngineClosed):
+                engine.start()
+            engine.close()
+
+
+def test_a_start_without_threads_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransferEngine()
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "pinyon-transfer-tend":
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError):
+        engine.start()
+    assert not transfer_threads()
+
+
+def test_an_engine_that_never_started_closes() -> None:
+    engine = TransferEngine()
+    region = engine.register_local_memory(bytearray(10))
+    closed = watch_transports(engine)
+    engine.close()
+    engine.close()
+    assert sorted(closed) == sorted(engine._dispatcher.transports)
+    assert not region.alive
+    with pytest.raises(EngineClosed):
+        engine.start()
+
+
+def test_nothing_is_left_of_many_lives() -> None:
+    """Fifteen engines in a row, each with links to a server that goes on."""
+    with TransferEngine(transports=("tcp",)) as server:
+        remote = server.register_local_memory(bytearray(SIZE))
+        segment = server.descriptor()
+        threads, files = len(transfer_threads()), open_files()
+        for _ in range(15):
+            with TransferEngine(transports=("tcp",), nics=(Nic("lo", "tcp", "127.0.0.1", 0),)) as engine:
+                local = engine.register_local_memory(bytearray(SIZE))
+                request = TransferRequest(READ, local.key, 0, segment, remote.key, 0, SIZE)
+                assert all(one.ok for one in engine.transfer([request] * 8))
+        eventually(lambda: (len(transfer_threads()), open_files()) == (threads, files), "all is as before")
+
+
+def test_close_between_admission_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine closes after it has accepted a batch and before its chains exist: they end as stopped."""
+    engine = TransferEngine(transports=("local",))
+    engine.start()
+    local = engine.register_local_memory(bytearray(100))
+    request = TransferRequest(WRITE, local.key, 0, engine.descriptor(), local.key, 50, 50)
+    closer = threading.Thread(target=engine.close, daemon=True)
+    plan = engine_module.plan_chains
+
+    def meanwhile(*arguments: Any) -> Any:
+        closer.start()
+        eventually(lambda: not engine._dispatcher._threads[0].is_alive(), "the dispatcher is closing")
+        return plan(*arguments)
+
+    monkeypatch.setattr(engine_module, "plan_chains", meanwhile)
+    (result,) = engine.submit([request]).wait()
+    assert result.status is TransferStatus.CANCELLED
+    closer.join(GENEROUS_S)
+    assert not closer.is_alive()
+    assert engine.stats().requests_now == 0
+
+
+class BreaksThenHangs:
+    """A transport whose first attempt breaks and whose second, in another thread, goes on until it is aborted."""
+
+    name = "tcp"
+    endpoints = 0
+
+    def __init__(self, began: Callable[[], None]) -> None:
+        self._began = began
+        self._attempts = itertools.count()
+        self.aborted = threading.Event()
+        self.pinned: list[bool] = []
+
+    def run(self, chain: Chain, path: Path) -> Outcome:
+        if not next(self._attempts):
+            return LOST
+        assert chain.claim(self.aborted.set)
+        self._began()
+        assert self.aborted.wait(GENEROUS_S)
+        self.pinned = [chain in region._holders for region in chain.regions.values()]
+        chain.unclaim()
+        return LOST
+
+    def forget(self, *_: object) -> None: ...
+
+    def maintain(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_an_interrupted_call_returns_when_nothing_touches_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a blocking transfer goes on in another thread."""
+    waits = threading.Event()
+    wait = InlineCall.wait
+
+    def waiting(self: InlineCall, chain: Chain) -> Outcome:
+        waits.set()
+        return wait(self, chain)
+
+    monkeypatch.setattr(InlineCall, "wait", waiting)
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        assert waits.wait(GENEROUS_S)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with TransferEngine(transports=("tcp",)) as engine:
+            transport = BreaksThenHangs(interrupt)
+            engine._dispatcher.transports["tcp"] = transport  # type: ignore[index]
+            local = engine.register_local_memory(bytearray(10))
+            peer = SegmentDescriptor("127.0.0.1", 1, b"p" * 16)
+            with pytest.raises(KeyboardInterrupt):
+                engine.transfer([TransferRequest(READ, local.key, 0, peer, bytes(16), 0, 10)])
+            assert transport.aborted.is_set()
+            assert transport.pinned == [True]
+            assert not local._holders
+            assert engine.stats().requests_now == 0
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_polling_does_not_expire_what_was_just_submitted() -> None:
+    """A handle's deadline may still be its last submission's when the chains of the next one are there."""
+    ended: list[Chain] = []
+    handle = TransferHandle(2, lambda handle, chain, finals, moved, started: ended.append(chain))
+    now = time.monotonic()
+    peer = SegmentDescriptor("127.0.0.1", 1, b"p" * 16)
+    first = handle._admit([10, 10])
+    fresh, late = (
+        Chain(
+            ChainPlan(peer, READ, [Slice(first + index, b"", 0, bytes(16), 0, 10)], 10),
+            {},
+            deadline,
+            handle._chain_done,
+        )
+        for index, deadline in enumerate((now + 1000.0, now - 1.0))
+    )
+    handle._add([fresh, late], now, now - 1.0)
+    assert not handle.done
+    assert ended == [late]
+    assert handle.result(1).status is TransferStatus.TIMEOUT
+    assert handle.result(0).status is TransferStatus.PENDING
+    handle.cancel()
+    assert handle.done
+    assert ended == [late, fresh]
+
+
+def test_limits_of_a_stopped_engine_are_free_again() -> None:
+    """Requests that were cut off count as ended: stats of a closed engine show none in flight."""
+    limits = TransferLimits(stall_s=1.0)
+    with TransferEngine(transports=("tcp",), limits=limits) as engine, socket.create_server(("127.0.0.1", 0)) as mute:
+        local = engine.register_local_memory(bytearray(SIZE))
+        peer = SegmentDescriptor("127.0.0.1", mute.getsockname()[1], b"p" * 16)
+        request = TransferRequest(WRITE, local.key, 0, peer, bytes(16), 0, SIZE)
+        handles = [engine.submit([request] * 4) for _ in range(4)]
+        engine.close()
+        assert {one.status for handle in handles for one in handle.wait(GENEROUS_S)} == {TransferStatus.CANCELLED}
+        assert engine.stats().requests_now == 0
