@@ -522,11 +522,12 @@ class TransferEngine:
         with self._lock:
             self._inflight_requests -= ended
             self._queued_bytes -= chain.nbytes
-            left = self._live[handle] - ended
+            # Of chains that end at the same time, the one with the last final request need not come here last.
+            left = self._live.get(handle, 0) - ended
             if left:
                 self._live[handle] = left
             else:
-                del self._live[handle]
+                self._live.pop(handle, None)
         latency_s = time.monotonic() - started
         with self._meter.lock:
             for (status, reason), count in finals.items():

@@ -43,7 +43,7 @@ MAX_READS = 255
 MAX_MESSAGE_BYTES = 1 << 31
 """Of one work request (InfiniBand specification, 9.7.1)."""
 MAX_REFUSAL = 4
-"""Largest code a grant may carry (``Reason`` 1 to 3)."""
+"""Largest code a grant may carry (``Reason`` 1 to 4)."""
 MAX_ACCESS = 2
 
 _HEADER = Struct("!HBBI")

@@ -364,3 +364,29 @@ def test_nothing_is_left_behind(start_peer) -> None:
             engine.submit(big_batch(local, peer, READ, 20))
         peer.close()
     assert (open_files(), transfer_threads()) == (files, threads)
+
+
+def test_chains_of_one_request_may_report_in_any_order() -> None:
+    """The one that ends the request is heard first, another one that ended before it later."""
+    ended = threading.Event()
+    held_up = []
+    with TransferEngine(transports=("local",)) as engine:
+        account = engine._chain_done
+
+        def late(handle, chain, finals, moved_bytes, started) -> None:
+            if not finals and not held_up:
+                held_up.append(chain)
+                assert ended.wait(GENEROUS_S)
+            account(handle, chain, finals, moved_bytes, started)
+            if finals:
+                ended.set()
+
+        engine._chain_done = late
+        local, remote = (
+            engine.register_local_memory(bytearray(4 * SIZE)),
+            engine.register_local_memory(bytearray(4 * SIZE)),
+        )
+        request = TransferRequest(WRITE, local.key, 0, engine.descriptor(), remote.key, 0, 4 * SIZE)
+        assert engine.submit([request]).wait(GENEROUS_S)[0].ok
+        assert held_up
+        assert engine.stats().requests_now == engine.stats().batches_now == 0

@@ -58,7 +58,7 @@ class RecordingAcceptor(Acceptor):
 
     def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
         self.hellos.append(hello)
-        self.sources.append(inbound.stream._sock.getpeername()[0])
+        self.sources.append(inbound.stream.sock.getpeername()[0])
         return super().admit(inbound, hello)
 
 

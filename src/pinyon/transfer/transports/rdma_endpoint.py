@@ -81,7 +81,7 @@ class Endpoint:
         self._pair.connect(theirs, first_packet, theirs.mtu, theirs.reads)
         self._largest = min(device.max_message, theirs.max_message, _WORK_BYTES)
         sleeper = select.poll()
-        sleeper.register(link.stream._sock.fileno(), select.POLLIN)
+        sleeper.register(link.stream.sock.fileno(), select.POLLIN)
         if self._pair.fd >= 0:
             sleeper.register(self._pair.fd, select.POLLIN)
         self._sleeper = sleeper

@@ -102,6 +102,7 @@ class Routes:
         if tiers is None:
             if len(self._tiers) >= _MAX_LOCATION_PAIRS:
                 self._tiers.clear()
+                self._only.clear()
             tiers = self._tiers[where] = self._dispatcher.candidates(self._remote, *where)
         if self._beyond:
             useless = {name for part in chain.slices for name in self._beyond.get(part.remote_region, ())}
@@ -144,7 +145,7 @@ class Routes:
             if self._closed:
                 raise Retired
             self.last_used = now
-            if inline and chain.nbytes <= _SMALL_BYTES:
+            if inline and chain.nbytes <= _SMALL_BYTES and not self._beyond:
                 only = self._only.get((chain.local_location, chain.remote_location))
                 if only is not None and only[1].room > 0:
                     only[1].room -= 1
@@ -328,7 +329,10 @@ class Routes:
         chain.failure = _NO_PATH
         with self._lock:
             self._unassign(chain, path)
-            self._board.aborted(path, chain.nbytes)
+            if chain.unbooked:
+                chain.unbooked = False
+            else:
+                self._board.aborted(path, chain.nbytes)
             if len(self._beyond) >= _MAX_REGIONS:
                 self._beyond.clear()
             for part, code in zip(chain.slices, refusals, strict=True):

@@ -51,7 +51,7 @@ def meet(stream: Stream, seal: Seal) -> PeerMemory:
 
 def _peer_pid(stream: Stream) -> int:
     """0: a process that has no pid in our namespace."""
-    data = stream._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    data = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(data)[0])
 
 
@@ -60,7 +60,7 @@ class LinkWatch:
 
     def __init__(self, stream: Stream) -> None:
         self._poll = select.poll()
-        self._poll.register(stream._sock, select.POLLIN | select.POLLRDHUP)
+        self._poll.register(stream.sock, select.POLLIN | select.POLLRDHUP)
 
     def is_open(self) -> bool:
         """As far as is known, neither side has closed the link (nor sent what nobody may send now)."""

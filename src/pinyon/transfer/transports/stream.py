@@ -198,6 +198,11 @@ class Stream:
             self._spinner.slept()
             return moved
 
+    @property
+    def sock(self) -> socket.socket:
+        """For what only the socket knows: its peer, its descriptor. Not for moving bytes."""
+        return self._sock
+
     def abort(self) -> None:
         """Wake whoever is blocked on this stream; it gets an ``OSError``. From any thread, any number of times."""
         with contextlib.suppress(OSError):
