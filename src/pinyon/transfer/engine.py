@@ -492,6 +492,8 @@ class TransferEngine:
             if region is None:
                 region = self._memory.get(local)
                 if region is None:
+                    if self._state == "closed":  # its regions are gone
+                        raise EngineClosed("the engine is not running")
                     raise InvalidTransfer("no such local region", field=f"requests[{position}].local")
                 regions[local] = region
             if length < 1 or length > most:

@@ -390,3 +390,18 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
         assert engine.submit([request]).wait(GENEROUS_S)[0].ok
         assert held_up
         assert engine.stats().requests_now == engine.stats().batches_now == 0
+
+
+def test_a_silent_path_is_avoided_even_when_deadlines_are_shorter_than_the_stall_limit(engine, start_peer) -> None:
+    local = engine.register_local_memory(bytearray(SIZE))
+    peer = start_peer(SIZE)
+    request = big_batch(local, peer, READ, 1)
+    assert engine.transfer(request)[0].ok
+    peer.freeze()
+    (result,) = engine.transfer(request, timeout_s=FAST.stall_s / 2)
+    assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.DEADLINE)
+    ((_, path),) = engine.paths()
+    assert not path.usable
+    peer.thaw()
+    eventually(lambda: engine.paths()[0][1].usable, "a probe brought the path back")
+    assert engine.transfer(request)[0].ok

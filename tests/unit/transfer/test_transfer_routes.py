@@ -488,18 +488,16 @@ def test_memory_that_a_transport_cannot_reach_is_reached_by_another(
 ) -> None:
     """Also when the blocking caller's chain took the short way: the only path, without the board's books."""
     bench = make_bench(shm=True)
-    first = bench.chain(nbytes)
-    bench.call(first)
+    bench.call(bench.chain(nbytes))
     bench.end(bench.shm.open[0])
-    chains = [bench.chain(nbytes) for _ in range(2)]
-    bench.call(chains[0])
+    bench.call(bench.chain(nbytes))
     bench.end(bench.shm.open[0], Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.OTHER_TRANSPORT])))
     bench.check()
     bench.end(bench.tcp.open[0])
-    bench.call(chains[1])  # the region is known by now
+    bench.call(bench.chain(nbytes))  # the region is known by now
     assert not bench.shm.open
     bench.end(bench.tcp.open[0])
-    assert bench.results([first, *chains]) == {DONE: 3}
+    assert bench.results(bench.chains) == {DONE: 3}
 
 
 @pytest.mark.parametrize("outcome", [UNREACHED, LOST, REFUSED, CANCEL])
@@ -514,6 +512,18 @@ def test_the_short_way_of_small_calls_ends_in_the_same_books(
         bench.check()
         bench.end_all()
         assert len(bench.ended[chain]) == 1
+
+
+def test_the_short_way_ends_when_its_path_fails(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(shm=True)
+    for outcome in (DONE, UNREACHED):
+        bench.call(bench.chain(10))
+        bench.end(bench.shm.open[0], outcome)
+    bench.end(bench.tcp.open[0])
+    bench.call(bench.chain(10))
+    assert bench.tcp.open
+    bench.end_all()
+    assert bench.results(bench.chains) == {DONE: 3}
 
 
 # ---------------------------------------------------------------- threads

@@ -144,6 +144,11 @@ class Chain:
         self.stop(SHUTDOWN)
 
     @property
+    def expired(self) -> bool:
+        """It was stopped because its deadline passed."""
+        return self._stop is not None and self._stop.reason is Reason.DEADLINE
+
+    @property
     def stopped(self) -> bool:
         """Somebody called ``stop``: no further attempt."""
         return self._stop is not None

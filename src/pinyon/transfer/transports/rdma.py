@@ -132,6 +132,11 @@ class RdmaTransport:
             outcome = _LOST
         except OSError:  # the control link ended: as the peer may do with one that sat idle
             outcome, again = _LOST, endpoint.reused
+        except BaseException:  # Ctrl-C in a blocking caller's thread, or a defect
+            self._discard(endpoint)
+            if claimed:
+                chain.unclaim()
+            raise
         if outcome.status is TransferStatus.COMPLETED:
             if chain.unclaim():
                 self._release(endpoint)

@@ -33,6 +33,8 @@ _LANE_IDLE_S = 5.0
 """A thread without work ends after this time."""
 _JUST_NOW_S = 1.0
 """A path that failed less than this ago is not tried as a last resort."""
+_SILENT_S = 0.25
+"""A deadline that passes sooner after a chain's start says nothing of its path."""
 _MAX_LOCATION_PAIRS = 256
 _MAX_REGIONS = 4096
 """Of a peer, about which is remembered what does not reach them."""
@@ -290,6 +292,9 @@ class Routes:
             chain.interrupt()  # its endpoint, if it still has one, must not go on
         now = time.monotonic()
         completed = outcome.status is TransferStatus.COMPLETED
+        if not completed and self._no_progress(chain, outcome, now - started):
+            self._path_failed(chain, path, outcome, started, now, final=True)
+            return
         if not completed and outcome.reason.is_path_failure and not chain.stopped:
             # A peer on this host that does not answer is frozen itself: no other path would help.
             self._path_failed(
@@ -316,6 +321,12 @@ class Routes:
             self._dispatcher.record(path, _moved(chain, outcome), now - started)
         chain.finish(outcome)
         self._end(hopeless)
+
+    def _no_progress(self, chain: Chain, outcome: Outcome, elapsed_s: float) -> bool:
+        """The deadline was sooner than the stall limit, but late enough for a path that works: else a caller with short
+        deadlines would lose a share of its requests to a dead path for ever."""
+        late = outcome.reason is Reason.DEADLINE or chain.expired
+        return late and elapsed_s > _SILENT_S and chain.nbytes < elapsed_s * self._dispatcher.limits.min_rate_bytes_s
 
     def _learn_only(self, chain: Chain, path: Path) -> None:
         where = (chain.local_location, chain.remote_location)

@@ -234,7 +234,12 @@ class ShmTransport:
             if not chain.claim(endpoint.abort):
                 self._release(endpoint)
                 return _CANCELLED
-            outcome = self._exchange(chain, endpoint)
+            try:
+                outcome = self._exchange(chain, endpoint)
+            except BaseException:  # Ctrl-C in a blocking caller's thread, or a defect
+                self._discard(endpoint)
+                chain.unclaim()
+                raise
             stopped = not chain.unclaim()
             if outcome is not None and outcome.status is TransferStatus.COMPLETED:
                 self._release(endpoint)

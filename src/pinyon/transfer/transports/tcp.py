@@ -117,6 +117,10 @@ class TcpTransport:
                 outcome = _BAD_BYTES
             except OSError:
                 outcome = _LOST
+            except BaseException:  # Ctrl-C in a blocking caller's thread, or a defect
+                self._discard(connection)
+                chain.unclaim()
+                raise
             stopped = not chain.unclaim()
             if outcome.status is TransferStatus.COMPLETED and not stopped:
                 if self._parked.setdefault(key, connection) is not connection:
