@@ -51,7 +51,7 @@ class TransferLimits:
     idle_s: float = 60.0
     """An unused connection and its thread go after this time, on both sides."""
     socket_buffer_bytes: int = 4 * _MIB
-    spin_s: float = 300e-6
+    spin_s: float = 100e-6
     """Small answers are polled for this long before the thread sleeps, as long as that pays; 0: never."""
 
     def __post_init__(self) -> None:
