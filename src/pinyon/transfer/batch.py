@@ -20,7 +20,7 @@ class BatchState:
     otherwise. Of several unsuccessful slices the first decides the status.
     """
 
-    __slots__ = ("_failures", "_left", "_lengths", "_moved", "capacity", "unfinished")
+    __slots__ = ("_failures", "_left", "_moved", "capacity", "unfinished")
 
     def __init__(self, capacity: int) -> None:
         if capacity <= 0:
@@ -28,7 +28,6 @@ class BatchState:
         self.capacity = capacity
         self.unfinished = 0
         """Submitted requests without a final status."""
-        self._lengths: list[int] = []
         self._left: list[int] = []
         self._moved: list[int] = []
         self._failures: dict[int, tuple[TransferStatus, Reason]] = {}
@@ -46,7 +45,6 @@ class BatchState:
         first = len(self._left)
         if first + len(lengths) > self.capacity:
             raise TransferLimitReached(f"the batch holds {self.capacity} requests, {first} are submitted")
-        self._lengths += lengths
         self._left += lengths
         self._moved += [0] * len(lengths)
         self.unfinished += len(lengths)
