@@ -13,7 +13,19 @@ from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.stats import StatsRecorder
 from pinyon.transfer.transports.memory import Region
 
-__all__ = ["SHUTDOWN", "Chain", "Meter", "Outcome", "Transport"]
+__all__ = [
+    "BAD_BYTES",
+    "GONE",
+    "LATE",
+    "LOST",
+    "NO_CONNECTION",
+    "SHUTDOWN",
+    "STALLED",
+    "Chain",
+    "Meter",
+    "Outcome",
+    "Transport",
+]
 
 
 _NONE: frozenset[Path] = frozenset()
@@ -38,6 +50,13 @@ class Outcome(NamedTuple):
 
 SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
 """The engine closes, or the local region is unregistered."""
+GONE = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
+"""The chain ended before it was claimed; changes nothing."""
+LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+BAD_BYTES = Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
+NO_CONNECTION = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
+LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 
 
 class Chain:

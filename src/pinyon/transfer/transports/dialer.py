@@ -10,13 +10,15 @@ import ssl
 import time
 
 from pinyon.transfer import handshake
+from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.request import Reason
+from pinyon.transfer.request import Reason, TransferStatus
+from pinyon.transfer.transports.base import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
 from pinyon.transfer.transports.identity import Identity
-from pinyon.transfer.transports.stream import DeadlineReached, Stream
+from pinyon.transfer.transports.stream import DeadlineReached, Stalled, Stream
 from pinyon.transfer.transports.tls import TlsStream
 
-__all__ = ["DialRefused", "Link", "dial"]
+__all__ = ["DialRefused", "Link", "dial", "dial_failure"]
 
 _link_ids = itertools.count(1)
 
@@ -41,6 +43,20 @@ _REASONS = {
 }
 
 _CLOSED_BY_PEER = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+_FINAL = (Reason.STALE_SEGMENT, Reason.UNAUTHENTICATED)
+"""Answers that the same request would get again, by any path."""
+
+
+def dial_failure(error: BaseException, deadline: float) -> Outcome | None:
+    """How a chain with this deadline ends that got no link; None for a defect."""
+    if isinstance(error, DialRefused):
+        return Outcome(TransferStatus.REFUSED if error.reason in _FINAL else TransferStatus.FAILED, error.reason)
+    if isinstance(error, (Stalled, DeadlineReached, TimeoutError)):
+        return LATE if time.monotonic() >= deadline else STALLED
+    if isinstance(error, WireError):
+        return BAD_BYTES
+    return NO_CONNECTION if isinstance(error, OSError) else None
 
 
 class Link:

@@ -280,8 +280,7 @@ class MemoryTable:
     # Short ways for one range. What is small is copied under the lock, so it needs no pin.
 
     def put(self, key: bytes, offset: int, data: memoryview) -> bool:
-        """Copy a few KiB from a peer into a region. False: not allowed, and ``admit`` says why, or not
-        in host memory."""
+        """Copy a few KiB from a peer into a region. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
             region = self._regions.get(key)
             end = offset + len(data)
@@ -293,8 +292,7 @@ class MemoryTable:
             return True
 
     def take(self, key: bytes, offset: int, into: memoryview) -> bool:
-        """Copy a few KiB of a region for a peer. False: not allowed, and ``admit`` says why, or not
-        in host memory."""
+        """Copy a few KiB of a region for a peer. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
             region = self._regions.get(key)
             end = offset + len(into)

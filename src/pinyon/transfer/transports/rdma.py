@@ -21,8 +21,19 @@ from pinyon.transfer.paths import Path
 from pinyon.transfer.rdma_wire import Grant
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
-from pinyon.transfer.transports.base import Chain, Meter, Outcome
-from pinyon.transfer.transports.dialer import DialRefused, Link, dial
+from pinyon.transfer.transports.base import (
+    BAD_BYTES,
+    GONE,
+    LATE,
+    LOST,
+    NO_CONNECTION,
+    SHUTDOWN,
+    STALLED,
+    Chain,
+    Meter,
+    Outcome,
+)
+from pinyon.transfer.transports.dialer import Link, dial, dial_failure
 from pinyon.transfer.transports.discovery import discover, rdma_nics
 from pinyon.transfer.transports.identity import Identity
 from pinyon.transfer.transports.memory import Access, MemoryTable
@@ -35,16 +46,6 @@ from pinyon.transfer.transports.verbs import VerbsError, Work, rdma_available
 __all__ = ["RdmaTransport", "rdma_available"]
 
 _log = logging.getLogger(__name__)
-_GONE = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
-_SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
-_LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
-_BAD_BYTES = Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
-_NO_CONNECTION = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
-_STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
-_LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-
-_FINAL_REFUSALS = (Reason.STALE_SEGMENT, Reason.UNAUTHENTICATED)
-"""Handshake answers that the same request would get again."""
 _MAX_FRESH = 3
 """Endpoints made anew for one run: after one that the peer had closed, and when regions were unregistered."""
 _MAX_ADDRESSES = 3
@@ -91,11 +92,11 @@ class RdmaTransport:
         """See ``Transport.run``."""
         replaces = chain.fence
         fresh = bool(replaces)
-        outcome, tried = _LOST, False
+        outcome, tried = LOST, False
         for _ in range(_MAX_FRESH):
             endpoint = self._lease(chain, path, fresh, replaces)
             if isinstance(endpoint, Outcome):
-                return _LOST if tried and endpoint is _NO_CONNECTION else endpoint
+                return LOST if tried and endpoint is NO_CONNECTION else endpoint
             tried = True
             chain.fence = 0  # what it named has ended before this endpoint came to be
             outcome, again = self._try(chain, endpoint)
@@ -115,23 +116,23 @@ class RdmaTransport:
             claimed = chain.claim(endpoint.abort)
             if not claimed:
                 self._release(endpoint)
-                return _GONE, False
+                return GONE, False
             work, refusals = _plan(chain, grants, endpoint)
             endpoint.move(chain.opcode, work, chain.deadline)
             outcome = Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
         except AccessLost:
-            outcome, again = _LOST, True
+            outcome, again = LOST, True
         except Stalled:
-            outcome = _STALLED
+            outcome = STALLED
         except DeadlineReached:
-            outcome = _LATE
+            outcome = LATE
         except WireError:
-            outcome = _BAD_BYTES
+            outcome = BAD_BYTES
         except VerbsError as error:
             _log.info("RDMA from %s: %s", endpoint.device.nic.name, error)
-            outcome = _LOST
+            outcome = LOST
         except OSError:  # the control link ended: as the peer may do with one that sat idle
-            outcome, again = _LOST, endpoint.reused
+            outcome, again = LOST, endpoint.reused
         except BaseException:  # Ctrl-C in a blocking caller's thread, or a defect
             self._discard(endpoint)
             if claimed:
@@ -189,12 +190,12 @@ class RdmaTransport:
                 self._keys.add(key)
                 return evicted
             if self._pool.closed:
-                return _SHUTDOWN
+                return SHUTDOWN
             if chain.done:
-                return _GONE
+                return GONE
             remaining = chain.deadline - time.monotonic()
             if remaining <= 0:
-                return _LATE
+                return LATE
             self._changed.wait(min(remaining, _WAIT_S))
 
     def _connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int = 0) -> Endpoint:
@@ -351,14 +352,7 @@ def _plan(chain: Chain, grants: Mapping[bytes, Grant], endpoint: Endpoint) -> tu
 
 def _connect_failure(error: Exception, deadline: float) -> Outcome | None:
     """How a chain ends that got no endpoint; None for a defect."""
-    if isinstance(error, DialRefused):
-        final = error.reason in _FINAL_REFUSALS
-        return Outcome(TransferStatus.REFUSED if final else TransferStatus.FAILED, error.reason)
-    if isinstance(error, (Stalled, DeadlineReached, TimeoutError)):
-        return _LATE if time.monotonic() >= deadline else _STALLED
-    if isinstance(error, WireError):
-        return _BAD_BYTES
     if isinstance(error, VerbsError):
         _log.info("no RDMA connection: %s", error)
-        return _NO_CONNECTION
-    return _NO_CONNECTION if isinstance(error, OSError) else None
+        return NO_CONNECTION
+    return dial_failure(error, deadline)

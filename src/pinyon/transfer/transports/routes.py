@@ -306,14 +306,11 @@ class Routes:
             return
         hopeless: list[Chain] = []
         with self._lock:
-            self._lanes[path].room += 1
-            del self._running[chain]
-            if chain.unbooked:
-                pass
-            elif completed:
+            self._unassign(chain, path)
+            if completed and not chain.unbooked:
                 self._board.completed(path, chain.nbytes, now - started, now)
                 self._learn_only(chain, path)
-            else:
+            elif not chain.unbooked:
                 self._board.aborted(path, chain.nbytes)
             if self._waiting:
                 hopeless = self._pump(now)

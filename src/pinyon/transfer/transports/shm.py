@@ -22,9 +22,9 @@ from pinyon.transfer.nic import Nic
 from pinyon.transfer.paths import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
-from pinyon.transfer.transports.base import Chain, Meter, Outcome
+from pinyon.transfer.transports.base import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, STALLED, Chain, Meter, Outcome
 from pinyon.transfer.transports.cma import FETCH_BYTES, FETCH_MOVES, Move, PeerMemory, shm_available
-from pinyon.transfer.transports.dialer import DialRefused, Link, dial
+from pinyon.transfer.transports.dialer import Link, dial, dial_failure
 from pinyon.transfer.transports.identity import Identity
 from pinyon.transfer.transports.memory import MemoryTable
 from pinyon.transfer.transports.seal import Seals
@@ -36,11 +36,7 @@ __all__ = ["ShmTransport", "shm_available"]
 
 _log = logging.getLogger(__name__)
 
-_FINAL_REFUSALS = (Reason.STALE_SEGMENT, Reason.UNAUTHENTICATED)
-"""Handshake answers that the same request would get again."""
 _COMPLETED = Outcome(TransferStatus.COMPLETED)
-_CANCELLED = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
-_LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 _READ_TRIES = 4
 """A READ whose regions are unregistered one after another while it runs starts again so often."""
 
@@ -52,9 +48,9 @@ class _Aborted(Exception):
 
 
 class _NoEndpoint(Exception):
-    def __init__(self, status: TransferStatus, reason: Reason) -> None:
-        super().__init__(reason.name)
-        self.outcome = Outcome(status, reason)
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason.name)
+        self.outcome = outcome
 
 
 class _Endpoint:
@@ -108,7 +104,7 @@ class _Endpoint:
                 return _COMPLETED if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
             self._check(chain)
             self._places.clear()
-        return _LOST
+        return LOST
 
     def _copy(self, chain: Chain, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal]) -> bool:
         """False: some region is not what it was."""
@@ -233,7 +229,7 @@ class ShmTransport:
                 chain.fence = 0  # the peer has ended that link
             if not chain.claim(endpoint.abort):
                 self._release(endpoint)
-                return _CANCELLED
+                return GONE
             try:
                 outcome = self._exchange(chain, endpoint)
             except BaseException:  # Ctrl-C in a blocking caller's thread, or a defect
@@ -250,7 +246,7 @@ class ShmTransport:
             if outcome is not None:
                 return outcome
             if stopped or endpoint.aborted or endpoint.answered or not idled:
-                return _LOST
+                return LOST
             self.forget(chain.remote, path)
             with self._meter.lock:
                 self._meter.retries += 1
@@ -260,14 +256,14 @@ class ShmTransport:
         try:
             return endpoint.exchange(chain)
         except Stalled:
-            return Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
+            return STALLED
         except DeadlineReached:
-            return Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+            return LATE
         except WireError as error:
             _log.info("a peer broke the shm protocol: %s", error)
-            return Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
+            return BAD_BYTES
         except _Aborted:
-            return _LOST
+            return LOST
         except OSError:
             return None
 
@@ -287,7 +283,7 @@ class ShmTransport:
         with self._lock:
             evicted = self._pool.reserve(key)
         if evicted is None:
-            raise _NoEndpoint(TransferStatus.FAILED, Reason.BUSY)
+            raise _NoEndpoint(Outcome(TransferStatus.FAILED, Reason.BUSY))
         _close(evicted)
         try:
             endpoint = self._dial(remote, deadline, replaces)
@@ -301,7 +297,7 @@ class ShmTransport:
 
     def _dial(self, remote: SegmentDescriptor, deadline: float, replaces: int) -> _Endpoint:
         if not remote.shm or self.unavailable:
-            raise _NoEndpoint(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+            raise _NoEndpoint(NO_CONNECTION)
         try:
             link = dial(
                 remote.shm,
@@ -317,21 +313,16 @@ class ShmTransport:
             except BaseException:
                 link.stream.close(hard=True)
                 raise
-        except DialRefused as refused:
-            final = refused.reason in _FINAL_REFUSALS
-            raise _NoEndpoint(TransferStatus.REFUSED if final else TransferStatus.FAILED, refused.reason) from None
         except Unreachable as why:
             if str(why) not in self._told:
                 self._told.add(str(why))
                 _log.info("not using shm with a peer on this host: %s", why)
-            raise _NoEndpoint(TransferStatus.FAILED, Reason.CONNECT_FAILED) from None
-        except (Stalled, DeadlineReached, TimeoutError):
-            late = time.monotonic() >= deadline
-            raise _NoEndpoint(TransferStatus.TIMEOUT, Reason.DEADLINE if late else Reason.STALLED) from None
-        except WireError:
-            raise _NoEndpoint(TransferStatus.FAILED, Reason.PROTOCOL) from None
-        except OSError:
-            raise _NoEndpoint(TransferStatus.FAILED, Reason.CONNECT_FAILED) from None
+            raise _NoEndpoint(NO_CONNECTION) from None
+        except Exception as error:
+            outcome = dial_failure(error, deadline)
+            if outcome is None:
+                raise
+            raise _NoEndpoint(outcome) from None
         return _Endpoint(link, memory, self._limits.max_regions)
 
     def _prove(self, link: Link, deadline: float) -> PeerMemory:

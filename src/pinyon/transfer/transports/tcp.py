@@ -18,10 +18,10 @@ from pinyon.transfer.handshake import Service
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.nic import Nic
 from pinyon.transfer.paths import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.request import Opcode, TransferStatus
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
-from pinyon.transfer.transports.base import Chain, Meter, Outcome
-from pinyon.transfer.transports.dialer import DialRefused, dial
+from pinyon.transfer.transports.base import BAD_BYTES, GONE, LATE, LOST, SHUTDOWN, STALLED, Chain, Meter, Outcome
+from pinyon.transfer.transports.dialer import dial, dial_failure
 from pinyon.transfer.transports.identity import Identity
 from pinyon.transfer.transports.memory import MemoryTable
 from pinyon.transfer.transports.stream import DeadlineReached, Stalled
@@ -29,16 +29,6 @@ from pinyon.transfer.transports.tcp_client import Connection
 from pinyon.transfer.transports.tcp_server import TcpService
 
 __all__ = ["TcpTransport"]
-
-_FINAL_REFUSALS = (Reason.STALE_SEGMENT, Reason.UNAUTHENTICATED)
-"""Handshake answers that the same request would get again."""
-_GONE = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
-_SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
-_LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
-_BAD_BYTES = Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
-_NO_CONNECTION = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
-_STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
-_LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 
 _Key = tuple[PeerId, Path]
 
@@ -105,18 +95,18 @@ class TcpTransport:
                 connection = leased
             if not chain.claim(connection.abort):
                 self._release(connection)
-                return _GONE
+                return GONE
             chain.fence = 0  # what it named has ended before this link came to be
             try:
                 outcome = connection.exchange(chain)
             except Stalled:
-                outcome = _STALLED
+                outcome = STALLED
             except DeadlineReached:
-                outcome = _LATE
+                outcome = LATE
             except WireError:
-                outcome = _BAD_BYTES
+                outcome = BAD_BYTES
             except OSError:
-                outcome = _LOST
+                outcome = LOST
             except BaseException:  # Ctrl-C in a blocking caller's thread, or a defect
                 self._discard(connection)
                 chain.unclaim()
@@ -133,7 +123,7 @@ class TcpTransport:
             self._discard(connection)
             if chain.opcode is Opcode.WRITE:
                 chain.fence = connection.id
-            if outcome is not _LOST or stopped or replaced_silently or not connection.closed_by_peer:
+            if outcome is not LOST or stopped or replaced_silently or not connection.closed_by_peer:
                 return outcome
             replaced_silently = True
             replaces = connection.id
@@ -153,16 +143,16 @@ class TcpTransport:
                 if evicted is not None:
                     break
                 if pool.closed:
-                    return _SHUTDOWN
+                    return SHUTDOWN
                 if chain.done:
-                    return _GONE
+                    return GONE
                 self._waiting += 1
                 try:
                     if self._unpark():
                         continue
                     remaining = chain.deadline - time.monotonic()
                     if remaining <= 0:
-                        return _LATE
+                        return LATE
                     self._changed.wait(remaining)
                 finally:
                     self._waiting -= 1
@@ -174,7 +164,7 @@ class TcpTransport:
             with self._lock:
                 pool.cancel(key)
                 self._changed.notify_all()
-            outcome = _dial_failure(error, chain.deadline)
+            outcome = dial_failure(error, chain.deadline)
             if outcome is None:
                 raise
             return outcome
@@ -234,7 +224,7 @@ class TcpTransport:
         try:
             connection = self._connect(remote, path, deadline)
         except Exception as error:
-            if _dial_failure(error, deadline) is None:
+            if dial_failure(error, deadline) is None:
                 raise
             return False
         with self._lock:
@@ -283,15 +273,3 @@ class TcpTransport:
             self._changed.notify_all()
         for connection in left:
             connection.close(hard=False)
-
-
-def _dial_failure(error: BaseException, deadline: float) -> Outcome | None:
-    """How a chain ends that got no connection; None for a defect."""
-    if isinstance(error, DialRefused):
-        final = error.reason in _FINAL_REFUSALS
-        return Outcome(TransferStatus.REFUSED if final else TransferStatus.FAILED, error.reason)
-    if isinstance(error, (Stalled, DeadlineReached, TimeoutError)):
-        return _LATE if time.monotonic() >= deadline else _STALLED
-    if isinstance(error, WireError):
-        return _BAD_BYTES
-    return _NO_CONNECTION if isinstance(error, OSError) else None
