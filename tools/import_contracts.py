@@ -21,7 +21,8 @@ class PureContract(Contract):
     """Modules of ``rooms``, except those of ``edges``, import only each other and what is allowed here.
 
     - ``rooms``: packages or modules, with everything below them; one that does not exist yet is no error
-    - ``edges``: parts of the rooms that are exempt, and that the rooms must not import
+    - ``edges``: parts of the rooms that are exempt, and that the rooms must not import; below an edge a room
+      may be named again: the longest name that fits a module decides
     - ``may_import``: further first-party packages, with everything below them
     - ``packages``: third-party packages, ``*`` for any
     - ``packages_of_one_room``: ``room: package package`` for what only that room may import
@@ -57,7 +58,7 @@ class PureContract(Contract):
         output.new_line()
 
     def _pure(self, module: str) -> bool:
-        return _within(module, self.rooms) and not _within(module, self.edges)
+        return _nearest(module, self.rooms) > _nearest(module, self.edges)
 
     def _allowed(self, module: str, imported: str, first_party: set[str]) -> bool:
         top = imported.split(".")[0]
@@ -73,6 +74,11 @@ class PureContract(Contract):
             if _within(module, [room.strip()]) and top in names.split():
                 return True
         return False
+
+
+def _nearest(module: str, packages: Iterable[str]) -> int:
+    """Length of the longest of ``packages`` that ``module`` is or lies in; 0 if none."""
+    return max((len(package) for package in packages if _within(module, [package])), default=0)
 
 
 def _within(module: str, packages: Iterable[str]) -> bool:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.batching import Fcfs
+from pinyon.batching.step import StepLimits, StepOutcome, StepPlan, StepScheduler
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.model import ModelCard, load_card
@@ -26,23 +27,22 @@ from pinyon.store.client import StoreClient
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
 from pinyon.transfer import Access, TransferEngine
-from services.worker.core import Core
-from services.worker.decode import Decodes
+from services.worker.decode.decodes import Decodes
+from services.worker.decode.lb_sessions import LbSessions
 from services.worker.engine_loop import EngineLoop
 from services.worker.engines import Engine, create_engine
-from services.worker.fetch import BlockSource, Fetcher
-from services.worker.kv_cache import KvCache
-from services.worker.layers import LayerTransfer
-from services.worker.lb_sessions import LbSessions
+from services.worker.kv.cache import KvCache
+from services.worker.kv.fetch import BlockSource, Fetcher
+from services.worker.kv.layers import LayerTransfer
+from services.worker.kv.storage import ObjectStore, Storage
 from services.worker.metrics import WorkerMetrics, register_gauges
-from services.worker.prefill import Prefills
-from services.worker.prefill_peers import PrefillPeers
+from services.worker.parts import Core
+from services.worker.prefill.peers import PrefillPeers
+from services.worker.prefill.prefills import Prefills
 from services.worker.report import Journal, WorkerReport, instance_info
-from services.worker.scheduler import Scheduler, StepLimits, StepOutcome, StepPlan
 from services.worker.served import Served
 from services.worker.servicer import BlockReadServicer, WorkerServicer
 from services.worker.settings import WorkerSettings
-from services.worker.storage import ObjectStore, Storage
 
 __all__ = ["Worker", "main"]
 
@@ -93,7 +93,7 @@ class Worker:
         limits = StepLimits(
             settings.max_batch, settings.step_tokens, settings.prefill_chunk_tokens, settings.block_tokens
         )
-        scheduler = Scheduler(Fcfs(), limits)
+        scheduler = StepScheduler(Fcfs(), limits)
         engine_loop = EngineLoop(self.engine, scheduler, clock, self._observe)
         layers = LayerTransfer(self.transfer, served.layout)
         # The reader uses nothing of the transfer engine but what stands in front of it.

@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from pinyon.batching.step import DecodeSlot, PrefillChunk, StepOutcome, StepPlan, StepScheduler
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
-from services.worker.engines.protocol import DecodeSlot, Engine, PrefillChunk
-from services.worker.scheduler import Scheduler, StepOutcome, StepPlan
+from services.worker.engines.protocol import Engine
 
 __all__ = ["EngineLoop"]
 
@@ -28,7 +28,7 @@ Observer = Callable[[StepPlan, StepOutcome, int], None]
 class EngineLoop:
     """``start`` on a running event loop; ``close`` waits for the step in flight."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, clock: Clock, observe: Observer | None = None) -> None:
+    def __init__(self, engine: Engine, scheduler: StepScheduler, clock: Clock, observe: Observer | None = None) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._clock = clock

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+    from pinyon.batching.step import StepOutcome, StepPlan
     from services.worker.app import Worker
-    from services.worker.prefill_job import PrefillOutcome
-    from services.worker.scheduler import StepOutcome, StepPlan
+    from services.worker.prefill.job import PrefillOutcome
 
 __all__ = ["WorkerMetrics", "register_gauges"]
 

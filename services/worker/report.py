@@ -12,10 +12,10 @@ from pinyon.core.request import Role
 from services.worker.served import Served
 
 if TYPE_CHECKING:
-    from services.worker.core import Core
-    from services.worker.decode import Decodes
-    from services.worker.prefill import Prefills
-    from services.worker.prefill_job import PrefillOutcome
+    from services.worker.decode.decodes import Decodes
+    from services.worker.parts import Core
+    from services.worker.prefill.job import PrefillOutcome
+    from services.worker.prefill.prefills import Prefills
 
 __all__ = ["Journal", "WorkerReport", "instance_info", "layout_to_proto", "role_to_proto"]
 

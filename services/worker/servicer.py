@@ -11,12 +11,12 @@ from pinyon.core.block_keys import unpack_keys
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.interceptors import error_from_proto
 from pinyon.store.segments import segment_to_proto
-from services.worker.core import Core
-from services.worker.lb_sessions import LbSessions
-from services.worker.prefill import Prefills
-from services.worker.prefill_sessions import PrefillSession
+from services.worker.decode.lb_sessions import LbSessions
+from services.worker.decode.updates import UpdateBuffer
+from services.worker.parts import Core
+from services.worker.prefill.prefills import Prefills
+from services.worker.prefill.session import PrefillSession
 from services.worker.report import role_to_proto
-from services.worker.updates import UpdateBuffer
 
 __all__ = ["BlockReadServicer", "WorkerServicer"]
 

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from pinyon.batching.step import DecodeSlot, PrefillChunk
 from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config
 from pinyon.model.card import load_card
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
-from services.worker.engines.protocol import DecodeSlot, PrefillChunk
 from services.worker.engines.weights import builtin_weights, load_weights
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"

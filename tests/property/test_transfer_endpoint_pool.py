@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pinyon.transfer.endpoint_pool import EndpointPool
+from pinyon.transfer.links.endpoint_pool import EndpointPool
 
 KEYS = st.sampled_from("ab")
 WHICH = st.integers(0, 11)

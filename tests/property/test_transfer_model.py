@@ -21,10 +21,10 @@ from pinyon.transfer import (
     TransferRequest,
     TransferStatus,
     WireError,
-    handshake,
-    wire,
 )
+from pinyon.transfer.links import handshake
 from pinyon.transfer.slicing import plan_chains, plan_one
+from pinyon.transfer.transports.tcp import wire
 from tests.unit.transfer.conftest import VARIANTS
 
 SIZE = 4096

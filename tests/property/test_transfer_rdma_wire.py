@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pinyon.transfer import WireError, rdma_wire
-from pinyon.transfer.rdma_wire import Code, Grant, Half, Op
+from pinyon.transfer import WireError
 from pinyon.transfer.segment import KEY_BYTES
+from pinyon.transfer.transports.rdma import wire as rdma_wire
+from pinyon.transfer.transports.rdma.wire import Code, Grant, Half, Op
 
 halves = st.builds(
     Half,

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.transfer import WireError, shm_wire
+from pinyon.transfer import WireError
 from pinyon.transfer.request import Reason
-from pinyon.transfer.shm_wire import Message, Place, Seal
+from pinyon.transfer.transports.shm import wire as shm_wire
+from pinyon.transfer.transports.shm.wire import Message, Place, Seal
 
 keys = st.binary(min_size=16, max_size=16)
 addresses = st.integers(0, (1 << 62) - 1)

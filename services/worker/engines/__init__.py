@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pinyon.batching.step import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.model.card import ModelCard
 from services.worker.engines.instant import InstantEngine
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
-from services.worker.engines.protocol import DecodeSlot, Engine, PrefillChunk, StepResult
+from services.worker.engines.protocol import Engine, StepResult
 
 __all__ = [
     "ENGINES",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pinyon.batching.step import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.model.config import ModelConfig
-from services.worker.engines.protocol import DecodeSlot, PrefillChunk
 
 __all__ = ["STEP_TOKENS_MAX", "check_step"]
 

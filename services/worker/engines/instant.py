@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pinyon.batching.step import DecodeSlot, PrefillChunk
 from pinyon.core.layout import KvLayout
 from pinyon.model.config import ModelConfig
 from services.worker.engines.checks import check_step
-from services.worker.engines.protocol import DecodeSlot, PrefillChunk, StepResult
+from services.worker.engines.protocol import StepResult
 
 __all__ = ["InstantEngine"]
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pinyon.batching.step import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.model.card import ModelCard
@@ -29,7 +30,7 @@ from pinyon.model.config import ModelConfig
 from services.worker.engines.attention import DecodeGroup, PagedAttention
 from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
 from services.worker.engines.checks import check_step
-from services.worker.engines.protocol import DecodeSlot, PrefillChunk, StepResult
+from services.worker.engines.protocol import StepResult
 from services.worker.engines.rope import RopeTable, rotate
 from services.worker.engines.sampling import Sampler
 from services.worker.engines.weights import LayerWeights, ModelWeights, load_weights

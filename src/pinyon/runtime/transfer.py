@@ -15,8 +15,8 @@ from pydantic import Field
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.runtime.settings import Address, ServiceSettings, parse_address
 from pinyon.transfer import LATENCY_BUCKETS_S, InvalidTransfer, Nic, TlsFiles, Topology, TransferEngine, TransferStats
-from pinyon.transfer.topology import build_topology
-from pinyon.transfer.transports.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
+from pinyon.transfer.host.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
+from pinyon.transfer.host.topology import build_topology
 
 __all__ = ["TransferSettings", "register_transfer_metrics", "start_transfer_engine"]
 

@@ -18,9 +18,10 @@ from pinyon.transfer.errors import (
     TransferTimeout,
     WireError,
 )
+from pinyon.transfer.host.nic import Nic
+from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.nic import Nic
-from pinyon.transfer.paths import Path
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.request import (
     Opcode,
     Reason,
@@ -31,7 +32,6 @@ from pinyon.transfer.request import (
 )
 from pinyon.transfer.segment import RegionDescriptor, SegmentDescriptor
 from pinyon.transfer.stats import LATENCY_BUCKETS_S, PathStats, TransferStats
-from pinyon.transfer.topology import Topology
 
 __all__ = [
     "LATENCY_BUCKETS_S",
@@ -67,12 +67,12 @@ __all__ = [
 ]
 
 _EDGES = {
-    "Access": "pinyon.transfer.transports.memory",
-    "Region": "pinyon.transfer.transports.memory",
-    "TlsFiles": "pinyon.transfer.transports.tls",
+    "Access": "pinyon.transfer.memory.table",
+    "Region": "pinyon.transfer.memory.table",
+    "TlsFiles": "pinyon.transfer.links.tls",
     "TransferEngine": "pinyon.transfer.engine",
-    "TransferGroup": "pinyon.transfer.transports.completion",
-    "TransferHandle": "pinyon.transfer.transports.completion",
+    "TransferGroup": "pinyon.transfer.handle",
+    "TransferHandle": "pinyon.transfer.handle",
 }
 
 

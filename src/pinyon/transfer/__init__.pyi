@@ -10,9 +10,13 @@ from pinyon.transfer.errors import (
     TransferTimeout,
     WireError,
 )
+from pinyon.transfer.handle import TransferGroup, TransferHandle
+from pinyon.transfer.host.nic import Nic
+from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.nic import Nic
-from pinyon.transfer.paths import Path
+from pinyon.transfer.links.tls import TlsFiles
+from pinyon.transfer.memory.table import Access, Region
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.request import (
     Opcode,
     Reason,
@@ -23,10 +27,6 @@ from pinyon.transfer.request import (
 )
 from pinyon.transfer.segment import RegionDescriptor, SegmentDescriptor
 from pinyon.transfer.stats import LATENCY_BUCKETS_S, PathStats, TransferStats
-from pinyon.transfer.topology import Topology
-from pinyon.transfer.transports.completion import TransferGroup, TransferHandle
-from pinyon.transfer.transports.memory import Access, Region
-from pinyon.transfer.transports.tls import TlsFiles
 
 __all__ = [
     "LATENCY_BUCKETS_S",

@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING
 
 from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.errors import TransferError as _TransferError
+from pinyon.transfer.handle import InlineCall, TransferGroup, TransferHandle, results_of
+from pinyon.transfer.host.host_id import host_id
+from pinyon.transfer.host.nic import Nic, check_nic
+from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.nic import Nic, check_nic
-from pinyon.transfer.path_board import PathState
+from pinyon.transfer.links.acceptor import Acceptor
+from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.memory.table import Access, MemoryTable, Region
+from pinyon.transfer.paths.board import PathState
+from pinyon.transfer.paths.peers import Dispatcher
 from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.segment import BOOT_ID_BYTES, KEY_BYTES, PeerId, SegmentDescriptor
 from pinyon.transfer.slicing import ChainPlan, Slice, plan_chains, plan_one
 from pinyon.transfer.stats import TransferStats
-from pinyon.transfer.topology import Topology
-from pinyon.transfer.transports.acceptor import Acceptor
 from pinyon.transfer.transports.base import SHUTDOWN, Chain, Meter
-from pinyon.transfer.transports.completion import InlineCall, TransferGroup, TransferHandle, results_of
-from pinyon.transfer.transports.dispatcher import Dispatcher
-from pinyon.transfer.transports.host import host_id
-from pinyon.transfer.transports.identity import Identity
-from pinyon.transfer.transports.memory import Access, MemoryTable, Region
 from pinyon.transfer.transports.registry import build_transports
 
 if TYPE_CHECKING:
-    from pinyon.transfer.transports.tls import TlsFiles
+    from pinyon.transfer.links.tls import TlsFiles
 
 __all__ = ["TransferEngine"]
 

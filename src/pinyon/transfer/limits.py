@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from pinyon.transfer import wire
 from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.transports.tcp import wire
 
 __all__ = ["TransferLimits"]
 

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.nic import Nic, check_nic, nic_from_dict, nic_to_dict
-from pinyon.transfer.topology import Topology
+from pinyon.transfer.host.nic import Nic, check_nic, nic_from_dict, nic_to_dict
+from pinyon.transfer.host.topology import Topology
 
 __all__ = [
     "BOOT_ID_BYTES",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from pinyon.transfer.paths import Path
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 
 __all__ = ["LATENCY_BUCKETS_S", "PathStats", "StatsRecorder", "TransferStats"]

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 
 from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferLimits
-from pinyon.transfer.paths import Path
+from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.memory.table import Access, MemoryTable
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.transports.base import Chain, Meter, Outcome
-from pinyon.transfer.transports.identity import Identity
-from pinyon.transfer.transports.memory import Access, MemoryTable
-from pinyon.transfer.transports.rdma import RdmaTransport
+from pinyon.transfer.transports.rdma.transport import RdmaTransport
 from tests.rdma.inside.rdma_nics import rdma_nic
 
 SECRET = b"cluster secret"

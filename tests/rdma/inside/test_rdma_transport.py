@@ -12,10 +12,10 @@ from pathlib import Path as FilePath
 import pytest
 
 from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
-from pinyon.transfer.paths import Path
-from pinyon.transfer.transports import rdma_server
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.transports.base import Outcome
-from pinyon.transfer.transports.verbs import Device, QueuePair
+from pinyon.transfer.transports.rdma import server as rdma_server
+from pinyon.transfer.transports.rdma.verbs import Device, QueuePair
 from tests.rdma.inside.nics import nic
 from tests.rdma.inside.rdma_hosts import (
     GENEROUS_S,

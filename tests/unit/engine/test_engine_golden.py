@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pinyon.batching.step import DecodeSlot, PrefillChunk
 from pinyon.core.request import SamplingParams
 from pinyon.model.card import load_card
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
-from services.worker.engines.protocol import DecodeSlot, PrefillChunk
 from services.worker.engines.weights import load_weights
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"

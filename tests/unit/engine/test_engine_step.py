@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pinyon.batching.step import DecodeSlot, PrefillChunk
 from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument
 from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config
@@ -18,7 +19,7 @@ from services.worker.engines import blas, create_engine
 from services.worker.engines.attention import LENGTH_STEP, padded_length
 from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
-from services.worker.engines.protocol import DecodeSlot, Engine, PrefillChunk
+from services.worker.engines.protocol import Engine
 from services.worker.engines.weights import builtin_weights
 
 GREEDY = SamplingParams()

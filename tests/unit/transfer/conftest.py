@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pinyon.transfer import Nic, Opcode, Region, SegmentDescriptor, TransferEngine, TransferLimits, TransferRequest
-from pinyon.transfer.transports.shm import shm_available
+from pinyon.transfer.transports.shm.transport import shm_available
 from tests.unit.transfer.fake_device import fake_device
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pinyon.transfer.transports import dlpack
-from pinyon.transfer.transports.device_memory import DeviceError, add_driver, remove_driver
+from pinyon.transfer.memory import dlpack
+from pinyon.transfer.memory.device import DeviceError, add_driver, remove_driver
 
 DEVICE_TYPE = 12  # kDLExtDev
 _BASE = 1 << 52  # in no process's address space

@@ -7,12 +7,12 @@ import sys
 import threading
 
 from pinyon.transfer import Access, SegmentDescriptor, TransferLimits
-from pinyon.transfer.handshake import Service
-from pinyon.transfer.transports.acceptor import Acceptor
+from pinyon.transfer.links.acceptor import Acceptor
+from pinyon.transfer.links.handshake import Service
+from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.base import Meter
-from pinyon.transfer.transports.identity import Identity
-from pinyon.transfer.transports.memory import MemoryTable
-from pinyon.transfer.transports.shm import ShmTransport
+from pinyon.transfer.transports.shm.transport import ShmTransport
 
 GOOD, BAD = 0x11, 0xEE
 

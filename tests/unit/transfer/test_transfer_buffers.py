@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pinyon.transfer import InvalidTransfer, TransferError
-from pinyon.transfer.transports.device_memory import DeviceError, driver_of
-from pinyon.transfer.transports.memory import Access, MemoryTable, Region
+from pinyon.transfer.memory.device import DeviceError, driver_of
+from pinyon.transfer.memory.table import Access, MemoryTable, Region
 from tests.unit.transfer.fake_device import DEVICE_TYPE, Tensor, fake_device
 
 

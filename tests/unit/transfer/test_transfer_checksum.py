@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pinyon.transfer import InvalidTransfer
-from pinyon.transfer.checksum import ChecksumPolicy, Digest, checksum, seed_of
+from pinyon.transfer.transports.tcp.checksum import ChecksumPolicy, Digest, checksum, seed_of
 
 DATA = random.Random(5).randbytes(100_000)
 

@@ -12,11 +12,11 @@ from functools import partial
 import pytest
 
 from pinyon.transfer import Access
-from pinyon.transfer.shm_wire import Seal
-from pinyon.transfer.transports import cma
-from pinyon.transfer.transports.cma import PeerMemory, allow_any_reader, fence, shm_available
-from pinyon.transfer.transports.memory import MemoryTable
-from pinyon.transfer.transports.seal import Seals
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.transports.shm import cma
+from pinyon.transfer.transports.shm.cma import PeerMemory, allow_any_reader, fence, shm_available
+from pinyon.transfer.transports.shm.seal import Seals
+from pinyon.transfer.transports.shm.wire import Seal
 
 pytestmark = pytest.mark.skipif(shm_available() is not None, reason=str(shm_available()))
 

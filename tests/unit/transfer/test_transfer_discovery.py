@@ -10,10 +10,7 @@ import pytest
 
 from pinyon.cli import main
 from pinyon.transfer import InvalidTransfer
-from pinyon.transfer.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode
-from pinyon.transfer.nic import Nic, check_nic
-from pinyon.transfer.topology import Topology, build_topology
-from pinyon.transfer.transports.discovery import (
+from pinyon.transfer.host.discovery import (
     TOPOLOGY_ENV,
     configured_topology,
     discover,
@@ -21,7 +18,10 @@ from pinyon.transfer.transports.discovery import (
     rdma_nics,
     tcp_nics,
 )
-from pinyon.transfer.transports.netlink import Interface
+from pinyon.transfer.host.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode
+from pinyon.transfer.host.netlink import Interface
+from pinyon.transfer.host.nic import Nic, check_nic
+from pinyon.transfer.host.topology import Topology, build_topology
 from tests.unit.transfer.sysfs_trees import (
     ZERO_GID,
     SysfsTree,

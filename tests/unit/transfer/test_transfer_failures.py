@@ -20,9 +20,9 @@ from pinyon.transfer import (
     TransferLimits,
     TransferRequest,
     TransferStatus,
-    handshake,
-    wire,
 )
+from pinyon.transfer.links import handshake
+from pinyon.transfer.transports.tcp import wire
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, eventually, open_files, transfer_threads
 
 READ, WRITE = Opcode.READ, Opcode.WRITE

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pinyon.transfer.transports import link_monitor as module
-from pinyon.transfer.transports.link_monitor import LinkMonitor, link_is_up
+from pinyon.transfer.host import link_monitor as module
+from pinyon.transfer.host.link_monitor import LinkMonitor, link_is_up
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
 
 _CLONE_NEWNET = 0x40000000

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.transfer.nic import Nic
-from pinyon.transfer.paths import MAX_TIER_PATHS, End, Path, candidate_paths
-from pinyon.transfer.topology import Topology
+from pinyon.transfer.host.nic import Nic
+from pinyon.transfer.host.topology import Topology
+from pinyon.transfer.paths.reach import MAX_TIER_PATHS, End, Path, candidate_paths
 
 
 def tcp(name: str, network: int | str = "") -> Nic:

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
-from pinyon.transfer.paths import Path
+from pinyon.transfer.paths import peer as routes_module
+from pinyon.transfer.paths.peer import Retired, Routes
+from pinyon.transfer.paths.peers import Dispatcher
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports import routes as routes_module
 from pinyon.transfer.transports.base import SHUTDOWN, Chain, Meter, Outcome
-from pinyon.transfer.transports.dispatcher import Dispatcher
-from pinyon.transfer.transports.routes import Retired, Routes
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, transfer_threads
 
 MIB = 1 << 20

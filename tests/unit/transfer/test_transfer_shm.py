@@ -19,17 +19,19 @@ from pathlib import Path as FilePath
 
 import pytest
 
-from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus, shm_wire
-from pinyon.transfer.handshake import Service
-from pinyon.transfer.paths import Path
+from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
+from pinyon.transfer.links.acceptor import Acceptor, Inbound
+from pinyon.transfer.links.dialer import Link, dial
+from pinyon.transfer.links.handshake import Service
+from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports import cma, shm_link
-from pinyon.transfer.transports.acceptor import Acceptor, Inbound
 from pinyon.transfer.transports.base import Chain, Meter, Outcome
-from pinyon.transfer.transports.dialer import Link, dial
-from pinyon.transfer.transports.identity import Identity
-from pinyon.transfer.transports.memory import MemoryTable
-from pinyon.transfer.transports.shm import ShmTransport, shm_available
+from pinyon.transfer.transports.shm import cma
+from pinyon.transfer.transports.shm import link as shm_link
+from pinyon.transfer.transports.shm import wire as shm_wire
+from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files
 from tests.unit.transfer.shm_peer import BAD, GOOD
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
-from pinyon.transfer.paths import Path
+from pinyon.transfer.memory.device import DeviceError
+from pinyon.transfer.memory.table import Access, MemoryTable, Region
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.transports.base import Chain, Outcome
-from pinyon.transfer.transports.device_memory import DeviceError
-from pinyon.transfer.transports.memory import Access, MemoryTable, Region
-from pinyon.transfer.transports.shm import shm_available
-from pinyon.transfer.transports.staging import StagingBuffer, StagingPool, needs_staging, run_staged
+from pinyon.transfer.transports.shm.transport import shm_available
+from pinyon.transfer.transports.staged import StagingBuffer, StagingPool, needs_staging, run_staged
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, eventually
 from tests.unit.transfer.fake_device import FakeDriver, fake_device
 

@@ -25,19 +25,18 @@ from pinyon.transfer import (
     SegmentDescriptor,
     TransferLimits,
     TransferStatus,
-    handshake,
-    wire,
 )
-from pinyon.transfer.checksum import checksum, seed_of
-from pinyon.transfer.paths import Path
+from pinyon.transfer.links import handshake, spinner
+from pinyon.transfer.links.acceptor import Acceptor, Inbound
+from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.links.spinner import Spinner
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports import spinner
-from pinyon.transfer.transports.acceptor import Acceptor, Inbound
 from pinyon.transfer.transports.base import Chain, Meter, Outcome
-from pinyon.transfer.transports.identity import Identity
-from pinyon.transfer.transports.memory import MemoryTable
-from pinyon.transfer.transports.spinner import Spinner
-from pinyon.transfer.transports.tcp import TcpTransport
+from pinyon.transfer.transports.tcp import wire
+from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
+from pinyon.transfer.transports.tcp.transport import TcpTransport
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
 
 READ, WRITE = Opcode.READ, Opcode.WRITE

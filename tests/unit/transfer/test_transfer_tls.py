@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from pinyon.transfer import InvalidTransfer, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest
-from pinyon.transfer.transports.tls import TlsFiles
+from pinyon.transfer.links.tls import TlsFiles
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
 
 READ, WRITE = Opcode.READ, Opcode.WRITE

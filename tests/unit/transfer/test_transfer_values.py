@@ -22,12 +22,12 @@ from pinyon.transfer import (
     TransferStatus,
     TransferTimeout,
     WireError,
-    handshake,
     raise_for_failure,
-    wire,
 )
 from pinyon.transfer.batch import BatchState
+from pinyon.transfer.links import handshake
 from pinyon.transfer.slicing import Slice, plan_chains
+from pinyon.transfer.transports.tcp import wire
 
 KEY, BOOT = bytes(range(16)), bytes(16)
 SEGMENT = SegmentDescriptor("10.0.0.1", 7000, BOOT, (RegionDescriptor(KEY, "cpu:0", 4096),))

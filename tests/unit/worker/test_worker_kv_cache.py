@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pinyon.core.layout import KvLayout
-from services.worker.kv_cache import KvCache
+from services.worker.kv.cache import KvCache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pinyon.batching import BatchRequest, Fcfs
+from pinyon.batching.step import DecodeWork, PrefillWork, StepLimits, StepOutcome, StepScheduler
 from pinyon.core.request import SamplingParams
-from services.worker.scheduler import DecodeWork, PrefillWork, Scheduler, StepLimits, StepOutcome
 
 LIMITS = StepLimits(max_batch=2, step_tokens=20, chunk_tokens=16, block_tokens=8)
 
@@ -40,8 +40,8 @@ def decode(number: int, log: Log) -> DecodeWork:
 
 
 @pytest.fixture
-def scheduler() -> Scheduler:
-    return Scheduler(Fcfs(), LIMITS)
+def scheduler() -> StepScheduler:
+    return StepScheduler(Fcfs(), LIMITS)
 
 
 def result(plan, token=50):
@@ -67,7 +67,7 @@ def test_decodes_come_first_and_chunks_share_what_is_left_of_the_budget(schedule
 
 
 def test_a_full_batch_does_not_starve_prompts():
-    scheduler = Scheduler(Fcfs(), StepLimits(max_batch=30, step_tokens=4, chunk_tokens=16, block_tokens=8))
+    scheduler = StepScheduler(Fcfs(), StepLimits(max_batch=30, step_tokens=4, chunk_tokens=16, block_tokens=8))
     log = Log()
     for number in range(30):
         scheduler.add_decode(decode(number, log))

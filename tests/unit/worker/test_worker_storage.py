@@ -9,8 +9,8 @@ import pytest
 from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.store.client import PutOutcome, PutResult
-from services.worker.kv_cache import KvCache
-from services.worker.storage import Storage
+from services.worker.kv.cache import KvCache
+from services.worker.kv.storage import Storage
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]

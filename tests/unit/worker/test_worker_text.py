@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.core.request import FinishReason, SamplingParams
 from pinyon.model import ByteTokenizer, load_card
-from services.worker.text import Transcript
+from services.worker.decode.transcript import Transcript
 
 
 def run(text: str, tokens: list[int] | None = None, **sampling):

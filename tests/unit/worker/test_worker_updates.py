@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pinyon.core.errors import ResourceExhausted
-from services.worker.updates import UpdateBuffer
+from services.worker.decode.updates import UpdateBuffer
 
 
 async def test_updates_of_one_stream_are_merged_and_streams_share_a_message():

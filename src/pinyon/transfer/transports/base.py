@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from pinyon.transfer.paths import Path
+from pinyon.transfer.memory.table import Region
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.stats import StatsRecorder
-from pinyon.transfer.transports.memory import Region
 
 __all__ = [
     "BAD_BYTES",

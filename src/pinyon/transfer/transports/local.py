@@ -8,13 +8,13 @@ import time
 
 import numpy as np
 
-from pinyon.transfer.paths import Path
+from pinyon.transfer.memory.device import DeviceError
+from pinyon.transfer.memory.table import MemoryTable, Region
+from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.transports.base import Chain, Outcome
-from pinyon.transfer.transports.device_memory import DeviceError
-from pinyon.transfer.transports.memory import MemoryTable, Region
-from pinyon.transfer.wire import Descriptor
+from pinyon.transfer.transports.tcp.wire import Descriptor
 
 __all__ = ["LocalTransport"]
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.handshake import Service
+from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.nic import Nic
-from pinyon.transfer.transports.acceptor import LinkService
+from pinyon.transfer.links.acceptor import LinkService
+from pinyon.transfer.links.handshake import Service
+from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.base import Meter, Transport
-from pinyon.transfer.transports.identity import Identity
 from pinyon.transfer.transports.local import LocalTransport
-from pinyon.transfer.transports.memory import MemoryTable
-from pinyon.transfer.transports.rdma import RdmaTransport, rdma_available
-from pinyon.transfer.transports.shm import ShmTransport, shm_available
-from pinyon.transfer.transports.tcp import TcpTransport
+from pinyon.transfer.transports.rdma.transport import RdmaTransport, rdma_available
+from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
+from pinyon.transfer.transports.tcp.transport import TcpTransport
 
 __all__ = ["TRANSPORTS", "Built", "build_transports"]
 

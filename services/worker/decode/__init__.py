@@ -1,0 +1,1 @@
+"""The requests that this instance owns."""

@@ -1,0 +1,128 @@
+"""One load balancer's stream: submissions in, all tokens of one engine step out in one message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
+from pinyon.runtime.interceptors import error_to_proto
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.pace import Pace
+from services.worker.decode.decodes import Decodes, failed_update
+from services.worker.decode.request import DecodeRequest
+from services.worker.decode.updates import UpdateBuffer
+
+__all__ = ["LbSession", "LbSessions"]
+
+_log = get_logger("lb-session")
+
+
+class LbSessions:
+    """All of them, for the figures."""
+
+    def __init__(self, decodes: Decodes) -> None:
+        self.decodes = decodes
+        self._open: set[LbSession] = set()
+        self.cut = 0
+        """Sessions ended because the load balancer read too slowly."""
+
+    @property
+    def count(self) -> int:
+        return len(self._open)
+
+    @property
+    def unsent(self) -> int:
+        """Changes that wait to be sent, over all sessions."""
+        return sum(session.updates.unsent for session in list(self._open))
+
+    async def run(self, context: Any) -> None:
+        session = LbSession(self)
+        self._open.add(session)
+        try:
+            await session.run(context)
+        except ResourceExhausted:
+            self.cut += 1
+            raise
+        finally:
+            self._open.discard(session)
+
+
+class LbSession:
+    """``run`` ends when the load balancer has closed its side and everything is answered, or when it is gone."""
+
+    def __init__(self, sessions: LbSessions) -> None:
+        settings = sessions.decodes.core.settings
+        self.updates = UpdateBuffer(settings.outbox_tokens, Pace(lambda: len(self._requests), time.monotonic))
+        self._write_timeout_s = settings.write_timeout_s
+        self._decodes = sessions.decodes
+        self._requests: dict[int, DecodeRequest] = {}
+        self._all_ended: asyncio.Future[None] | None = None
+
+    async def run(self, context: Any) -> None:
+        """
+        Raises:
+            ResourceExhausted: the load balancer reads too slowly.
+        """
+        reader = asyncio.ensure_future(self._read(context))
+        writer = asyncio.ensure_future(self._write(context))
+        broken = self.updates.overflow
+        try:
+            done, _ = await asyncio.wait((reader, writer, broken), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            if self._requests:  # nothing more comes in; what was asked is still answered
+                self._all_ended = asyncio.get_running_loop().create_future()
+                await asyncio.wait((self._all_ended, writer, broken), return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
+                broken.result()
+            self.updates.close()
+            await writer
+        finally:
+            for request in list(self._requests.values()):
+                self._decodes.cancel(request, "the load balancer went away")
+            self.updates.close(discard=True)
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.wait((reader, writer))
+            for task in (reader, writer):
+                if not task.cancelled():
+                    task.exception()
+
+    async def _read(self, context: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
+            for submission in message.submissions:
+                self._submit(submission)
+            for stream_id in message.cancel_stream_ids:
+                request = self._requests.get(stream_id)
+                if request is not None:
+                    self._decodes.cancel(request, "cancelled by the load balancer")
+
+    def _submit(self, submission: worker_pb2.Submission) -> None:
+        stream_id = submission.stream_id
+        try:
+            if stream_id in self._requests:
+                raise InvalidArgument(f"stream {stream_id} is in use", field="stream_id")
+            request = self._decodes.submit(submission, self.updates)
+        except PinyonError as error:
+            failed_update(self.updates.update(stream_id), error_to_proto(error))
+            return
+        self._requests[stream_id] = request
+        request.ended.add_done_callback(lambda _: self._ended(stream_id))
+
+    def _ended(self, stream_id: int) -> None:
+        del self._requests[stream_id]
+        if not self._requests and self._all_ended is not None and not self._all_ended.done():
+            self._all_ended.set_result(None)
+
+    async def _write(self, context: Any) -> None:
+        while (message := await self.updates.take()) is not None:
+            try:
+                async with asyncio.timeout(self._write_timeout_s):
+                    await context.write(message)
+            except TimeoutError:
+                raise ResourceExhausted(f"the load balancer took no message for {self._write_timeout_s:g} s") from None

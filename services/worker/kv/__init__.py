@@ -1,0 +1,1 @@
+"""The KV pool: what is held, lent, fetched, pushed and stored."""

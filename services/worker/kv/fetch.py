@@ -1,0 +1,207 @@
+"""Reused KV from other instances and the store, as far as it arrives in time.
+
+Whatever does not come is computed: a source that is gone, evicted a block or is slow costs at most the time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.core.block_keys import BlockKey
+from pinyon.core.clock import Clock
+from pinyon.core.errors import PinyonError
+from pinyon.core.layout import KvLayout
+from pinyon.runtime.logging import get_logger
+from pinyon.transfer import Region
+from services.worker.abort import Abort
+from services.worker.kv.layers import LayerArrivals, LayerTransfer
+from services.worker.orders import FetchSpan, PrefillOrder
+
+__all__ = ["BlockSource", "Fetched", "Fetcher", "LayeredFetch"]
+
+_log = get_logger("fetch")
+
+
+class BlockSource(Protocol):
+    """What reads leased blocks of another process: :class:`pinyon.store.reader.BlockReader`."""
+
+    async def fetch(
+        self,
+        address: str,
+        keys: Sequence[BlockKey],
+        region: Region,
+        offsets: Sequence[int],
+        block_bytes: int,
+        timeout_s: float,
+        *,
+        request_id: str = "",
+        traceparent: str = "",
+    ) -> int:
+        """Leading blocks that arrived whole. When it returns or raises, nothing writes to the region any more."""
+        ...
+
+
+class LayeredFetch:
+    """The last span, still arriving: ``blocks`` are on their way, and ``reading`` ends when they are all here."""
+
+    def __init__(
+        self, blocks: int, arrivals: LayerArrivals, reading: asyncio.Task[int], clock: Clock, start_s: float
+    ) -> None:
+        self.blocks = blocks
+        self.arrivals = arrivals
+        self.reading = reading
+        self.seconds = 0.0
+        """How long all of the fetch took; known when ``reading`` is done."""
+
+        def ended(_: object) -> None:
+            self.seconds = clock() - start_s
+
+        reading.add_done_callback(ended)
+
+    @property
+    def came(self) -> bool:
+        """All blocks are here and valid. Only to be asked when ``reading`` is done."""
+        reading = self.reading
+        return not reading.cancelled() and reading.exception() is None and reading.result() >= self.blocks
+
+    async def stop(self) -> None:
+        """On return nothing writes to the blocks any more."""
+        self.reading.cancel()
+        await asyncio.wait((self.reading,))
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Leading blocks that arrived, by where they came from, and the time it took until computing could begin.
+
+    With ``layered``, the last blocks counted here are still arriving.
+    """
+
+    peer_blocks: int = 0
+    store_blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    layered: LayeredFetch | None = None
+
+    @property
+    def blocks(self) -> int:
+        return self.peer_blocks + self.store_blocks
+
+
+class Fetcher:
+    """Reads into this worker's pool. ``layers`` must stand behind ``source``; without it blocks come whole."""
+
+    def __init__(
+        self,
+        source: BlockSource,
+        region: Region,
+        layout: KvLayout,
+        clock: Clock,
+        timeout_s: float,
+        layers: LayerTransfer | None = None,
+    ) -> None:
+        self._source = source
+        self._region = region
+        self._layout = layout
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._layers = layers
+        self.failures = 0
+        """Spans of which not everything arrived."""
+
+    async def fetch(
+        self,
+        order: PrefillOrder,
+        keys: Sequence[BlockKey],
+        table: Sequence[int],
+        first: int,
+        abort: Abort,
+        traceparent: str,
+    ) -> Fetched:
+        """Blocks from ``first`` on without a gap, into the blocks of ``table``, as the order's spans name them.
+
+        Raises what ``abort`` was fired with; nothing else. Nothing is under way then.
+        """
+        fetched = Fetched()
+        start_s = self._clock()
+        for span in order.fetches:
+            at, end = first + fetched.blocks, min(span.end, len(keys))
+            if at >= end:
+                continue
+            left_s = self._timeout_s - (self._clock() - start_s)
+            if span.first > at or left_s <= 0:
+                break
+            offsets = [block * self._layout.block_bytes for block in table[at:end]]
+            reading = asyncio.ensure_future(
+                self._read(span, keys[at:end], offsets, left_s, order.request_id, traceparent)
+            )
+            layers = self._layers if span is order.fetches[-1] else None
+            arrived, arrivals = await self._arrive(reading, offsets[0], left_s, abort, layers)
+            if arrivals is not None:
+                fetched.layered = LayeredFetch(arrived, arrivals, reading, self._clock, start_s)
+            if span.source == common_pb2.KV_SOURCE_STORE:
+                fetched.store_blocks += arrived
+            else:
+                fetched.peer_blocks += arrived
+            if arrived < end - at:
+                self.failures += 1
+                break
+        fetched.bytes = fetched.blocks * self._layout.block_bytes
+        fetched.seconds = self._clock() - start_s
+        return fetched
+
+    async def _arrive(
+        self, reading: asyncio.Task[int], offset: int, left_s: float, abort: Abort, layers: LayerTransfer | None
+    ) -> tuple[int, LayerArrivals | None]:
+        """Blocks that arrived; or, with arrivals, whose first layer did while ``reading`` goes on."""
+        arrivals = LayerArrivals()
+        if layers is not None:
+            layers.announce(offset, arrivals)
+        waited = asyncio.ensure_future(
+            asyncio.wait((reading, arrivals.first_layer), timeout=left_s + 1.0, return_when=asyncio.FIRST_COMPLETED)
+        )
+        under_way = False
+        try:
+            await abort.wait(waited)
+            if not reading.done() and arrivals.first_layer.done():
+                under_way = True
+                return arrivals.first_layer.result(), arrivals
+            return (reading.result() if reading.done() else 0), None
+        finally:
+            waited.cancel()
+            if not under_way:
+                reading.cancel()
+                await asyncio.wait((reading,))
+            if layers is not None:
+                layers.forget(offset)
+
+    async def _read(
+        self,
+        span: FetchSpan,
+        keys: Sequence[BlockKey],
+        offsets: Sequence[int],
+        timeout_s: float,
+        request_id: str,
+        traceparent: str,
+    ) -> int:
+        """Leading blocks that arrived; whatever goes wrong is 0 blocks."""
+        try:
+            return await self._source.fetch(
+                span.address,
+                keys,
+                self._region,
+                offsets,
+                self._layout.block_bytes,
+                timeout_s,
+                request_id=request_id,
+                traceparent=traceparent,
+            )
+        except PinyonError as error:
+            _log.info("fetching from %s failed: %s", span.source_id, error.message, extra={"request_id": request_id})
+        except Exception:
+            _log.exception("fetching from %s failed", span.source_id, extra={"request_id": request_id})
+        return 0

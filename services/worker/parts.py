@@ -1,0 +1,47 @@
+"""What the parts of a worker share: made once by ``app.py``, or by a test with other parts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from pinyon.batching.step import StepScheduler
+from pinyon.core.clock import Clock
+from pinyon.runtime.telemetry import Telemetry
+from pinyon.transfer import Region, TransferEngine
+from services.worker.engine_loop import EngineLoop
+from services.worker.kv.cache import KvCache
+from services.worker.kv.fetch import Fetcher
+from services.worker.kv.storage import Storage
+from services.worker.report import Journal
+from services.worker.served import Served
+from services.worker.settings import WorkerSettings
+
+__all__ = ["Core"]
+
+
+@dataclass(eq=False)
+class Core:
+    """Everything here lives on one event loop, except the engine's thread and the transfer engine's."""
+
+    settings: WorkerSettings
+    served: Served
+    cache: KvCache
+    scheduler: StepScheduler
+    engine_loop: EngineLoop
+    transfer: TransferEngine
+    region: Region
+    """The pool, readable by peers; the engine's own requests name it as the local side."""
+    fetcher: Fetcher
+    storage: Storage
+    journal: Journal
+    telemetry: Telemetry
+    clock: Clock
+    draining: bool = False
+
+    async def step_over(self) -> None:
+        """Until the engine's thread does not touch anything that was removed from the scheduler before."""
+        if self.engine_loop.stepping:
+            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.engine_loop.after_step(lambda: None if over.done() else over.set_result(None))
+            await over

@@ -1,0 +1,345 @@
+"""One prompt on its way: room, reused blocks, computing in chunks, sending.
+
+The job's owner gets ``done`` exactly once. When it is done, nothing of the job touches memory any more, here or at the
+target, unless ``unconfirmed`` says that the target must cut our connections first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pinyon.batching.step import LayerHook, PrefillWork
+from pinyon.core.errors import Internal, PinyonError, ResourceExhausted, Unavailable
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.telemetry import Span
+from services.worker.abort import Abort
+from services.worker.kv.cache import Reservation
+from services.worker.kv.fetch import Fetched, LayeredFetch
+from services.worker.kv.layers import LayerLost
+from services.worker.kv.push import Push
+from services.worker.orders import PrefillOrder, PushTarget
+
+if TYPE_CHECKING:
+    from services.worker.prefill.prefills import Prefills
+
+__all__ = ["PrefillJob", "PrefillOutcome"]
+
+STOP_GRACE_S = 2.0
+"""Writes under way are short; cutting them off costs the target's other transfers a reconnect."""
+
+_log = get_logger("prefill")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOutcome:
+    """The first token and what it took."""
+
+    token: int
+    queue_s: float
+    fetch_s: float
+    compute_s: float
+    push_s: float
+    computed_tokens: int
+    local_tokens: int
+    peer_tokens: int
+    store_tokens: int
+    fetched_bytes: int
+
+    @property
+    def reused_tokens(self) -> int:
+        return self.local_tokens + self.peer_tokens + self.store_tokens
+
+
+class PrefillJob:
+    """``target``: a decode instance elsewhere; ``owned``: blocks of a request of this instance. One of the two."""
+
+    def __init__(
+        self, prefills: Prefills, order: PrefillOrder, target: PushTarget | None, owned: Reservation | None
+    ) -> None:
+        core = prefills.core
+        self.order = order
+        self.abort = Abort()
+        self.done: asyncio.Future[PrefillOutcome] = asyncio.get_running_loop().create_future()
+        self.unconfirmed = False
+        self._prefills = prefills
+        self._core = core
+        self._target = target
+        self._owned = owned
+        self._reservation = owned
+        self._push: Push | None = None
+        self._finishing: asyncio.Task[None] | None = None
+        self._layered: LayeredFetch | None = None
+        self._work: PrefillWork | None = None
+        self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._arrived_s = core.clock()
+        self._compute_s = 0.0
+        self._published = 0
+        self.left = len(order.tokens)
+        """Tokens that are neither computed nor reused yet."""
+        # Whatever is reused, the last token is computed: its logits are needed.
+        full = (len(order.tokens) - 1) // core.served.layout.block_tokens
+        self.reusable = [] if order.no_reuse else order.keys[:full]
+
+    @property
+    def owns_blocks(self) -> bool:
+        """It brought its KV memory along."""
+        return self._owned is not None
+
+    async def run(self) -> None:
+        """The whole life after the queue. Never raises; ``done`` has the outcome."""
+        outcome: PrefillOutcome | None = None
+        error: PinyonError = Internal("the prefill ended unexpectedly")
+        with self._core.telemetry.span(
+            "prefill", self.order.traceparent, request_id=self.order.request_id, tokens=len(self.order.tokens)
+        ) as span:
+            try:
+                outcome = await self._phases(span)
+            except PinyonError as failure:
+                error = failure
+                span.error(failure)
+            except Exception as failure:
+                _log.exception("a prefill failed", extra={"request_id": self.order.request_id})
+                span.error(failure)
+            finally:
+                try:
+                    await self._clean_up()
+                finally:
+                    self.finish(outcome, error)
+
+    def finish(self, outcome: PrefillOutcome | None, error: PinyonError) -> None:
+        if self.done.done():
+            return
+        if outcome is not None:
+            self.done.set_result(outcome)
+        else:
+            self.done.set_exception(error)
+            self.done.exception()  # an owner that went away need not look
+
+    # -- phases
+
+    async def _phases(self, span: Span) -> PrefillOutcome:
+        core, order = self._core, self.order
+        self.abort.check()
+        queue_s = core.clock() - self._arrived_s
+        reservation = await self._reserve()
+        local = reservation.held
+        fetched = await self._fetch(reservation, span)
+        try:
+            token = await self._compute(reservation, local)
+        except LayerLost as error:
+            _log.info("%s: computing it instead", error.message, extra={"request_id": order.request_id})
+            await self._forget_layers(reservation, local)
+            fetched = Fetched(seconds=fetched.seconds)
+            token = await self._compute(reservation, local)
+        reused = reservation.held * core.served.layout.block_tokens
+        pushed_from = core.clock()
+        if self._push is not None:
+            await self._finish_push(self._push)
+        outcome = PrefillOutcome(
+            token=token,
+            queue_s=queue_s,
+            fetch_s=fetched.seconds if fetched.layered is None else fetched.layered.seconds,
+            compute_s=self._compute_s,
+            push_s=core.clock() - pushed_from,
+            computed_tokens=len(order.tokens) - reused,
+            local_tokens=local * core.served.layout.block_tokens,
+            peer_tokens=fetched.peer_blocks * core.served.layout.block_tokens,
+            store_tokens=fetched.store_blocks * core.served.layout.block_tokens,
+            fetched_bytes=fetched.bytes,
+        )
+        for key in ("queue_s", "fetch_s", "compute_s", "push_s", "computed_tokens", "reused_tokens"):
+            span.set(key, getattr(outcome, key))
+        return outcome
+
+    async def _reserve(self) -> Reservation:
+        cache = self._core.cache
+        if self._owned is not None:
+            cache.extend(self._owned, self.reusable)
+            return self._owned
+        waiting = cache.reserve(self.reusable, self._core.served.layout.blocks_for(len(self.order.tokens)))
+        full = ResourceExhausted("no KV memory free for the prompt", field="prefill_instance", retry_after_s=1)
+        late = not waiting.done()
+        if late:
+            self._prefills.waits_for_room(self)
+        try:
+            self._reservation = await self.abort.wait(waiting, full, self._core.settings.room_timeout_s)
+        except BaseException:
+            cache.withdraw(waiting)
+            raise
+        finally:
+            if late:
+                self._prefills.has_room(self)
+        return self._reservation
+
+    async def _fetch(self, reservation: Reservation, span: Span) -> Fetched:
+        """Blocks from elsewhere, as far as they arrive in time; the rest is computed."""
+        core, order = self._core, self.order
+        first = reservation.held
+        if order.no_reuse or not order.fetches or first >= len(self.reusable):
+            return Fetched()
+        fetched = await core.fetcher.fetch(order, self.reusable, reservation.table, first, self.abort, span.traceparent)
+        reservation.held = first + fetched.blocks
+        self._layered = fetched.layered
+        return fetched
+
+    async def _forget_layers(self, reservation: Reservation, local: int) -> None:
+        """Back to what is held here, with nothing under way any more in either direction."""
+        core = self._core
+        if self._layered is not None:
+            await self._layered.stop()
+            self._layered = None
+        core.fetcher.failures += 1
+        if self._push is not None:
+            push, self._push = self._push, None
+            self._prefills.pushing -= 1
+            if not await push.stop(STOP_GRACE_S):
+                self.unconfirmed = True
+                raise Unavailable("sending KV to the decode instance failed")
+        reservation.held = local
+        self._computed = asyncio.get_running_loop().create_future()
+
+    def _start_push(self, reservation: Reservation, complete: int) -> None:
+        """``complete``: leading blocks whose content is here."""
+        if self._target is None:
+            return
+        core = self._core
+        self._push = Push(
+            core.transfer,
+            core.region.key,
+            core.served.layout,
+            reservation.table,
+            self._target,
+            core.settings.push_timeout_s,
+        )
+        self._prefills.pushing += 1
+        self._push.blocks(0, complete)
+
+    async def _compute(self, reservation: Reservation, local: int) -> int:
+        """The first token; the KV of the first ``reservation.held`` blocks is reused.
+
+        Raises:
+            LayerLost: reused KV that was under way did not come. Nothing of the engine runs for this job then.
+        """
+        order, layered = self.order, self._layered
+        complete = reservation.held - (0 if layered is None else layered.blocks)
+        start = reservation.held * self._core.served.layout.block_tokens
+        self._prefills.advanced(self, start - (len(order.tokens) - self.left))
+        self._start_push(reservation, complete)
+        self._published = local
+        if layered is None:
+            self._publish(start, store=False)
+        self._work = PrefillWork(
+            tokens=order.tokens,
+            position=start,
+            table=reservation.table,
+            sampling=order.sampling,
+            sample_index=order.sample_index,
+            advanced=self._advanced,
+            failed=self._failed,
+            hooks=self._hooks if self._push is not None or layered is not None else None,
+        )
+        self._core.scheduler.add_prefill(self._work)
+        self._core.engine_loop.wake()
+        token = await self.abort.wait(self._computed)
+        if layered is not None:
+            await self._settle_layers(layered, complete, start)
+        return token
+
+    async def _settle_layers(self, layered: LayeredFetch, complete: int, start: int) -> None:
+        """All layers were used; now the reader says whether they may be."""
+        await self.abort.wait(asyncio.ensure_future(asyncio.wait((layered.reading,))))
+        if not layered.came:
+            raise LayerLost("the lease did not cover the reused KV")
+        self._compute_s -= layered.arrivals.stalled_s
+        self._layered = None
+        self._publish(start, store=False)
+        self._publish(len(self.order.tokens))
+
+    def _hooks(self, start: int, end: int) -> tuple[LayerHook | None, LayerHook | None]:
+        push, layered, reservation = self._push, self._layered, self._reservation
+        on_layer: LayerHook | None = None
+        wait_layer: LayerHook | None = None
+        if push is not None:
+
+            def on_layer(layer: int) -> None:
+                push.layer(layer, start, end)
+
+        if layered is not None and reservation is not None and self._first_chunk(start):
+            size = self._core.served.layout.block_tokens
+            first, last = (reservation.held - layered.blocks) * size, reservation.held * size
+
+            def wait_layer(layer: int) -> None:
+                layered.arrivals.wait(layer)
+                if push is not None:
+                    push.layer(layer, first, last)
+
+        return wait_layer, on_layer
+
+    def _first_chunk(self, start: int) -> bool:
+        held = 0 if self._reservation is None else self._reservation.held
+        return start == held * self._core.served.layout.block_tokens
+
+    def _advanced(self, start: int, end: int, token: int | None, seconds: float) -> None:
+        self._compute_s += seconds
+        self._prefills.advanced(self, end - start)
+        if self._layered is None:  # else nothing counts before the reader has said so
+            self._publish(end)
+        if self._computed.done():
+            return
+        if self._push is not None and self._push.error is not None:
+            self._failed(self._push.error)
+        elif token is not None:
+            self._computed.set_result(token)
+
+    def _publish(self, end: int, *, store: bool = True) -> None:
+        """The KV of ``[0, end)`` is in the pool: whole blocks of it may be reused from now on."""
+        order, reservation = self.order, self._reservation
+        until = min(end // self._core.served.layout.block_tokens, len(order.keys))
+        if order.no_reuse or reservation is None or until <= self._published:
+            return
+        blocks, keys = reservation.table[self._published : until], order.keys[self._published : until]
+        self._core.cache.publish(blocks, keys)
+        if store:  # what was fetched is in the store, or on its way there from where it was computed
+            self._core.storage.offer(keys, order.keys[0])
+        self._published = until
+        self._prefills.published(self, keys)
+
+    def _failed(self, error: Exception) -> None:
+        if self._work is not None:
+            self._core.scheduler.remove_prefill(self._work)
+        if not self._computed.done():
+            self._computed.set_exception(
+                error if isinstance(error, PinyonError) else Internal("the engine failed on this prompt")
+            )
+            self._computed.exception()
+
+    async def _finish_push(self, push: Push) -> None:
+        self._finishing = finishing = asyncio.ensure_future(push.finish())
+        try:
+            await self.abort.wait(finishing)
+        except PinyonError as error:
+            if error is self.abort.error:
+                raise  # without aborting the writes: ``_clean_up`` waits for them
+            raise Unavailable(f"sending KV to the decode instance failed: {error.message}") from error
+        self._push = None
+        self._prefills.pushing -= 1
+
+    async def _clean_up(self) -> None:
+        core = self._core
+        if self._work is not None:
+            core.scheduler.remove_prefill(self._work)
+            if not self._computed.done():
+                await core.step_over()
+        if self._layered is not None:
+            await self._layered.stop()
+        if self._push is not None:
+            await core.step_over()
+            self.unconfirmed = not await self._push.stop(STOP_GRACE_S)
+            self._prefills.pushing -= 1
+        if self._finishing is not None:
+            await asyncio.wait((self._finishing,))
+            self._finishing.exception()
+        if self._owned is None and self._reservation is not None:
+            core.cache.release(self._reservation.table)

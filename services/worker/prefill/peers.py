@@ -1,0 +1,278 @@
+"""The decode instance's side of prefill elsewhere: one long-lived PrefillSession per prefill instance.
+
+A session's peer may write into our pool through a region key made for this session alone. The blocks of a prefill are
+free to be used again when it is *settled*: its result came and says that all writes were answered, or the peer's
+connections were cut, or the session's key was revoked, which ends with the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable, error_from_code
+from pinyon.runtime.channel import open_channel
+from pinyon.runtime.interceptors import error_from_rpc
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.outbox import Outbox, OutboxClosed
+from pinyon.store.segments import segment_to_proto
+from pinyon.transfer import TransferError
+from services.worker.parts import Core
+from services.worker.report import layout_to_proto
+
+__all__ = ["PrefillPeers", "RemotePrefill"]
+
+MAX_SESSIONS = 256
+MESSAGE_TOKENS = 256 * 1024
+"""Prompt tokens in one message at most (unless one prompt has more): far below gRPC's 4 MiB."""
+WRITE_S = 10.0
+
+_log = get_logger("prefill-peers")
+
+
+class RemotePrefill:
+    """One prompt at a prefill instance."""
+
+    def __init__(self, session: _PeerSession, stream_id: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.session = session
+        self.stream_id = stream_id
+        self.result: asyncio.Future[worker_pb2.PrefillResult] = loop.create_future()
+        """Or the error: the peer's, or UNAVAILABLE with the field ``prefill_instance`` when the peer is gone."""
+        self.settled: asyncio.Future[None] = loop.create_future()
+        """Nobody writes to the target any more. An error means that this could not be made sure."""
+
+    def fail(self, error: PinyonError) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
+            self.result.exception()  # whoever was aborted does not look
+
+
+class PrefillPeers:
+    """Sessions by address. ``close`` ends all of them."""
+
+    def __init__(self, core: Core, pool: Any) -> None:
+        self.core = core
+        self.pool = pool
+        self._sessions: dict[str, _PeerSession] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def in_flight(self) -> int:
+        """Prefills elsewhere that are not settled."""
+        return sum(len(session.streams) for session in list(self._sessions.values()))
+
+    def start(self, instance_id: str, address: str, start: worker_pb2.PrefillStart) -> RemotePrefill:
+        """Ask for a prompt; ``start.stream_id`` is set here.
+
+        Raises:
+            ResourceExhausted: too many sessions or unsent requests.
+        """
+        session = self._sessions.get(address)
+        if session is None or session.closing:
+            if len(self._tasks) >= MAX_SESSIONS:
+                raise ResourceExhausted(f"{MAX_SESSIONS} prefill instances are connected", field="prefill_instance")
+            session = _PeerSession(self, instance_id, address)
+            self._sessions[address] = session
+            task = asyncio.create_task(session.run(), name="prefill-peer")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return session.start(start)
+
+    async def settle(self, remote: RemotePrefill) -> None:
+        """Wait until the target's memory is ours alone, cancelling what runs. Bounded.
+
+        Raises:
+            TransferError: that could not be achieved; the memory must not be used again.
+        """
+        if not remote.settled.done():
+            if not remote.result.done():
+                remote.session.cancel(remote.stream_id)
+            done, _ = await asyncio.wait((remote.settled,), timeout=self.core.settings.settle_s)
+            if not done:
+                remote.session.end(f"{remote.session.instance_id} did not answer a cancel")
+                await asyncio.wait((remote.settled,))
+        remote.settled.result()
+
+    def forget(self, session: _PeerSession) -> None:
+        if self._sessions.get(session.address) is session:
+            del self._sessions[session.address]
+
+    async def close(self) -> None:
+        for session in list(self._sessions.values()):
+            session.end("the decode instance is stopping")
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+class _PeerSession:
+    def __init__(self, peers: PrefillPeers, instance_id: str, address: str) -> None:
+        self.instance_id = instance_id
+        self.address = address
+        self.closing = False
+        self.streams: dict[int, RemotePrefill] = {}
+        self._peers = peers
+        self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.core.settings.max_requests + 16)
+        self._next_id = 1
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._cuts: set[asyncio.Task[None]] = set()
+
+    # -- for the owner of a request
+
+    def start(self, start: worker_pb2.PrefillStart) -> RemotePrefill:
+        start.stream_id = self._next_id
+        self._outbox.put(start)
+        self._next_id += 1
+        remote = self.streams[start.stream_id] = RemotePrefill(self, start.stream_id)
+        return remote
+
+    def cancel(self, stream_id: int) -> None:
+        try:
+            self._outbox.put(stream_id)
+        except (ResourceExhausted, OutboxClosed):
+            self.end("cancels cannot be delivered")
+
+    def end(self, reason: str) -> None:
+        """Break the session: its prefills fail, its region key is revoked."""
+        if not self._end.done():
+            self._end.set_exception(Unavailable(reason, field="prefill_instance"))
+            self._end.exception()
+
+    # -- life
+
+    async def run(self) -> None:
+        core = self._peers.core
+        region = core.transfer.register_local_memory(self._peers.pool)
+        channel = open_channel(self.address)
+        tasks: set[asyncio.Future[None]] = {self._end}
+        error: PinyonError = Unavailable(f"prefill instance {self.instance_id} is gone", field="prefill_instance")
+        call: Any = None
+        try:
+            segment = core.transfer.descriptor([region])
+            hello = worker_pb2.PrefillHello(
+                instance_id=core.served.instance_id,
+                segment=segment_to_proto(segment),
+                layout=layout_to_proto(core.served),
+                model_fingerprint=core.served.card.fingerprint,
+            )
+            call = worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession()
+            tasks |= {
+                asyncio.ensure_future(self._write(call, hello)),
+                asyncio.ensure_future(self._read(call)),
+            }
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except grpc.aio.AioRpcError as failure:
+            error = self._named(error_from_rpc(failure))
+        except (PinyonError, TimeoutError) as failure:
+            _log.info("session with %s ends: %s", self.address, failure)
+        except Exception:
+            _log.exception("session with %s failed", self.address)
+        finally:
+            self.closing = True
+            self._peers.forget(self)
+            self._outbox.close()
+            for remote in self.streams.values():
+                remote.fail(error)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for task in tasks:
+                if not task.cancelled():
+                    task.exception()
+            if call is not None:
+                call.cancel()
+            await channel.close(None)
+            await self._revoke(region)
+
+    async def _revoke(self, region: Any) -> None:
+        failure: TransferError | None = None
+        try:
+            await asyncio.to_thread(self._peers.core.transfer.unregister, region)
+        except TransferError as error:
+            _log.error("a peer's writes cannot be stopped: its target blocks stay unused", exc_info=error)
+            failure = error
+        if self._cuts:
+            await asyncio.wait(set(self._cuts))
+        for remote in list(self.streams.values()):
+            self._settle(remote, failure)
+
+    def _settle(self, remote: RemotePrefill, failure: TransferError | None = None) -> None:
+        self.streams.pop(remote.stream_id, None)
+        if remote.settled.done():
+            return
+        if failure is None:
+            remote.settled.set_result(None)
+        else:
+            remote.settled.set_exception(failure)
+            remote.settled.exception()
+
+    def _named(self, error: PinyonError) -> PinyonError:
+        """Whatever ended the session, the request's owner learns which instance it was."""
+        code = error.grpc_code if error.grpc_code in ("FAILED_PRECONDITION", "INVALID_ARGUMENT") else "UNAVAILABLE"
+        return error_from_code(code, f"prefill instance {self.instance_id}: {error.message}", field="prefill_instance")
+
+    async def _write(self, call: Any, hello: worker_pb2.PrefillHello) -> None:
+        message = worker_pb2.PrefillSessionRequest(hello=hello)
+        async with asyncio.timeout(WRITE_S):  # not wait_for: on Python 3.11 it may swallow a cancellation
+            await call.write(message)
+        while True:
+            for message in _messages(await self._outbox.take_all()):
+                async with asyncio.timeout(WRITE_S):
+                    await call.write(message)
+
+    async def _read(self, call: Any) -> None:
+        async for message in call:
+            for result in message.results:
+                remote = self.streams.get(result.stream_id)
+                if remote is not None and not remote.result.done():
+                    self._take(remote, result)
+
+    def _take(self, remote: RemotePrefill, result: worker_pb2.PrefillResult) -> None:
+        if result.HasField("error"):
+            remote.fail(
+                error_from_code(
+                    result.error.code,
+                    f"prefill instance {self.instance_id}: {result.error.message}",
+                    field=result.error.field or None,
+                    retry_after_s=result.error.retry_after_ms / 1000 if result.error.retry_after_ms else None,
+                )
+            )
+        else:
+            remote.result.set_result(result)
+        if result.unconfirmed_boot_id:
+            cut = asyncio.ensure_future(self._cut(remote, result.unconfirmed_boot_id))
+            self._cuts.add(cut)
+            cut.add_done_callback(self._cuts.discard)
+        else:
+            self._settle(remote)
+
+    async def _cut(self, remote: RemotePrefill, boot_id: bytes) -> None:
+        if await asyncio.to_thread(self._peers.core.transfer.drop_peer, boot_id):
+            self._settle(remote)
+        else:
+            self.end(f"late writes of {self.instance_id} cannot be cut off")
+
+
+def _messages(items: list[worker_pb2.PrefillStart | int]) -> list[worker_pb2.PrefillSessionRequest]:
+    """All of it in as few messages as the size limit allows, in order."""
+    message = worker_pb2.PrefillSessionRequest()
+    messages, tokens = [message], 0
+    for item in items:
+        if isinstance(item, int):
+            message.cancel_stream_ids.append(item)
+            continue
+        tokens += len(item.prompt_tokens_le32) // 4
+        if tokens > MESSAGE_TOKENS and message.starts:
+            message, tokens = worker_pb2.PrefillSessionRequest(), len(item.prompt_tokens_le32) // 4
+            messages.append(message)
+        message.starts.append(item)
+    return messages

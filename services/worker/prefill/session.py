@@ -1,0 +1,157 @@
+"""The prefill instance's side of PrefillSession: prompts in, results out, in one stream per decode instance."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import Cancelled, DeadlineExceeded, FailedPrecondition, InvalidArgument, PinyonError
+from pinyon.runtime.interceptors import error_to_proto
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.outbox import Outbox, OutboxClosed
+from pinyon.transfer import SegmentDescriptor
+from services.worker.orders import parse_hello, parse_prefill, parse_target
+from services.worker.parts import Core
+from services.worker.prefill.job import PrefillJob, PrefillOutcome
+from services.worker.prefill.prefills import Prefills
+
+__all__ = ["PrefillSession", "report_to_proto"]
+
+HELLO_S = 10.0
+WRITE_S = 10.0
+
+_log = get_logger("prefill-session")
+
+
+class PrefillSession:
+    """One decode instance. When its stream ends, its prompts are not computed any further."""
+
+    def __init__(self, core: Core, prefills: Prefills) -> None:
+        self._core = core
+        self._prefills = prefills
+        self._jobs: dict[int, PrefillJob] = {}
+        self._outbox: Outbox[worker_pb2.PrefillResult] = Outbox(2 * core.settings.max_prefills + 16)
+
+    async def run(self, context: Any) -> None:
+        """
+        Raises:
+            InvalidArgument, FailedPrecondition: the hello is missing or does not fit; see ``parse_hello``.
+        """
+        served = self._core.served
+        if not served.role.prefills:
+            raise FailedPrecondition(f"{served.instance_id} is a decode instance: it computes no prompts")
+        try:
+            async with asyncio.timeout(HELLO_S):
+                first = await context.read()
+        except TimeoutError:
+            raise DeadlineExceeded("no hello came") from None
+        if first is grpc.aio.EOF or not first.HasField("hello"):  # type: ignore[attr-defined]  # not in the stubs
+            raise InvalidArgument("the first message must have a hello", field="hello")
+        segment = parse_hello(first.hello, served)
+        reader = asyncio.ensure_future(self._read(context, segment, first))
+        writer = asyncio.ensure_future(self._write(context))
+        try:
+            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            # The peer sends nothing more, so nobody waits for these; their results still say when they have ended.
+            self._cancel_all()
+            if self._jobs:
+                await asyncio.wait([job.done for job in self._jobs.values()])
+            self._outbox.close()
+            await writer
+        finally:
+            self._cancel_all()
+            self._outbox.close()
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.wait((reader, writer))
+            for task in (reader, writer):
+                if not task.cancelled():
+                    task.exception()
+
+    def _cancel_all(self) -> None:
+        for job in list(self._jobs.values()):
+            self._prefills.cancel(job, Cancelled("the decode instance went away"))
+
+    async def _read(self, context: Any, segment: SegmentDescriptor, message: Any) -> None:
+        while message is not grpc.aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
+            for start in message.starts:
+                self._start(start, segment)
+            for stream_id in message.cancel_stream_ids:
+                job = self._jobs.get(stream_id)
+                if job is not None:
+                    self._prefills.cancel(job, Cancelled("cancelled by the decode instance"))
+            message = await context.read()
+
+    async def _write(self, context: Any) -> None:
+        try:
+            while True:
+                results = await self._outbox.take_all()
+                # Not wait_for: on Python 3.11 it may swallow a cancellation.
+                async with asyncio.timeout(WRITE_S):
+                    await context.write(worker_pb2.PrefillSessionResponse(results=results))
+        except OutboxClosed:
+            return
+
+    def _start(self, start: worker_pb2.PrefillStart, segment: SegmentDescriptor) -> None:
+        stream_id = start.stream_id
+        try:
+            if stream_id in self._jobs:
+                raise InvalidArgument(f"stream {stream_id} is in use", field="stream_id")
+            order = parse_prefill(start, self._core.served)
+            job = self._prefills.submit(order, target=parse_target(start, segment, self._core.served))
+        except PinyonError as error:
+            self._put(worker_pb2.PrefillResult(stream_id=stream_id, error=error_to_proto(error)))
+            return
+        self._jobs[stream_id] = job
+        timer = None
+        if start.timeout_ms:
+            late = DeadlineExceeded("the request's time was up during its prefill")
+            timer = asyncio.get_running_loop().call_later(start.timeout_ms / 1000, self._prefills.cancel, job, late)
+        job.done.add_done_callback(lambda _: self._finished(stream_id, job, timer))
+
+    def _finished(self, stream_id: int, job: PrefillJob, timer: asyncio.TimerHandle | None) -> None:
+        del self._jobs[stream_id]
+        if timer is not None:
+            timer.cancel()
+        result = worker_pb2.PrefillResult(stream_id=stream_id)
+        error = job.done.exception()
+        if error is None:
+            outcome = job.done.result()
+            result.first_token = outcome.token
+            result.report.CopyFrom(report_to_proto(outcome, self._core.served.instance_id))
+        elif isinstance(error, PinyonError):
+            result.error.CopyFrom(error_to_proto(error))
+        else:
+            result.error.CopyFrom(common_pb2.Error(code="INTERNAL", message="the prefill failed"))
+        if job.unconfirmed:
+            result.unconfirmed_boot_id = self._core.transfer.boot_id
+        self._put(result)
+
+    def _put(self, result: worker_pb2.PrefillResult) -> None:
+        try:
+            self._outbox.put(result)
+        except OutboxClosed:
+            pass
+        except PinyonError:
+            _log.error("a decode instance does not read its results")
+            self._outbox.close()
+
+
+def report_to_proto(outcome: PrefillOutcome, instance_id: str) -> worker_pb2.PrefillReport:
+    return worker_pb2.PrefillReport(
+        prefill_instance_id=instance_id,
+        queue_ms=1000 * outcome.queue_s,
+        fetch_ms=1000 * outcome.fetch_s,
+        compute_ms=1000 * outcome.compute_s,
+        push_ms=1000 * outcome.push_s,
+        computed_tokens=outcome.computed_tokens,
+        local_tokens=outcome.local_tokens,
+        peer_tokens=outcome.peer_tokens,
+        store_tokens=outcome.store_tokens,
+    )

@@ -1,0 +1,209 @@
+"""The topology matrix: which NICs are near to which memory (Mooncake §3.2.3, topology-aware path selection). Pure.
+
+:class:`Topology` is the matrix that is published with a segment; :func:`build_topology` makes it from what a host has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.host.inventory import Inventory, NicInfo, pci_distance, usable_nics
+from pinyon.transfer.host.nic import check_name
+
+__all__ = ["WILDCARD", "Topology", "build_topology"]
+
+WILDCARD = "*"
+"""The row for every location that has no row of its own."""
+MAX_LOCATION_CHARS = 64
+MAX_LOCATIONS = 1024
+MAX_LOCATION_NICS = 64
+MAX_JSON_CHARS = 1 << 23
+
+Row = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Per memory location the names of the preferred and of the secondary NICs; immutable and hashable.
+
+    Raises:
+        InvalidTransfer: too many locations or NICs, a bad name, a NIC twice in one row; the message names the location.
+    """
+
+    rows: Mapping[str, Row]
+    """``{"cpu:0": (("mlx5_2",), ("mlx5_3",))}``; either list may be empty."""
+
+    def __post_init__(self) -> None:
+        if len(self.rows) > MAX_LOCATIONS:
+            raise InvalidTransfer(f"a topology has at most {MAX_LOCATIONS} locations", field="topology")
+        for location, row in self.rows.items():
+            _check_row(location, row)
+        object.__setattr__(self, "rows", dict(self.rows))
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self.rows.items())))
+
+    @cached_property
+    def nics(self) -> tuple[str, ...]:
+        """All names, each once, in the order of their first mention."""
+        return tuple(dict.fromkeys(name for row in self.rows.values() for names in row for name in names))
+
+    def preferred(self, location: str) -> tuple[str, ...]:
+        """NICs to use first; for an unknown location those of the row ``"*"``, without such a row all NICs."""
+        return self._row(location)[0]
+
+    def secondary(self, location: str) -> tuple[str, ...]:
+        """NICs to use when the preferred ones fail."""
+        return self._row(location)[1]
+
+    def _row(self, location: str) -> Row:
+        return self.rows.get(location) or self.rows.get(WILDCARD) or (self.nics, ())
+
+    def restricted(self, names: Collection[str]) -> Topology:
+        """The same matrix with only these NICs."""
+
+        def kept(row: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(name for name in row if name in names)
+
+        return Topology({location: (kept(first), kept(second)) for location, (first, second) in self.rows.items()})
+
+    def merged(self, other: Topology) -> Topology:
+        """Both matrices in one, for a host with NICs of two transports: the names of ``other`` come after ours.
+
+        A location that only one of them has gets the other's answer for an unknown location.
+
+        Raises:
+            InvalidTransfer: a location with too many NICs, or a NIC that is preferred here and secondary there.
+        """
+        return Topology(
+            {
+                location: (
+                    tuple(dict.fromkeys(self.preferred(location) + other.preferred(location))),
+                    tuple(dict.fromkeys(self.secondary(location) + other.secondary(location))),
+                )
+                for location in dict.fromkeys((*self.rows, *other.rows))
+            }
+        )
+
+    def to_dict(self) -> dict[str, list[list[str]]]:
+        """Mooncake's form: ``{"cpu:0": [["mlx5_2"], ["mlx5_3"]]}``."""
+        return {location: [list(names) for names in row] for location, row in self.rows.items()}
+
+    @classmethod
+    def from_dict(cls, value: Any) -> Topology:
+        """The inverse of :meth:`to_dict`, for outside data.
+
+        Raises:
+            InvalidTransfer: another form, or over the bounds of this class.
+        """
+        if not isinstance(value, dict):
+            raise InvalidTransfer('a topology is an object like {"cpu:0": [["eth0"], ["eth1"]]}', field="topology")
+        if len(value) > MAX_LOCATIONS:
+            raise InvalidTransfer(f"a topology has at most {MAX_LOCATIONS} locations", field="topology")
+        return cls({location: _row_of(location, row) for location, row in value.items()})
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Topology:
+        """Parse Mooncake's JSON form.
+
+        Raises:
+            InvalidTransfer: not JSON, a location twice, or not a topology.
+        """
+        if len(text) > MAX_JSON_CHARS:
+            raise InvalidTransfer(f"a topology has at most {MAX_JSON_CHARS} characters", field="topology")
+        try:
+            value = json.loads(text, object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as error:
+            raise InvalidTransfer(f"a topology that is not JSON: {error}", field="topology") from None
+        return cls.from_dict(value)
+
+
+def _shown(location: object) -> str:
+    """A location for a message: a bad one may be long."""
+    text = repr(location)
+    return text if len(text) <= MAX_LOCATION_CHARS + 2 else f"{text[:MAX_LOCATION_CHARS]}…"
+
+
+def _row_of(location: Any, value: Any) -> Row:
+    if (
+        not isinstance(value, list | tuple)
+        or len(value) != 2
+        or not all(isinstance(names, list | tuple) for names in value)
+    ):
+        raise InvalidTransfer(
+            f"topology, location {_shown(location)}: two lists are needed, [[preferred NICs], [secondary NICs]]",
+            field="topology",
+        )
+    return tuple(value[0]), tuple(value[1])
+
+
+def _check_row(location: object, row: Row) -> None:
+    where = f"topology, location {_shown(location)}"
+    if (
+        not isinstance(location, str)
+        or not 0 < len(location) <= MAX_LOCATION_CHARS
+        or not location.isprintable()
+        or " " in location
+    ):
+        raise InvalidTransfer(
+            f"{where}: a location has 1 to {MAX_LOCATION_CHARS} printable characters", field="topology"
+        )
+    names = (*row[0], *row[1])
+    if len(names) > MAX_LOCATION_NICS:
+        raise InvalidTransfer(f"{where}: more than {MAX_LOCATION_NICS} NICs", field="topology")
+    for name in names:
+        check_name(name, where)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidTransfer(f"{where}: {twice!r} is there twice", field="topology")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for location, row in pairs:
+        if location in value:
+            raise InvalidTransfer(f"topology, location {_shown(location)}: it is there twice", field="topology")
+        value[location] = row
+    return value
+
+
+def build_topology(inventory: Inventory, kind: str = "rdma", names: Collection[str] = ()) -> Topology:
+    """The matrix of one kind of NIC (``"rdma"`` or ``"tcp"``) over all NUMA nodes (``cpu:N``) and GPUs (``cuda:N``).
+
+    A node prefers the NICs on it (one whose node is not known counts as near to all), a GPU those at the shortest
+    PCIe distance; where that leaves nothing, all are preferred. NICs that are down are secondary. Of more NICs than a
+    row holds (64), the nearest are kept.
+
+    Args:
+        names: see :func:`usable_nics`.
+
+    Raises:
+        InvalidTransfer: another kind.
+    """
+    if kind not in ("rdma", "tcp"):
+        raise InvalidTransfer(f"no such kind of NIC: {kind!r}", field="kind")
+    nics = usable_nics(inventory, kind, names)
+    up = [nic for nic in nics if nic.up]
+    rows: dict[str, Row] = {}
+    for node in inventory.nodes:
+        near = [nic for nic in up if nic.numa is None or nic.numa == node.id]
+        rows[f"cpu:{node.id}"] = _row(near or up, nics)
+    for gpu in inventory.gpus:
+        distances = [pci_distance(gpu, nic) for nic in up]
+        shortest = min(distances, default=None)
+        rows[f"cuda:{gpu.index}"] = _row([nic for nic, far in zip(up, distances, strict=True) if far == shortest], nics)
+    return Topology(rows)
+
+
+def _row(preferred: Iterable[NicInfo], nics: Iterable[NicInfo]) -> Row:
+    first = tuple(nic.name for nic in preferred)[:MAX_LOCATION_NICS]
+    rest = [nic.name for nic in nics if nic.name not in first]
+    return first, tuple(rest[: MAX_LOCATION_NICS - len(first)])

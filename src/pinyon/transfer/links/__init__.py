@@ -1,0 +1,1 @@
+"""Authenticated connections to other processes: dialled, accepted, pooled."""

@@ -1,0 +1,221 @@
+"""The front door: listens, authenticates, and hands each accepted link to the service it asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links import handshake
+from pinyon.transfer.links.endpoint_pool import EndpointPool
+from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.links.inbound import Inbound, LinkService
+from pinyon.transfer.transports.base import Meter
+
+__all__ = ["Acceptor", "Inbound", "LinkService"]
+
+_log = logging.getLogger(__name__)
+_TICK_S = 1.0
+_ROOM_S = 0.05
+"""How long one more link waits for another to come to rest (it polls for a moment after each request) before BUSY."""
+
+
+class Acceptor:
+    """Accepts up to ``max_inbound`` links on all addresses of the engine, and can cut off a peer.
+
+    One more link evicts a resting one, chosen by SIEVE; when all are in use it is answered BUSY.
+    """
+
+    def __init__(
+        self, identity: Identity, limits: TransferLimits, meter: Meter, services: Mapping[int, LinkService]
+    ) -> None:
+        self.identity = identity
+        self.limits = limits
+        self.services = services
+        self._meter = meter
+        self._lock = threading.Lock()
+        self._rested = threading.Condition(self._lock)
+        self._waiting = 0
+        """Listeners that wait for room."""
+        self._inbound: set[Inbound] = set()
+        """With those that were evicted and whose threads have not ended yet."""
+        self._pool: EndpointPool[Inbound, Inbound] = EndpointPool(limits.max_inbound, 1)
+        self._by_identity: dict[tuple[bytes, int], Inbound] = {}
+        self._closing = threading.Event()
+        self._wake = -1  # an eventfd, from the first listener to the close
+        self._listeners: list[tuple[socket.socket, threading.Thread]] = []
+
+    def listen(self, host: str, port: int) -> int:
+        """Bind a tcp address and start accepting; the port that was bound.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=128)
+        self._start_accepting(listener)
+        return int(listener.getsockname()[1])
+
+    def listen_unix(self, name: str) -> None:
+        """Bind an abstract Unix socket (``@...``: gone with the process, nothing to remove) and start accepting.
+
+        Raises:
+            OSError: the name cannot be had.
+        """
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind("\0" + name[1:])
+            listener.listen(128)
+        except BaseException:
+            listener.close()
+            raise
+        self._start_accepting(listener)
+
+    def _start_accepting(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        if self._wake < 0:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        thread = threading.Thread(target=self._accept, args=(listener,), name="pinyon-transfer-accept", daemon=True)
+        self._listeners.append((listener, thread))
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                selector.select(_TICK_S)
+                try:
+                    sock, _ = listener.accept()
+                except BlockingIOError:
+                    continue
+                except OSError as error:  # out of file descriptors, or a peer that left the queue
+                    if not self._closing.wait(0.05):
+                        _log.warning("cannot accept a transfer link: %s", error)
+                    continue
+                self._start(sock)
+
+    def _start(self, sock: socket.socket) -> None:
+        evicted: list[Inbound] | None = None
+        inbound = None
+        try:
+            inbound = Inbound(self, sock)
+            with self._lock:
+                evicted = self._make_room(inbound)
+                if evicted is not None:
+                    self._pool.add(inbound, inbound)
+                    self._inbound.add(inbound)
+                    inbound.thread.start()
+        except (OSError, RuntimeError) as error:
+            _log.warning("cannot serve a transfer link: %s", error)
+            if evicted is not None and inbound is not None:
+                self.ended(inbound)
+                inbound = None
+        for victim in evicted or ():
+            victim.abort()
+        if evicted is not None and inbound is not None:
+            return
+        with contextlib.suppress(OSError):
+            sock.setblocking(False)
+            sock.send(handshake.pack_hello_reply(handshake.HelloCode.BUSY, bytes(16), bytes(16), b"", None))
+        sock.close()
+
+    def _make_room(self, inbound: Inbound) -> list[Inbound] | None:
+        """Lock held. Those evicted; None: there is no room even after a moment in which a link may come to rest."""
+        end = time.monotonic() + _ROOM_S
+        while not self._closing.is_set():
+            evicted = self._pool.reserve(inbound)
+            remaining = end - time.monotonic()
+            if evicted is not None or remaining <= 0:
+                return evicted
+            self._waiting += 1
+            self._rested.wait(remaining)
+            self._waiting -= 1
+        return None
+
+    def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
+        """Enter a link whose handshake is through, after the one it replaces has ended."""
+        if hello.replaces:
+            with self._lock:
+                replaced = self._by_identity.get((hello.client_boot, hello.replaces))
+            if replaced is not None and not _end([replaced], self.limits.stall_s):
+                return handshake.HelloCode.BUSY
+        identity = (hello.client_boot, hello.connection_id)
+        with self._lock:
+            if self._closing.is_set() or identity in self._by_identity:
+                return handshake.HelloCode.BUSY
+            inbound.identity = identity
+            self._by_identity[identity] = inbound
+        return handshake.HelloCode.OK
+
+    def take(self, inbound: Inbound) -> bool:
+        """From now on the link is not evicted. False: it has been."""
+        with self._lock:
+            return self._pool.take(inbound)
+
+    def release(self, inbound: Inbound) -> None:
+        """From now on the link may be evicted."""
+        with self._lock:
+            kept = self._pool.release(inbound, time.monotonic())
+            if self._waiting:
+                self._rested.notify_all()
+        if not kept:
+            inbound.abort()
+
+    def ended(self, inbound: Inbound) -> None:
+        with self._lock:
+            self._inbound.discard(inbound)
+            self._pool.discard(inbound)
+            if self._waiting:
+                self._rested.notify_all()
+            if inbound.identity is not None:
+                self._by_identity.pop(inbound.identity, None)
+
+    def drop(self, client_boot: bytes) -> bool:
+        """End all links of that peer. True: nothing it sent before can reach memory any more."""
+        with self._lock:
+            victims = [one for identity, one in self._by_identity.items() if identity[0] == client_boot]
+        return _end(victims, max(self.limits.stall_s, 5.0))
+
+    def count(self, counter: str) -> None:
+        with self._meter.lock:
+            setattr(self._meter, counter, getattr(self._meter, counter) + 1)
+
+    def served(self, opcode: int, nbytes: int, refused: int) -> None:
+        with self._meter.lock:
+            self._meter.served(opcode, nbytes, refused)
+
+    @property
+    def links(self) -> int:
+        return len(self._inbound)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing.set()
+            self._pool.close()
+            inbound = list(self._inbound)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)  # read by nobody, so it wakes every acceptor
+            for listener, thread in self._listeners:
+                thread.join(10.0)
+                listener.close()
+            self._listeners.clear()
+            os.close(self._wake)
+            self._wake = -1
+        _end(inbound, 10.0)
+
+
+def _end(links: list[Inbound], timeout_s: float) -> bool:
+    """Abort links and wait for their threads; True when all are gone."""
+    deadline = time.monotonic() + timeout_s
+    for link in links:
+        link.abort()
+    for link in links:
+        link.thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(link.thread.is_alive() for link in links)

@@ -1,0 +1,196 @@
+"""The initiator's side of a link's set-up: connect, prove who we are, name the service."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import socket
+import ssl
+import time
+
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links import handshake
+from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
+from pinyon.transfer.links.tls import TlsStream
+from pinyon.transfer.request import Reason, TransferStatus
+from pinyon.transfer.transports.base import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
+
+__all__ = ["DialRefused", "Link", "dial", "dial_failure"]
+
+_link_ids = itertools.count(1)
+
+Address = tuple[str, int] | str
+"""IP address (or name) and port, or the path of a Unix socket; a path that begins with ``@`` is an abstract one."""
+
+
+class DialRefused(Exception):
+    """The peer answered the set-up with a no, or could not prove that it knows the secret."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.name)
+        self.reason = reason
+
+
+_REASONS = {
+    handshake.HelloCode.VERSION: Reason.PROTOCOL,
+    handshake.HelloCode.STALE: Reason.STALE_SEGMENT,
+    handshake.HelloCode.AUTH: Reason.UNAUTHENTICATED,
+    handshake.HelloCode.BUSY: Reason.BUSY,
+    handshake.HelloCode.NO_SERVICE: Reason.CONNECT_FAILED,
+}
+
+_CLOSED_BY_PEER = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+_FINAL = (Reason.STALE_SEGMENT, Reason.UNAUTHENTICATED)
+"""Answers that the same request would get again, by any path."""
+
+
+def dial_failure(error: BaseException, deadline: float) -> Outcome | None:
+    """How a chain with this deadline ends that got no link; None for a defect."""
+    if isinstance(error, DialRefused):
+        return Outcome(TransferStatus.REFUSED if error.reason in _FINAL else TransferStatus.FAILED, error.reason)
+    if isinstance(error, (Stalled, DeadlineReached, TimeoutError)):
+        return LATE if time.monotonic() >= deadline else STALLED
+    if isinstance(error, WireError):
+        return BAD_BYTES
+    return NO_CONNECTION if isinstance(error, OSError) else None
+
+
+class Link:
+    """An authenticated stream to a peer's service. Owned by whoever dialled; ``close`` frees it."""
+
+    __slots__ = ("id", "stream")
+
+    def __init__(self, stream: Stream, link_id: int) -> None:
+        self.stream = stream
+        self.id = link_id
+        """Unique in this process life; what a later link's ``replaces`` names."""
+
+    def receive_bytes(self, count: int, deadline: float) -> bytes:
+        """Exactly ``count`` bytes; raises like ``Stream.receive``."""
+        data = bytearray(count)
+        self.stream.receive([memoryview(data)], deadline)
+        return bytes(data)
+
+
+def dial(
+    address: Address,
+    expected_boot: bytes,
+    service: handshake.Service,
+    identity: Identity,
+    limits: TransferLimits,
+    deadline: float,
+    *,
+    source: str = "",
+    device: str = "",
+    replaces: int = 0,
+) -> Link:
+    """Connect and shake hands before ``deadline`` (monotonic seconds) or the connect limit, whichever is first.
+
+    Args:
+        expected_boot: the peer's boot id; a process with another one refuses.
+        source: local IP address to connect from, which chooses the local NIC; "" leaves it to the routing table.
+        device: network interface to bind to where that is possible, for hosts with several NICs on one network.
+        replaces: id of a link of ours that the peer must have ended before it answers; 0 for none.
+
+    Raises:
+        DialRefused, WireError, OSError (``TimeoutError`` when nobody answers), Stalled, DeadlineReached
+    """
+    limit = min(deadline, time.monotonic() + limits.connect_s)
+    remaining = limit - time.monotonic()
+    if remaining <= 0:
+        raise DeadlineReached
+    sock = (
+        _connect_tcp(address, remaining, source, device)
+        if isinstance(address, tuple)
+        else _connect_unix(address, remaining)
+    )
+    stream: Stream | None = None
+    try:
+        if identity.client_tls is not None and isinstance(address, tuple):
+            stream = TlsStream(sock, identity.client_tls, limits.stall_s, limits.socket_buffer_bytes)
+            stream.shake_hands(limit)
+        else:
+            stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s)
+        link = Link(stream, next(_link_ids))
+        _shake_hands(link, expected_boot, service, identity, limit, replaces)
+    except BaseException as error:
+        if stream is not None:
+            stream.close(hard=True)
+        else:
+            sock.close()
+        if isinstance(error, ssl.SSLError) and not isinstance(error, _CLOSED_BY_PEER):
+            raise DialRefused(Reason.UNAUTHENTICATED) from error
+        raise
+    return link
+
+
+def _connect_tcp(address: tuple[str, int], timeout_s: float, source: str, device: str) -> socket.socket:
+    """Like ``socket.create_connection``, bound to the device first: to each address of the name until one answers."""
+    deadline = time.monotonic() + timeout_s
+    last: OSError | None = None
+    for family, kind, proto, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.settimeout(max(deadline - time.monotonic(), 0.001))
+            if device and hasattr(socket, "SO_BINDTODEVICE"):
+                with contextlib.suppress(OSError):  # no such device or not allowed: the source address has to do
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+            if source:
+                sock.bind((source, 0))
+            sock.connect(where)
+            return sock
+        except OSError as error:
+            last = error
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+    try:
+        raise last or OSError(f"no address for {address[0]}")
+    finally:
+        del last  # else the error holds this frame and the frame the error, and both the chain's memory
+
+
+def _connect_unix(path: str, timeout_s: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect("\0" + path[1:] if path.startswith("@") else path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _shake_hands(
+    link: Link,
+    expected_boot: bytes,
+    service: handshake.Service,
+    identity: Identity,
+    limit: float,
+    replaces: int,
+) -> None:
+    secret = identity.secret
+    nonce = secrets.token_bytes(handshake.NONCE_BYTES)
+    hello = handshake.pack_hello(
+        handshake.Hello(link.id, replaces, identity.boot_id, expected_boot, nonce, secret is not None, service)
+    )
+    link.stream.send([hello], limit)
+    reply_bytes = link.receive_bytes(handshake.HELLO_REPLY_BYTES, limit)
+    reply = handshake.parse_hello_reply(reply_bytes)
+    if reply.code is not handshake.HelloCode.OK:
+        raise DialRefused(_REASONS[reply.code])
+    if reply.server_boot != expected_boot:
+        raise DialRefused(Reason.STALE_SEGMENT)
+    if secret is None:
+        return
+    if not handshake.verify_server(secret, hello, reply_bytes):
+        raise DialRefused(Reason.UNAUTHENTICATED)
+    link.stream.send([handshake.client_mac(secret, hello, reply_bytes)], limit)
+    code = handshake.parse_accept(link.receive_bytes(handshake.ACCEPT_BYTES, limit))
+    if code is not handshake.HelloCode.OK:
+        raise DialRefused(_REASONS[code])

@@ -1,0 +1,175 @@
+"""One accepted link: its set-up, its thread, and the service that it is handed to."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.links import handshake
+from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
+from pinyon.transfer.links.tls import TlsStream
+
+if TYPE_CHECKING:
+    from pinyon.transfer.links.acceptor import Acceptor
+
+__all__ = ["Inbound", "LinkService"]
+
+_log = logging.getLogger(__name__)
+_TLS_RECORD = b"\x16\x03"
+"""How a TLS handshake begins (RFC 8446, section 5.1: type handshake, version 3.x)."""
+
+
+class LinkService(Protocol):
+    """Serves the links of one :class:`pinyon.transfer.links.handshake.Service`."""
+
+    def serve(self, inbound: Inbound) -> None:
+        """Run in the link's thread until it is idle too long, closed or broken; ``inbound`` is closed afterwards.
+
+        May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. Between two requests the link must
+        be ``rest``-ed, and ``work`` asked before the next: a resting link may be evicted.
+        """
+        ...
+
+
+class Inbound:
+    """One accepted link and its thread."""
+
+    def __init__(self, acceptor: Acceptor, sock: socket.socket) -> None:
+        self._acceptor = acceptor
+        self._sock = sock
+        self._aborted = False
+        self._resting = False
+        limits = acceptor.limits
+        self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s)
+        self.identity: tuple[bytes, int] | None = None
+        """Client boot id and link id, once the handshake is through."""
+        self.thread = threading.Thread(target=self._work, name="pinyon-transfer-in", daemon=True)
+        self.on_end: list[Callable[[], None]] = []
+        """What the service must undo when the link ends (destroy a queue pair, stop a copy); run in the link's thread
+        before anybody who waits for the link's end goes on."""
+
+    def abort(self) -> None:
+        """Make the thread end soon; from any thread."""
+        self._aborted = True
+        self.stream.abort()
+
+    def work(self) -> bool:
+        """Before serving a request: from now on the link is in use and not evicted. False: it has been, end."""
+        if self._resting:
+            if not self._acceptor.take(self):
+                return False
+            self._resting = False
+        return True
+
+    def rest(self) -> None:
+        """After serving a request: until the next ``work`` the link may be evicted to make room for another."""
+        if not self._resting:
+            self._resting = True
+            self._acceptor.release(self)
+
+    def receive_bytes(self, count: int, deadline: float) -> bytes:
+        data = bytearray(count)
+        self.stream.receive([memoryview(data)], deadline)
+        return bytes(data)
+
+    def _work(self) -> None:
+        hard = True
+        try:
+            deadline = time.monotonic() + self._acceptor.limits.connect_s
+            service = self._shake_hands(deadline) if self._secure(deadline) else None
+            if service is not None:
+                service.serve(self)
+            hard = False  # also after a refusal: a reset could overtake the answer
+        except WireError as error:
+            self._acceptor.count("protocol_errors")
+            _log.info("a transfer link broke the protocol: %s", error)
+        except (OSError, Stalled, DeadlineReached) as error:
+            _log.debug("a transfer link ended: %r", error)
+        except Exception:
+            _log.exception("a transfer link ended in a defect")
+        finally:
+            for undo in reversed(self.on_end):
+                try:
+                    undo()
+                except Exception:
+                    _log.exception("cleaning up after a transfer link failed")
+            self.stream.close(hard=hard)
+            self._acceptor.ended(self)
+
+    def _secure(self, deadline: float) -> bool:
+        """Wrap a tcp stream in TLS if we have it. False: the peer does not, or has it and we do not; it was told."""
+        context = self._acceptor.identity.server_tls
+        if self._sock.family == socket.AF_UNIX:
+            return True
+        wanted = handshake.MAGIC if context is None else _TLS_RECORD
+        first = self.stream.peek(len(handshake.MAGIC), deadline)
+        if not first.startswith(wanted):
+            if first.startswith((handshake.MAGIC, _TLS_RECORD)):
+                # Plain bytes either way: a plain initiator reads a refusal, a TLS one fails at its first record.
+                self._acceptor.count("auth_failures")
+                self.receive_bytes(handshake.HELLO_BYTES, deadline)
+                boot = bytes(len(self._acceptor.identity.boot_id))
+                refusal = handshake.HelloCode.AUTH, boot, bytes(handshake.NONCE_BYTES), b"", None
+                self.stream.send([handshake.pack_hello_reply(*refusal)], deadline)
+                return False
+            if not first:
+                raise ConnectionResetError("the peer closed the connection")
+            raise WireError("not a pinyon transfer connection")
+        if context is not None:
+            limits = self._acceptor.limits
+            secured = TlsStream(self._sock, context, limits.stall_s, limits.socket_buffer_bytes)
+            self.stream = secured
+            if self._aborted:  # before the line above, when it hit the socket that is no more
+                return False
+            try:
+                secured.shake_hands(deadline)
+            except ssl.SSLError:
+                self._acceptor.count("auth_failures")
+                raise
+        return True
+
+    def _shake_hands(self, deadline: float) -> LinkService | None:
+        acceptor = self._acceptor
+        secret, boot_id = acceptor.identity.secret, acceptor.identity.boot_id
+        hello_bytes = self.receive_bytes(handshake.HELLO_BYTES, deadline)
+        version, hello = handshake.parse_hello(hello_bytes)
+        service = acceptor.services.get(hello.service)
+        code = handshake.HelloCode.OK
+        if version != handshake.VERSION:
+            code = handshake.HelloCode.VERSION
+        elif hello.authenticated is not (secret is not None):
+            code = handshake.HelloCode.AUTH
+        elif hello.expected_boot != boot_id:
+            code = handshake.HelloCode.STALE
+        elif secret is None:
+            code = acceptor.admit(self, hello) if service is not None else handshake.HelloCode.NO_SERVICE
+        ok = code is handshake.HelloCode.OK
+        reply = handshake.pack_hello_reply(
+            code,
+            boot_id if ok else bytes(len(boot_id)),
+            secrets.token_bytes(handshake.NONCE_BYTES),
+            hello_bytes,
+            secret if ok else None,
+        )
+        if code is handshake.HelloCode.AUTH:
+            acceptor.count("auth_failures")
+        self.stream.send([reply], deadline)
+        if not ok or secret is None:
+            return service if ok else None
+        proof = self.receive_bytes(handshake.MAC_BYTES, deadline)
+        if not handshake.verify_client(secret, hello_bytes, reply, proof):
+            code = handshake.HelloCode.AUTH
+            acceptor.count("auth_failures")
+        elif service is None:
+            code = handshake.HelloCode.NO_SERVICE
+        else:
+            code = acceptor.admit(self, hello)
+        self.stream.send([handshake.pack_accept(code)], deadline)
+        return service if code is handshake.HelloCode.OK else None

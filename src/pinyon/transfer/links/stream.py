@@ -1,0 +1,228 @@
+"""A blocking stream socket (TCP or Unix) whose every wait has an end.
+
+Blocking calls with the kernel's own timeouts (SO_RCVTIMEO, SO_SNDTIMEO) and MSG_WAITALL move megabytes per system call
+without the GIL; ``socket.settimeout`` would add a poll and a trip through the interpreter per fragment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pinyon.transfer.links.spinner import Spinner
+
+__all__ = ["DeadlineReached", "Stalled", "Stream"]
+
+_TICKS_PER_STALL = 4
+"""The kernel's timeout is this fraction of the stall limit: a stall is found between 1 and 1.25 limits after the last
+byte, because the call during which the peer froze returns first with what it had moved."""
+_IOV_MAX = 1024
+_MIN_TIMEOUT_S = 0.001
+
+
+_Buffer = TypeVar("_Buffer", bytes | memoryview, memoryview)
+
+
+class Stalled(Exception):
+    """No byte moved for the stall limit."""
+
+
+class DeadlineReached(Exception):
+    """The operation's total deadline passed."""
+
+
+class Stream:
+    """One thread uses a stream at a time; only ``abort`` may be called from another."""
+
+    _timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
+    """What a call raises when its tick ends without a byte."""
+
+    def __init__(self, sock: socket.socket, stall_s: float, buffer_bytes: int, spin_s: float = 0.0) -> None:
+        self._sock = sock
+        self._tick_s = stall_s / _TICKS_PER_STALL
+        self._armed_s = 0.0
+        self._quiet = 0
+        self._spinner = Spinner(sock, spin_s)
+        self.poll = self._spinner.poll
+        """``poll(buffer)``: bytes that came within the polling time (0: the peer closed); None when none did."""
+        sock.settimeout(None)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+
+    def _arm(self, deadline: float) -> None:
+        """Before a call that may block: it returns at the next tick, or at the deadline if that is sooner. Far from the
+        deadline it is always the tick, so the callers look themselves whether there is anything to do."""
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise DeadlineReached
+        timeout = min(self._tick_s, max(remaining, _MIN_TIMEOUT_S))
+        if timeout != self._armed_s:
+            self._set_timeout(timeout)
+            self._armed_s = timeout
+
+    def _set_timeout(self, timeout: float) -> None:
+        seconds = int(timeout)
+        value = struct.pack("@ll", seconds, int((timeout - seconds) * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def _no_progress(self) -> None:
+        # A short last tick before the deadline counts as a whole one; the deadline itself is checked first.
+        self._quiet += 1
+        if self._quiet >= _TICKS_PER_STALL:
+            raise Stalled
+
+    def send(self, buffers: Sequence[bytes | memoryview], deadline: float) -> None:
+        """Send all bytes of all buffers.
+
+        Raises:
+            Stalled, DeadlineReached, OSError
+        """
+        rest = buffers
+        left = sum(map(len, buffers))
+        self._quiet = 0
+        while left:
+            if deadline - time.monotonic() < self._tick_s or self._armed_s != self._tick_s:
+                self._arm(deadline)
+            try:
+                moved = self._send_some(rest)
+            except self._timeouts:
+                self._no_progress()
+                continue
+            left -= moved
+            if left:
+                self._quiet = 0
+                rest = _after(rest, moved)
+
+    def _send_some(self, rest: Sequence[bytes | memoryview]) -> int:
+        return self._sock.sendmsg(rest if len(rest) <= _IOV_MAX else rest[:_IOV_MAX])
+
+    def receive(self, buffers: Sequence[memoryview], deadline: float) -> None:
+        """Fill all buffers, straight from the socket.
+
+        Raises:
+            Stalled, DeadlineReached, OSError (``ConnectionResetError`` when the peer closed)
+        """
+        rest = buffers
+        left = sum(map(len, buffers))
+        self._quiet = 0
+        while left:
+            if deadline - time.monotonic() < self._tick_s or self._armed_s != self._tick_s:
+                self._arm(deadline)
+            try:
+                moved = self._receive_some(rest)
+            except self._timeouts:
+                self._no_progress()
+                continue
+            if not moved:
+                raise ConnectionResetError("the peer closed the connection")
+            left -= moved
+            if left:
+                self._quiet = 0
+                rest = _after(rest, moved)
+
+    def _receive_some(self, rest: Sequence[memoryview]) -> int:
+        if len(rest) == 1:
+            return self._sock.recv_into(rest[0], 0, socket.MSG_WAITALL)
+        window = rest if len(rest) <= _IOV_MAX else rest[:_IOV_MAX]
+        return self._sock.recvmsg_into(window, 0, socket.MSG_WAITALL)[0]
+
+    def peek(self, count: int, deadline: float) -> bytes:
+        """The first ``count`` bytes (fewer: the peer closed), which stay there.
+
+        Raises:
+            Stalled, DeadlineReached, OSError
+        """
+        self._quiet = 0
+        while True:
+            self._arm(deadline)
+            try:
+                return self._sock.recv(count, socket.MSG_PEEK | socket.MSG_WAITALL)
+            except self._timeouts:
+                self._no_progress()
+
+    def receive_soon(self, buffer: memoryview, deadline: float) -> None:
+        """:meth:`receive` for an answer that is expected any moment: polls before it sleeps."""
+        self.receive_some(buffer, len(buffer), deadline)
+
+    def receive_some(self, buffer: memoryview, least: int, deadline: float) -> int:
+        """What has come of an answer that is expected any moment: ``least`` bytes or more, as far as they fit.
+
+        Raises: like :meth:`receive`.
+        """
+        moved = self.poll(buffer)
+        if moved is None:
+            moved = self._sleep(buffer, deadline, stall=True)
+        if not moved:
+            raise ConnectionResetError("the peer closed the connection")
+        if moved < least:
+            self.receive([buffer[moved:least]], deadline)
+            return least
+        return moved
+
+    def receive_or_idle(self, buffer: memoryview, deadline: float) -> bool:
+        """Fill ``buffer`` like :meth:`receive`, but nothing at all until ``deadline`` is no error.
+
+        Returns:
+            False when the peer closed in good order or the deadline passed before the first byte.
+        """
+        moved = self.await_some(buffer, deadline)
+        if 0 < moved < len(buffer):
+            self.receive([buffer[moved:]], deadline)
+        return moved > 0
+
+    def await_some(self, buffer: memoryview, deadline: float) -> int:
+        """What comes next, as far as it fits; 0 when the peer closed or nothing came until ``deadline``."""
+        try:
+            return self._sleep(buffer, deadline, stall=False)
+        except DeadlineReached:
+            return 0
+
+    def _sleep(self, buffer: memoryview, deadline: float, *, stall: bool) -> int:
+        """What comes first; 0: the peer closed."""
+        self._quiet = 0
+        while True:
+            self._arm(deadline)
+            try:
+                moved = self._sock.recv_into(buffer)
+            except self._timeouts:
+                if stall:
+                    self._no_progress()
+                continue
+            self._spinner.slept()
+            return moved
+
+    @property
+    def sock(self) -> socket.socket:
+        """For what only the socket knows: its peer, its descriptor. Not for moving bytes."""
+        return self._sock
+
+    def abort(self) -> None:
+        """Wake whoever is blocked on this stream; it gets an ``OSError``. From any thread, any number of times."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self, *, hard: bool) -> None:
+        """``hard``: drop what is in our send buffer, so that a failed WRITE does not trickle on after its status."""
+        if hard:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._sock.close()
+
+
+def _after(buffers: Sequence[_Buffer], moved: int) -> list[_Buffer]:
+    """What is left of ``buffers`` after their first ``moved`` bytes."""
+    for position, buffer in enumerate(buffers):
+        size = len(buffer)
+        if moved < size:
+            rest = list(buffers[position:])
+            rest[0] = memoryview(buffer)[moved:]
+            return rest
+        moved -= size
+    return []

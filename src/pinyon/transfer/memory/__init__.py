@@ -1,0 +1,1 @@
+"""Registered memory: of the host, of devices, and of those who exchange it."""

@@ -1,0 +1,63 @@
+"""What can be registered: objects with the buffer protocol, and tensors by DLPack, on the CPU or on a device."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import numpy as np
+
+from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.memory.device import DeviceDriver, DeviceError, DeviceMemory, driver_of
+from pinyon.transfer.memory.dlpack import HOST_TYPES, DlpackTensor, is_dlpack
+
+__all__ = ["DEFAULT_LOCATION", "HOST_PREFIX", "Opened", "open_buffer"]
+
+DEFAULT_LOCATION = "cpu:0"
+HOST_PREFIX = "cpu:"
+"""Locations that begin so are host memory, always; others may be of a device."""
+
+
+class Opened(NamedTuple):
+    """A buffer of host memory (``view``) or of a device (``device`` and the rest)."""
+
+    view: memoryview | None
+    device: DeviceMemory | None = None
+    driver: DeviceDriver | None = None
+    owner: object = None
+    """Keeps the device's memory as long as it is referenced; a view does that itself."""
+    location: str = DEFAULT_LOCATION
+    """Where it is, as far as is known."""
+
+
+def open_buffer(buffer: object) -> Opened:
+    """Flat, writable bytes, which keep the buffer alive.
+
+    Raises:
+        InvalidTransfer: neither a buffer nor DLPack; read-only, not C-contiguous or empty; on a device that cannot be
+            used here.
+    """
+    try:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError) as error:
+        if is_dlpack(buffer):
+            return _open_tensor(DlpackTensor(buffer))
+        raise InvalidTransfer(f"not a buffer: {error}", field="buffer") from None
+    if view.readonly:
+        raise InvalidTransfer("the buffer is read-only", field="buffer")
+    if not view.c_contiguous or not view.nbytes:
+        raise InvalidTransfer("the buffer must be C-contiguous and not empty", field="buffer")
+    with contextlib.suppress(TypeError, ValueError):
+        return Opened(view.cast("B"))
+    return Opened(np.frombuffer(view, np.uint8).data)  # of a format that memoryview cannot cast
+
+
+def _open_tensor(tensor: DlpackTensor) -> Opened:
+    if tensor.device_type in HOST_TYPES:
+        return Opened(np.asarray(tensor).data)
+    try:
+        driver = driver_of(tensor.device_type)
+        device = driver.open(tensor.device_id, tensor.address, tensor.nbytes)
+    except DeviceError as error:
+        raise InvalidTransfer(f"the tensor's device cannot be used: {error}", field="buffer") from None
+    return Opened(None, device, driver, tensor, f"{driver.name}:{tensor.device_id}")

@@ -1,0 +1,414 @@
+"""What is known of the paths to one peer, and which of them the next chain takes (Mooncake §3.2.3). Pure.
+
+Preferred paths first, weighted by measured rate and queue; a failed path is avoided with growing pauses until a probe
+or a transfer succeeds on it. The caller serialises the calls; ``now`` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from types import MappingProxyType
+from typing import NamedTuple
+
+from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.paths.reach import Path, Tiers
+
+__all__ = ["PathBoard", "PathLimits", "PathState"]
+
+_NONE: frozenset[Path] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PathLimits:
+    """Seconds end in ``_s``, sizes in ``_bytes``; rates are bytes per second."""
+
+    pause_min_s: float = 0.1
+    pause_max_s: float = 30.0
+    pause_growth: float = 2.0
+    """Each failure in a row makes the pause this much longer."""
+    pause_jitter: float = 0.2
+    """A pause is shortened by a random share up to this: what failed together must not come back together."""
+    prior_rates: Mapping[str, float] = field(
+        default_factory=lambda: MappingProxyType({"local": 8e9, "shm": 8e9, "rdma": 1e10, "tcp": 2e9})
+    )
+    """Per transport, until something is measured."""
+    sample_bytes: int = 256 << 10
+    """Smaller chains say more about latency than about the rate: they are not measured and do not explore."""
+    rate_weight: float = 0.2
+    """Of a new sample in the moving average."""
+    rate_step: float = 4.0
+    """One sample counts for at most this many times more or less than the average, once that is settled."""
+    tie: float = 0.1
+    """Estimates this close take turns."""
+    better: float = 1.25
+    """A transport measured this much faster than the one listed first is preferred to it."""
+    settled_samples: int = 8
+    """Before this many of either there is no such verdict."""
+    explore_share: float = 0.005
+    """Of the bytes, less in proportion where it is slower, go to a transport that is not preferred, to measure it."""
+    max_paths: int = 1024
+    """Remembered; paths that carry chains are never forgotten."""
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "pause_min_s": (0.001, self.pause_max_s),
+            "pause_growth": (1.0, inf),
+            "pause_jitter": (0.0, 0.99),
+            "sample_bytes": (1, inf),
+            "rate_weight": (0.001, 1.0),
+            "rate_step": (1.0, inf),
+            "tie": (0.0, inf),
+            "better": (1.0, inf),
+            "settled_samples": (1, inf),
+            "explore_share": (0.0, 0.01),
+            "max_paths": (1, inf),
+        }
+        for name, (low, high) in ranges.items():
+            if not low <= getattr(self, name) <= high:
+                raise InvalidTransfer(f"PathLimits.{name} must be in [{low}, {high}]", field=name)
+        if not all(rate > 0 for rate in self.prior_rates.values()):
+            raise InvalidTransfer("PathLimits.prior_rates must be positive", field="prior_rates")
+
+
+class PathState(NamedTuple):
+    """A path as an operator sees it."""
+
+    path: Path
+    usable: bool
+    queued_bytes: int
+    """Given to the path, not finished."""
+    rate: float
+    """Bytes per second; the transport's average while the path itself was not measured."""
+    failures: int
+    """In a row."""
+    pause_ends: float
+    """When a path that is avoided may be tried; ``-inf`` when it is not avoided."""
+
+
+class _Rate:
+    """A moving average that begins at a prior."""
+
+    __slots__ = ("bytes_s", "samples")
+
+    def __init__(self, prior: float) -> None:
+        self.bytes_s = prior
+        self.samples = 0
+
+    def add(self, sample: float, limits: PathLimits) -> None:
+        if self.samples >= limits.settled_samples:
+            # One hiccup, or one burst of late completions, must not decide where the next thousand chains go.
+            sample = min(max(sample, self.bytes_s / limits.rate_step), self.bytes_s * limits.rate_step)
+        weight = max(limits.rate_weight, 1 / (self.samples + 2))
+        self.bytes_s += weight * (sample - self.bytes_s)
+        self.samples += 1
+
+
+class _Record:
+    __slots__ = (
+        "avoided", "busy_bytes", "busy_s", "busy_until", "chains", "down", "failed_at", "failures", "longest_s", "path",
+        "pause_ends", "pause_s", "probe_began", "probing", "queued", "rate", "transport", "turn", "usable",
+    )  # fmt: skip
+
+    def __init__(self, path: Path, transport: _Rate, down: bool) -> None:
+        self.path = path
+        self.transport = transport
+        self.rate = transport
+        """Its own once it is measured."""
+        self.queued = 0
+        self.chains = 0
+        self.turn = 0
+        """When it was chosen last."""
+        self.avoided = False
+        self.down = down
+        self.usable = not down
+        self.failures = 0
+        self.pause_s = 0.0
+        self.pause_ends = -inf
+        self.failed_at = -inf
+        """A chain that began before this says nothing new when it ends."""
+        self.probing = False
+        self.probe_began = -inf
+        self.busy_until = -inf
+        self.busy_bytes = 0
+        """Completed since the last sample,"""
+        self.busy_s = 0.0
+        """in so much time in which the path carried something,"""
+        self.longest_s = 0.0
+        """by chains that took at most this long."""
+
+    def set_state(self, *, avoided: bool, down: bool) -> None:
+        self.avoided = avoided
+        self.down = down
+        self.usable = not avoided and not down
+        if not avoided:
+            self.pause_ends = -inf
+
+
+class PathBoard:
+    """The paths to one peer.
+
+    ``started`` gives a chain to a path, exactly one of ``completed``, ``aborted`` and ``failed`` takes it back.
+    """
+
+    def __init__(self, limits: PathLimits, rng: random.Random) -> None:
+        self.limits = limits
+        self._rng = rng
+        self._records: dict[Path, _Record] = {}
+        self._transports: dict[str, _Rate] = {}
+        self._down: set[str] = set()
+        self._turns = 0
+        self._explorations = 0
+        self._explore_credit = 0.0
+
+    # ------------------------------------------------------------ which path
+
+    def choose(self, tiers: Tiers, nbytes: int, exclude: frozenset[Path] = _NONE) -> Path | None:
+        """The path for a chain of ``nbytes``; ``None`` when none is usable.
+
+        In the first tier that has a usable path the one with the least estimated finish time; ties take turns. A chain
+        of at least ``sample_bytes`` goes to a later transport when that one was measured as clearly faster, and now
+        and then to measure it.
+
+        Args:
+            exclude: paths that this chain has tried. Of the others those are better that share no NIC with one of them.
+        """
+        records = self._records
+        large = nbytes >= self.limits.sample_bytes
+        options: list[list[_Record]] = []
+        transport = ""
+        for tier in tiers:
+            if tier[0].transport == transport:
+                continue  # a better tier of this transport is usable
+            usable = [record for path in tier if (record := records.get(path) or self._record(path)).usable]
+            if exclude:
+                usable = [record for record in usable if record.path not in exclude]
+            if usable:
+                options.append(usable)
+                transport = tier[0].transport
+                if not large or transport == "local":
+                    break
+        if not options:
+            return None
+        usable = options[0] if len(options) == 1 else self._choose_transport(options, nbytes, explore=not exclude)
+        if exclude and len(usable) > 1:
+            usable = _sharing_no_nic(usable, exclude) or usable
+        chosen = usable[0] if len(usable) == 1 else self._quickest(usable, nbytes)
+        self._turns += 1
+        chosen.turn = self._turns
+        return chosen.path
+
+    def choose_any(self, tiers: Tiers, nbytes: int, now: float, exclude: frozenset[Path] = _NONE) -> Path | None:
+        """As ``choose``; when nothing is usable the avoided path whose pause ends first: a new request is tried, not
+        refused. ``None`` only when all paths are excluded."""
+        chosen = self.choose(tiers, nbytes, exclude)
+        if chosen is not None:
+            return chosen
+        records = [self._record(path) for tier in tiers for path in tier if path not in exclude]
+        if not records:
+            return None
+        least = min(records, key=lambda one: (one.down, max(now, one.pause_ends), one.queued, one.turn))
+        self._turns += 1
+        least.turn = self._turns
+        return least.path
+
+    def _quickest(self, usable: list[_Record], nbytes: int) -> _Record:
+        """The least estimated finish time, (queued + new bytes) / rate; those that are close take turns."""
+        estimates = [(record.queued + nbytes) / record.rate.bytes_s for record in usable]
+        limit = min(estimates) * (1 + self.limits.tie)
+        quickest: _Record | None = None
+        for record, estimate in zip(usable, estimates, strict=True):
+            if estimate <= limit and (quickest is None or record.turn < quickest.turn):
+                quickest = record
+        assert quickest is not None  # the least estimate is within the limit
+        return quickest
+
+    def _choose_transport(self, options: list[list[_Record]], nbytes: int, *, explore: bool) -> list[_Record]:
+        """Of several transports with usable paths: the first, one that is clearly faster, or one to be measured."""
+        limits = self.limits
+        first = best = options[0][0].transport
+        at = 0
+        if first.samples >= limits.settled_samples:
+            for index, option in enumerate(options):
+                other = option[0].transport
+                fast = other.bytes_s >= limits.better * first.bytes_s and other.bytes_s > best.bytes_s
+                if fast and other.samples >= limits.settled_samples:
+                    at, best = index, other
+        if explore:
+            others = options[:at] + options[at + 1 :]
+            trial = others[self._explorations % len(others)]
+            cost = nbytes * max(1.0, best.bytes_s / trial[0].transport.bytes_s)
+            self._explore_credit += limits.explore_share * nbytes
+            if self._explore_credit >= cost:
+                self._explore_credit -= cost
+                self._explorations += 1
+                return trial
+        return options[at]
+
+    # ------------------------------------------------------------ what became of the chains
+
+    def started(self, path: Path, nbytes: int) -> None:
+        """A chain was given to the path."""
+        record = self._record(path)
+        record.queued += nbytes
+        record.chains += 1
+
+    def completed(self, path: Path, nbytes: int, ran_s: float, now: float) -> None:
+        """The chain is through.
+
+        Args:
+            ran_s: since its transport began with it, so without its time in the path's queue.
+        """
+        record = self._ended(path, nbytes)
+        if now - ran_s >= record.failed_at:
+            record.failures = 0
+            record.pause_s = 0.0
+            if record.avoided:
+                record.set_state(avoided=False, down=record.down)
+        if nbytes >= self.limits.sample_bytes:
+            self._measure(record, nbytes, ran_s, now)
+
+    def _measure(self, record: _Record, nbytes: int, ran_s: float, now: float) -> None:
+        """The path's rate is bytes per time in which it carried something, however many chains shared it.
+
+        One sample spans at least the longest of its chains: several that end together would else count as a burst.
+        """
+        record.busy_bytes += nbytes
+        record.longest_s = max(record.longest_s, ran_s)
+        if now > record.busy_until:
+            record.busy_s += now - max(now - ran_s, record.busy_until)
+            record.busy_until = now
+        if record.busy_s <= 0 or record.busy_s < 0.9 * record.longest_s:  # less than 1: they differ by rounding
+            return
+        sample = record.busy_bytes / record.busy_s
+        record.busy_bytes = 0
+        record.busy_s = record.longest_s = 0.0
+        if record.rate is record.transport:
+            record.rate = _Rate(record.transport.bytes_s)
+        record.rate.add(sample, self.limits)
+        record.transport.add(sample, self.limits)
+
+    def aborted(self, path: Path, nbytes: int) -> None:
+        """The chain was cancelled, or failed for a reason that is not the path's: no verdict."""
+        self._ended(path, nbytes)
+
+    def failed(self, path: Path, nbytes: int, held_s: float, now: float) -> float:
+        """The path failed the chain and is avoided from now on.
+
+        Chains that the path held when it failed before count with that failure.
+
+        Args:
+            held_s: since ``started``.
+
+        Returns:
+            Seconds until the path may be tried.
+        """
+        record = self._ended(path, nbytes)
+        self._fail(record, now - held_s, now)
+        return max(0.0, record.pause_ends - now)
+
+    def _ended(self, path: Path, nbytes: int) -> _Record:
+        record = self._records.get(path)
+        if record is None or not record.chains or nbytes > record.queued:
+            raise ValueError(f"no such chain was started on {path}")
+        record.queued -= nbytes
+        record.chains -= 1
+        return record
+
+    def _fail(self, record: _Record, began: float, now: float) -> None:
+        if began < record.failed_at:
+            return
+        limits = self.limits
+        record.failures += 1
+        record.failed_at = now
+        record.pause_s = min(limits.pause_max_s, max(limits.pause_min_s, record.pause_s * limits.pause_growth))
+        record.pause_ends = now + record.pause_s * (1 - limits.pause_jitter * self._rng.random())
+        record.set_state(avoided=True, down=record.down)
+
+    # ------------------------------------------------------------ recovery
+
+    def usable(self, path: Path) -> bool:
+        """Neither avoided nor over a NIC that is down."""
+        record = self._records.get(path)
+        return path.local_nic not in self._down if record is None else record.usable
+
+    def due_probes(self, now: float) -> list[Path]:
+        """Avoided paths that should be probed: the pause is over, the NIC is up and no probe is under way."""
+        return [
+            record.path
+            for record in self._records.values()
+            if record.avoided and not record.down and not record.probing and record.pause_ends <= now
+        ]
+
+    def probe_started(self, path: Path, now: float) -> None:
+        """To be followed by ``probe_failed`` or ``recovered``. Raises ``ValueError`` if one is under way."""
+        record = self._record(path)
+        if record.probing:
+            raise ValueError(f"{path} is being probed")
+        record.probing = True
+        record.probe_began = now
+
+    def probe_failed(self, path: Path, now: float) -> None:
+        """A longer pause, unless a chain has succeeded meanwhile."""
+        record = self._record(path)
+        record.probing = False
+        if record.avoided:
+            self._fail(record, record.probe_began, now)
+
+    def recovered(self, path: Path) -> None:
+        """A probe succeeded: the path is usable. The next pause still grows until a chain completes, for there are
+        paths that answer small messages only."""
+        record = self._record(path)
+        record.probing = False
+        record.set_state(avoided=False, down=record.down)
+
+    def nic_down(self, name: str) -> None:
+        """The link monitor saw it: no path over this local NIC is usable."""
+        self._down.add(name)
+        for record in self._records.values():
+            if record.path.local_nic == name:
+                record.set_state(avoided=record.avoided, down=True)
+
+    def nic_up(self, name: str, now: float) -> None:
+        """The NIC is back: its paths are due for a probe at once. Nothing happens if it was not down."""
+        if name not in self._down:
+            return
+        self._down.remove(name)
+        for record in self._records.values():
+            if record.path.local_nic == name:
+                record.failed_at = record.pause_ends = now
+                record.set_state(avoided=True, down=False)
+
+    # ------------------------------------------------------------ books
+
+    def snapshot(self) -> list[PathState]:
+        return [
+            PathState(one.path, one.usable, one.queued, one.rate.bytes_s, one.failures, one.pause_ends)
+            for one in self._records.values()
+        ]
+
+    def _record(self, path: Path) -> _Record:
+        record = self._records.get(path)
+        if record is None:
+            if len(self._records) >= self.limits.max_paths:
+                self._forget_one()
+            transport = self._transports.get(path.transport)
+            if transport is None:
+                transport = self._transports[path.transport] = _Rate(self.limits.prior_rates[path.transport])
+            record = self._records[path] = _Record(path, transport, path.local_nic in self._down)
+        return record
+
+    def _forget_one(self) -> None:
+        """The path not chosen for longest that carries nothing; what is avoided only when there is no other."""
+        quiet = [one for one in self._records.values() if not one.chains and not one.probing]
+        if quiet:
+            del self._records[min(quiet, key=lambda one: (one.avoided, one.turn)).path]
+
+
+def _sharing_no_nic(records: Sequence[_Record], tried: frozenset[Path]) -> list[_Record]:
+    """One dead NIC must not cost a chain one attempt per path over it."""
+    here = {path.local_nic for path in tried}
+    there = {path.remote_nic for path in tried}
+    return [one for one in records if one.path.local_nic not in here and one.path.remote_nic not in there]

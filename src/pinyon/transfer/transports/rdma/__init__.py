@@ -1,0 +1,1 @@
+"""One-sided RDMA by pyverbs."""

@@ -1,0 +1,261 @@
+"""The control messages of the RDMA transport, without the I/O. Pure: bytes in, values out, or :class:`WireError`.
+
+They pass on an authenticated link (:mod:`.handshake`, service ``RDMA``) that lives as long as the queue pair it is for;
+the payload never does: it goes one-sided between the NICs. One request at a time (all integers big-endian)::
+
+    initiator → header(magic opcode code parts) + body       PAIR: device name, half; RESOLVE: count region keys
+    server    → header(magic opcode|0x80 code parts) + body   PAIR: half; RESOLVE: count grants
+    initiator → header TOUCH                                  no answer: the queue pair is in use
+
+A *half* is what one end of a reliable connection must know of the other (InfiniBand specification, 12.9: address, queue
+pair number, first packet sequence number, path MTU, responder resources). A *grant* is where a region lies and the key
+that the NIC checks. Every count, size and number is checked against its bounds here before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.host.nic import MAX_NIC_CHARS
+from pinyon.transfer.segment import KEY_BYTES, MAX_LENGTH
+
+__all__ = [
+    "GID_BYTES",
+    "HEADER_BYTES",
+    "MAX_KEYS",
+    "Code",
+    "Grant",
+    "Half",
+    "Header",
+    "Op",
+]
+
+MAGIC = 0x5052
+REPLY_BIT = 0x80
+MAX_KEYS = 1024
+"""Regions per RESOLVE."""
+GID_BYTES = 16
+MAX_READS = 255
+MAX_MESSAGE_BYTES = 1 << 31
+"""Of one work request (InfiniBand specification, 9.7.1)."""
+MAX_REFUSAL = 4
+"""Largest code a grant may carry (``Reason`` 1 to 4)."""
+MAX_ACCESS = 2
+
+_HEADER = Struct("!HBBI")
+_NAME = Struct("!B255s")
+_HALF = Struct("!16sHIIBBI")
+_GRANT = Struct("!BBIQQ")
+
+HEADER_BYTES = _HEADER.size
+PAIR_BYTES = _NAME.size + _HALF.size
+PAIRED_BYTES = _HALF.size
+
+
+class Op(IntEnum):
+    PAIR = 1
+    RESOLVE = 2
+    TOUCH = 3
+
+
+class Code(IntEnum):
+    """The server's answer to a request."""
+
+    OK = 0
+    NO_DEVICE = 1
+    """Not one of its NICs, or not working at present."""
+    NO_ROOM = 2
+    """The NIC has no resources for another queue pair or memory registration."""
+
+
+class Header(NamedTuple):
+    op: Op
+    code: Code
+    parts: int
+    """Of keys or grants; 1 for a half, 0 where there is no body."""
+
+
+class Half(NamedTuple):
+    """One end of a reliable connection."""
+
+    gid: bytes
+    """16 bytes."""
+    lid: int
+    """InfiniBand's local address; 0 on Ethernet."""
+    queue_pair: int
+    """24 bits; 0 and 1 are reserved."""
+    first_packet: int
+    """Packet sequence number it will send first, 24 bits."""
+    mtu: int
+    """As verbs number it: 1 = 256 bytes … 5 = 4096."""
+    reads: int
+    """READs outstanding: what the initiator would like, what the server grants."""
+    max_message: int
+    """Bytes that one work request may move."""
+
+
+class Grant(NamedTuple):
+    """Where a region lies for the NIC that was asked, or the ``Reason`` number why not."""
+
+    code: int
+    access: int = 0
+    """As ``Access``; 0: not open to peers, and no other field is filled in."""
+    rkey: int = 0
+    address: int = 0
+    length: int = 0
+
+
+def pack_pair(device: str, half: Half) -> bytes:
+    name = device.encode()
+    return _HEADER.pack(MAGIC, Op.PAIR, 0, 1) + _NAME.pack(len(name), name) + _HALF.pack(*half)
+
+
+def pack_paired(code: Code, half: Half | None) -> bytes:
+    """``half``: exactly with code OK."""
+    header = _HEADER.pack(MAGIC, Op.PAIR | REPLY_BIT, code, 0 if half is None else 1)
+    return header if half is None else header + _HALF.pack(*half)
+
+
+def pack_resolve(keys: Sequence[bytes]) -> bytes:
+    """At most ``MAX_KEYS`` region keys."""
+    return _HEADER.pack(MAGIC, Op.RESOLVE, 0, len(keys)) + b"".join(keys)
+
+
+def pack_resolved(code: Code, grants: Sequence[Grant]) -> bytes:
+    """One grant per key, in that order; none unless the code is OK."""
+    header = _HEADER.pack(MAGIC, Op.RESOLVE | REPLY_BIT, code, len(grants))
+    return header + b"".join(_GRANT.pack(*grant) for grant in grants)
+
+
+def pack_touch() -> bytes:
+    return _HEADER.pack(MAGIC, Op.TOUCH, 0, 0)
+
+
+def parse_request(data: bytes | bytearray | memoryview) -> Header:
+    """
+    Raises:
+        WireError: not a request's header, or a count that the operation does not have.
+    """
+    opcode, code, count = _header(data)
+    if code:
+        raise WireError(f"a request with code {code}")
+    try:
+        op = Op(opcode)
+    except ValueError:
+        raise WireError(f"unknown operation {opcode}") from None
+    least, most = {Op.PAIR: (1, 1), Op.RESOLVE: (1, MAX_KEYS), Op.TOUCH: (0, 0)}[op]
+    if not least <= count <= most:
+        raise WireError(f"{op.name} with a count of {count}")
+    return Header(op, Code.OK, count)
+
+
+def parse_reply(data: bytes | bytearray | memoryview, op: Op, count: int) -> Header:
+    """The header of the answer to a request with this count; a body follows exactly when its code is OK.
+
+    Raises:
+        WireError: it does not answer this request.
+    """
+    opcode, number, answered = _header(data)
+    if opcode != op | REPLY_BIT:
+        raise WireError(f"an answer {opcode:#x} to {op.name}")
+    try:
+        code = Code(number)
+    except ValueError:
+        raise WireError(f"unknown answer code {number}") from None
+    if answered != (count if code is Code.OK else 0):
+        raise WireError(f"{answered} parts in the answer to {count}, with code {code.name}")
+    return Header(op, code, answered)
+
+
+def _header(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
+    if len(data) != HEADER_BYTES:
+        raise WireError(f"a header has {HEADER_BYTES} bytes")
+    magic, opcode, code, count = _HEADER.unpack(data)
+    if magic != MAGIC:
+        raise WireError(f"bad magic {magic:#x}")
+    return opcode, code, count
+
+
+def body_bytes(header: Header, *, reply: bool) -> int:
+    """How many bytes follow a parsed header."""
+    if header.op is Op.RESOLVE:
+        return header.parts * (_GRANT.size if reply else KEY_BYTES)
+    if header.op is Op.PAIR and header.parts:
+        return PAIRED_BYTES if reply else PAIR_BYTES
+    return 0
+
+
+def parse_pair(data: bytes) -> tuple[str, Half]:
+    """Device name and initiator's half.
+
+    Raises:
+        WireError
+    """
+    if len(data) != PAIR_BYTES:
+        raise WireError(f"a PAIR has {PAIR_BYTES} bytes")
+    length, name = _NAME.unpack_from(data)
+    if not 0 < length <= len(name) or any(name[length:]):
+        raise WireError("not a device name")
+    try:
+        device = name[:length].decode()
+    except UnicodeDecodeError:
+        raise WireError("not a device name") from None
+    if len(device) > MAX_NIC_CHARS:
+        raise WireError("not a device name")
+    return device, parse_half(data[_NAME.size :])
+
+
+def parse_half(data: bytes) -> Half:
+    """
+    Raises:
+        WireError: a field out of its bounds.
+    """
+    if len(data) != PAIRED_BYTES:
+        raise WireError(f"a half has {PAIRED_BYTES} bytes")
+    half = Half._make(_HALF.unpack(data))
+    if not any(half.gid):
+        raise WireError("no GID")
+    if not 1 < half.queue_pair < 1 << 24:
+        raise WireError(f"no queue pair {half.queue_pair:#x}")
+    if half.first_packet >= 1 << 24:
+        raise WireError(f"no packet number {half.first_packet:#x}")
+    if not 1 <= half.mtu <= 5:
+        raise WireError(f"no MTU {half.mtu}")
+    if not 1 <= half.reads <= MAX_READS:
+        raise WireError(f"{half.reads} READs outstanding")
+    if not 0 < half.max_message <= MAX_MESSAGE_BYTES:
+        raise WireError(f"messages of {half.max_message} bytes")
+    return half
+
+
+def parse_keys(data: bytes) -> list[bytes]:
+    """
+    Raises:
+        WireError: not a whole number of region keys.
+    """
+    if len(data) % KEY_BYTES or not data:
+        raise WireError("not region keys")
+    return [bytes(data[start : start + KEY_BYTES]) for start in range(0, len(data), KEY_BYTES)]
+
+
+def parse_grants(data: bytes) -> list[Grant]:
+    """
+    Raises:
+        WireError: a field out of its bounds, or one that a refusal does not have.
+    """
+    if len(data) % _GRANT.size:
+        raise WireError("not grants")
+    grants = [Grant._make(fields) for fields in _GRANT.iter_unpack(data)]
+    for grant in grants:
+        if grant.code > MAX_REFUSAL or grant.access > MAX_ACCESS:
+            raise WireError(f"a grant with code {grant.code} and access {grant.access}")
+        if grant.code or not grant.access:
+            if any(grant[1:]):
+                raise WireError("a refusal that grants something")
+        elif not 0 < grant.length <= MAX_LENGTH or grant.address + grant.length > 1 << 64:
+            raise WireError(f"a grant of {grant.length} bytes at {grant.address:#x}")
+    return grants

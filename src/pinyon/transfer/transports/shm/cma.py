@@ -1,0 +1,219 @@
+"""Cross-memory attach: reading another process's memory with one copy, by ``process_vm_readv(2)`` (Linux 3.2).
+
+The kernel allows it as far as it would allow ptrace (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS): the same user and no
+restriction by Yama or seccomp, or CAP_SYS_PTRACE; and the other process must have a pid here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
+
+__all__ = ["PeerMemory", "allow_any_reader", "fence", "shm_available"]
+
+PIECE_BYTES = 4 << 20
+"""Most that one call copies: under a millisecond or two, so that an abort or a deadline is seen in time."""
+IOV_MAX = 1024
+"""The kernel's UIO_MAXIOV."""
+
+FETCH_BYTES = 64 << 10
+FETCH_MOVES = 8
+"""A READ of no more bytes and ranges than this comes by way of a buffer of ours: copying it once more is cheaper than a
+second system call."""
+
+Move = tuple[int, int, int]
+"""``(to, from, length)``: an address here, an address there, bytes."""
+
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
+_MEMBARRIER_CMD_GLOBAL = 1
+_MEMBARRIER_CALLS = {"aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
+_STORES_IN_ORDER = ("x86_64", "AMD64")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_readv = getattr(_libc, "process_vm_readv", None)
+if _readv is not None:
+    # Addresses as plain integers: no ctypes object is made per call, let alone per range.
+    _readv.argtypes = (
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    )
+    _readv.restype = ctypes.c_ssize_t
+
+
+def shm_available() -> str | None:
+    """Why this process cannot use cross-memory attach at all; ``None`` if it can. Whether it may read a given peer is
+    found out with that peer."""
+    if sys.platform != "linux" or _readv is None:
+        return "this system has no process_vm_readv"
+    seal = array("Q", [1, 2])
+    try:
+        intact = PeerMemory(os.getpid()).holds([Seal(seal.buffer_info()[0], seal.tobytes())])
+        fence()
+    except OSError as error:
+        return f"{_call_name(error)} is refused here ({errno.errorcode.get(error.errno or 0, error.errno)})"
+    return None if intact else "process_vm_readv does not read what is there"
+
+
+def _call_name(error: OSError) -> str:
+    return str(error.args[1]) if len(error.args) > 1 else "process_vm_readv"
+
+
+def allow_any_reader() -> bool:
+    """Let any process of the same user read this one's memory although Yama's ptrace_scope is 1 (PR_SET_PTRACER).
+
+    Never called by the transport: it also opens the process to debuggers of that user, which is the operator's choice.
+    False: there is no Yama here, so nothing was needed or changed.
+    """
+    return bool(_libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0) == 0)
+
+
+def fence() -> None:
+    """What this thread stored before is seen before what anybody stores in this process afterwards, by all readers that
+    load in the opposite order.
+
+    x86 keeps stores in order, and loads in order, by itself; elsewhere membarrier(2) makes every running thread of the
+    machine pass a barrier, which costs milliseconds here and nothing on the readers' side.
+
+    Raises:
+        OSError: this machine needs membarrier and its kernel refuses it.
+    """
+    machine = platform.machine()
+    if machine in _STORES_IN_ORDER:
+        return
+    number = _MEMBARRIER_CALLS.get(machine)
+    if number is None or _libc.syscall(ctypes.c_long(number), _MEMBARRIER_CMD_GLOBAL, 0, 0) != 0:
+        raise OSError(ctypes.get_errno() if number else errno.ENOSYS, "membarrier")
+
+
+class PeerMemory:
+    """Another process's memory, to be read. For one thread at a time."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._scratch = array("B", bytes(FETCH_BYTES + FETCH_MOVES * SEAL_BYTES))
+        self._scratch_view = memoryview(self._scratch)
+        self._scratch_address = self._scratch.buffer_info()[0]
+
+    def holds(self, seals: Sequence[Seal]) -> bool:
+        """Are all of these seals intact, and all in the same process?
+
+        Raises:
+            OSError: the process is gone (ESRCH) or may not be read (EPERM).
+        """
+        for start in range(0, len(seals), IOV_MAX):
+            some = seals[start : start + IOV_MAX]
+            found = array("Q", bytes(len(some) * SEAL_BYTES))
+            there = array("Q", [number for seal in some for number in (seal.address, SEAL_BYTES)])
+            here = array("Q", (found.buffer_info()[0], len(some) * SEAL_BYTES))
+            if not self._read(here, there, len(some) * SEAL_BYTES):
+                return False
+            if found.tobytes() != b"".join([seal.value for seal in some]):
+                return False
+        return True
+
+    def fetch(self, moves: Sequence[Move], nbytes: int, seals: Sequence[Seal]) -> bool:
+        """Copy a few small ``moves`` (see ``FETCH_BYTES``, ``FETCH_MOVES``) with the seals of all that they touch.
+
+        Returns:
+            Whether all of it was there and the seals intact after it. If not, nothing of the destination was written.
+
+        Raises:
+            OSError: the process is gone or may not be read.
+        """
+        there = array("Q")
+        for _, source, length in moves:
+            there.extend((source, length))
+        values = b""
+        for address, value in seals:
+            there.extend((address, SEAL_BYTES))
+            values += value
+        size = nbytes + len(values)
+        start = self._scratch_address
+        # The seals are the last ranges: loaded after the data, see ``_copy_piece``.
+        if not self._read(array("Q", (start, size)), there, size) or self._scratch_view[nbytes:size] != values:
+            return False
+        for to, _, length in moves:
+            ctypes.memmove(to, start, length)
+            start += length
+        return True
+
+    def copy(self, moves: Sequence[Move], nbytes: int, seal: Seal, before_each: Callable[[], None]) -> bool:
+        """Copy ``moves`` (``nbytes`` together) in order, a few MiB per system call; each call reads ``seal`` last.
+
+        Returns:
+            Whether all of it was there, and the seal intact after the last byte of each call. If not, any of the
+            destination may have been written.
+
+        Raises:
+            OSError: the process is gone or may not be read.
+            What ``before_each`` raises, which is called before each piece.
+        """
+        if len(moves) < IOV_MAX and nbytes <= PIECE_BYTES:
+            before_each()
+            return self._copy_piece(moves, nbytes, seal)
+        for piece, size in _pieces(moves):
+            before_each()
+            if not self._copy_piece(piece, size, seal):
+                return False
+        return True
+
+    def _copy_piece(self, moves: Sequence[Move], nbytes: int, seal: Seal) -> bool:
+        # The kernel takes a call's ranges in order and the task's memory (its mm) once per call. So the seal, which is
+        # the last range, is read from the same address space as the data before it, and after them: were the process
+        # another one with the same pid, or the same one after exec, the random bytes would not be there.
+        if len(moves) == 1:
+            to, source, length = moves[0]
+            here = array("Q", (to, length, self._scratch_address, SEAL_BYTES))
+            there = array("Q", (source, length, seal.address, SEAL_BYTES))
+        else:
+            tos, sources, lengths = zip(*moves, strict=True)
+            here = array("Q", chain.from_iterable(zip(tos, lengths, strict=True)))
+            here.extend((self._scratch_address, SEAL_BYTES))
+            there = array("Q", chain.from_iterable(zip(sources, lengths, strict=True)))
+            there.extend((seal.address, SEAL_BYTES))
+        return self._read(here, there, nbytes + SEAL_BYTES) and self._scratch_view[:SEAL_BYTES] == seal.value
+
+    def _read(self, here: array[int], there: array[int], nbytes: int) -> bool:
+        """False: some of the memory there (or here) is not mapped."""
+        assert _readv is not None
+        here_at, here_count = here.buffer_info()
+        there_at, there_count = there.buffer_info()
+        moved = _readv(self.pid, here_at, here_count // 2, there_at, there_count // 2, 0)
+        if moved == nbytes:
+            return True
+        if moved >= 0:  # the kernel stops short only where it meets memory that cannot be read
+            return False
+        code = ctypes.get_errno()
+        if code == errno.EFAULT:
+            return False
+        raise OSError(code, "process_vm_readv")
+
+
+def _pieces(moves: Sequence[Move]) -> Iterator[tuple[list[Move], int]]:
+    """Cut at ``PIECE_BYTES`` and at the number of ranges per call, the seal's included."""
+    piece: list[Move] = []
+    size = 0
+    for to, source, length in moves:
+        while length:
+            part = min(length, PIECE_BYTES - size)
+            piece.append((to, source, part))
+            size += part
+            to, source, length = to + part, source + part, length - part
+            if size == PIECE_BYTES or len(piece) == IOV_MAX - 1:
+                yield piece, size
+                piece, size = [], 0
+    if piece:
+        yield piece, size

@@ -1,0 +1,67 @@
+"""What both ends of an shm link do after the handshake: find out whether they see each other's memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+
+from pinyon.transfer.links.stream import Stream
+from pinyon.transfer.transports.shm.cma import PeerMemory
+from pinyon.transfer.transports.shm.wire import Seal
+
+__all__ = ["LinkWatch", "Unreachable", "meet"]
+
+_UCRED = struct.Struct("@iII")
+
+
+class Unreachable(Exception):
+    """The peer's memory cannot be read from here; the text says why and what an operator can do."""
+
+
+def meet(stream: Stream, seal: Seal) -> PeerMemory:
+    """The memory of the process at the other end, which says that ``seal`` is in it.
+
+    The pid is the kernel's word (SO_PEERCRED), never the peer's; the seal proves that this pid, in this pid namespace,
+    now, is the process that speaks to us.
+
+    Raises:
+        Unreachable
+    """
+    pid = _peer_pid(stream)
+    if not pid:
+        raise Unreachable("the peer is in another pid namespace; let the containers share one")
+    memory = PeerMemory(pid)
+    try:
+        intact = memory.holds([seal])
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise Unreachable(
+                "the kernel does not let this process read the peer's memory: run both as one user and set "
+                "kernel.yama.ptrace_scope to 0, or give this one CAP_SYS_PTRACE"
+            ) from None
+        name = errno.errorcode.get(error.errno or 0, "error")
+        raise Unreachable(f"the peer's memory cannot be read ({name}: {os.strerror(error.errno or 0)})") from None
+    if not intact:
+        raise Unreachable("the process with the peer's pid is another one; let the containers share a pid namespace")
+    return memory
+
+
+def _peer_pid(stream: Stream) -> int:
+    """0: a process that has no pid in our namespace."""
+    data = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(data)[0])
+
+
+class LinkWatch:
+    """Tells without waiting whether a link is open. Nothing may be on its way to us meanwhile."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._poll = select.poll()
+        self._poll.register(stream.sock, select.POLLIN | select.POLLRDHUP)
+
+    def is_open(self) -> bool:
+        """As far as is known, neither side has closed the link (nor sent what nobody may send now)."""
+        return not self._poll.poll(0)

@@ -1,0 +1,80 @@
+"""Seals: what this process gives peers to prove that a region which they read is still registered."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from array import array
+
+from pinyon.transfer.memory.table import Region
+from pinyon.transfer.transports.shm import cma
+from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
+
+__all__ = ["Seals"]
+
+
+class Seals:
+    """16 random bytes in plain memory per region that a peer asked for, and one for the process itself.
+
+    Why a READ that finds a region's seal intact *after* its last byte did not see what came after ``unregister``:
+
+    - owner: breaks the seal (stores zeros), passes ``cma.fence``, returns from ``unregister``; only then can the next
+      user of the memory store into it.
+    - reader: loads the data, then the seal, in this order (in one system call, or in a later one).
+
+    If the reader loaded a byte that the next user stored, the zeros were stored before that byte, and the reader's
+    later load of the seal sees them. On x86, because stores are seen in the program's order (streaming stores too: the
+    lock below has locked instructions, which are full barriers) and loads are done in it. Elsewhere, because the fence
+    puts a barrier into every running thread between the two stores: a reader has its data before it, or loads the seal
+    after it. A seal's bytes need not be loaded at once: one old byte proves that its load came before the zeros.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cells: dict[Region, array[int]] = {}
+        self._own = _new_cell()
+        self._closed = False
+
+    @property
+    def process(self) -> Seal:
+        """Intact until ``close``."""
+        return _seal(self._own)
+
+    def issue(self, region: Region) -> Seal | None:
+        """The region's seal. None: it is being unregistered."""
+        with self._lock:
+            # Looked at under the lock: ``revoke`` comes after the region died, and then nothing is issued any more.
+            if self._closed or not region.alive:
+                return None
+            cell = self._cells.get(region)
+            if cell is None:
+                cell = self._cells[region] = _new_cell()
+            return _seal(cell)
+
+    def revoke(self, region: Region) -> None:
+        """Break the region's seal: on return no READ by a peer that is not over yet ends well."""
+        with self._lock:
+            cell = self._cells.pop(region, None)
+            if cell is not None:
+                _break(cell)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for cell in [self._own, *self._cells.values()]:
+                _break(cell)
+            self._cells.clear()
+
+
+def _new_cell() -> array[int]:
+    return array("Q", secrets.token_bytes(SEAL_BYTES))
+
+
+def _seal(cell: array[int]) -> Seal:
+    return Seal(cell.buffer_info()[0], cell.tobytes())
+
+
+def _break(cell: array[int]) -> None:
+    for position in range(len(cell)):
+        cell[position] = 0
+    cma.fence()  # freed afterwards: whatever comes there is not the 128 random bits

@@ -1,0 +1,159 @@
+"""The serving side of shm: says where regions lie, and copies what peers WRITE out of their memory into ours."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.memory.table import MemoryTable, Region
+from pinyon.transfer.request import Opcode, Reason
+from pinyon.transfer.transports.base import Meter
+from pinyon.transfer.transports.shm import wire as shm_wire
+from pinyon.transfer.transports.shm.cma import Move, PeerMemory
+from pinyon.transfer.transports.shm.link import LinkWatch, Unreachable, meet
+from pinyon.transfer.transports.shm.seal import Seals
+from pinyon.transfer.transports.tcp import wire
+
+__all__ = ["ShmService"]
+
+_log = logging.getLogger(__name__)
+_NO_SEAL = shm_wire.Seal(0, bytes(shm_wire.SEAL_BYTES))
+
+
+class ShmService:
+    """Serves :attr:`pinyon.transfer.links.handshake.Service.SHM` links, which come by a Unix socket."""
+
+    def __init__(self, memory: MemoryTable, limits: TransferLimits, meter: Meter, seals: Seals) -> None:
+        self.memory = memory
+        self.limits = limits
+        self.seals = seals
+        self._meter = meter
+        self._told: set[str] = set()
+        memory.on_unregister.append(seals.revoke)
+
+    def serve(self, inbound: Inbound) -> None:
+        stream = inbound.stream
+        deadline = time.monotonic() + self.limits.connect_s
+        proof = shm_wire.parse_proof(inbound.receive_bytes(shm_wire.PROOF_BYTES, deadline))
+        try:
+            peer = meet(stream, proof.seal)
+        except Unreachable as why:
+            if str(why) not in self._told:
+                self._told.add(str(why))
+                _log.info("a peer on this host is served by tcp: %s", why)
+            stream.send([shm_wire.pack_proof(shm_wire.UNREACHABLE, None)], deadline)
+            return
+        stream.send([shm_wire.pack_proof(shm_wire.OK, self.seals.process)], deadline)
+        _Session(self, inbound, peer, proof.seal).serve()
+
+    def served(self, nbytes: int, refused: int) -> None:
+        with self._meter.lock:
+            self._meter.served(Opcode.WRITE, nbytes, refused)
+
+
+class _Session:
+    """One link's requests, one at a time."""
+
+    def __init__(self, service: ShmService, inbound: Inbound, peer: PeerMemory, seal: shm_wire.Seal) -> None:
+        self._service = service
+        self._inbound = inbound
+        self._peer = peer
+        self._seal = seal
+        self._watch = LinkWatch(inbound.stream)
+        self._inbox = memoryview(bytearray(shm_wire.MAX_REQUEST_BYTES))
+
+    def serve(self) -> None:
+        inbound, limits = self._inbound, self._service.limits
+        stream, inbox = inbound.stream, self._inbox
+        while True:
+            got = stream.poll(inbox)
+            if got is None:
+                inbound.rest()
+                got = stream.await_some(inbox, time.monotonic() + limits.idle_s)
+                if got and not inbound.work():
+                    return
+            if not got:
+                return
+            deadline = time.monotonic() + limits.base_deadline_s
+            if got < shm_wire.HEAD_BYTES:
+                stream.receive([inbox[got : shm_wire.HEAD_BYTES]], deadline)
+                got = shm_wire.HEAD_BYTES
+            request = shm_wire.parse_request(inbox[: shm_wire.HEAD_BYTES])
+            end = shm_wire.HEAD_BYTES + request.body_bytes
+            if got > end:
+                raise WireError("bytes after a request")
+            if got < end:
+                stream.receive([inbox[got:end]], deadline)
+            body = inbox[shm_wire.HEAD_BYTES : end]
+            if request.kind == shm_wire.RESOLVE:
+                self._resolve(request, shm_wire.parse_keys(body, request), deadline)
+            else:
+                self._write(request, *shm_wire.parse_ranges(body, request), deadline)
+
+    # --- READ: the peer copies; it only asks where ---
+
+    def _resolve(self, request: shm_wire.Message, keys: list[bytes], deadline: float) -> None:
+        memory, inbound = self._service.memory, self._inbound
+        asked = [wire.Descriptor(key, 0, 1) for key in keys]
+        found, refusals, pinned = memory.admit(Opcode.READ, asked, inbound, inbound.abort, host_only=True)
+        try:
+            codes = refusals or bytes(len(keys))
+            places = [self._place(region, code) for region, code in zip(found, codes, strict=True)]
+        finally:
+            memory.unpin(pinned, inbound)
+        inbound.stream.send([shm_wire.pack_places(request, places)], deadline)
+
+    def _place(self, region: Region | None, code: int) -> shm_wire.Place:
+        seal = None
+        if region is not None:
+            seal = self._service.seals.issue(region)
+            code = 0 if seal is not None else Reason.UNKNOWN_REGION
+        if region is None or seal is None:
+            return shm_wire.Place(code, 0, 0, _NO_SEAL)
+        return shm_wire.Place(code, region.address, region.length, seal)
+
+    # --- WRITE: we copy ---
+
+    def _write(
+        self, request: shm_wire.Message, ranges: list[wire.Descriptor], addresses: tuple[int, ...], deadline: float
+    ) -> None:
+        memory, inbound = self._service.memory, self._inbound
+        found, refusals, pinned = memory.admit(Opcode.WRITE, ranges, inbound, inbound.abort, host_only=True)
+        try:
+            moves, accepted = _moves(ranges, addresses, found)
+            # A link that the peer closed ends the copy between two pieces, so what it gave up is not begun any more.
+            if moves and not self._peer.copy(moves, accepted, self._seal, self._check_open):
+                raise ConnectionResetError("the peer's memory is gone")
+        finally:
+            memory.unpin(pinned, inbound)
+        self._service.served(accepted, 0 if refusals is None else len(refusals) - refusals.count(0))
+        inbound.stream.send([shm_wire.pack_answer(request, refusals)], deadline)
+
+    def _check_open(self) -> None:
+        if not self._watch.is_open():
+            raise ConnectionResetError("the peer closed the link")
+
+
+def _moves(
+    ranges: list[wire.Descriptor], addresses: tuple[int, ...], found: list[Region | None]
+) -> tuple[list[Move], int]:
+    """What to copy for the accepted ranges, neighbours joined, and the bytes together."""
+    moves: list[Move] = []
+    total = to = source = size = 0
+    for (_, offset, length), address, region in zip(ranges, addresses, found, strict=True):
+        if region is None:
+            continue
+        here = region.address + offset
+        total += length
+        if here == to + size and address == source + size and size:
+            size += length
+            continue
+        if size:
+            moves.append((to, source, size))
+        to, source, size = here, address, length
+    if size:
+        moves.append((to, source, size))
+    return moves, total

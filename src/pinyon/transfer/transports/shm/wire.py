@@ -1,0 +1,247 @@
+"""The shm transport's messages, without the I/O. Pure: bytes in, values out, :class:`WireError` for anything else.
+
+The payload never travels here: it is copied between the two processes' memories by the side whose memory is written.
+After the link's set-up (:mod:`.handshake`) on a Unix socket (all integers big-endian)::
+
+    initiator → PROOF    magic code seal                       where the other side finds these 16 bytes in our memory
+    server    → PROOF    magic code seal
+    initiator → RESOLVE  header + count x key
+    server    → answer   header + count x place(code address length seal)
+    initiator → WRITE    header + count x descriptor(key offset length) + count x address in the initiator's memory
+    server    → answer   header + count status bytes when code is SOME_REFUSED
+
+A *seal* is 16 random bytes at an address of its owner. Reading it together with other bytes of that process proves that
+it is still the same process, and that what the seal stands for (a registered region) still exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct, pack, unpack
+from typing import NamedTuple, cast
+
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.request import Reason
+from pinyon.transfer.segment import KEY_BYTES
+from pinyon.transfer.transports.tcp import wire
+
+__all__ = ["Message", "Place", "Proof", "Seal"]
+
+MAGIC = 0x5053
+RESOLVE = 1
+WRITE = 2
+REPLY_BIT = 0x80
+MAX_RANGES = wire.MAX_FRAME_REQUESTS
+MAX_BYTES = wire.MAX_FRAME_BYTES
+"""Of one WRITE. Copying as much takes far less than any stall limit, so the answer needs no sign of life before it."""
+SEAL_BYTES = 16
+
+OK = 0
+SOME_REFUSED = 1
+UNREACHABLE = 2
+"""In a PROOF: its sender cannot read the receiver's memory."""
+
+_PROOF = Struct("!HHQ16s")
+_HEAD = Struct("!HBBIQQ")
+_PLACE = Struct("!BQQQ16s")
+_DESCRIPTOR = Struct("!16sQQ")
+_ONE_RANGE = Struct("!16sQQQ")
+"""A WRITE's body when it has one range, which is when its latency counts."""
+
+PROOF_BYTES = _PROOF.size
+HEAD_BYTES = _HEAD.size
+PLACE_BYTES = _PLACE.size
+RANGE_BYTES = _DESCRIPTOR.size + 8
+MAX_REQUEST_BYTES = HEAD_BYTES + MAX_RANGES * RANGE_BYTES
+
+_PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
+_ADDRESS_SPACE = 1 << 63
+"""User memory ends below this on every machine."""
+
+
+class Seal(NamedTuple):
+    address: int
+    value: bytes
+    """``SEAL_BYTES`` bytes."""
+
+
+class Proof(NamedTuple):
+    code: int
+    seal: Seal
+
+
+class Message(NamedTuple):
+    """The head of a request."""
+
+    kind: int
+    code: int
+    ranges: int
+    id: int
+    nbytes: int
+    """WRITE: the ranges' bytes together; else 0."""
+
+    @property
+    def body_bytes(self) -> int:
+        """What follows a request's head."""
+        return self.ranges * (KEY_BYTES if self.kind == RESOLVE else RANGE_BYTES)
+
+
+class Place(NamedTuple):
+    """Where a peer's region lies in the peer's memory, or why it may not be read."""
+
+    code: int
+    """0, or a ``Reason`` number."""
+    address: int
+    length: int
+    seal: Seal
+    """Intact as long as the region is registered."""
+
+
+def pack_proof(code: int, seal: Seal | None) -> bytes:
+    address, value = seal or (0, bytes(SEAL_BYTES))
+    return _PROOF.pack(MAGIC, code, address, value)
+
+
+def parse_proof(data: bytes) -> Proof:
+    """
+    Raises:
+        WireError: not a PROOF.
+    """
+    if len(data) != PROOF_BYTES:
+        raise WireError(f"a PROOF has {PROOF_BYTES} bytes")
+    magic, code, address, value = _PROOF.unpack(data)
+    if magic != MAGIC or code not in (OK, UNREACHABLE):
+        raise WireError("not a PROOF")
+    return Proof(code, Seal(_checked(address, SEAL_BYTES), value))
+
+
+def pack_resolve(message_id: int, keys: Sequence[bytes]) -> bytes:
+    return b"".join([_HEAD.pack(MAGIC, RESOLVE, 0, len(keys), message_id, 0), *keys])
+
+
+def pack_write(
+    message_id: int, ranges: Iterable[tuple[bytes, int, int]], addresses: Sequence[int], nbytes: int
+) -> bytes:
+    """``ranges`` are ``(key, offset, length)`` at the server, ``addresses`` where their bytes are here, one each;
+    the lengths add up to ``nbytes``."""
+    count = len(addresses)
+    encode = _DESCRIPTOR.pack
+    parts = [_HEAD.pack(MAGIC, WRITE, 0, count, message_id, nbytes)]
+    parts += [encode(key, offset, length) for key, offset, length in ranges]
+    parts.append(pack(f"!{count}Q", *addresses))
+    return b"".join(parts)
+
+
+def parse_request(head: bytes | memoryview) -> Message:
+    """
+    Raises:
+        WireError: bad magic or kind, or a count or size beyond the protocol's bounds.
+    """
+    if len(head) != HEAD_BYTES:
+        raise WireError(f"a head has {HEAD_BYTES} bytes")
+    magic, kind, code, ranges, message_id, nbytes = _HEAD.unpack(head)
+    message = Message(kind, code, ranges, message_id, nbytes)
+    if magic != MAGIC:
+        raise WireError(f"bad magic {magic:#x}")
+    if kind not in (RESOLVE, WRITE) or code:
+        raise WireError(f"unknown request {kind} {code}")
+    if not 0 < ranges <= MAX_RANGES:
+        raise WireError(f"{ranges} ranges in a request")
+    if kind == RESOLVE:
+        if nbytes:
+            raise WireError("a RESOLVE with a payload")
+    elif not ranges <= nbytes <= MAX_BYTES:
+        raise WireError(f"{nbytes} bytes in a WRITE of {ranges}")
+    return message
+
+
+def parse_keys(body: memoryview, message: Message) -> list[bytes]:
+    """The keys of a RESOLVE.
+
+    Raises:
+        WireError: wrong size.
+    """
+    if len(body) != message.body_bytes:
+        raise WireError("keys do not fill their space")
+    data = bytes(body)
+    return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]
+
+
+def parse_ranges(body: memoryview, message: Message) -> tuple[list[wire.Descriptor], tuple[int, ...]]:
+    """The descriptors of a WRITE and the initiator's address of each.
+
+    Raises:
+        WireError: wrong size, a zero length, an address beyond the address space, or lengths that do not add up.
+    """
+    if len(body) != message.body_bytes:
+        raise WireError("ranges do not fill their space")
+    if message.ranges == 1:
+        key, offset, length, address = _ONE_RANGE.unpack(body)
+        if length != message.nbytes:
+            raise WireError(f"a range of {length} bytes, the head says {message.nbytes}")
+        return [wire.Descriptor(key, offset, length)], (_checked(address, length),)
+    split = message.ranges * _DESCRIPTOR.size
+    # Plain tuples of a descriptor's shape: a thousand named ones cost as much as all the rest of this.
+    ranges = cast("list[wire.Descriptor]", list(_DESCRIPTOR.iter_unpack(body[:split])))
+    addresses = unpack(f"!{message.ranges}Q", body[split:])
+    lengths = [length for _, _, length in ranges]
+    total = sum(lengths)
+    if total != message.nbytes:
+        raise WireError(f"ranges add up to {total} bytes, the head says {message.nbytes}")
+    if 0 in lengths:
+        raise WireError("a range of no bytes")
+    _checked(max(addresses), total)
+    return ranges, addresses
+
+
+def pack_places(request: Message, places: Iterable[Place]) -> bytes:
+    parts = [_HEAD.pack(MAGIC, RESOLVE | REPLY_BIT, OK, request.ranges, request.id, 0)]
+    parts += [_PLACE.pack(code, address, length, *seal) for code, address, length, seal in places]
+    return b"".join(parts)
+
+
+def pack_answer(request: Message, refusals: bytes | None) -> bytes:
+    """Of a WRITE. ``refusals``: one code per range, 0 = accepted; None when all were accepted."""
+    code = OK if refusals is None else SOME_REFUSED
+    head = _HEAD.pack(MAGIC, WRITE | REPLY_BIT, code, request.ranges, request.id, 0)
+    return head if refusals is None else head + refusals
+
+
+def parse_answer(head: bytes | memoryview, kind: int, count: int, message_id: int) -> int:
+    """The answer's code: ``OK``, or for a WRITE ``SOME_REFUSED``, and then ``count`` codes follow.
+
+    Raises:
+        WireError: it does not answer the request with these values.
+    """
+    if len(head) != HEAD_BYTES:
+        raise WireError(f"a head has {HEAD_BYTES} bytes")
+    magic, answered, code, *rest = _HEAD.unpack(head)
+    if magic != MAGIC or answered != kind | REPLY_BIT or rest != [count, message_id, 0]:
+        raise WireError("the answer is not to the request that was sent")
+    if code != OK and not (code == SOME_REFUSED and kind == WRITE):
+        raise WireError(f"unknown answer code {code}")
+    return int(code)
+
+
+def parse_places(data: bytes, count: int) -> list[Place]:
+    """
+    Raises:
+        WireError: wrong size, an unknown code, or a place outside the address space.
+    """
+    if len(data) != count * PLACE_BYTES:
+        raise WireError("places do not fill their space")
+    places = []
+    for code, address, length, seal_address, seal in _PLACE.iter_unpack(data):
+        if code not in _PLACE_CODES:
+            raise WireError(f"unknown refusal code {code}")
+        places.append(Place(code, _checked(address, length), length, Seal(_checked(seal_address, SEAL_BYTES), seal)))
+    return places
+
+
+def _checked(address: int, length: int) -> int:
+    if address + length > _ADDRESS_SPACE:
+        raise WireError("an address beyond the address space")
+    return address
+
+
+assert _DESCRIPTOR.size == KEY_BYTES + 16  # the struct formats above spell the sizes out

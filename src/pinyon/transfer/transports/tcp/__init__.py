@@ -1,0 +1,1 @@
+"""Framed TCP streams."""

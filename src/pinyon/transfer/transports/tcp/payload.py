@@ -1,0 +1,116 @@
+"""A frame's payload on its way between a stream and registered memory, with its checksum when it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.links.stream import Stream
+from pinyon.transfer.transports.tcp.checksum import Digest, checksum
+from pinyon.transfer.transports.tcp.wire import TRAILER_BYTES, pack_trailer, parse_trailer
+
+__all__ = ["HEAD_START_BYTES", "INBOX_BYTES", "receive_payload", "send_payload"]
+
+INBOX_BYTES = 72 << 10
+"""What is taken from a link at once when a header is expected: small frames come whole and are copied into place, which
+costs less than one more system call and what goes with it."""
+HEAD_START_BYTES = 16 << 10
+"""The same where large frames are expected, whose payload goes straight into place: so little of it that the copy does
+not show."""
+_PIECE_BYTES = 256 << 10
+"""What is hashed at a time: still in the core's cache after the kernel has copied it."""
+_MAX_BUFFERS = 1000
+"""Of one system call (the kernel takes 1024), with room for a header and a checksum."""
+
+
+def _pieces(buffers: Sequence[memoryview], most: int = _MAX_BUFFERS) -> Iterator[list[memoryview]]:
+    """The buffers in order, in runs of at most ``_PIECE_BYTES`` and ``most`` buffers."""
+    run: list[memoryview] = []
+    room = _PIECE_BYTES
+    for buffer in buffers:
+        start, size = 0, len(buffer)
+        while start < size:
+            part = buffer[start : start + room] if start or size > room else buffer
+            run.append(part)
+            start += len(part)
+            room -= len(part)
+            if not room or len(run) == most:
+                yield run
+                run, room = [], _PIECE_BYTES
+    if run:
+        yield run
+
+
+def send_payload(stream: Stream, head: bytes, buffers: Sequence[memoryview], seed: int | None, deadline: float) -> None:
+    """Header and payload, and the payload's checksum when a ``seed`` is given. Raises what ``Stream.send`` raises."""
+    if seed is None:
+        stream.send([head, *buffers], deadline)
+        return
+    if sum(map(len, buffers)) <= _PIECE_BYTES:  # hashing first is quicker than a second system call
+        stream.send([head, *buffers, pack_trailer(checksum(buffers, seed))], deadline)
+        return
+    digest = Digest(seed=seed)
+    before: list[bytes | memoryview] = [head]
+    for piece in _pieces(buffers):
+        stream.send([*before, *piece], deadline)
+        before = []
+        for buffer in piece:  # while the receiver takes them in
+            digest.update(buffer)
+    stream.send([pack_trailer(digest.intdigest())], deadline)
+
+
+def receive_payload(
+    stream: Stream,
+    buffers: Sequence[memoryview],
+    seed: int | None,
+    deadline: float,
+    early: memoryview,
+    *,
+    singly: bool = False,
+) -> bool:
+    """Fill the buffers; False: their checksum, expected when a ``seed`` is given, is wrong.
+
+    Args:
+        early: what came of it together with the header.
+        singly: some memory stands several times among the buffers (a scratch that drains what nobody wants), so each
+            is looked at before the next is filled.
+
+    Raises:
+        WireError: more came than belongs to the payload. What ``Stream.receive`` raises.
+    """
+    if seed is None:
+        if _fill(stream, buffers, early, deadline):
+            raise WireError("bytes after the payload")
+        return True
+    nbytes = sum(map(len, buffers))
+    if len(early) == nbytes + TRAILER_BYTES:  # all of it is here
+        intact = checksum([early[:nbytes]], seed) == parse_trailer(early[nbytes:])
+        _fill(stream, buffers, early[:nbytes], deadline)
+        return intact
+    trailer = memoryview(bytearray(TRAILER_BYTES))
+    digest = Digest(seed=seed)
+    for piece in _pieces(buffers, 1 if singly else _MAX_BUFFERS):
+        early = _fill(stream, piece, early, deadline)
+        for buffer in piece:
+            digest.update(buffer)
+    if _fill(stream, [trailer], early, deadline):
+        raise WireError("bytes after the payload")
+    return digest.intdigest() == parse_trailer(trailer)
+
+
+def _fill(stream: Stream, buffers: Sequence[memoryview], early: memoryview, deadline: float) -> memoryview:
+    """Fill the buffers from the early bytes first; returns those of them that are left."""
+    have = len(early)
+    if not have:
+        stream.receive(buffers, deadline)
+        return early
+    at = 0
+    for position, buffer in enumerate(buffers):
+        size = len(buffer)
+        if have - at < size:
+            buffer[: have - at] = early[at:]
+            stream.receive([buffer[have - at :], *buffers[position + 1 :]], deadline)
+            return early[have:]
+        buffer[:] = early[at : at + size]
+        at += size
+    return early[at:]

@@ -1,0 +1,196 @@
+"""The serving end of tcp links: frames in, registered memory read or written, answers out."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.memory.device import DeviceError
+from pinyon.transfer.memory.table import MemoryTable, Region
+from pinyon.transfer.request import Opcode
+from pinyon.transfer.transports.base import Meter
+from pinyon.transfer.transports.staged import stage_ranges
+from pinyon.transfer.transports.tcp import wire
+from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
+from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
+
+__all__ = ["TcpService"]
+
+_log = logging.getLogger(__name__)
+_FIRST_BYTES = wire.FRAME_HEADER_BYTES + wire.DESCRIPTOR_BYTES
+_SCRATCH_BYTES = 64 << 10
+
+
+class TcpService:
+    """Serves the frames of all inbound tcp links, each in its link's thread."""
+
+    def __init__(self, memory: MemoryTable, limits: TransferLimits, meter: Meter) -> None:
+        self._memory = memory
+        self._limits = limits
+        self._meter = meter
+
+    def serve(self, inbound: Inbound) -> None:
+        """A ``LinkService``: returns when the link is idle too long, evicted or closed in good order."""
+        stream, limits = inbound.stream, self._limits
+        inbox, outbox = memoryview(bytearray(INBOX_BYTES)), memoryview(bytearray(INBOX_BYTES))
+        window = inbox
+        while True:
+            got = stream.poll(window)
+            if got is None:
+                inbound.rest()
+                got = stream.await_some(window, time.monotonic() + limits.idle_s)
+                if got and not inbound.work():
+                    return
+            if not got:
+                return
+            deadline = time.monotonic() + limits.base_deadline_s
+            got = self._serve_small(inbound, inbox, got, outbox, deadline)
+            if not got:
+                window = inbox
+                continue
+            window = inbox[:HEAD_START_BYTES]
+            if got < _FIRST_BYTES:  # every frame has at least one descriptor
+                stream.receive([inbox[got:_FIRST_BYTES]], deadline)
+                got = _FIRST_BYTES
+            frame = wire.parse_frame(inbox)
+            deadline += frame.payload / limits.min_rate_bytes_s
+            end = wire.FRAME_HEADER_BYTES + frame.requests * wire.DESCRIPTOR_BYTES
+            if got >= end:
+                head, early = inbox[:end], inbox[end:got]
+            else:
+                head, early = memoryview(bytearray(end)), inbox[:0]
+                head[:got] = inbox[:got]
+                stream.receive([head[got:]], deadline)
+            self._serve_frame(inbound, frame, head, early, deadline)
+
+    def _serve_small(self, inbound: Inbound, inbox: memoryview, got: int, outbox: memoryview, deadline: float) -> int:
+        """The usual small frame: one range that is granted, all of it in the inbox. Without a detour, because here
+        every call shows in the latency.
+
+        Returns:
+            0 when it is done. Else it is another case and nothing was done, but so many bytes are in the inbox now.
+        """
+        if got < _FIRST_BYTES:
+            return got
+        nbytes: int
+        magic, opcode, checked, count, frame_id, nbytes, key, offset, length = wire.unpack_frame_of_one(inbox)
+        if magic != wire.FRAME_MAGIC or count != 1 or not 0 < length == nbytes < INBOX_BYTES or checked > 1:
+            return got
+        end = _FIRST_BYTES + nbytes
+        if opcode == Opcode.WRITE:
+            whole = end + wire.TRAILER_BYTES if checked else end
+            if got > whole or whole > INBOX_BYTES:
+                return got
+            if got < whole:
+                inbound.stream.receive((inbox[got:whole],), deadline)
+            data = inbox[_FIRST_BYTES:end]
+            if checked and checksum((data,), seed_of(inbox[:_FIRST_BYTES])) != wire.parse_trailer(inbox[end:whole]):
+                return whole
+            if not self._memory.put(key, offset, data):
+                return whole
+            reply: bytes | memoryview = wire.pack_header(magic, wire.REPLY_BIT | opcode, wire.ALL_OK, 1, frame_id, 0)
+        elif opcode == Opcode.READ:
+            at = wire.FRAME_HEADER_BYTES
+            whole = at + nbytes + wire.TRAILER_BYTES
+            if got != _FIRST_BYTES or whole > INBOX_BYTES:
+                return got
+            data = outbox[at : at + nbytes]
+            if not self._memory.take(key, offset, data):
+                return got
+            wire.pack_header_into(outbox, 0, magic, wire.REPLY_BIT | opcode, wire.ALL_OK, 1, frame_id, nbytes)
+            if checked:
+                outbox[whole - wire.TRAILER_BYTES : whole] = wire.pack_trailer(
+                    checksum([data], seed_of(inbox[:_FIRST_BYTES]))
+                )
+            else:
+                whole -= wire.TRAILER_BYTES
+            reply = outbox[:whole]
+        else:
+            return got
+        inbound.stream.send((reply,), deadline)
+        with self._meter.lock:
+            self._meter.served(opcode, nbytes, 0)
+        return 0
+
+    def _serve_frame(
+        self, inbound: Inbound, frame: wire.Frame, head: memoryview, early: memoryview, deadline: float
+    ) -> None:
+        ranges = wire.parse_descriptors(head[wire.FRAME_HEADER_BYTES :], frame)
+        seed = seed_of(head) if frame.checksum else None
+        reading = frame.opcode == Opcode.READ
+        if reading and early:
+            raise WireError("bytes after a READ")
+        intact = True
+        found, refusals, pinned = self._memory.admit(frame.opcode, ranges, inbound, inbound.abort)
+        staged = None
+        failed = landing = False
+        accepted = frame.payload
+        try:
+            if refusals is not None:
+                accepted = sum(part[2] for part, region in zip(ranges, found, strict=True) if region is not None)
+            if self._memory.staging is not None:
+                patience = min(deadline, time.monotonic() + self._limits.stall_s)
+                staged = stage_ranges(frame.opcode, ranges, found, patience)
+                if staged is not None:
+                    ranges, found = staged.ranges, staged.found
+            buffers = _gather(ranges, found, drain=not reading)
+            if reading:
+                send_payload(inbound.stream, wire.pack_reply(frame, refusals, accepted), buffers, seed, deadline)
+            else:
+                intact = receive_payload(inbound.stream, buffers, seed, deadline, early, singly=refusals is not None)
+                landing = True
+                if staged is not None and intact:
+                    staged.land()
+        except DeviceError as error:  # of a READ before its reply, of a WRITE after its payload: the link is in step
+            _log.error("serving device memory failed: %s", error)
+            if not reading and not landing:  # its payload is still to come
+                raise ConnectionAbortedError from None
+            failed = True
+        finally:
+            if staged is not None:
+                staged.release()
+            self._memory.unpin(pinned, inbound)
+        if failed:
+            inbound.stream.send([wire.pack_reply(frame, None, 0, code=wire.FAULT)], deadline)
+            return
+        if not intact:
+            inbound.stream.send([wire.pack_reply(frame, None, 0, code=wire.BAD_CHECKSUM)], deadline)
+            _log.warning("a transfer frame arrived with a wrong checksum")
+            return
+        if not reading:
+            inbound.stream.send([wire.pack_reply(frame, refusals, 0)], deadline)
+        with self._meter.lock:
+            self._meter.served(frame.opcode, accepted, 0 if refusals is None else len(refusals) - refusals.count(0))
+
+
+def _gather(ranges: list[wire.Descriptor], found: list[Region | None], *, drain: bool) -> list[memoryview]:
+    """The memory of the accepted ranges, neighbours joined.
+
+    Refused ranges are skipped, or with ``drain`` stand as scratch memory so that the stream stays in step.
+    """
+    if len(ranges) == 1 and found[0] is not None:
+        _, offset, length = ranges[0]
+        return [found[0].view[offset : offset + length]]
+    buffers: list[memoryview] = []
+    scratch: memoryview | None = None
+    last: Region | None = None
+    start = end = 0
+    for (_, offset, length), region in zip(ranges, found, strict=True):
+        if region is last and offset == end and region is not None:
+            end += length
+            continue
+        if last is not None:
+            buffers.append(last.view[start:end])
+        last, start, end = region, offset, offset + length
+        if region is None and drain:
+            scratch = scratch or memoryview(bytearray(_SCRATCH_BYTES))
+            whole, rest = divmod(length, _SCRATCH_BYTES)
+            buffers += [scratch] * whole
+            if rest:
+                buffers.append(scratch[:rest])
+    if last is not None:
+        buffers.append(last.view[start:end])
+    return buffers
