@@ -1,0 +1,213 @@
+"""Journals: what pure modules were told, call by call, and the same calls made again.
+
+A pure module's decisions depend on nothing but its inputs, so a journal of the inputs is enough to see every decision
+of a service again, anywhere: to find a defect, or to ask another policy the same questions. ``Journal.record`` wraps a
+module; ``replay`` makes the calls again on modules that the caller built anew and compares what they answer.
+
+A journal is lines of JSON. The first one is a header (``build`` gets it and makes the modules); then one line per
+call: ``t`` seconds since the start, ``m`` module, ``c`` method, ``a`` arguments (``n`` named ones), and ``r`` the
+result or ``e`` the name of the error. Values that JSON does not know are objects with one key: ``{"b": hex}`` bytes,
+``{"t": [...]}`` a tuple, ``{"s": [...]}`` a set, ``{"k": [[key, value], ...]}`` a dict, ``{"v": [type, fields...]}`` a
+value of a named type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
+
+__all__ = ["VERSION", "Codec", "Journal", "Replay", "replay"]
+
+VERSION = 1
+DIFFERENCES_MAX = 16
+"""Differences that a replay describes; all are counted."""
+
+Module = TypeVar("Module")
+
+
+class Codec:
+    """Between values and JSON. ``types`` are the dataclasses, named tuples and enums that may occur, by their names."""
+
+    def __init__(self, types: Iterable[type]) -> None:
+        self._types = {one.__name__: one for one in types}
+
+    def encode(self, value: Any) -> Any:
+        """Raises :class:`TypeError` for a value of a type that was not named."""
+        if isinstance(value, Enum):
+            return self._named(value, [value.value])
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, bytes | bytearray | memoryview):
+            return {"b": bytes(value).hex()}
+        if isinstance(value, tuple):
+            items = [self.encode(item) for item in value]
+            return self._named(value, items) if hasattr(value, "_fields") else {"t": items}
+        if is_dataclass(value):
+            return self._named(value, [self.encode(getattr(value, one.name)) for one in fields(value)])
+        if isinstance(value, Mapping):
+            return {"k": [[self.encode(key), self.encode(item)] for key, item in value.items()]}
+        if isinstance(value, set | frozenset):
+            return {"s": sorted((self.encode(item) for item in value), key=json.dumps)}
+        if isinstance(value, Sequence):
+            return [self.encode(item) for item in value]
+        raise TypeError(f"a journal holds no {type(value).__name__}")
+
+    def _named(self, value: Any, items: list[Any]) -> dict[str, Any]:
+        name = type(value).__name__
+        if self._types.get(name) is not type(value):
+            raise TypeError(f"a journal holds no {name}")
+        return {"v": [name, *items]}
+
+    def decode(self, value: Any) -> Any:
+        """Raises :class:`InvalidArgument` for what :meth:`encode` does not write."""
+        if isinstance(value, list):
+            return [self.decode(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        try:
+            ((kind, content),) = value.items()
+            if kind == "b":
+                return bytes.fromhex(content)
+            if kind == "t":
+                return tuple(self.decode(item) for item in content)
+            if kind == "s":
+                return frozenset(self.decode(item) for item in content)
+            if kind == "k":
+                return {self.decode(key): self.decode(item) for key, item in content}
+            if kind == "v":
+                return self._types[content[0]](*(self.decode(item) for item in content[1:]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"no value of a journal: {value!r:.200}") from error
+        raise InvalidArgument(f"no value of a journal: {value!r:.200}")
+
+
+class Journal:
+    """Writes a header and then every recorded call. ``write`` gets whole lines without their end."""
+
+    def __init__(self, write: Callable[[str], None], clock: Clock, codec: Codec, header: Mapping[str, Any]) -> None:
+        self._write = write
+        self._clock = clock
+        self._codec = codec
+        self._start_s = clock()
+        write(_line({"pinyon_journal": VERSION, **header}))
+
+    def record(self, name: str, module: Module, inputs: Sequence[str]) -> Module:
+        """``module``, with every call of the methods ``inputs`` written down; the rest goes through as it is.
+
+        Parts that belong to the module call it directly: what follows from an input is no input.
+        """
+        for method in inputs:
+            if not callable(getattr(module, method)):
+                raise TypeError(f"{name}.{method} is no method")
+        return cast("Module", _Recorded(self, name, module, frozenset(inputs)))
+
+    def called(self, name: str, method: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call the method and write it down."""
+        encode = self._codec.encode
+        entry: dict[str, Any] = {
+            "t": round(self._clock() - self._start_s, 6),
+            "m": name,
+            "c": method.__name__,
+            # before the call, which may change them
+            "a": [encode(arg) for arg in args],
+        }
+        if named:
+            entry["n"] = {key: encode(arg) for key, arg in named.items()}
+        try:
+            result = method(*args, **named)
+        except Exception as error:
+            entry["e"] = type(error).__name__
+            self._write(_line(entry))
+            raise
+        entry["r"] = encode(result)
+        self._write(_line(entry))
+        return result
+
+
+class _Recorded:
+    def __init__(self, journal: Journal, name: str, module: Any, inputs: frozenset[str]) -> None:
+        self._journal = journal
+        self._name = name
+        self._module = module
+        self._inputs = inputs
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(self._module, attribute)
+        if attribute not in self._inputs:
+            return found
+
+        def call(*args: Any, **named: Any) -> Any:
+            # an iterator could be read only once: by us or by the module
+            held = [list(arg) if isinstance(arg, Iterator | KeysView | ValuesView) else arg for arg in args]
+            return self._journal.called(self._name, found, held, named)
+
+        self.__dict__[attribute] = call  # the next access does not come here
+        return call
+
+    def __len__(self) -> int:
+        return len(self._module)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._module
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What came of a replay. ``differences`` describes the first ones, with their line numbers."""
+
+    calls: int
+    different: int
+    differences: list[str]
+    modules: Mapping[str, object]
+    """As they are after the last call."""
+
+
+def replay(lines: Iterable[str], build: Callable[[Mapping[str, Any]], Mapping[str, object]], codec: Codec) -> Replay:
+    """Make a journal's calls again. ``build`` makes the modules by their names from the header.
+
+    A last line without an end (the process died while it wrote) is left out. Raises :class:`InvalidArgument`, with the
+    line's number, for what is no journal.
+    """
+    calls = different = 0
+    differences: list[str] = []
+    modules: Mapping[str, object] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.endswith("\n"):
+            break
+        try:
+            entry = json.loads(line)
+            if number == 1:
+                if entry.get("pinyon_journal") != VERSION:
+                    raise InvalidArgument(f"no journal of version {VERSION}")
+                modules = build(entry)
+                continue
+            method = getattr(modules[entry["m"]], entry["c"])
+            args = [codec.decode(arg) for arg in entry["a"]]
+            named = {key: codec.decode(arg) for key, arg in entry.get("n", {}).items()}
+            was = {key: entry[key] for key in ("r", "e") if key in entry}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"line {number}: {type(error).__name__}: {error}") from error
+        except InvalidArgument as error:
+            raise InvalidArgument(f"line {number}: {error.message}") from None
+        calls += 1
+        try:
+            now = {"r": codec.encode(method(*args, **named))}
+        except Exception as error:  # as when it was recorded: an error is an answer, too
+            now = {"e": type(error).__name__}
+        if now != was:
+            different += 1
+            if len(differences) < DIFFERENCES_MAX:
+                differences.append(f"line {number}: {entry['m']}.{entry['c']}: was {was!r:.300}, is {now!r:.300}")
+    if not modules:
+        raise InvalidArgument("an empty journal")
+    return Replay(calls, different, differences, modules)
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":"))

@@ -1,0 +1,64 @@
+"""A journal's file is bounded and never in the way of what it records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.journal import Codec, replay
+from pinyon.runtime.journal_file import JournalFile
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, number: int) -> int:
+        self.total += number
+        return self.total
+
+
+def test_what_is_written_replays(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    file = JournalFile(str(path), 1 << 20, (), {"service": "test"})
+    counter = file.journal.record("counter", Counter(), ("add",))
+    for number in range(100):
+        counter.add(number)
+    file.close()
+    file.close()
+    with path.open() as lines:
+        seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()))
+    assert (seen.calls, seen.different) == (100, 0)
+
+
+def test_at_the_limit_the_file_ends_with_a_whole_line_and_the_module_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    file = JournalFile(str(path), 2000, (), {})
+    counter = file.journal.record("counter", Counter(), ("add",))
+    for _ in range(1000):
+        counter.add(1)
+    assert counter.total == 1000
+    assert path.stat().st_size <= 2000
+    with path.open() as lines:
+        seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()))
+    assert 10 < seen.calls < 100
+    assert seen.different == 0
+
+
+def test_a_full_disk_ends_the_journal_and_nothing_else() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    file = JournalFile("/dev/full", 1 << 30, (), {})
+    counter = file.journal.record("counter", Counter(), ("add",))
+    for _ in range(10_000):
+        counter.add(1)
+    assert counter.total == 10_000
+    file.close()
+
+
+def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot write") as error:
+        JournalFile(str(tmp_path / "nowhere" / "journal.jsonl"), 1, (), {})
+    assert error.value.field == "journal"
