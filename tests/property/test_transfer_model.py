@@ -22,6 +22,7 @@ from pinyon.transfer import (
     TransferStatus,
     WireError,
 )
+from pinyon.transfer.limits import MAX_FRAME_BYTES
 from pinyon.transfer.links import handshake
 from pinyon.transfer.slicing import plan_chains, plan_one
 from pinyon.transfer.transports.tcp import wire
@@ -161,7 +162,7 @@ def test_accepted_frames_stay_within_the_bounds(head, data) -> None:
     except WireError:
         return
     assert len(ranges) == frame.requests
-    assert sum(one.length for one in ranges) == frame.payload <= wire.MAX_FRAME_BYTES
+    assert sum(one.length for one in ranges) == frame.payload <= MAX_FRAME_BYTES
 
 
 _FIELDS = ["host", "port", "boot_id", "regions", "key", "location", "nics", "topology", "shm", "name", "transport"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pinyon.transfer import InvalidTransfer
+from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathBoard, PathLimits
-from pinyon.transfer.paths.reach import Path, Tiers
 
 MIB = 1 << 20
 STALL_S = 2.0

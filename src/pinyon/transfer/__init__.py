@@ -21,7 +21,7 @@ from pinyon.transfer.errors import (
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.path import Path
 from pinyon.transfer.request import (
     Opcode,
     Reason,
@@ -67,11 +67,11 @@ __all__ = [
 ]
 
 _EDGES = {
-    "Access": "pinyon.transfer.memory.table",
-    "Region": "pinyon.transfer.memory.table",
+    "Access": "pinyon.transfer.memory.region",
+    "Region": "pinyon.transfer.memory.region",
     "TlsFiles": "pinyon.transfer.links.tls",
     "TransferEngine": "pinyon.transfer.engine",
-    "TransferGroup": "pinyon.transfer.handle",
+    "TransferGroup": "pinyon.transfer.group",
     "TransferHandle": "pinyon.transfer.handle",
 }
 

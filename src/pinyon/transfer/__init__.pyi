@@ -10,13 +10,14 @@ from pinyon.transfer.errors import (
     TransferTimeout,
     WireError,
 )
-from pinyon.transfer.handle import TransferGroup, TransferHandle
+from pinyon.transfer.group import TransferGroup
+from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.tls import TlsFiles
-from pinyon.transfer.memory.table import Access, Region
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.path import Path
 from pinyon.transfer.request import (
     Opcode,
     Reason,

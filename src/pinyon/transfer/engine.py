@@ -15,23 +15,25 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from pinyon.transfer.chain import SHUTDOWN, Chain
 from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.errors import TransferError as _TransferError
-from pinyon.transfer.handle import InlineCall, TransferGroup, TransferHandle, results_of
+from pinyon.transfer.group import TransferGroup
+from pinyon.transfer.handle import InlineCall, TransferHandle, results_of
 from pinyon.transfer.host.host_id import host_id
 from pinyon.transfer.host.nic import Nic, check_nic
 from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.identity import Identity
-from pinyon.transfer.memory.table import Access, MemoryTable, Region
+from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peers import Dispatcher
 from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.segment import BOOT_ID_BYTES, KEY_BYTES, PeerId, SegmentDescriptor
 from pinyon.transfer.slicing import ChainPlan, Slice, plan_chains, plan_one
-from pinyon.transfer.stats import TransferStats
-from pinyon.transfer.transports.base import SHUTDOWN, Chain, Meter
+from pinyon.transfer.stats import Meter, TransferStats
 from pinyon.transfer.transports.registry import build_transports
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ class TransferEngine:
             self._host_id,
             self.limits,
             self._meter,
+            self._memory.staging.outbound,
             random.Random(),
         )
         self._lock = threading.Lock()
@@ -323,7 +326,7 @@ class TransferEngine:
 
     def group(self) -> TransferGroup:
         """An empty group of submissions that are awaited together."""
-        return TransferGroup(self)
+        return TransferGroup(self.submit)
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> list[TransferResult]:
         """Move and wait. One final result per request; see ``raise_for_failure``. Not for an event loop's thread.

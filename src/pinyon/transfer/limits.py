@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.transports.tcp import wire
 
-__all__ = ["TransferLimits"]
+__all__ = ["MAX_FRAME_BYTES", "MAX_FRAME_REQUESTS", "TransferLimits"]
 
 _MIB = 1 << 20
+MAX_FRAME_BYTES = 64 * _MIB
+MAX_FRAME_REQUESTS = 1024
+"""What the protocols between peers allow in one frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class TransferLimits:
 
     max_frame_bytes: int = 8 * _MIB
     """Payload of one frame; a larger request is sliced."""
-    max_frame_requests: int = wire.MAX_FRAME_REQUESTS
+    max_frame_requests: int = MAX_FRAME_REQUESTS
     stripe_min_bytes: int = 4 * _MIB
     """A batch to one peer is spread over several connections in pieces no smaller than this."""
     connections_per_peer: int = 4
@@ -59,11 +61,11 @@ class TransferLimits:
             value = getattr(self, field.name)
             if not value > 0 and (field.name != "spin_s" or value != 0):
                 raise InvalidTransfer(f"TransferLimits.{field.name} must be positive", field=field.name)
-        if self.max_frame_bytes > wire.MAX_FRAME_BYTES:
-            raise InvalidTransfer(f"the protocol allows {wire.MAX_FRAME_BYTES} bytes a frame", field="max_frame_bytes")
-        if self.max_frame_requests > wire.MAX_FRAME_REQUESTS:
+        if self.max_frame_bytes > MAX_FRAME_BYTES:
+            raise InvalidTransfer(f"the protocol allows {MAX_FRAME_BYTES} bytes a frame", field="max_frame_bytes")
+        if self.max_frame_requests > MAX_FRAME_REQUESTS:
             raise InvalidTransfer(
-                f"the protocol allows {wire.MAX_FRAME_REQUESTS} requests a frame", field="max_frame_requests"
+                f"the protocol allows {MAX_FRAME_REQUESTS} requests a frame", field="max_frame_requests"
             )
 
     def budget_s(self, nbytes: int) -> float:

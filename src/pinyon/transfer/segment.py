@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.host.nic import Nic, check_nic, nic_from_dict, nic_to_dict
@@ -19,6 +19,7 @@ __all__ = [
     "KEY_BYTES",
     "MAX_LOCATION_CHARS",
     "PeerId",
+    "Range",
     "RegionDescriptor",
     "SegmentDescriptor",
 ]
@@ -35,6 +36,14 @@ MAX_SHM_CHARS = 100
 
 PeerId = tuple[str, int, bytes]
 """``(host, port, boot_id)``: one life of one process."""
+
+
+class Range(NamedTuple):
+    """Bytes of a region, as a peer names them."""
+
+    key: bytes
+    offset: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)

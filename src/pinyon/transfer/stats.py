@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.path import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 
-__all__ = ["LATENCY_BUCKETS_S", "PathStats", "StatsRecorder", "TransferStats"]
+__all__ = ["LATENCY_BUCKETS_S", "Meter", "PathStats", "StatsRecorder", "TransferStats"]
 
 LATENCY_BUCKETS_S = (
     0.0001,
@@ -180,3 +181,11 @@ class StatsRecorder:
             outbound_connections_now=outbound,
             inbound_connections_now=inbound,
         )
+
+
+class Meter(StatsRecorder):
+    """The engine's counters with the lock that guards them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()

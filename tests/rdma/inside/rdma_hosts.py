@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 
 from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferLimits
+from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.links.identity import Identity
-from pinyon.transfer.memory.table import Access, MemoryTable
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.memory.region import Access
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports.base import Chain, Meter, Outcome
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.rdma.transport import RdmaTransport
 from tests.rdma.inside.rdma_nics import rdma_nic
 

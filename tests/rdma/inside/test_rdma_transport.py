@@ -12,8 +12,8 @@ from pathlib import Path as FilePath
 import pytest
 
 from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
-from pinyon.transfer.paths.reach import Path
-from pinyon.transfer.transports.base import Outcome
+from pinyon.transfer.chain import Outcome
+from pinyon.transfer.path import Path
 from pinyon.transfer.transports.rdma import server as rdma_server
 from pinyon.transfer.transports.rdma.verbs import Device, QueuePair
 from tests.rdma.inside.nics import nic

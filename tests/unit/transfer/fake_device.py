@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from pinyon.transfer.memory import dlpack
-from pinyon.transfer.memory.device import DeviceError, add_driver, remove_driver
+from pinyon.transfer.memory.device import DeviceError
+from pinyon.transfer.memory.drivers import add_driver, remove_driver
 
 DEVICE_TYPE = 12  # kDLExtDev
 _BASE = 1 << 52  # in no process's address space

@@ -11,7 +11,7 @@ from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.transports.base import Meter
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm.transport import ShmTransport
 
 GOOD, BAD = 0x11, 0xEE

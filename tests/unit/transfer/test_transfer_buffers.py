@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from pinyon.transfer import InvalidTransfer, TransferError
-from pinyon.transfer.memory.device import DeviceError, driver_of
-from pinyon.transfer.memory.table import Access, MemoryTable, Region
+from pinyon.transfer.memory.device import DeviceError
+from pinyon.transfer.memory.drivers import driver_of
+from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.memory.table import MemoryTable
 from tests.unit.transfer.fake_device import DEVICE_TYPE, Tensor, fake_device
 
 

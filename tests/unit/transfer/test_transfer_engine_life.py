@@ -26,10 +26,10 @@ from pinyon.transfer import (
     TransferStatus,
 )
 from pinyon.transfer import engine as engine_module
+from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.handle import InlineCall, TransferHandle
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports.base import Chain, Outcome
 from tests.unit.transfer.conftest import (
     GENEROUS_S,
     VARIANTS,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.paths.reach import MAX_TIER_PATHS, End, Path, candidate_paths
+from pinyon.transfer.path import Path
+from pinyon.transfer.paths.reach import MAX_TIER_PATHS, End, candidate_paths
 
 
 def tcp(name: str, network: int | str = "") -> Nic:

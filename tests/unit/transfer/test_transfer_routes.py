@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
+from pinyon.transfer.chain import SHUTDOWN, Chain, Outcome
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.path import Path
 from pinyon.transfer.paths import peer as routes_module
 from pinyon.transfer.paths.peer import Retired, Routes
 from pinyon.transfer.paths.peers import Dispatcher
-from pinyon.transfer.paths.reach import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports.base import SHUTDOWN, Chain, Meter, Outcome
+from pinyon.transfer.stats import Meter
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, transfer_threads
 
 MIB = 1 << 20
@@ -145,6 +147,7 @@ class Bench:
             "this host",
             TransferLimits(connections_per_peer=ROOM, **limits),
             Meter(),
+            MemoryTable(1).staging.outbound,
             random.Random(1),
         )
         host = ("@peer", "this host") if shm else ("", "")

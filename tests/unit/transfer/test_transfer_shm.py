@@ -20,14 +20,15 @@ from pathlib import Path as FilePath
 import pytest
 
 from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
+from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.links.acceptor import Acceptor, Inbound
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports.base import Chain, Meter, Outcome
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import link as shm_link
 from pinyon.transfer.transports.shm import wire as shm_wire

@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
+from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.memory.device import DeviceError
-from pinyon.transfer.memory.table import Access, MemoryTable, Region
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.path import Path
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports.base import Chain, Outcome
 from pinyon.transfer.transports.shm.transport import shm_available
-from pinyon.transfer.transports.staged import StagingBuffer, StagingPool, needs_staging, run_staged
+from pinyon.transfer.transports.staged import needs_staging, run_staged
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, eventually
 from tests.unit.transfer.fake_device import FakeDriver, fake_device
 
@@ -157,23 +159,25 @@ def test_the_pools_live_as_long_as_device_memory_is_registered(driver) -> None:
     taken_back: list[Region] = []
     table.on_unregister.append(taken_back.append)
     host = table.register(bytearray(8), None, Access.READ)
-    assert table.staging is None
-    one, two = (table.register(driver.tensor(bytearray(8)), None, Access.READ) for _ in range(2))
     staging = table.staging
-    assert staging is not None
-    assert one.staging is two.staging is staging
+    assert not staging.regions
+    one, two = (table.register(driver.tensor(bytearray(8)), None, Access.READ) for _ in range(2))
+    assert staging.regions == 2
     with staging.outbound.acquire(1, soon(), never) or pytest.fail("nothing") as buffer:
         pass
     table.unregister(one, 0.0)
     table.unregister(one, 0.0)
-    assert table.staging is staging
+    assert staging.regions == 1
     assert driver.pinned
     table.unregister(two, 0.0)
-    assert table.staging is None
+    assert not staging.regions
     assert not driver.pinned
+    assert staging.outbound.acquire(1, soon(), never) is None
     assert taken_back == [one, two, buffer.region]
     table.unregister(host, 0.0)
-    assert table.register(driver.tensor(bytearray(8)), None, Access.READ).staging is not staging
+    table.register(driver.tensor(bytearray(8)), None, Access.READ)
+    with staging.outbound.acquire(1, soon(), never) or pytest.fail("nothing") as other:
+        assert other.region is not buffer.region
 
 
 # --- the chain that a transport sees ---
@@ -252,10 +256,10 @@ class Staged:
         return Chain(plan, regions, soon(), lambda _, outcome: self.ended.append(outcome))
 
     def run(self, chain: Chain) -> Outcome:
-        return run_staged(self.wire, chain, PATH)
+        return run_staged(self.wire, chain, PATH, self.table.staging.outbound)
 
     def idle(self) -> bool:
-        pool = self.region.staging.outbound
+        pool = self.table.staging.outbound
         return not pool._lent and not pool._queue
 
 
@@ -338,7 +342,7 @@ def test_a_failed_attempt_leaves_its_fence_and_no_byte_on_the_device(driver, opc
 
 def test_a_chain_that_ends_while_it_waits_for_room_touches_nothing(driver) -> None:
     staged = Staged(driver, WRITE, 4 * PAGE)
-    pool = staged.region.staging.outbound
+    pool = staged.table.staging.outbound
     buffer = pool.acquire(4 * PAGE, soon(), never)
     chain = staged.chain((staged.region, 0, 0, 10))
     outcomes: list[Outcome] = []
@@ -463,9 +467,8 @@ def test_a_device_error_is_a_failed_request_and_the_engine_goes_on(
     eventually(lambda: engine.transfer([request])[0].ok, "works again")
     assert near == far
     for table in (engine._memory, server._memory):
-        if table.staging is not None:
-            assert not table.staging.outbound._lent
-            eventually(lambda table=table: not table.staging.inbound._lent, "given back")
+        assert not table.staging.outbound._lent
+        eventually(lambda table=table: not table.staging.inbound._lent, "given back")
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])

@@ -26,14 +26,15 @@ from pinyon.transfer import (
     TransferLimits,
     TransferStatus,
 )
+from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.links import handshake, spinner
 from pinyon.transfer.links.acceptor import Acceptor, Inbound
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.spinner import Spinner
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports.base import Chain, Meter, Outcome
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
 from pinyon.transfer.transports.tcp.transport import TcpTransport

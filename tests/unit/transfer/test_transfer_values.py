@@ -25,6 +25,7 @@ from pinyon.transfer import (
     raise_for_failure,
 )
 from pinyon.transfer.batch import BatchState
+from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
 from pinyon.transfer.links import handshake
 from pinyon.transfer.slicing import Slice, plan_chains
 from pinyon.transfer.transports.tcp import wire
@@ -66,9 +67,9 @@ def test_limits_are_positive_and_within_the_protocol() -> None:
     with pytest.raises(InvalidTransfer, match="stall_s"):
         TransferLimits(stall_s=0)
     with pytest.raises(InvalidTransfer):
-        TransferLimits(max_frame_bytes=wire.MAX_FRAME_BYTES + 1)
+        TransferLimits(max_frame_bytes=MAX_FRAME_BYTES + 1)
     with pytest.raises(InvalidTransfer):
-        TransferLimits(max_frame_requests=wire.MAX_FRAME_REQUESTS + 1)
+        TransferLimits(max_frame_requests=MAX_FRAME_REQUESTS + 1)
 
 
 def test_failures_raise_by_status() -> None:
@@ -166,8 +167,8 @@ def test_only_a_checked_write_can_have_a_bad_checksum() -> None:
         (wire.FRAME_MAGIC, 3, 0, 1, 1, 1),  # opcode
         (wire.FRAME_MAGIC, 1, 2, 1, 1, 1),  # flags
         (wire.FRAME_MAGIC, 1, 0, 0, 1, 1),  # no requests
-        (wire.FRAME_MAGIC, 1, 0, wire.MAX_FRAME_REQUESTS + 1, 1, 1 << 20),
-        (wire.FRAME_MAGIC, 1, 0, 1, 1, wire.MAX_FRAME_BYTES + 1),
+        (wire.FRAME_MAGIC, 1, 0, MAX_FRAME_REQUESTS + 1, 1, 1 << 20),
+        (wire.FRAME_MAGIC, 1, 0, 1, 1, MAX_FRAME_BYTES + 1),
         (wire.FRAME_MAGIC, 1, 0, 2, 1, 1),  # fewer bytes than ranges
     ],
 )

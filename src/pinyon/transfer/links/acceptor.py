@@ -16,7 +16,7 @@ from pinyon.transfer.links import handshake
 from pinyon.transfer.links.endpoint_pool import EndpointPool
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.inbound import Inbound, LinkService
-from pinyon.transfer.transports.base import Meter
+from pinyon.transfer.stats import Meter
 
 __all__ = ["Acceptor", "Inbound", "LinkService"]
 

@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 
+from pinyon.transfer.chain import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links import handshake
@@ -16,7 +17,6 @@ from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
 from pinyon.transfer.links.tls import TlsStream
 from pinyon.transfer.request import Reason, TransferStatus
-from pinyon.transfer.transports.base import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
 
 __all__ = ["DialRefused", "Link", "dial", "dial_failure"]
 

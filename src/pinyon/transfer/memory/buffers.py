@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.memory.device import DeviceDriver, DeviceError, DeviceMemory, driver_of
+from pinyon.transfer.memory.device import DeviceDriver, DeviceError, DeviceMemory
 from pinyon.transfer.memory.dlpack import HOST_TYPES, DlpackTensor, is_dlpack
+from pinyon.transfer.memory.drivers import driver_of
 
 __all__ = ["DEFAULT_LOCATION", "HOST_PREFIX", "Opened", "open_buffer"]
 

@@ -6,113 +6,21 @@ present ones, and after a grace period aborts their holders; so when it has retu
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from pinyon.transfer.errors import InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.memory.buffers import HOST_PREFIX, open_buffer
-from pinyon.transfer.memory.device import DeviceDriver, DeviceMemory
+from pinyon.transfer.memory.region import Access, DeviceRegion, Region
+from pinyon.transfer.memory.staging_pool import Staging
 from pinyon.transfer.request import Opcode, Reason
-from pinyon.transfer.segment import KEY_BYTES, RegionDescriptor
-from pinyon.transfer.transports.tcp.wire import Descriptor
+from pinyon.transfer.segment import Range
 
-if TYPE_CHECKING:
-    from pinyon.transfer.transports.staged import Staging
-
-__all__ = ["Access", "MemoryTable", "Region"]
+__all__ = ["MemoryTable"]
 
 STAGING_BYTES = 64 << 20
 """As much as the largest frame has."""
-
-
-class Access(IntEnum):
-    """What peers that know the region's key may do with it."""
-
-    NONE = 0
-    READ = 1
-    READ_WRITE = 2
-
-
-class Region:
-    """A registered buffer. Made by ``TransferEngine.register_local_memory``; treat it as read-only.
-
-    Once it is unregistered it has no ``view`` and no ``array`` any more.
-    """
-
-    __slots__ = (
-        "_holders",
-        "_owner",
-        "access",
-        "address",
-        "alive",
-        "array",
-        "device",
-        "direct",
-        "key",
-        "length",
-        "location",
-        "staging",
-        "view",
-    )
-
-    def __init__(
-        self, view: memoryview | None, location: str, access: Access, device: DeviceMemory | None = None
-    ) -> None:
-        """Host memory (``view``) or a device's."""
-        self.device = device
-        """None: host memory. Else ``view`` and ``array`` raise: its bytes are copied by the device's driver."""
-        self.direct = device is not None and device.exportable
-        """A device's memory that NICs may be able to map; False as soon as one could not."""
-        self.staging: Staging | None = None
-        """For a device's memory: how transports get at it that cannot themselves."""
-        self._owner: object = None
-        if device is not None:
-            self.address, self.length = device.address, device.length
-        elif view is not None:
-            self.view = view
-            """The buffer as flat bytes."""
-            self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(view, np.uint8)
-            """The same memory for numpy, whose copies release the GIL."""
-            self.address = int(self.array.ctypes.data)
-            """Of the first byte, in this process or on the device."""
-            self.length = len(view)
-        self.key = secrets.token_bytes(KEY_BYTES)
-        self.location = location
-        self.access = access
-        self.alive = True
-        self._holders: dict[object, Callable[[], None]] = {}
-
-    def release(self) -> None:
-        """Let go of the buffer. Once, when nobody uses it any more."""
-        self._owner = None
-        if self.device is None:
-            del self.view, self.array
-
-    def descriptor(self) -> RegionDescriptor:
-        return RegionDescriptor(self.key, self.location, self.length)
-
-    def __repr__(self) -> str:
-        # The key is a capability: never in a log.
-        return f"Region({self.location!r}, {self.length} bytes, access={self.access.name}, alive={self.alive})"
-
-
-class _DeviceRegion(Region):
-    """Not in host memory. A class of its own, because ``__getattr__`` makes every attribute of its class slower."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:  # only for what is not set
-            if name in ("view", "array"):
-                raise TransferError(f"the region is on {self.location}, not in host memory")
-            raise AttributeError(name)
 
 
 class MemoryTable:
@@ -121,13 +29,10 @@ class MemoryTable:
     def __init__(self, max_regions: int, staging_bytes: int = STAGING_BYTES) -> None:
         """``staging_bytes``: of pinned host memory per direction, once memory of a device is registered."""
         self._max_regions = max_regions
-        self._staging_bytes = staging_bytes
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # entered by its lock, which costs a fifth
         self._regions: dict[bytes, Region] = {}
-        self._on_devices = 0
-        self.staging: Staging | None = None
-        """As long as memory of a device is registered."""
+        self.staging = Staging(staging_bytes, self._take_back)
         self.on_unregister: list[Callable[[Region], None]] = []
         """Called when nothing here uses the region any more and before ``unregister`` returns: a transport takes back
         what it gave out for it (a memory registration, a published address). Must not raise."""
@@ -139,7 +44,7 @@ class MemoryTable:
             TransferLimitReached: too many regions.
         """
         opened = open_buffer(buffer)
-        kind = Region if opened.device is None else _DeviceRegion
+        kind = Region if opened.device is None else DeviceRegion
         region = kind(opened.view, opened.location if location is None else location, Access(access), opened.device)
         region._owner = opened.owner
         region.descriptor()  # checks the location
@@ -149,20 +54,9 @@ class MemoryTable:
             if len(self._regions) >= self._max_regions:
                 raise TransferLimitReached(f"{self._max_regions} regions are registered")
             if opened.driver is not None:
-                self._stage(region, opened.driver)
+                self.staging.use(opened.driver)
             self._regions[region.key] = region
         return region
-
-    def _stage(self, region: Region, driver: DeviceDriver) -> None:
-        """With the lock held."""
-        # Only processes that register memory of a device load this.
-        from pinyon.transfer.transports.staged import Staging
-
-        if self.staging is None:
-            self.staging = Staging(self._staging_bytes, self._take_back)
-        self.staging.use(driver)
-        region.staging = self.staging
-        self._on_devices += 1
 
     def _take_back(self, region: Region) -> None:
         for take_back in self.on_unregister:
@@ -193,18 +87,8 @@ class MemoryTable:
             raise TransferError("operations on the region do not end; do not reuse its memory")
         if known:
             region.release()
-            self._unstage(region)
-
-    def _unstage(self, region: Region) -> None:
-        """Without memory of devices there is nothing to stage."""
-        staging = None
-        with self._lock:
-            if region.staging is not None:
-                self._on_devices -= 1
-                if not self._on_devices:
-                    staging, self.staging = self.staging, None
-        if staging is not None:
-            staging.close()
+            if region.device is not None:
+                self.staging.leave()
 
     def _wait_unpinned(self, region: Region, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -242,7 +126,7 @@ class MemoryTable:
     def admit(
         self,
         opcode: int,
-        ranges: list[Descriptor],
+        ranges: list[Range],
         holder: object,
         abort: Callable[[], None],
         *,

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.paths.reach import Path, Tiers
+from pinyon.transfer.path import Path, Tiers
 
 __all__ = ["PathBoard", "PathLimits", "PathState"]
 

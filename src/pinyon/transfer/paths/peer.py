@@ -12,12 +12,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from pinyon.transfer.chain import SHUTDOWN, Chain, Outcome
 from pinyon.transfer.memory.buffers import HOST_PREFIX
+from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
-from pinyon.transfer.paths.reach import Path, Tiers
 from pinyon.transfer.request import Reason, TransferStatus
 from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.transports.base import SHUTDOWN, Chain, Outcome
 from pinyon.transfer.transports.staged import needs_staging, run_staged
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class Routes:
             if chain.local_location.startswith(HOST_PREFIX) or not needs_staging(chain, path):
                 outcome = transport.run(chain, path)
             else:
-                outcome = run_staged(transport, chain, path)
+                outcome = run_staged(transport, chain, path, self._dispatcher.staging)
         except Exception:
             _log.exception("a transfer chain ended in a defect")
         finally:  # also when a signal handler raises in a blocking caller's thread

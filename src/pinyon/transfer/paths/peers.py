@@ -9,16 +9,20 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
+from pinyon.transfer.chain import SHUTDOWN, Chain
 from pinyon.transfer.host.link_monitor import LinkMonitor
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.memory.staging_pool import StagingPool
+from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peer import Retired, Routes
-from pinyon.transfer.paths.reach import End, Path, Tiers, candidate_paths
+from pinyon.transfer.paths.reach import End, candidate_paths
 from pinyon.transfer.request import Reason
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
-from pinyon.transfer.transports.base import SHUTDOWN, Chain, Meter, Transport
+from pinyon.transfer.stats import Meter
+from pinyon.transfer.transports.base import Transport
 
 __all__ = ["Dispatcher"]
 
@@ -43,12 +47,14 @@ class Dispatcher:
         host_id: str,
         limits: TransferLimits,
         meter: Meter,
+        staging: StagingPool,
         rng: random.Random,
     ) -> None:
         """``order``: the transports that may be used, best first."""
         self.transports = transports
         self.limits = limits
         self.rng = rng
+        self.staging = staging
         self._order = tuple(order)
         self._nics = tuple(nics)
         self._topology = topology

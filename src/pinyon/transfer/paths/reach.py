@@ -7,24 +7,12 @@ from typing import NamedTuple
 
 from pinyon.transfer.host.nic import Nic, same_network
 from pinyon.transfer.host.topology import Topology
+from pinyon.transfer.path import Path, Tiers
 
-__all__ = ["MAX_TIER_PATHS", "End", "Path", "Tiers", "candidate_paths"]
+__all__ = ["MAX_TIER_PATHS", "End", "candidate_paths"]
 
 MAX_TIER_PATHS = 64
 """Of more pairs of NICs the first are kept; every NIC is in one of them as long as no end has more NICs than this."""
-
-
-class Path(NamedTuple):
-    """One way for bytes between two hosts. NIC names are empty for ``local`` and ``shm``, and where no NIC is known."""
-
-    transport: str
-    """``"local"``, ``"shm"``, ``"rdma"`` or ``"tcp"``."""
-    local_nic: str
-    remote_nic: str
-
-
-Tiers = tuple[tuple[Path, ...], ...]
-"""Best first, none empty, each of one transport, those of a transport in a row, no path twice."""
 
 
 class End(NamedTuple):

@@ -8,13 +8,13 @@ import time
 
 import numpy as np
 
+from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.memory.device import DeviceError
-from pinyon.transfer.memory.table import MemoryTable, Region
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.memory.region import Region
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.path import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.transports.base import Chain, Outcome
-from pinyon.transfer.transports.tcp.wire import Descriptor
+from pinyon.transfer.segment import Range, SegmentDescriptor
 
 __all__ = ["LocalTransport"]
 
@@ -36,7 +36,7 @@ class LocalTransport:
         stopped = threading.Event()
         if not chain.claim(stopped.set):
             return Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)  # it ended before, this changes nothing
-        asked = [Descriptor(part.remote_region, part.remote_offset, part.length) for part in chain.slices]
+        asked = [Range(part.remote_region, part.remote_offset, part.length) for part in chain.slices]
         found, refusals, pinned = self._memory.admit(chain.opcode, asked, stopped, stopped.set)
         try:
             outcome = self._copy(chain, found, stopped) or Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)

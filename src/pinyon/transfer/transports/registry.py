@@ -13,7 +13,8 @@ from pinyon.transfer.links.acceptor import LinkService
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.transports.base import Meter, Transport
+from pinyon.transfer.stats import Meter
+from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.local import LocalTransport
 from pinyon.transfer.transports.rdma.transport import RdmaTransport, rdma_available
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available

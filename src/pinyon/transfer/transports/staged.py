@@ -12,208 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
-import threading
 import time
-from bisect import bisect
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import NamedTuple
 
+from pinyon.transfer.chain import SHUTDOWN, Chain, Outcome
 from pinyon.transfer.links.stream import Stalled
-from pinyon.transfer.memory.device import DeviceDriver, DeviceError, DeviceMemory
-from pinyon.transfer.memory.table import Access, Region
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.memory.device import DeviceError, DeviceMemory
+from pinyon.transfer.memory.region import Region
+from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
+from pinyon.transfer.path import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.segment import Range
 from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.transports.base import SHUTDOWN, Chain, Outcome, Transport
-from pinyon.transfer.transports.tcp.wire import Descriptor
+from pinyon.transfer.transports.base import Transport
 
-__all__ = ["Staging", "StagingBuffer", "StagingPool", "needs_staging", "run_staged", "stage_ranges"]
+__all__ = ["needs_staging", "run_staged", "stage_ranges"]
 
 _log = logging.getLogger(__name__)
-_PIECE_BYTES = 8 << 20
-"""Most of a chain that is staged at a time: a whole one, with the usual limits."""
-_PIECES = 4
-"""A pool has room for at least so many pieces."""
-_PAGE = 4096
-_LOOK_S = 0.25
-"""Who waits for room notices within this time that it need not any more."""
 _CANCELLED = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
 _LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 _INTERNAL = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
-
-
-class StagingBuffer:
-    """A contiguous part of a pool, from ``start`` on; :meth:`release` it, or use it as a context."""
-
-    def __init__(self, pool: StagingPool, region: Region, start: int, size: int) -> None:
-        self.region = region
-        """All of the pool, as registered host memory that no peer can reach."""
-        self.start = start
-        self._size = size
-        self._pool: StagingPool | None = pool
-
-    def view(self, offset: int, length: int) -> memoryview:
-        """Bytes of the pool, ``offset`` counted from its beginning."""
-        return self.region.view[offset : offset + length]
-
-    def release(self) -> None:
-        """Idempotent."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool._put_back(self.start, self._size)
-
-    def __enter__(self) -> StagingBuffer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-
-class StagingPool:
-    """Host memory of a fixed size, pinned for the devices, lent in contiguous parts, first come first served.
-
-    Allocated when it is first needed, freed when it is closed and everything is back.
-    """
-
-    def __init__(self, total_bytes: int, forget: Callable[[Region], None]) -> None:
-        """``forget``: called before the memory is freed, so that NICs let go of it."""
-        self.total_bytes = -(-total_bytes // _PAGE) * _PAGE
-        self._forget = forget
-        self._changed = threading.Condition()
-        self._queue: deque[object] = deque()
-        self._free: list[tuple[int, int]] = []
-        """``(start, size)``, sorted, no two adjacent."""
-        self._lent = 0
-        self._closed = False
-        self._region: Region | None = None
-        self._drivers: list[DeviceDriver] = []
-        self._unpin: list[Callable[[], None]] = []
-
-    @property
-    def piece_bytes(self) -> int:
-        return min(_PIECE_BYTES, max(_PAGE, self.total_bytes // _PIECES // _PAGE * _PAGE))
-
-    def use(self, driver: DeviceDriver) -> None:
-        """Pin the memory for the devices of this driver too."""
-        with self._changed:
-            if driver not in self._drivers:
-                self._drivers.append(driver)
-                if self._region is not None:
-                    self._pin(self._region, driver)
-
-    def acquire(self, nbytes: int, deadline: float, given_up: Callable[[], bool]) -> StagingBuffer | None:
-        """Wait for room; None when there is none by ``deadline``, the pool is closed, or ``given_up()`` says so.
-
-        Raises:
-            DeviceError: so much never fits, or the host has no memory.
-        """
-        size = -(-nbytes // _PAGE) * _PAGE
-        if size > self.total_bytes:
-            raise DeviceError(f"{nbytes} bytes do not fit into a staging pool of {self.total_bytes}")
-        ticket = object()
-        with self._changed:
-            self._queue.append(ticket)
-            try:
-                while not self._closed and not given_up():
-                    if self._queue[0] is ticket:
-                        region = self._region or self._allocate()
-                        start = self._take(size)
-                        if start is not None:
-                            self._lent += 1
-                            return StagingBuffer(self, region, start, size)
-                    remaining = deadline - time.monotonic()
-                    if remaining <= 0:
-                        break
-                    self._changed.wait(min(remaining, _LOOK_S))
-                return None
-            finally:
-                self._queue.remove(ticket)
-                self._changed.notify_all()
-
-    def _allocate(self) -> Region:
-        try:
-            memory = memoryview(mmap.mmap(-1, self.total_bytes))
-        except OSError as error:
-            raise DeviceError(f"no {self.total_bytes} bytes of staging memory: {error}") from None
-        region = self._region = Region(memory, "cpu:0", Access.NONE)
-        self._free = [(0, self.total_bytes)]
-        for driver in self._drivers:
-            self._pin(region, driver)
-        return region
-
-    def _pin(self, region: Region, driver: DeviceDriver) -> None:
-        try:
-            self._unpin.append(driver.pin(region.view))
-        except DeviceError as error:
-            _log.warning("staging memory is not pinned, copies are slower: %s", error)
-
-    def _take(self, size: int) -> int | None:
-        """First fit."""
-        for position, (start, room) in enumerate(self._free):
-            if room >= size:
-                self._free[position : position + 1] = [(start + size, room - size)] if room > size else []
-                return start
-        return None
-
-    def _put_back(self, start: int, size: int) -> None:
-        with self._changed:
-            at = bisect(self._free, (start, size))
-            if at < len(self._free) and start + size == self._free[at][0]:
-                size += self._free.pop(at)[1]
-            if at and sum(self._free[at - 1]) == start:
-                at -= 1
-                start, before = self._free.pop(at)
-                size += before
-            self._free.insert(at, (start, size))
-            self._lent -= 1
-            self._changed.notify_all()
-            self._free_if_done()
-
-    def close(self) -> None:
-        """Lend nothing more."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            self._free_if_done()
-
-    def _free_if_done(self) -> None:
-        region = self._region
-        if not self._closed or self._lent or region is None:
-            return
-        self._region = None
-        region.alive = False
-        self._forget(region)
-        for unpin in self._unpin:
-            try:
-                unpin()
-            except DeviceError:
-                _log.warning("staging memory cannot be unpinned", exc_info=True)
-        self._unpin.clear()
-        region.release()
-
-
-class Staging:
-    """An engine's pools."""
-
-    def __init__(self, total_bytes: int, forget: Callable[[Region], None]) -> None:
-        """``total_bytes`` each."""
-        self.outbound = StagingPool(total_bytes, forget)
-        """For chains of ours."""
-        self.inbound = StagingPool(total_bytes, forget)
-        """For what peers ask for."""
-
-    def use(self, driver: DeviceDriver) -> None:
-        for pool in (self.outbound, self.inbound):
-            pool.use(driver)
-
-    def close(self) -> None:
-        for pool in (self.outbound, self.inbound):
-            pool.close()
 
 
 class _Copy(NamedTuple):
@@ -277,9 +96,8 @@ def needs_staging(chain: Chain, path: Path) -> bool:
     return False
 
 
-def run_staged(transport: Transport, chain: Chain, path: Path) -> Outcome:
+def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool) -> Outcome:
     """``transport.run`` for a chain that needs staging. Same contract."""
-    pool = next(staging.outbound for part in chain.slices if (staging := chain.regions[part.local].staging) is not None)
     refusals = bytearray(len(chain.slices))
     for positions, parts, nbytes in _pieces(chain, pool.piece_bytes):
         try:
@@ -443,10 +261,10 @@ def _ignore(chain: Chain, outcome: Outcome) -> None:
 class StagedRanges:
     """Ranges that a peer asked for, with staged host memory in the place of device memory. Release it."""
 
-    def __init__(self, ranges: Sequence[Descriptor], found: Sequence[Region | None], buffer: StagingBuffer) -> None:
+    def __init__(self, ranges: Sequence[Range], found: Sequence[Region | None], buffer: StagingBuffer) -> None:
         self._buffer = buffer
         self._copies = _Copies()
-        self.ranges: list[Descriptor] = []
+        self.ranges: list[Range] = []
         self.found: list[Region | None] = []
         at = buffer.start
         for one, region in zip(ranges, found, strict=True):
@@ -456,7 +274,7 @@ class StagedRanges:
                 continue
             key, offset, length = one
             self._copies.add(region.device, offset, at, length)
-            self.ranges.append(Descriptor(key, at, length))
+            self.ranges.append(Range(key, at, length))
             self.found.append(buffer.region)
             at += length
 
@@ -481,7 +299,7 @@ class StagedRanges:
 
 
 def stage_ranges(
-    opcode: int, ranges: Sequence[Descriptor], found: Sequence[Region | None], deadline: float
+    pool: StagingPool, opcode: int, ranges: Sequence[Range], found: Sequence[Region | None], deadline: float
 ) -> StagedRanges | None:
     """Host memory to serve a peer's ranges with, filled if it is for a READ; None when no device is among them.
 
@@ -491,13 +309,12 @@ def stage_ranges(
         DeviceError: copying failed.
         Stalled: there was no room for too long.
     """
-    nbytes = 0
-    pool: StagingPool | None = None
-    for (_, _, length), region in zip(ranges, found, strict=True):
-        if region is not None and region.staging is not None:
-            pool = region.staging.inbound
-            nbytes += length
-    if pool is None:
+    nbytes = sum(
+        length
+        for (_, _, length), region in zip(ranges, found, strict=True)
+        if region is not None and region.device is not None
+    )
+    if not nbytes:
         return None
     buffer = pool.acquire(nbytes, deadline, _never)
     if buffer is None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.memory.table import Region
+from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.rdma.verbs import Device, VerbsError
 
 __all__ = ["DeviceTable"]

@@ -8,7 +8,8 @@ import time
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.acceptor import Inbound
-from pinyon.transfer.memory.table import Access, MemoryTable
+from pinyon.transfer.memory.region import Access
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Reason
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hcas import DeviceTable

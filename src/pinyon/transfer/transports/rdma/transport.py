@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
+from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, SHUTDOWN, STALLED, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.host.discovery import discover, rdma_nics
 from pinyon.transfer.host.nic import Nic, same_network
@@ -21,22 +22,12 @@ from pinyon.transfer.links.endpoint_pool import EndpointPool
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
-from pinyon.transfer.memory.table import Access, MemoryTable
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.memory.region import Access
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.path import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
-from pinyon.transfer.transports.base import (
-    BAD_BYTES,
-    GONE,
-    LATE,
-    LOST,
-    NO_CONNECTION,
-    SHUTDOWN,
-    STALLED,
-    Chain,
-    Meter,
-    Outcome,
-)
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.rdma.endpoint import AccessLost, Endpoint
 from pinyon.transfer.transports.rdma.hcas import DeviceTable
 from pinyon.transfer.transports.rdma.server import RdmaServer

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from pinyon.transfer.host.inventory import Gid, choose_gid
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.memory.device import DeviceError
-from pinyon.transfer.memory.table import Access, Region
+from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.request import Opcode
 from pinyon.transfer.transports.rdma.wire import MAX_MESSAGE_BYTES, MAX_READS, Half
 

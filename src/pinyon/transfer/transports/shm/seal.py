@@ -6,7 +6,7 @@ import secrets
 import threading
 from array import array
 
-from pinyon.transfer.memory.table import Region
+from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 

@@ -8,14 +8,15 @@ import time
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.acceptor import Inbound
-from pinyon.transfer.memory.table import MemoryTable, Region
+from pinyon.transfer.memory.region import Region
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Opcode, Reason
-from pinyon.transfer.transports.base import Meter
+from pinyon.transfer.segment import Range
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import Move, PeerMemory
 from pinyon.transfer.transports.shm.link import LinkWatch, Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
-from pinyon.transfer.transports.tcp import wire
 
 __all__ = ["ShmService"]
 
@@ -97,7 +98,7 @@ class _Session:
 
     def _resolve(self, request: shm_wire.Message, keys: list[bytes], deadline: float) -> None:
         memory, inbound = self._service.memory, self._inbound
-        asked = [wire.Descriptor(key, 0, 1) for key in keys]
+        asked = [Range(key, 0, 1) for key in keys]
         found, refusals, pinned = memory.admit(Opcode.READ, asked, inbound, inbound.abort, host_only=True)
         try:
             codes = refusals or bytes(len(keys))
@@ -118,7 +119,7 @@ class _Session:
     # --- WRITE: we copy ---
 
     def _write(
-        self, request: shm_wire.Message, ranges: list[wire.Descriptor], addresses: tuple[int, ...], deadline: float
+        self, request: shm_wire.Message, ranges: list[Range], addresses: tuple[int, ...], deadline: float
     ) -> None:
         memory, inbound = self._service.memory, self._inbound
         found, refusals, pinned = memory.admit(Opcode.WRITE, ranges, inbound, inbound.abort, host_only=True)
@@ -137,9 +138,7 @@ class _Session:
             raise ConnectionResetError("the peer closed the link")
 
 
-def _moves(
-    ranges: list[wire.Descriptor], addresses: tuple[int, ...], found: list[Region | None]
-) -> tuple[list[Move], int]:
+def _moves(ranges: list[Range], addresses: tuple[int, ...], found: list[Region | None]) -> tuple[list[Move], int]:
     """What to copy for the accepted ranges, neighbours joined, and the bytes together."""
     moves: list[Move] = []
     total = to = source = size = 0

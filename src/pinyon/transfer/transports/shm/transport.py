@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 
+from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, STALLED, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.limits import TransferLimits
@@ -22,10 +23,10 @@ from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.path import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
-from pinyon.transfer.transports.base import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, STALLED, Chain, Meter, Outcome
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, FETCH_MOVES, Move, PeerMemory, shm_available
 from pinyon.transfer.transports.shm.link import Unreachable, meet

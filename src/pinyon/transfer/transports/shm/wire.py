@@ -21,9 +21,9 @@ from struct import Struct, pack, unpack
 from typing import NamedTuple, cast
 
 from pinyon.transfer.errors import WireError
+from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
 from pinyon.transfer.request import Reason
-from pinyon.transfer.segment import KEY_BYTES
-from pinyon.transfer.transports.tcp import wire
+from pinyon.transfer.segment import KEY_BYTES, Range
 
 __all__ = ["Message", "Place", "Proof", "Seal"]
 
@@ -31,8 +31,8 @@ MAGIC = 0x5053
 RESOLVE = 1
 WRITE = 2
 REPLY_BIT = 0x80
-MAX_RANGES = wire.MAX_FRAME_REQUESTS
-MAX_BYTES = wire.MAX_FRAME_BYTES
+MAX_RANGES = MAX_FRAME_REQUESTS
+MAX_BYTES = MAX_FRAME_BYTES
 """Of one WRITE. Copying as much takes far less than any stall limit, so the answer needs no sign of life before it."""
 SEAL_BYTES = 16
 
@@ -167,7 +167,7 @@ def parse_keys(body: memoryview, message: Message) -> list[bytes]:
     return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]
 
 
-def parse_ranges(body: memoryview, message: Message) -> tuple[list[wire.Descriptor], tuple[int, ...]]:
+def parse_ranges(body: memoryview, message: Message) -> tuple[list[Range], tuple[int, ...]]:
     """The descriptors of a WRITE and the initiator's address of each.
 
     Raises:
@@ -179,10 +179,10 @@ def parse_ranges(body: memoryview, message: Message) -> tuple[list[wire.Descript
         key, offset, length, address = _ONE_RANGE.unpack(body)
         if length != message.nbytes:
             raise WireError(f"a range of {length} bytes, the head says {message.nbytes}")
-        return [wire.Descriptor(key, offset, length)], (_checked(address, length),)
+        return [Range(key, offset, length)], (_checked(address, length),)
     split = message.ranges * _DESCRIPTOR.size
     # Plain tuples of a descriptor's shape: a thousand named ones cost as much as all the rest of this.
-    ranges = cast("list[wire.Descriptor]", list(_DESCRIPTOR.iter_unpack(body[:split])))
+    ranges = cast("list[Range]", list(_DESCRIPTOR.iter_unpack(body[:split])))
     addresses = unpack(f"!{message.ranges}Q", body[split:])
     lengths = [length for _, _, length in ranges]
     total = sum(lengths)

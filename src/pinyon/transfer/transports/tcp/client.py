@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 
+from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.transports.base import Chain, Outcome
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import ChecksumPolicy, checksum, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload

@@ -9,9 +9,11 @@ from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.memory.device import DeviceError
-from pinyon.transfer.memory.table import MemoryTable, Region
+from pinyon.transfer.memory.region import Region
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Opcode
-from pinyon.transfer.transports.base import Meter
+from pinyon.transfer.segment import Range
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.staged import stage_ranges
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
@@ -131,9 +133,9 @@ class TcpService:
         try:
             if refusals is not None:
                 accepted = sum(part[2] for part, region in zip(ranges, found, strict=True) if region is not None)
-            if self._memory.staging is not None:
+            if self._memory.staging.regions:
                 patience = min(deadline, time.monotonic() + self._limits.stall_s)
-                staged = stage_ranges(frame.opcode, ranges, found, patience)
+                staged = stage_ranges(self._memory.staging.inbound, frame.opcode, ranges, found, patience)
                 if staged is not None:
                     ranges, found = staged.ranges, staged.found
             buffers = _gather(ranges, found, drain=not reading)
@@ -166,7 +168,7 @@ class TcpService:
             self._meter.served(frame.opcode, accepted, 0 if refusals is None else len(refusals) - refusals.count(0))
 
 
-def _gather(ranges: list[wire.Descriptor], found: list[Region | None], *, drain: bool) -> list[memoryview]:
+def _gather(ranges: list[Range], found: list[Region | None], *, drain: bool) -> list[memoryview]:
     """The memory of the accepted ranges, neighbours joined.
 
     Refused ranges are skipped, or with ``drain`` stand as scratch memory so that the stream stays in step.

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
+from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, SHUTDOWN, STALLED, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.limits import TransferLimits
@@ -20,10 +21,10 @@ from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.paths.reach import Path
+from pinyon.transfer.path import Path
 from pinyon.transfer.request import Opcode, TransferStatus
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
-from pinyon.transfer.transports.base import BAD_BYTES, GONE, LATE, LOST, SHUTDOWN, STALLED, Chain, Meter, Outcome
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.tcp.checksum import ChecksumPolicy
 from pinyon.transfer.transports.tcp.client import Connection
 from pinyon.transfer.transports.tcp.server import TcpService

@@ -21,19 +21,15 @@ from struct import Struct
 from typing import NamedTuple, cast
 
 from pinyon.transfer.errors import WireError
-from pinyon.transfer.segment import KEY_BYTES
+from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
+from pinyon.transfer.segment import KEY_BYTES, Range
 
 __all__ = [
-    "MAX_FRAME_BYTES",
-    "MAX_FRAME_REQUESTS",
-    "Descriptor",
     "Frame",
     "Reply",
 ]
 
 FRAME_MAGIC = 0x504B
-MAX_FRAME_BYTES = 64 << 20
-MAX_FRAME_REQUESTS = 1024
 FLAG_CHECKSUM = 1
 REPLY_BIT = 0x80
 OPCODES = (1, 2)
@@ -64,12 +60,6 @@ pack_header_into = _FRAME.pack_into
 pack_frame_of_one = _FRAME_OF_ONE.pack
 """A header and its only descriptor: ``(*header, key, offset, length)``"""
 unpack_frame_of_one = _FRAME_OF_ONE.unpack_from
-
-
-class Descriptor(NamedTuple):
-    key: bytes
-    offset: int
-    length: int
 
 
 class Frame(NamedTuple):
@@ -124,7 +114,7 @@ def parse_frame(data: bytes | bytearray | memoryview) -> Frame:
     return Frame(opcode, count, frame_id, payload, flags == FLAG_CHECKSUM)
 
 
-def parse_descriptors(data: memoryview, frame: Frame) -> list[Descriptor]:
+def parse_descriptors(data: memoryview, frame: Frame) -> list[Range]:
     """Parse exactly ``frame.requests`` descriptors.
 
     Raises:
@@ -133,11 +123,11 @@ def parse_descriptors(data: memoryview, frame: Frame) -> list[Descriptor]:
     if len(data) != frame.requests * DESCRIPTOR_BYTES:
         raise WireError("descriptors do not fill their space")
     if frame.requests == 1:
-        ranges = [cast("Descriptor", _DESCRIPTOR.unpack(data))]
+        ranges = [cast("Range", _DESCRIPTOR.unpack(data))]
         total = ranges[0][2]
     else:
-        # Plain tuples stand for Descriptors: a thousand of them in a tenth of the time.
-        ranges = cast("list[Descriptor]", list(_DESCRIPTOR.iter_unpack(data)))
+        # Plain tuples stand for Ranges: a thousand of them in a tenth of the time.
+        ranges = cast("list[Range]", list(_DESCRIPTOR.iter_unpack(data)))
         lengths = [length for _, _, length in ranges]
         total = sum(lengths) if 0 not in lengths else 0
     if not total:

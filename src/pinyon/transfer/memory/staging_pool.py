@@ -1,0 +1,209 @@
+"""Pinned host memory that device memory is copied through, where a transport does not reach the device itself."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+import time
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from pinyon.transfer.memory.device import DeviceDriver, DeviceError
+from pinyon.transfer.memory.region import Access, Region
+
+__all__ = ["Staging", "StagingBuffer", "StagingPool"]
+
+_log = logging.getLogger(__name__)
+_PIECE_BYTES = 8 << 20
+"""Most of a chain that is staged at a time: a whole one, with the usual limits."""
+_PIECES = 4
+"""A pool has room for at least so many pieces."""
+_PAGE = 4096
+_LOOK_S = 0.25
+"""Who waits for room notices within this time that it need not any more."""
+
+
+class StagingBuffer:
+    """A contiguous part of a pool, from ``start`` on; :meth:`release` it, or use it as a context."""
+
+    def __init__(self, pool: StagingPool, region: Region, start: int, size: int) -> None:
+        self.region = region
+        """All of the pool, as registered host memory that no peer can reach."""
+        self.start = start
+        self._size = size
+        self._pool: StagingPool | None = pool
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Bytes of the pool, ``offset`` counted from its beginning."""
+        return self.region.view[offset : offset + length]
+
+    def release(self) -> None:
+        """Idempotent."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool._put_back(self.start, self._size)
+
+    def __enter__(self) -> StagingBuffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class StagingPool:
+    """Host memory of a fixed size, pinned for the devices, lent in contiguous parts, first come first served.
+
+    Allocated when it is first needed, freed when it is closed and everything is back. ``use`` opens it again.
+    """
+
+    def __init__(self, total_bytes: int, forget: Callable[[Region], None]) -> None:
+        """``forget``: called before the memory is freed, so that NICs let go of it."""
+        self.total_bytes = -(-total_bytes // _PAGE) * _PAGE
+        self._forget = forget
+        self._changed = threading.Condition()
+        self._queue: deque[object] = deque()
+        self._free: list[tuple[int, int]] = []
+        """``(start, size)``, sorted, no two adjacent."""
+        self._lent = 0
+        self._closed = False
+        self._region: Region | None = None
+        self._drivers: list[DeviceDriver] = []
+        self._unpin: list[Callable[[], None]] = []
+
+    @property
+    def piece_bytes(self) -> int:
+        return min(_PIECE_BYTES, max(_PAGE, self.total_bytes // _PIECES // _PAGE * _PAGE))
+
+    def use(self, driver: DeviceDriver) -> None:
+        """Pin the memory for the devices of this driver too."""
+        with self._changed:
+            self._closed = False
+            if driver not in self._drivers:
+                self._drivers.append(driver)
+                if self._region is not None:
+                    self._pin(self._region, driver)
+
+    def acquire(self, nbytes: int, deadline: float, given_up: Callable[[], bool]) -> StagingBuffer | None:
+        """Wait for room; None when there is none by ``deadline``, the pool is closed, or ``given_up()`` says so.
+
+        Raises:
+            DeviceError: so much never fits, or the host has no memory.
+        """
+        size = -(-nbytes // _PAGE) * _PAGE
+        if size > self.total_bytes:
+            raise DeviceError(f"{nbytes} bytes do not fit into a staging pool of {self.total_bytes}")
+        ticket = object()
+        with self._changed:
+            self._queue.append(ticket)
+            try:
+                while not self._closed and not given_up():
+                    if self._queue[0] is ticket:
+                        region = self._region or self._allocate()
+                        start = self._take(size)
+                        if start is not None:
+                            self._lent += 1
+                            return StagingBuffer(self, region, start, size)
+                    remaining = deadline - time.monotonic()
+                    if remaining <= 0:
+                        break
+                    self._changed.wait(min(remaining, _LOOK_S))
+                return None
+            finally:
+                self._queue.remove(ticket)
+                self._changed.notify_all()
+
+    def _allocate(self) -> Region:
+        try:
+            memory = memoryview(mmap.mmap(-1, self.total_bytes))
+        except OSError as error:
+            raise DeviceError(f"no {self.total_bytes} bytes of staging memory: {error}") from None
+        region = self._region = Region(memory, "cpu:0", Access.NONE)
+        self._free = [(0, self.total_bytes)]
+        for driver in self._drivers:
+            self._pin(region, driver)
+        return region
+
+    def _pin(self, region: Region, driver: DeviceDriver) -> None:
+        try:
+            self._unpin.append(driver.pin(region.view))
+        except DeviceError as error:
+            _log.warning("staging memory is not pinned, copies are slower: %s", error)
+
+    def _take(self, size: int) -> int | None:
+        """First fit."""
+        for position, (start, room) in enumerate(self._free):
+            if room >= size:
+                self._free[position : position + 1] = [(start + size, room - size)] if room > size else []
+                return start
+        return None
+
+    def _put_back(self, start: int, size: int) -> None:
+        with self._changed:
+            at = bisect(self._free, (start, size))
+            if at < len(self._free) and start + size == self._free[at][0]:
+                size += self._free.pop(at)[1]
+            if at and sum(self._free[at - 1]) == start:
+                at -= 1
+                start, before = self._free.pop(at)
+                size += before
+            self._free.insert(at, (start, size))
+            self._lent -= 1
+            self._changed.notify_all()
+            self._free_if_done()
+
+    def close(self) -> None:
+        """Lend nothing more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._free_if_done()
+
+    def _free_if_done(self) -> None:
+        region = self._region
+        if not self._closed or self._lent or region is None:
+            return
+        self._region = None
+        region.alive = False
+        self._forget(region)
+        for unpin in self._unpin:
+            try:
+                unpin()
+            except DeviceError:
+                _log.warning("staging memory cannot be unpinned", exc_info=True)
+        self._unpin.clear()
+        self._drivers.clear()
+        region.release()
+
+
+class Staging:
+    """An engine's pools, in use as long as memory of a device is registered."""
+
+    def __init__(self, total_bytes: int, forget: Callable[[Region], None]) -> None:
+        """``total_bytes`` each."""
+        self.outbound = StagingPool(total_bytes, forget)
+        """For chains of ours."""
+        self.inbound = StagingPool(total_bytes, forget)
+        """For what peers ask for."""
+        self.regions = 0
+        """On devices, now."""
+        self._lock = threading.Lock()
+
+    def use(self, driver: DeviceDriver) -> None:
+        """A region on a device of this driver is registered."""
+        with self._lock:
+            self.regions += 1
+            for pool in (self.outbound, self.inbound):
+                pool.use(driver)
+
+    def leave(self) -> None:
+        """One of them is unregistered."""
+        with self._lock:
+            self.regions -= 1
+            if not self.regions:
+                for pool in (self.outbound, self.inbound):
+                    pool.close()

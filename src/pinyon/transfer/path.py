@@ -1,0 +1,20 @@
+"""One way for bytes between two hosts. Pure values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Path", "Tiers"]
+
+
+class Path(NamedTuple):
+    """One way for bytes between two hosts. NIC names are empty for ``local`` and ``shm``, and where no NIC is known."""
+
+    transport: str
+    """``"local"``, ``"shm"``, ``"rdma"`` or ``"tcp"``."""
+    local_nic: str
+    remote_nic: str
+
+
+Tiers = tuple[tuple[Path, ...], ...]
+"""Best first, none empty, each of one transport, those of a transport in a row, no path twice."""
