@@ -7,9 +7,10 @@ import asyncio
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import InvalidArgument
+from pinyon.messages.checks import check_keys
+from pinyon.messages.instance import info_from_proto, load_from_proto
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import Intake
-from services.conductor.convert import check_keys, info_from_proto, load_from_proto
 from services.conductor.membership import Membership, Reporter
 from services.conductor.metrics import ConductorMetrics
 
@@ -53,7 +54,7 @@ class ReportIntake:
         for delta in message.deltas:
             changed = True
             taken = self._fleet.index.apply_delta(
-                state.bit,
+                state,
                 delta.seq,
                 check_keys(delta.stored_keys, "deltas.stored_keys"),
                 check_keys(delta.removed_keys, "deltas.removed_keys"),
@@ -81,7 +82,7 @@ class ReportIntake:
             return None
         if not changed:
             return None
-        return conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state.bit), resync=resync)
+        return conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state), resync=resync)
 
     async def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Intake:
         packed = check_keys(snapshot.keys, "snapshot.keys")
@@ -92,7 +93,7 @@ class ReportIntake:
                 await asyncio.sleep(0)
                 self._membership.heard(reporter)
             taken = self._fleet.index.apply_snapshot(
-                reporter.state.bit,
+                reporter.state,
                 snapshot.seq,
                 packed[at : at + step],
                 first=snapshot.first and at == 0,

@@ -55,7 +55,7 @@ class Membership:
         name = info.instance_id
         state = self._fleet.get(name)
         if state is not None and state.info == info:
-            self._fleet.index.new_session(state.bit)
+            self._fleet.index.new_session(state)
             self._fleet.set_connected(state, True)
             _log.info("instance is back", extra={"instance": name})
         else:

@@ -7,8 +7,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
-from pinyon.placement.instances import InstanceRole
 from services.conductor.membership import Membership
 
 __all__ = ["ConductorMetrics"]
@@ -48,7 +48,7 @@ class ConductorMetrics:
             Gauge(name, text, registry=registry).set_function(value)
 
         instances = Gauge("pinyon_conductor_instances", "Live instances", ("role",), registry=registry)
-        for role in InstanceRole:
+        for role in Role:
             instances.labels(role.value).set_function(partial(_count_role, fleet, role))
         gauge("pinyon_conductor_report_sessions", "Instances with a report session", lambda: membership.sessions)
         gauge("pinyon_conductor_index_blocks", "Different blocks in the index", lambda: len(fleet.index))
@@ -60,5 +60,5 @@ class ConductorMetrics:
         gauge("pinyon_conductor_inflight_expired", "Parts of placements that got too old", lambda: inflight.expired)
 
 
-def _count_role(fleet: Fleet, role: InstanceRole) -> int:
+def _count_role(fleet: Fleet, role: Role) -> int:
     return sum(state.info.role is role for state in fleet.instances())

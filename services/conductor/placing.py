@@ -8,11 +8,11 @@ import time
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
+from pinyon.messages.error import error_to_proto
+from pinyon.messages.placement import placement_to_proto, request_from_proto
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.scheduler import Scheduler
-from pinyon.runtime.interceptors import error_to_proto
 from pinyon.runtime.telemetry import Telemetry
-from services.conductor.convert import placement_to_proto, request_from_proto
 from services.conductor.metrics import ConductorMetrics
 
 __all__ = ["Placer"]

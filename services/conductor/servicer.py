@@ -11,9 +11,11 @@ import grpc
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.errors import ResourceExhausted
+from pinyon.messages.checks import check_keys
+from pinyon.messages.instance import instance_to_proto
+from pinyon.messages.role import role_from_proto
 from pinyon.placement.fleet import Fleet
 from pinyon.runtime.logging import get_logger
-from services.conductor.convert import check_keys, instance_to_proto, role_from_proto
 from services.conductor.intake import ReportIntake
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
@@ -68,11 +70,11 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         self, request: conductor_pb2.LookupBlocksRequest, context: Context
     ) -> conductor_pb2.LookupBlocksResponse:
         match = self._fleet.index.match(check_keys(request.block_keys, "block_keys"))
-        held = {self._fleet.at_bit(bit).info.instance_id: blocks for bit, blocks in match.leading.items()}
         return conductor_pb2.LookupBlocksResponse(
             holders=[
-                conductor_pb2.BlockHolder(instance_id=name, prefix_blocks=blocks)
-                for name, blocks in sorted(held.items())
+                conductor_pb2.BlockHolder(instance_id=state.info.instance_id, prefix_blocks=blocks)
+                for state in self._fleet.instances()
+                if (blocks := match.held_by(state))
             ]
         )
 
@@ -157,7 +159,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
             instances=[
                 instance_to_proto(
                     state,
-                    self._fleet.index.blocks_of(state.bit),
+                    self._fleet.index.blocks_of(state),
                     self._membership.report_age_s(state.info.instance_id),
                 )
                 for state in self._fleet.instances()

@@ -66,7 +66,7 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
         session: ReportSession | None = None
         if settings.conductor:
             session = ReportSession(
-                settings.conductor, instance_info(node, address, settings.region), StoreReport(node)
+                settings.conductor, instance_info(node, address, settings.geography), StoreReport(node)
             )
             node.on_change(session.wake)
             session.start()

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.request import Role
+from pinyon.messages.instance import info_to_proto
+from pinyon.placement.instances import InstanceInfo
 from services.kvstore.node import StoreNode
 
 __all__ = ["StoreReport", "instance_info"]
 
 
-def instance_info(node: StoreNode, address: str, region: str) -> conductor_pb2.InstanceInfo:
+def instance_info(node: StoreNode, address: str, geography: str) -> conductor_pb2.InstanceInfo:
     """How the node registers. Its capacity in blocks depends on their size, so it is left open."""
-    return conductor_pb2.InstanceInfo(
-        instance_id=node.node_id,
-        boot_id=node.boot_id,
-        role=common_pb2.ROLE_STORE,
-        address=address,
-        region=region,
-    )
+    return info_to_proto(InstanceInfo(node.node_id, node.boot_id, Role.STORE, address, geography=geography))
 
 
 class StoreReport:

@@ -5,33 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-from pinyon.core.block_keys import BlockKey, unpack_keys
-from pinyon.core.errors import InvalidArgument
+from pinyon.messages.checks import keys_from_proto
+from pinyon.messages.segment import segment_to_proto
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.kv_object import SlotState
 from pinyon.store.node_calls import MAX_QUERY_KEYS
 from pinyon.store.reader import MAX_KEYS
-from pinyon.store.segments import segment_to_proto
 from services.kvstore.node import StoreNode
 
-__all__ = ["BlockReadServicer", "KvStoreServicer", "parse_keys"]
+__all__ = ["BlockReadServicer", "KvStoreServicer"]
 
 _STATES = {
     SlotState.RESERVED: kvstore_pb2.PUT_SLOT_STATE_RESERVED,
     SlotState.EXISTS: kvstore_pb2.PUT_SLOT_STATE_EXISTS,
     SlotState.NO_SPACE: kvstore_pb2.PUT_SLOT_STATE_NO_SPACE,
 }
-
-
-def parse_keys(packed: bytes, at_most: int) -> list[BlockKey]:
-    """Raises :class:`InvalidArgument` (field ``keys``) unless it is 1 to ``at_most`` whole keys."""
-    try:
-        keys = unpack_keys(packed)
-    except ValueError as error:
-        raise InvalidArgument(str(error), field="keys") from None
-    if not 0 < len(keys) <= at_most:
-        raise InvalidArgument(f"1 to {at_most} keys are allowed, got {len(keys)}", field="keys")
-    return keys
 
 
 class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
@@ -41,7 +29,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         self._node = node
 
     async def PutStart(self, request: kvstore_pb2.PutStartRequest, context: Any) -> kvstore_pb2.PutStartResponse:
-        keys = parse_keys(request.keys, MAX_KEYS)
+        keys = keys_from_proto(request.keys, MAX_KEYS)
         put_id, slots, segment = self._node.put_start(keys, request.object_bytes, request.timeout_ms / 1000)
         return kvstore_pb2.PutStartResponse(
             put_id=put_id,
@@ -53,10 +41,10 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         return kvstore_pb2.PutEndResponse(committed=await self._node.put_end(request.put_id, commit=request.commit))
 
     async def Exists(self, request: kvstore_pb2.ExistsRequest, context: Any) -> kvstore_pb2.ExistsResponse:
-        return kvstore_pb2.ExistsResponse(exists=self._node.table.exists(parse_keys(request.keys, MAX_QUERY_KEYS)))
+        return kvstore_pb2.ExistsResponse(exists=self._node.table.exists(keys_from_proto(request.keys, MAX_QUERY_KEYS)))
 
     async def Remove(self, request: kvstore_pb2.RemoveRequest, context: Any) -> kvstore_pb2.RemoveResponse:
-        return kvstore_pb2.RemoveResponse(removed=self._node.remove(parse_keys(request.keys, MAX_QUERY_KEYS)))
+        return kvstore_pb2.RemoveResponse(removed=self._node.remove(keys_from_proto(request.keys, MAX_QUERY_KEYS)))
 
     async def GetNodeStatus(
         self, request: kvstore_pb2.GetNodeStatusRequest, context: Any
@@ -81,7 +69,7 @@ class BlockReadServicer(kvstore_pb2_grpc.BlockReadServiceServicer):
         self._telemetry = telemetry
 
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
-        keys = parse_keys(request.keys, MAX_KEYS)
+        keys = keys_from_proto(request.keys, MAX_KEYS)
         with self._telemetry.span("kvstore.acquire", request.traceparent, request_id=request.request_id) as span:
             lease, lease_s, segment = self._node.acquire(keys, request.lease_ms / 1000, allow_gaps=request.allow_gaps)
             span.set("blocks", len(lease.blocks))

@@ -18,7 +18,7 @@ class KvStoreSettings(TransferSettings):
     redis_url: str = Field("", description="Redis with the block metadata; required")
     conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
     pool_mib: int = Field(256, ge=1, le=1 << 24, description="size of the DRAM pool in MiB")
-    region: str = Field("", max_length=64, description="region label, such as eu-west")
+    geography: str = Field("", max_length=64, description="where this instance stands, such as eu-west")
     put_timeout_s: float = Field(10.0, gt=0, le=3600, description="seconds a put may take if it does not say so")
     put_timeout_max_s: float = Field(60.0, gt=0, le=3600, description="seconds a put may take at most")
     open_puts_max: int = Field(1024, ge=1, le=2048, description="puts begun and not ended")

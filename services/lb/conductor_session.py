@@ -17,8 +17,8 @@ import grpc
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
+from pinyon.messages.error import error_from_proto
 from pinyon.runtime.channel import open_channel
-from pinyon.runtime.interceptors import error_from_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed
 from pinyon.runtime.pace import Pace

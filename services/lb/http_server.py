@@ -16,9 +16,9 @@ import uvicorn
 from prometheus_client import Gauge
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pinyon.core.address import parse_address
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.settings import parse_address
 from services.lb.http_head import HttpError
 from services.lb.openai_format import error_body
 

@@ -9,21 +9,17 @@ from dataclasses import dataclass
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import BlockKey, namespace
-from pinyon.core.errors import Unavailable
+from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
+from pinyon.messages.layout import layout_from_proto
+from pinyon.messages.role import role_from_proto
 from pinyon.routing.least_loaded import Candidate, choose_pair
 
 __all__ = ["InstanceView", "ModelView"]
 
 FALLBACK_POLICY = "lb_least_loaded"
 TENANTS_MAX = 4096
-
-_ROLES = {
-    common_pb2.ROLE_PREFILL: Role.PREFILL,
-    common_pb2.ROLE_DECODE: Role.DECODE,
-    common_pb2.ROLE_MIXED: Role.MIXED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +51,13 @@ class InstanceView:
         groups: dict[str, str] = {}
         for instance in message.instances:
             info, load = instance.info, instance.load
-            role = _ROLES.get(info.role)
-            if role is None or not info.model or not info.address:
+            if not info.model or not info.address:
                 continue
-            layout = _layout(info.layout)
-            if layout is None:
+            try:
+                role, layout = role_from_proto(info.role), layout_from_proto(info.layout)
+            except InvalidArgument:
+                continue
+            if role is None or role is Role.STORE:
                 continue
             group = f"{info.model_fingerprint}/{layout.layout_id}"
             groups[info.instance_id] = group
@@ -150,10 +148,3 @@ class InstanceView:
     def in_flight(self) -> int:
         """Requests counted on instances, once per role."""
         return sum(self._in_flight.values())
-
-
-def _layout(message: common_pb2.KvLayout) -> KvLayout | None:
-    try:
-        return KvLayout(message.layers, message.kv_heads, message.head_dim, message.block_tokens, message.dtype)
-    except ValueError:
-        return None

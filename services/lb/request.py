@@ -17,7 +17,9 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.core.request import FinishReason, SamplingParams, Usage
-from pinyon.runtime.interceptors import error_from_proto
+from pinyon.messages.error import error_from_proto
+from pinyon.messages.finish_reason import finish_reason_from_proto
+from pinyon.messages.sampling import sampling_to_proto
 
 __all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
 
@@ -31,10 +33,6 @@ STREAM_GAP_S = 0.002
 WHOLE_GAP_S = 0.1
 """The same for an answer that is sent whole: nobody waits for its parts."""
 
-_FINISH = {
-    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-}
 RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
 """Worth another instance: a peer is gone, a restarted one took its address, or it gave up what nobody cancelled."""
 
@@ -155,7 +153,7 @@ class Request:
 
     def fill(self, message: worker_pb2.Submission, attempt_id: str, send_keys: bool, now_s: float) -> None:
         """The attempt's submission, written where it is sent from: prompts are too large to copy for nothing."""
-        ask, sampling, resumed = self.ask, self.ask.sampling, self._resumed
+        ask, resumed = self.ask, self._resumed
         message.request_id = attempt_id
         message.model = ask.model
         message.tenant = ask.tenant
@@ -166,15 +164,7 @@ class Request:
             message.prompt_tokens_le32 = ask.tokens_le32
             if send_keys:
                 message.block_keys = ask.block_keys
-        params = message.sampling
-        params.max_tokens = sampling.max_tokens
-        params.temperature = sampling.temperature
-        params.top_k = sampling.top_k
-        params.top_p = sampling.top_p
-        params.seed = sampling.seed
-        if sampling.stop:
-            params.stop.extend(sampling.stop)
-        params.ignore_eos = sampling.ignore_eos
+        message.sampling.CopyFrom(sampling_to_proto(ask.sampling))
         if self.placement is not None:
             message.placement.CopyFrom(self.placement)
         message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
@@ -204,8 +194,8 @@ class Request:
         return Delta(text, tokens)
 
     def _finish(self, update: worker_pb2.StreamUpdate) -> None:
-        reason = _FINISH.get(update.finish_reason)
-        if reason is not None:
+        reason = finish_reason_from_proto(update.finish_reason)
+        if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
             self.finish_reason = reason
             if update.HasField("usage"):
                 self._usage = update.usage

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import grpc
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
-from pinyon.core.request import FinishReason
+from pinyon.messages.finish_reason import finish_reason_to_proto
+from pinyon.messages.sampling import sampling_values
 from services.lb.auth import PUBLIC_TENANT, ApiKeys
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_head import traceparent, unique_id
@@ -25,10 +25,6 @@ __all__ = ["LbServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_FINISH = {
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-}
 _SAMPLING = frozenset(("max_tokens", "temperature", "top_k", "top_p", "seed", "stop"))
 
 
@@ -75,7 +71,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
             else:
                 last.text, last.tokens[:] = delta.text, delta.tokens
         assert state.finish_reason is not None
-        last.finish_reason = _FINISH[state.finish_reason]
+        last.finish_reason = finish_reason_to_proto(state.finish_reason)
         last.usage.CopyFrom(state.usage_message())
         await context.write(last)
 
@@ -116,19 +112,11 @@ def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
     elif kind == "conversation":
         field = "messages"
         prompt = [{"role": each.role, "content": each.content} for each in request.conversation.messages]
-    sampling = request.sampling
     return Call(
         model=request.model or default_model,
         prompt=prompt,
         prompt_field=field,
-        max_tokens=sampling.max_tokens,
-        # Six decimals give back what was written before it became a float32.
-        temperature=round(sampling.temperature, 6),
-        top_k=sampling.top_k,
-        top_p=round(sampling.top_p, 6) or 1.0,
-        seed=sampling.seed,
-        stop=tuple(sampling.stop),
-        ignore_eos=sampling.ignore_eos,
+        **sampling_values(request.sampling),
     )
 
 

@@ -16,8 +16,8 @@ import grpc
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
+from pinyon.messages.error import error_to_proto
 from pinyon.runtime.channel import open_channel
-from pinyon.runtime.interceptors import error_to_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.pace import Pace
 

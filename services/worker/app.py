@@ -138,7 +138,9 @@ class Worker:
         )
         self.address = settings.reachable(await self.server.start())
         if settings.conductor:
-            info = instance_info(served, self.transfer.boot_id.hex(), self.address, settings.max_batch, settings.region)
+            info = instance_info(
+                served, self.transfer.boot_id.hex(), self.address, settings.max_batch, settings.geography
+            )
             self.report = ReportSession(settings.conductor, info, WorkerReport(self.core, self.prefills, self.decodes))
             self.core.journal.on_end = self.report.wake
             self.report.start()

@@ -152,7 +152,7 @@ def layout_to_proto(served: Served) -> common_pb2.KvLayout:
 
 
 def instance_info(
-    served: Served, boot_id: str, address: str, max_batch: int, region: str
+    served: Served, boot_id: str, address: str, max_batch: int, geography: str
 ) -> conductor_pb2.InstanceInfo:
     """How this worker registers with the conductor."""
     return conductor_pb2.InstanceInfo(
@@ -166,5 +166,5 @@ def instance_info(
         capacity_blocks=served.pool_blocks,
         max_batch=max_batch,
         max_context_tokens=served.max_context,
-        region=region,
+        geography=geography,
     )

@@ -58,7 +58,8 @@ class Cache:
 def held(conductor: Conductor) -> dict[str, int]:
     """Leading blocks of the prompt 0, 1, 2, ... per instance."""
     match = conductor.fleet.index.match(pack_keys([key(number) for number in range(1000)]))
-    return {conductor.fleet.at_bit(bit).info.instance_id: blocks for bit, blocks in match.leading.items()}
+    found = {state.info.instance_id: match.held_by(state) for state in conductor.fleet.instances()}
+    return {name: blocks for name, blocks in found.items() if blocks}
 
 
 async def eventually(condition) -> None:

@@ -306,7 +306,7 @@ async def test_measurements_correct_the_cost_model(world):
         ({"model": ""}, "registration.model"),
         ({"model_fingerprint": ""}, "registration.model_fingerprint"),
         ({"layout": common_pb2.KvLayout(layers=1)}, "registration.layout"),
-        ({"region": "x" * 129}, "registration.region"),
+        ({"geography": "x" * 129}, "registration.geography"),
     ],
 )
 async def test_bad_registrations_name_the_field(world, change, field):

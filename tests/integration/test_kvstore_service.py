@@ -15,13 +15,13 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import PinyonError, Unavailable
+from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.redis_server import find_redis
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.client import PutOutcome
 from pinyon.store.metadata import Life, NodeRecord, StoreMetadata
-from pinyon.store.segments import segment_from_proto
 from pinyon.transfer import Opcode, Reason, TransferRequest
 from services.conductor.app import build
 from services.conductor.settings import ConductorSettings

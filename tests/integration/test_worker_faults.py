@@ -18,8 +18,8 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import Internal, ResourceExhausted
 from pinyon.core.request import SamplingParams
+from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.store.segments import segment_from_proto
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus
 from services.worker.report import WorkerReport
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
@@ -414,7 +414,7 @@ async def test_a_stream_id_in_use_is_refused_and_the_stream_lives_on(fleet):
 async def test_a_hello_that_does_not_fit(fleet, change):
     p = await fleet.start("prefill", "p0")
     d = await fleet.start("decode", "d0")
-    from pinyon.store.segments import segment_to_proto
+    from pinyon.messages.segment import segment_to_proto
     from services.worker.report import layout_to_proto
 
     hello = worker_pb2.PrefillHello(

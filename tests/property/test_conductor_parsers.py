@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import InvalidArgument
-from services.conductor.convert import info_from_proto, load_from_proto, request_from_proto, role_from_proto
+from pinyon.messages.instance import info_from_proto, load_from_proto
+from pinyon.messages.placement import request_from_proto
+from pinyon.messages.role import role_from_proto
 
 U32 = st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1))
 U64 = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1))
@@ -41,7 +43,7 @@ INFOS = st.builds(
     capacity_blocks=U64,
     max_batch=U32,
     max_context_tokens=U32,
-    region=TEXT,
+    geography=TEXT,
 )
 LOADS = st.builds(conductor_pb2.InstanceLoad, used_blocks=U64, mean_tbt_ms=st.floats(), draining=st.booleans())
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.errors import Rejected
-from pinyon.placement.instances import InstanceLoad, InstanceRole
+from pinyon.core.request import Role
+from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
@@ -91,10 +92,10 @@ def algorithm_1(case: Case, fleet) -> dict[str, tuple[float, int, int]]:
 @settings(max_examples=300)
 def test_the_choice_is_algorithm_1s(case):
     fleet = make_fleet(
-        *((name, InstanceRole.PREFILL) for name in PREFILL_NAMES),
-        ("d0", InstanceRole.DECODE),
-        ("s0", InstanceRole.STORE),
-        ("s1", InstanceRole.STORE),
+        *((name, Role.PREFILL) for name in PREFILL_NAMES),
+        ("d0", Role.DECODE),
+        ("s0", Role.STORE),
+        ("s1", Role.STORE),
     )
     for name in ALL_NAMES:
         hold(fleet, name, sorted(case.holders[name]))
@@ -143,10 +144,10 @@ def test_the_choice_is_algorithm_1s(case):
 @settings(max_examples=100)
 def test_what_is_in_flight_returns_to_exactly_zero(steps):
     fleet = make_fleet(
-        ("p0", InstanceRole.PREFILL),
-        ("x0", InstanceRole.MIXED),
-        ("d0", InstanceRole.DECODE),
-        ("s0", InstanceRole.STORE),
+        ("p0", Role.PREFILL),
+        ("x0", Role.MIXED),
+        ("d0", Role.DECODE),
+        ("s0", Role.STORE),
     )
     hold(fleet, "s0", range(20))
     scheduler = Scheduler(fleet, KvCacheCentric())

@@ -1,12 +1,21 @@
 """The block index against a dict of sets, through lost changes, resyncs and restarts."""
 
+from typing import NamedTuple
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pinyon.placement.index import BlockIndex, Intake
+from pinyon.placement.index import BlockIndex, Holders, Intake
 
-NAMES = st.sampled_from([1, 2, 4])
+
+class Member(NamedTuple):
+    bit: int
+
+
+MEMBERS = [Member(1), Member(2), Member(4)]
+NOBODY = Member(8)
+NAMES = st.sampled_from(MEMBERS)
 KEYS = st.lists(st.integers(0, 11), max_size=8)
 
 
@@ -20,71 +29,71 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = BlockIndex(10_000)
-        self.content: dict[int, set[int]] = {}
-        self.seq: dict[int, int] = {}
-        self.held: dict[int, set[int]] = {}
-        self.synced: dict[int, bool] = {}
-        for bit in (1, 2, 4):
-            self._start(bit)
+        self.content: dict[Member, set[int]] = {}
+        self.seq: dict[Member, int] = {}
+        self.held: dict[Member, set[int]] = {}
+        self.synced: dict[Member, bool] = {}
+        for member in MEMBERS:
+            self._start(member)
 
-    def _start(self, bit: int) -> None:
-        self.index.add(bit)
-        self.content[bit], self.held[bit] = set(), set()
-        self.seq[bit], self.synced[bit] = 0, False
+    def _start(self, member: Member) -> None:
+        assert self.index.add() == member.bit
+        self.content[member], self.held[member] = set(), set()
+        self.seq[member], self.synced[member] = 0, False
 
-    def _change(self, bit: int, stored: list[int], removed: list[int]) -> None:
-        self.seq[bit] += 1
-        self.content[bit] = (self.content[bit] | set(stored)) - set(removed)
+    def _change(self, member: Member, stored: list[int], removed: list[int]) -> None:
+        self.seq[member] += 1
+        self.content[member] = (self.content[member] | set(stored)) - set(removed)
 
-    @rule(bit=NAMES, stored=KEYS, removed=KEYS)
-    def change_arrives(self, bit, stored, removed):
-        self._change(bit, stored, removed)
-        taken = self.index.apply_delta(bit, self.seq[bit], pack(stored), pack(removed))
-        assert (taken is Intake.APPLIED) == self.synced[bit]
-        if self.synced[bit]:
-            self.held[bit] = set(self.content[bit])
+    @rule(member=NAMES, stored=KEYS, removed=KEYS)
+    def change_arrives(self, member, stored, removed):
+        self._change(member, stored, removed)
+        taken = self.index.apply_delta(member, self.seq[member], pack(stored), pack(removed))
+        assert (taken is Intake.APPLIED) == self.synced[member]
+        if self.synced[member]:
+            self.held[member] = set(self.content[member])
 
-    @rule(bit=NAMES, stored=KEYS, removed=KEYS, later=KEYS)
-    def change_is_lost(self, bit, stored, removed, later):
-        self._change(bit, stored, removed)
-        self._change(bit, later, [])
-        taken = self.index.apply_delta(bit, self.seq[bit], pack(later), b"")
+    @rule(member=NAMES, stored=KEYS, removed=KEYS, later=KEYS)
+    def change_is_lost(self, member, stored, removed, later):
+        self._change(member, stored, removed)
+        self._change(member, later, [])
+        taken = self.index.apply_delta(member, self.seq[member], pack(later), b"")
         assert taken is not Intake.APPLIED
-        if self.synced[bit]:
+        if self.synced[member]:
             assert taken is Intake.GAP
-        self.synced[bit] = False
+        self.synced[member] = False
 
-    @rule(bit=NAMES, parts=st.integers(1, 3))
-    def snapshot(self, bit, parts):
-        content = sorted(self.content[bit])
+    @rule(member=NAMES, parts=st.integers(1, 3))
+    def snapshot(self, member, parts):
+        content = sorted(self.content[member])
         for part in range(parts):
             taken = self.index.apply_snapshot(
-                bit, self.seq[bit], pack(content[part::parts]), first=part == 0, last=part == parts - 1
+                member, self.seq[member], pack(content[part::parts]), first=part == 0, last=part == parts - 1
             )
             assert taken is Intake.APPLIED
-        self.held[bit], self.synced[bit] = set(content), True
+        self.held[member], self.synced[member] = set(content), True
 
-    @rule(bit=NAMES)
-    def connects_again(self, bit):
-        self.index.new_session(bit)
-        self.synced[bit] = False
+    @rule(member=NAMES)
+    def connects_again(self, member):
+        self.index.new_session(member)
+        self.synced[member] = False
 
-    @rule(bit=NAMES)
-    def restarts(self, bit):
-        self.index.drop(bit)
-        self._start(bit)
+    @rule(member=NAMES)
+    def restarts(self, member):
+        self.index.drop(member)
+        self._start(member)
 
-    @rule(prompt=st.lists(st.integers(0, 12), max_size=100), sources=st.integers(0, 7), first=st.integers(0, 12))
+    @rule(prompt=st.lists(st.integers(0, 12), max_size=100), sources=st.sets(NAMES), first=st.integers(0, 12))
     def lookup(self, prompt, sources, first):
         match = self.index.match(pack(prompt))
         leading = {}
-        for bit, held in self.held.items():
+        for member, held in self.held.items():
             length = 0
             while length < len(prompt) and prompt[length] in held:
                 length += 1
             if length:
-                leading[bit] = length
-        assert match.leading == leading
+                leading[member] = length
+        assert {member: blocks for member in MEMBERS if (blocks := match.held_by(member))} == leading
         together = set().union(*self.held.values())
         blocks = 0
         while blocks < len(prompt) and prompt[blocks] in together:
@@ -92,14 +101,23 @@ class IndexMachine(RuleBasedStateMachine):
         assert match.blocks == blocks
         if first <= blocks:
             end = first
-            while end < blocks and any(bit & sources and prompt[end] in held for bit, held in self.held.items()):
+            while end < blocks and any(member in sources and prompt[end] in held for member, held in self.held.items()):
                 end += 1
-            assert match.extent(first, sources) == end
+            assert match.extent_for(NOBODY, first, Holders(sources)) == end
+            at = first
+            for start, stop, holders in match.spans_for(NOBODY, first, end, Holders(sources)):
+                assert start == at < stop
+                found = set(holders)
+                all_of_it, further = set(prompt[start:stop]), set(prompt[start : stop + 1])
+                assert found == {member for member in sources if all_of_it <= self.held[member]} != set()
+                assert stop == end or not any(further <= self.held[member] for member in sources)
+                at = stop
+            assert at == end
 
     @invariant()
     def same_content(self):
-        for bit, held in self.held.items():
-            assert self.index.blocks_of(bit) == len(held)
+        for member, held in self.held.items():
+            assert self.index.blocks_of(member) == len(held)
         self.index.check_integrity()
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
+from pinyon.messages.checks import keys_from_proto
+from pinyon.messages.segment import segment_from_proto, segment_to_proto
 from pinyon.store.metadata import MAX_OBJECT_BYTES, Life, NodeRecord, parse_life, parse_node, parse_replica
-from pinyon.store.segments import segment_from_proto, segment_to_proto
 from pinyon.transfer import RegionDescriptor, SegmentDescriptor
-from services.kvstore.servicer import parse_keys
 
 BOOT = "0123456789abcdef" * 2
 node_ids = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=64).filter(
@@ -105,10 +105,10 @@ def test_sizes(value: bytes, size: int | None) -> None:
 def test_any_bytes_as_packed_keys(packed: bytes) -> None:
     if len(packed) % 16 or not 16 <= len(packed) <= 128:
         with pytest.raises(InvalidArgument) as caught:
-            parse_keys(packed, at_most=8)
+            keys_from_proto(packed, at_most=8)
         assert caught.value.field == "keys"
     else:
-        assert b"".join(parse_keys(packed, at_most=8)) == packed
+        assert b"".join(keys_from_proto(packed, at_most=8)) == packed
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.store.segments import segment_from_proto, segment_to_proto
+from pinyon.messages.segment import segment_from_proto, segment_to_proto
 from pinyon.transfer import (
     InvalidTransfer,
     Nic,

@@ -78,7 +78,7 @@ class ResourceExhausted(PinyonError):
 
 
 class Rejected(ResourceExhausted):
-    """No placement meets the SLO (Mooncake Algorithm 1, lines 24 to 26)."""
+    """No placement meets the SLO (Mooncake Algorithm 1, lines 18 and 19)."""
 
 
 class FailedPrecondition(PinyonError):

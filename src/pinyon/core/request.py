@@ -14,19 +14,20 @@ MAX_STOP_BYTES = 256
 
 
 class Role(StrEnum):
-    """What an instance does: compute prompts, generate tokens, or both."""
+    """What an instance does: compute prompts, generate tokens, or both; or hold KV objects for others."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
+    STORE = "store"
 
     @property
     def prefills(self) -> bool:
-        return self is not Role.DECODE
+        return self is Role.PREFILL or self is Role.MIXED
 
     @property
     def decodes(self) -> bool:
-        return self is not Role.PREFILL
+        return self is Role.DECODE or self is Role.MIXED
 
 
 class FinishReason(StrEnum):

@@ -42,9 +42,8 @@ def select_decode(
         loads.append((share, state))
     least = min(share for share, _ in loads)
     bound = least if least > 1 else min(1.0, least + NEAR_SHARE)
-    leading = match.leading
     _, _, _, _, chosen = min(
-        (state is not prefill, -leading.get(state.bit, 0), share, index, state)
+        (state is not prefill, -match.held_by(state), share, index, state)
         for index, (share, state) in enumerate(loads)
         if share <= bound
     )

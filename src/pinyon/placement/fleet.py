@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pinyon.core.errors import NotFound, ResourceExhausted, Unavailable
-from pinyon.placement.index import BlockIndex
+from pinyon.core.request import Role
+from pinyon.placement.index import BlockIndex, Holders
 from pinyon.placement.inflight import InFlightTable
-from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceRole, InstanceState, KvGroup
+from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState, KvGroup
 from pinyon.placement.policy import Pool
 
 __all__ = ["Fleet"]
@@ -14,7 +15,7 @@ UNLIMITED = 2**63
 
 
 class Fleet:
-    """Owns the :class:`InstanceState` objects, their bits in the index, and what is in flight on them.
+    """Owns the :class:`InstanceState` objects and what is in flight on them.
 
     ``version`` grows when an instance joins, leaves, or becomes schedulable or not; not with each load report.
     """
@@ -25,7 +26,6 @@ class Fleet:
         self.version = 1
         self._instances_max = instances_max
         self._by_id: dict[str, InstanceState] = {}
-        self._by_bit: dict[int, InstanceState] = {}
         self._pools: dict[str, tuple[Pool, ...]] = {}
 
     def __len__(self) -> int:
@@ -38,10 +38,6 @@ class Fleet:
     def get(self, instance_id: str) -> InstanceState | None:
         return self._by_id.get(instance_id)
 
-    def at_bit(self, bit: int) -> InstanceState:
-        """The instance a bit of the index stands for."""
-        return self._by_bit[bit]
-
     def join(self, info: InstanceInfo) -> InstanceState:
         """A new instance, or a new boot of a known one: then all that was known of the old boot is void.
 
@@ -51,23 +47,17 @@ class Fleet:
             self.leave(info.instance_id)
         if len(self._by_id) >= self._instances_max:
             raise ResourceExhausted(f"the limit of {self._instances_max} instances is reached", retry_after_s=1.0)
-        bit = 1
-        while bit in self._by_bit:
-            bit <<= 1
-        state = InstanceState(info, bit)
+        state = InstanceState(info, self.index.add())
         self._inherit(state)
-        self.index.add(bit)
         self._by_id[info.instance_id] = state
-        self._by_bit[bit] = state
         self._changed()
         return state
 
     def leave(self, instance_id: str) -> None:
         """Forget an instance with its blocks and what was in flight on it."""
         state = self._by_id.pop(instance_id)
-        del self._by_bit[state.bit]
         state.connected = False
-        self.index.drop(state.bit)
+        self.index.drop(state)
         self.inflight.drop_instance(state)
         self._changed()
 
@@ -98,7 +88,7 @@ class Fleet:
                 self._pools[model] = pools
         if pools:
             return pools
-        workers = [state for state in self._by_id.values() if state.info.role is not InstanceRole.STORE]
+        workers = [state for state in self._by_id.values() if state.info.role is not Role.STORE]
         if not workers:
             raise Unavailable("no instance is registered", retry_after_s=1.0)
         if not any(state.info.model == model for state in workers):
@@ -107,10 +97,7 @@ class Fleet:
 
     def _build_pools(self, model: str) -> tuple[Pool, ...]:
         members = [state for state in self.instances() if state.schedulable]
-        sources = 0
-        for state in members:
-            sources |= state.bit
-        by_bit = {state.bit: state for state in members}
+        sources = Holders(members)
         groups: dict[KvGroup, list[InstanceState]] = {}
         for state in members:
             if state.info.model == model and state.info.layout is not None:
@@ -122,7 +109,7 @@ class Fleet:
             decodes = tuple(state for state in group if state.info.role.decodes)
             if layout is not None and prefills and decodes:
                 room = min(_tokens_max(state, layout.block_tokens) for state in group)
-                pools.append(Pool(layout, prefills, decodes, sources, by_bit, room))
+                pools.append(Pool(layout, prefills, decodes, sources, room))
         return tuple(pools)
 
     def _inherit(self, state: InstanceState) -> None:

@@ -1,23 +1,52 @@
 """Which instance holds which block: the conductor's view of all caches, built from their snapshots and changes.
 
-A key's holders are one ``int`` with a bit per instance. The index is a hint: it lags behind the instances by a report,
+A key's holders are one ``int`` with a bit per instance, which nobody outside this file looks at: who asks names the
+instance, or a :class:`Holders` set of them. The index is a hint: it lags behind the instances by a report,
 and a reader finds out at the source whether a block is really there. So it may refuse entries when it is full, and it
 never needs to be written to disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from struct import Struct
+from typing import Generic, Protocol, TypeVar
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
 
-__all__ = ["NO_MATCH", "BlockIndex", "Intake", "PrefixMatch", "bits"]
+__all__ = ["NO_MATCH", "BlockIndex", "Holder", "Holders", "Intake", "PrefixMatch"]
 
 _CHUNK_KEYS = 64
 _MASK_OBJECTS_MAX = 65_536
 _CHUNKS = tuple(Struct(f"{KEY_BYTES}s" * width) for width in range(_CHUNK_KEYS + 1))
+
+
+class Holder(Protocol):
+    """Whoever holds blocks; ``bit`` comes from :meth:`BlockIndex.add`."""
+
+    @property
+    def bit(self) -> int: ...
+
+
+Member = TypeVar("Member", bound=Holder)
+
+
+class Holders(Generic[Member]):
+    """A set of holders, such as those that blocks may be fetched from."""
+
+    __slots__ = ("_by_bit", "mask")
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self._by_bit = {member.bit: member for member in members}
+        self.mask = sum(self._by_bit)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._by_bit.values())
+
+    def among(self, mask: int) -> Iterator[Member]:
+        """The members whose bits are in a mask."""
+        return (self._by_bit[bit] for bit in _bits(mask & self.mask))
 
 
 class Intake(Enum):
@@ -33,16 +62,16 @@ class Intake(Enum):
 class PrefixMatch:
     """Who holds how much of a prompt's beginning.
 
-    ``runs`` are ``(first block, holders)`` where the set of holders changes; every block before ``blocks`` has a holder
-    and the one after has none. ``leading`` maps an instance's bit to the blocks it holds without a gap from the start.
+    ``runs`` are ``(first block, mask of holders)`` where the set of holders changes. Every block before ``blocks`` has
+    a holder and the one after has none.
     """
 
-    __slots__ = ("blocks", "leading", "runs")
+    __slots__ = ("_leading", "_runs", "blocks")
 
     def __init__(self, runs: list[tuple[int, int]], blocks: int) -> None:
-        self.runs = runs
+        self._runs = runs
         self.blocks = blocks
-        self.leading: dict[int, int] = {}
+        self._leading: dict[int, int] = {}
         if not runs:
             return
         unbroken = runs[0][1]
@@ -50,28 +79,62 @@ class PrefixMatch:
             lost = unbroken & ~holders
             if lost:
                 unbroken &= holders
-                for bit in bits(lost):
-                    self.leading[bit] = start
-        for bit in bits(unbroken):
-            self.leading[bit] = blocks
+                for bit in _bits(lost):
+                    self._leading[bit] = start
+        for bit in _bits(unbroken):
+            self._leading[bit] = blocks
 
-    def extent(self, first_block: int, sources: int) -> int:
-        """End of the blocks from ``first_block`` on of which each is held by one of ``sources`` (a mask of bits)."""
+    def held_by(self, holder: Holder) -> int:
+        """Blocks it holds without a gap from the start."""
+        return self._leading.get(holder.bit, 0)
+
+    def extent_for(self, reader: Holder, first_block: int, sources: Holders[Member]) -> int:
+        """End of the blocks from ``first_block`` on of which each is held by one of ``sources`` besides the reader."""
+        mask = sources.mask & ~reader.bit
+        runs = self._runs
         end = first_block
-        for index, (_, holders) in enumerate(self.runs):
-            run_end = self.runs[index + 1][0] if index + 1 < len(self.runs) else self.blocks
+        for index, (_, holders) in enumerate(runs):
+            run_end = runs[index + 1][0] if index + 1 < len(runs) else self.blocks
             if run_end <= first_block:
                 continue
-            if not holders & sources:
+            if not holders & mask:
                 break
             end = run_end
         return end
+
+    def spans_for(
+        self, reader: Holder, first_block: int, end_block: int, sources: Holders[Member]
+    ) -> Iterator[tuple[int, int, Iterator[Member]]]:
+        """``(first, end, who holds all of it)`` from ``first_block`` on without a gap, besides the reader.
+
+        Each span goes as far as any one source does, so they are as few as can be. Requires ``end_block <=
+        extent_for(reader, first_block, sources)``.
+        """
+        allowed = sources.mask & ~reader.bit
+        runs = self._runs
+        index = 0
+        at = first_block
+        while at < end_block:
+            while index + 1 < len(runs) and runs[index + 1][0] <= at:
+                index += 1
+            holders = runs[index][1] & allowed
+            end = end_block
+            for start, mask in runs[index + 1 :]:
+                if start >= end_block:
+                    break
+                narrowed = holders & mask
+                if not narrowed:
+                    end = start
+                    break
+                holders = narrowed
+            yield at, end, sources.among(holders)
+            at = end
 
 
 NO_MATCH = PrefixMatch([], 0)
 
 
-def bits(mask: int) -> Iterator[int]:
+def _bits(mask: int) -> Iterator[int]:
     """The single bits of a mask, lowest first."""
     while mask:
         low = mask & -mask
@@ -79,7 +142,7 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-class _Holder:
+class _Held:
     """What one instance holds, and how far its stream of changes was followed."""
 
     __slots__ = ("keys", "loading", "resync_asked", "seq", "synced")
@@ -101,7 +164,7 @@ class BlockIndex:
     def __init__(self, entries_max: int) -> None:
         self._entries_max = entries_max
         self._masks: dict[BlockKey, int] = {}
-        self._holders: dict[int, _Holder] = {}
+        self._held: dict[int, _Held] = {}
         self._mask_objects: dict[int, int] = {}
         self.entries = 0
         self.skipped = 0
@@ -110,59 +173,61 @@ class BlockIndex:
         """Different keys known."""
         return len(self._masks)
 
-    def add(self, bit: int) -> None:
-        """A new holder, of which nothing is known until its snapshot. ``bit`` is a power of two not in use."""
-        if bit in self._holders:
-            raise ValueError(f"bit {bit:#x} is in use")
-        self._holders[bit] = _Holder()
+    def add(self) -> int:
+        """The bit of a new holder, of which nothing is known until its snapshot."""
+        bit = 1
+        while bit in self._held:
+            bit <<= 1
+        self._held[bit] = _Held()
+        return bit
 
-    def drop(self, bit: int) -> None:
+    def drop(self, holder: Holder) -> None:
         """Forget a holder with all it holds; afterwards its bit is free again."""
-        self._clear(bit, self._holders[bit])
-        del self._holders[bit]
+        self._clear(holder.bit, self._held[holder.bit])
+        del self._held[holder.bit]
 
-    def blocks_of(self, bit: int) -> int:
+    def blocks_of(self, holder: Holder) -> int:
         """Keys the holder is known to hold."""
-        return len(self._holders[bit].keys)
+        return len(self._held[holder.bit].keys)
 
-    def seq_of(self, bit: int) -> int:
+    def seq_of(self, holder: Holder) -> int:
         """Sequence number of the last change applied; 0 before the first."""
-        return self._holders[bit].seq
+        return self._held[holder.bit].seq
 
-    def new_session(self, bit: int) -> None:
+    def new_session(self, holder: Holder) -> None:
         """The instance connected again: its changes may have gone missing, so only a snapshot continues the stream.
 
         What is known stays until that snapshot begins; most of it is still true.
         """
-        holder = self._holders[bit]
-        holder.synced = holder.loading = holder.resync_asked = False
+        held = self._held[holder.bit]
+        held.synced = held.loading = held.resync_asked = False
 
-    def apply_snapshot(self, bit: int, seq: int, packed_keys: bytes, *, first: bool, last: bool) -> Intake:
+    def apply_snapshot(self, holder: Holder, seq: int, packed_keys: bytes, *, first: bool, last: bool) -> Intake:
         """One part of a full content as of change ``seq``. The first part voids what was known."""
-        holder = self._holders[bit]
+        bit, held = holder.bit, self._held[holder.bit]
         if first:
-            self._clear(bit, holder)
-            holder.seq = seq
-            holder.loading, holder.synced, holder.resync_asked = True, False, False
-        elif not holder.loading or holder.seq != seq:
-            return self._gap(holder)
-        self._store(bit, holder, packed_keys)
+            self._clear(bit, held)
+            held.seq = seq
+            held.loading, held.synced, held.resync_asked = True, False, False
+        elif not held.loading or held.seq != seq:
+            return self._gap(held)
+        self._store(bit, held, packed_keys)
         if last:
-            holder.loading, holder.synced = False, True
+            held.loading, held.synced = False, True
         return Intake.APPLIED
 
-    def apply_delta(self, bit: int, seq: int, stored_keys: bytes, removed_keys: bytes) -> Intake:
+    def apply_delta(self, holder: Holder, seq: int, stored_keys: bytes, removed_keys: bytes) -> Intake:
         """One change: keys now held, then keys no longer held (packed, :mod:`pinyon.core.block_keys`)."""
-        holder = self._holders[bit]
-        if not holder.synced or seq != holder.seq + 1:
-            return self._gap(holder)
-        holder.seq = seq
+        bit, held = holder.bit, self._held[holder.bit]
+        if not held.synced or seq != held.seq + 1:
+            return self._gap(held)
+        held.seq = seq
         if stored_keys:
-            self._store(bit, holder, stored_keys)
+            self._store(bit, held, stored_keys)
         if removed_keys:
             for key in unpack_keys(removed_keys):
-                if key in holder.keys:
-                    holder.keys.remove(key)
+                if key in held.keys:
+                    held.keys.remove(key)
                     self._unmark(key, bit)
         return Intake.APPLIED
 
@@ -198,13 +263,13 @@ class BlockIndex:
 
     def check_integrity(self) -> None:
         """Assert that both directions agree (for tests and idle times)."""
-        pairs = {(key, bit) for key, mask in self._masks.items() for bit in bits(mask)}
-        assert pairs == {(key, bit) for bit, holder in self._holders.items() for key in holder.keys}
+        pairs = {(key, bit) for key, mask in self._masks.items() for bit in _bits(mask)}
+        assert pairs == {(key, bit) for bit, held in self._held.items() for key in held.keys}
         assert self.entries == len(pairs) <= self._entries_max
         assert all(self._masks.values())
 
-    def _store(self, bit: int, holder: _Holder, packed_keys: bytes) -> None:
-        masks, own = self._masks, holder.keys
+    def _store(self, bit: int, held: _Held, packed_keys: bytes) -> None:
+        masks, own = self._masks, held.keys
         for key in unpack_keys(packed_keys):
             if key in own:
                 continue
@@ -229,14 +294,14 @@ class BlockIndex:
             del self._masks[key]
         self.entries -= 1
 
-    def _clear(self, bit: int, holder: _Holder) -> None:
-        for key in holder.keys:
+    def _clear(self, bit: int, held: _Held) -> None:
+        for key in held.keys:
             self._unmark(key, bit)
-        holder.keys = set()
+        held.keys = set()
 
-    def _gap(self, holder: _Holder) -> Intake:
-        holder.synced = holder.loading = False
-        if holder.resync_asked:
+    def _gap(self, held: _Held) -> Intake:
+        held.synced = held.loading = False
+        if held.resync_asked:
             return Intake.IGNORED
-        holder.resync_asked = True
+        held.resync_asked = True
         return Intake.GAP

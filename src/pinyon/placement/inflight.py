@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import FetchSpan, PlacementDecision
+from pinyon.placement.policy import Fetch, PlacementDecision
 
 __all__ = ["InFlightTable"]
 
@@ -15,7 +15,7 @@ __all__ = ["InFlightTable"]
 class _Prefill:
     state: InstanceState
     prefill_us: int
-    fetches: tuple[FetchSpan, ...]
+    fetches: tuple[Fetch, ...]
     placed_s: float
 
 

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from pinyon.core.layout import KvLayout
+from pinyon.core.request import Role
 from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel, TransferCostModel
 
-__all__ = ["InstanceInfo", "InstanceLoad", "InstanceRole", "InstanceState", "KvGroup"]
+__all__ = ["InstanceInfo", "InstanceLoad", "InstanceState", "KvGroup"]
 
 KvGroup = tuple[str, str, str]
 """(model name, fingerprint of the weights, layout id): KV moves only between instances that agree in all three."""
-
-
-class InstanceRole(StrEnum):
-    """What an instance does. Store nodes hold KV objects and run nothing."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    MIXED = "mixed"
-    STORE = "store"
-
-    @property
-    def prefills(self) -> bool:
-        return self is InstanceRole.PREFILL or self is InstanceRole.MIXED
-
-    @property
-    def decodes(self) -> bool:
-        return self is InstanceRole.DECODE or self is InstanceRole.MIXED
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +24,7 @@ class InstanceInfo:
 
     instance_id: str
     boot_id: str
-    role: InstanceRole
+    role: Role
     address: str
     model: str = ""
     model_fingerprint: str = ""
@@ -49,7 +32,8 @@ class InstanceInfo:
     capacity_blocks: int = 0
     max_batch: int = 0
     max_context_tokens: int = 0
-    region: str = ""
+    geography: str = ""
+    """Where it stands, such as ``eu-west``; empty: nobody said."""
 
     @property
     def group(self) -> KvGroup:
@@ -76,8 +60,8 @@ NO_LOAD = InstanceLoad()
 class InstanceState:
     """One live instance. Owned by the :class:`~pinyon.placement.fleet.Fleet`; policies only read it.
 
-    ``bit`` is the instance's bit in the block index's masks. The ``inflight_*`` sums are what placements added and no
-    report has taken back yet; they are integers, so that they return to exactly zero.
+    ``bit`` is what the block index knows the instance by; nobody else looks at it. The ``inflight_*`` sums are what
+    placements added and no report has taken back yet; they are integers, so that they return to exactly zero.
     """
 
     info: InstanceInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import plan_fetches
 from pinyon.placement.index import PrefixMatch
-from pinyon.placement.policy import FetchSpan, PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
 
 __all__ = ["BALANCING_THRESHOLD_DEFAULT", "KvCacheCentric"]
 
@@ -40,18 +40,18 @@ class KvCacheCentric:
         tokens = request.prompt_tokens
         block_tokens = pool.layout.block_tokens
         block_bytes = pool.layout.block_bytes
-        threshold, held, leading, sources = self._threshold, match.blocks, match.leading, pool.sources
+        threshold, held, sources = self._threshold, match.blocks, pool.sources
         best = None
         best_key = (float("inf"), 0)
         for state in pool.prefills:
             k0, k1, k2 = state.prefill_model.coefficients
-            prefix = local = leading.get(state.bit, 0)
+            prefix = local = match.held_by(state)
             reused = local * block_tokens
             rest = tokens - reused
             prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
             transfer_s = 0.0
             if held > threshold * local:  # the extent is at most held
-                reach = match.extent(local, sources & ~state.bit)
+                reach = match.extent_for(state, local, sources)
                 if reach > threshold * local:
                     reused = reach * block_tokens
                     rest = tokens - reused
@@ -67,8 +67,8 @@ class KvCacheCentric:
                 best = (state, local, prefix, queue_s, transfer_s, prefill_s)
         assert best is not None, "a pool has at least one prefill instance"
         state, local, prefix, queue_s, transfer_s, prefill_s = best
-        fetches: tuple[FetchSpan, ...] = ()
+        fetches: tuple[Fetch, ...] = ()
         if prefix > local:
-            fetches = plan_fetches(pool, match, local, prefix, sources & ~state.bit)
+            fetches = plan_fetches(pool, match, state, local, prefix)
         decode, tbt_s = select_decode(request, pool, match, state)
         return PlacementDecision(state, decode, local, fetches, queue_s, transfer_s, prefill_s, tbt_s, self.name)

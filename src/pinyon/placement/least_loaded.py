@@ -19,7 +19,7 @@ class LeastLoaded:
             (state.prefill_queue_s(), state.load.cached_blocks, index, state)
             for index, state in enumerate(pool.prefills)
         )
-        local = match.leading.get(state.bit, 0)
+        local = match.held_by(state)
         prefill_s = state.prefill_model.predict_s(request.prompt_tokens, local * pool.layout.block_tokens)
         decode, tbt_s = select_decode(request, pool, match, state)
         return PlacementDecision(state, decode, local, (), queue_s, 0.0, prefill_s, tbt_s, self.name)

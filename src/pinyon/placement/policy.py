@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from pinyon.core.layout import KvLayout
-from pinyon.placement.index import PrefixMatch
+from pinyon.placement.index import Holders, PrefixMatch
 from pinyon.placement.instances import InstanceState
 
-__all__ = ["FetchSpan", "PlacementDecision", "PlacementPolicy", "PlacementRequest", "Pool"]
+__all__ = ["Fetch", "PlacementDecision", "PlacementPolicy", "PlacementRequest", "Pool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class PlacementRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchSpan:
+class Fetch:
     """Prompt blocks ``[first_block, first_block + block_count)``, all from one source."""
 
     source: InstanceState
@@ -48,7 +47,7 @@ class PlacementDecision:
     decode: InstanceState
     local_blocks: int
     """Leading blocks the prefill instance is believed to hold."""
-    fetches: tuple[FetchSpan, ...]
+    fetches: tuple[Fetch, ...]
     """What it fetches, in block order, from ``local_blocks`` on without a gap."""
     queue_s: float
     transfer_s: float
@@ -69,30 +68,24 @@ class PlacementDecision:
 class Pool:
     """Schedulable instances between which KV can move: one model, one set of weights, one layout.
 
-    ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``sources`` is the mask of all
-    instances that blocks may be fetched from, store nodes among them; ``by_bit`` finds them.
+    ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``sources`` are all instances
+    that blocks may be fetched from, store nodes among them.
     """
 
     layout: KvLayout
     prefills: tuple[InstanceState, ...]
     decodes: tuple[InstanceState, ...]
-    sources: int
-    by_bit: Mapping[int, InstanceState] = field(repr=False)
+    sources: Holders[InstanceState]
     room_tokens: int
     """Prompt plus generation that every executor of the pool can hold, in tokens."""
 
     def without(self, exclude: frozenset[str]) -> Pool:
         """The pool less some instances, as executors and as sources."""
-        gone = 0
-        for bit, state in self.by_bit.items():
-            if state.info.instance_id in exclude:
-                gone |= bit
         return Pool(
             self.layout,
-            tuple(state for state in self.prefills if not state.bit & gone),
-            tuple(state for state in self.decodes if not state.bit & gone),
-            self.sources & ~gone,
-            self.by_bit,
+            tuple(state for state in self.prefills if state.info.instance_id not in exclude),
+            tuple(state for state in self.decodes if state.info.instance_id not in exclude),
+            Holders(state for state in self.sources if state.info.instance_id not in exclude),
             self.room_tokens,
         )
 

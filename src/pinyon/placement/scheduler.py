@@ -87,7 +87,7 @@ def _narrowed(request: PlacementRequest, pool: Pool) -> Pool:
     block_tokens = pool.layout.block_tokens
     prefills = tuple(state for state in pool.prefills if _prompt_fits(request, state, block_tokens))
     decodes = tuple(state for state in pool.decodes if _decode_fits(request, state, block_tokens))
-    return Pool(pool.layout, prefills, decodes, pool.sources, pool.by_bit, pool.room_tokens)
+    return Pool(pool.layout, prefills, decodes, pool.sources, pool.room_tokens)
 
 
 def _prompt_fits(request: PlacementRequest, state: InstanceState, block_tokens: int) -> bool:

@@ -10,10 +10,10 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.interceptors import ErrorInterceptor
-from pinyon.runtime.settings import parse_address
 
 __all__ = ["GrpcServer"]
 

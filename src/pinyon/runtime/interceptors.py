@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import Internal, PinyonError, error_from_code
+from pinyon.messages.error import error_from_proto, error_to_proto
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["ERROR_METADATA_KEY", "ErrorInterceptor", "error_from_proto", "error_from_rpc", "error_to_proto"]
@@ -21,24 +22,6 @@ __all__ = ["ERROR_METADATA_KEY", "ErrorInterceptor", "error_from_proto", "error_
 ERROR_METADATA_KEY = "pinyon-error-bin"
 
 _log = get_logger("rpc")
-
-
-def error_to_proto(error: PinyonError) -> common_pb2.Error:
-    return common_pb2.Error(
-        code=error.grpc_code,
-        message=error.message,
-        field=error.field or "",
-        retry_after_ms=round((error.retry_after_s or 0) * 1000),
-    )
-
-
-def error_from_proto(message: common_pb2.Error) -> PinyonError:
-    return error_from_code(
-        message.code,
-        message.message,
-        field=message.field or None,
-        retry_after_s=message.retry_after_ms / 1000 if message.retry_after_ms else None,
-    )
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> PinyonError:

@@ -10,7 +10,7 @@ from prometheus_client import (
     start_http_server,
 )
 
-from pinyon.runtime.settings import parse_address
+from pinyon.core.address import parse_address
 
 __all__ = ["MetricsServer", "new_registry"]
 

@@ -16,9 +16,10 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pinyon import __version__
+from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["Address", "ServiceSettings", "load_settings", "parse_address", "service_config"]
+__all__ = ["Address", "ServiceSettings", "load_settings", "service_config"]
 
 Settings = TypeVar("Settings", bound="ServiceSettings")
 
@@ -28,14 +29,6 @@ def service_config(service: str) -> SettingsConfigDict:
     return SettingsConfigDict(
         env_prefix=f"PINYON_{service.upper()}_", frozen=True, extra="forbid", title=f"pinyon {service}"
     )
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """``host:port`` as ``(host, port)``; an IPv6 host stands in brackets. Raises :class:`InvalidArgument`."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise InvalidArgument(f"{address!r} is not host:port", field="address")
-    return host.strip("[]"), int(port)
 
 
 def _checked(address: str) -> str:

@@ -12,8 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from pydantic import Field
 
+from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.runtime.settings import Address, ServiceSettings, parse_address
+from pinyon.runtime.settings import Address, ServiceSettings
 from pinyon.transfer import LATENCY_BUCKETS_S, InvalidTransfer, Nic, TlsFiles, Topology, TransferEngine, TransferStats
 from pinyon.transfer.host.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
 from pinyon.transfer.host.topology import build_topology

@@ -1,54 +1,5 @@
-"""Registered memory between proto and the transfer engine's values."""
+"""Moved to :mod:`pinyon.messages.segment`."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from pinyon.api.common.v1 import common_pb2
-from pinyon.core.errors import InvalidArgument
-from pinyon.transfer import Nic, RegionDescriptor, SegmentDescriptor, Topology
+from pinyon.messages.segment import segment_from_proto, segment_to_proto
 
 __all__ = ["segment_from_proto", "segment_to_proto"]
-
-
-def segment_to_proto(segment: SegmentDescriptor) -> common_pb2.Segment:
-    return common_pb2.Segment(
-        host=segment.host,
-        port=segment.port,
-        boot_id=segment.boot_id.hex(),
-        regions=[
-            common_pb2.Region(key=region.key, location=region.location, length_bytes=region.length)
-            for region in segment.regions
-        ],
-        nics=[common_pb2.Nic(**nic._asdict()) for nic in segment.nics],
-        topology=[
-            common_pb2.MemoryAffinity(location=location, preferred_nics=preferred, secondary_nics=secondary)
-            for location, (preferred, secondary) in (segment.topology.to_dict() if segment.topology else {}).items()
-        ],
-        shm_address=segment.shm,
-        host_id=segment.host_id,
-    )
-
-
-def segment_from_proto(message: common_pb2.Segment) -> SegmentDescriptor:
-    """Raises :class:`InvalidArgument` for anything that is no segment."""
-    try:
-        boot_id = bytes.fromhex(message.boot_id)
-    except ValueError:
-        raise InvalidArgument("boot_id is not hexadecimal", field="segment.boot_id") from None
-    return SegmentDescriptor(
-        message.host,
-        message.port,
-        boot_id,
-        tuple(RegionDescriptor(region.key, region.location, region.length_bytes) for region in message.regions),
-        tuple(Nic(nic.name, nic.transport, nic.address, nic.port, nic.network) for nic in message.nics),
-        _topology(message.topology),
-        message.shm_address,
-        message.host_id,
-    )
-
-
-def _topology(rows: Sequence[common_pb2.MemoryAffinity]) -> Topology | None:
-    if not rows:
-        return None
-    return Topology.from_dict({row.location: [list(row.preferred_nics), list(row.secondary_nics)] for row in rows})

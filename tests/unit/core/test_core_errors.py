@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from pinyon.core import errors
-from pinyon.runtime.interceptors import error_from_proto, error_to_proto
+from pinyon.messages.error import error_from_proto, error_to_proto
 
 CLASSES = [getattr(errors, name) for name in errors.__all__ if name not in ("PinyonError", "error_from_code")]
 

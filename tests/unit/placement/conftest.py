@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinyon.core.layout import KvLayout
+from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
-from pinyon.placement.instances import InstanceInfo, InstanceRole, InstanceState
+from pinyon.placement.instances import InstanceInfo, InstanceState
 
 LAYOUT = KvLayout(layers=2, kv_heads=2, head_dim=16, block_tokens=16)
-PREFILL, DECODE, MIXED, STORE = InstanceRole
+PREFILL, DECODE, MIXED, STORE = Role
 
 
 def key(number: int) -> bytes:
@@ -22,8 +23,8 @@ def keys(*numbers: int) -> bytes:
     return b"".join(key(number) for number in numbers)
 
 
-def info(name: str, role: InstanceRole, boot: str = "1", **changes: object) -> InstanceInfo:
-    worker = role is not InstanceRole.STORE
+def info(name: str, role: Role, boot: str = "1", **changes: object) -> InstanceInfo:
+    worker = role is not Role.STORE
     values: dict[str, object] = {
         "instance_id": name,
         "boot_id": boot,
@@ -39,7 +40,7 @@ def info(name: str, role: InstanceRole, boot: str = "1", **changes: object) -> I
     return InstanceInfo(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def make_fleet(*members: tuple[str, InstanceRole], inflight_max: int = 100, instances_max: int = 64) -> Fleet:
+def make_fleet(*members: tuple[str, Role], inflight_max: int = 100, instances_max: int = 64) -> Fleet:
     fleet = Fleet(BlockIndex(10_000), InFlightTable(inflight_max, 10.0, 60.0, 600.0), instances_max)
     for name, role in members:
         fleet.join(info(name, role))
@@ -54,4 +55,4 @@ def member(fleet: Fleet, name: str) -> InstanceState:
 
 def hold(fleet: Fleet, name: str, numbers: Sequence[int]) -> None:
     """The instance's whole content."""
-    fleet.index.apply_snapshot(member(fleet, name).bit, 0, keys(*numbers), first=True, last=True)
+    fleet.index.apply_snapshot(member(fleet, name), 0, keys(*numbers), first=True, last=True)

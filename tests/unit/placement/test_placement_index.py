@@ -1,19 +1,35 @@
 """The block index: prefixes, sequence gaps, limits."""
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import pytest
 
-from pinyon.placement.index import BlockIndex, Intake
+from pinyon.placement.index import BlockIndex, Holders, Intake, PrefixMatch
 from tests.unit.placement.conftest import keys
 
-A, B, C = 1, 2, 4
+
+class Member(NamedTuple):
+    bit: int
+
+
+A, B, C, NOBODY = (Member(bit) for bit in (1, 2, 4, 8))
+
+
+def leading(match: PrefixMatch) -> dict[Member, int]:
+    return {member: blocks for member in (A, B, C) if (blocks := match.held_by(member))}
+
+
+def extent(match: PrefixMatch, first: int, sources: Iterable[Member]) -> int:
+    return match.extent_for(NOBODY, first, Holders(sources))
 
 
 @pytest.fixture
 def index():
     index = BlockIndex(1000)
-    for bit in (A, B, C):
-        index.add(bit)
-        index.apply_snapshot(bit, 0, b"", first=True, last=True)
+    for member in (A, B, C):
+        assert index.add() == member.bit
+        index.apply_snapshot(member, 0, b"", first=True, last=True)
     return index
 
 
@@ -23,8 +39,10 @@ def test_the_prefix_of_each_holder_in_one_walk(index):
     index.apply_delta(C, 1, keys(1, 3, 4), b"")
     match = index.match(keys(1, 2, 3, 4, 5, 6))
     assert match.blocks == 4
-    assert match.leading == {A: 4, B: 2, C: 1}
-    assert match.runs == [(0, A | B | C), (1, A | B), (2, A | C)]
+    assert leading(match) == {A: 4, B: 2, C: 1}
+    assert [extent(match, first, [A]) for first in range(5)] == [4, 4, 4, 4, 4]
+    assert [extent(match, first, [B]) for first in range(5)] == [2, 2, 2, 3, 4]
+    assert [extent(match, first, [C]) for first in range(5)] == [1, 1, 4, 4, 4]
 
 
 def test_several_holders_together_reach_further_than_each(index):
@@ -33,12 +51,15 @@ def test_several_holders_together_reach_further_than_each(index):
     index.apply_delta(C, 1, keys(4), b"")
     match = index.match(keys(1, 2, 3, 4, 5))
     assert match.blocks == 4
-    assert match.leading == {A: 2}
-    assert match.extent(0, A | B) == 3
-    assert match.extent(0, B) == 0
-    assert match.extent(2, B | C) == 4
-    assert match.extent(1, A | C) == 2
-    assert match.extent(4, A | B | C) == 4
+    assert leading(match) == {A: 2}
+    assert extent(match, 0, [A, B]) == 3
+    assert extent(match, 0, [B]) == 0
+    assert extent(match, 2, [B, C]) == 4
+    assert extent(match, 1, [A, C]) == 2
+    assert extent(match, 4, [A, B, C]) == 4
+    assert match.extent_for(A, 0, Holders([A, B])) == 0, "nobody fetches from itself"
+    spans = match.spans_for(NOBODY, 0, 4, Holders([A, B, C]))
+    assert [(first, end, list(holders)) for first, end, holders in spans] == [(0, 2, [A]), (2, 3, [B]), (3, 4, [C])]
 
 
 def test_a_cold_prompt_costs_one_lookup():
@@ -57,7 +78,7 @@ def test_a_cold_prompt_costs_one_lookup():
 
 def test_only_keys_within_the_limit_count(index):
     index.apply_delta(A, 1, keys(*range(200)), b"")
-    assert index.match(keys(*range(200)), 150).leading == {A: 150}
+    assert leading(index.match(keys(*range(200)), 150)) == {A: 150}
     assert index.match(keys(*range(200)), 0).blocks == 0
     assert index.match(keys(*range(200)), 1000).blocks == 200
     assert index.match(b"").blocks == 0
@@ -68,13 +89,13 @@ def test_runs_that_end_anywhere_around_the_walks_steps(index, length):
     index.apply_delta(A, 1, keys(*range(length)), b"")
     index.apply_delta(B, 1, keys(*range(length // 2)), b"")
     match = index.match(keys(*range(300)))
-    assert match.leading == ({A: length, B: length // 2} if length > 1 else {A: 1})
+    assert leading(match) == ({A: length, B: length // 2} if length > 1 else {A: 1})
     assert match.blocks == length
 
 
 def test_stored_is_applied_before_removed(index):
     index.apply_delta(A, 1, keys(1, 2), keys(2))
-    assert index.match(keys(1, 2)).leading == {A: 1}
+    assert leading(index.match(keys(1, 2))) == {A: 1}
     index.apply_delta(A, 2, b"", keys(1, 7))
     assert len(index) == 0
     assert index.entries == 0
@@ -85,12 +106,12 @@ def test_a_gap_asks_once_and_only_a_snapshot_continues(index):
     assert index.apply_delta(A, 3, keys(3), b"") is Intake.GAP
     assert index.apply_delta(A, 4, keys(4), b"") is Intake.IGNORED
     assert index.seq_of(A) == 1
-    assert index.match(keys(1)).leading == {A: 1}, "what was known is still a good hint"
+    assert leading(index.match(keys(1))) == {A: 1}, "what was known is still a good hint"
     assert index.apply_snapshot(A, 4, keys(2), first=True, last=False) is Intake.APPLIED
     assert index.match(keys(1)).blocks == 0, "the first part voids what was known"
     assert index.apply_snapshot(A, 4, keys(3), first=False, last=True) is Intake.APPLIED
     assert index.apply_delta(A, 5, keys(4), b"") is Intake.APPLIED
-    assert index.match(keys(2, 3, 4)).leading == {A: 3}
+    assert leading(index.match(keys(2, 3, 4))) == {A: 3}
 
 
 def test_a_repeated_change_is_a_gap(index):
@@ -100,14 +121,14 @@ def test_a_repeated_change_is_a_gap(index):
 
 def test_changes_before_any_snapshot_are_a_gap():
     index = BlockIndex(10)
-    index.add(A)
+    index.add()
     assert index.apply_delta(A, 1, keys(1), b"") is Intake.GAP
     assert index.apply_snapshot(A, 5, keys(1), first=False, last=True) is Intake.IGNORED
 
 
 def test_changes_between_the_parts_of_a_snapshot_are_a_gap():
     index = BlockIndex(10)
-    index.add(A)
+    index.add()
     index.apply_snapshot(A, 5, keys(1), first=True, last=False)
     assert index.apply_delta(A, 6, keys(2), b"") is Intake.GAP
     assert index.apply_snapshot(A, 5, keys(3), first=False, last=True) is Intake.IGNORED
@@ -121,7 +142,7 @@ def test_parts_of_different_snapshots_do_not_mix(index):
 def test_a_new_session_continues_by_snapshot_only(index):
     index.apply_delta(A, 1, keys(1), b"")
     index.new_session(A)
-    assert index.match(keys(1)).leading == {A: 1}
+    assert leading(index.match(keys(1))) == {A: 1}
     assert index.apply_delta(A, 2, keys(2), b"") is Intake.GAP
 
 
@@ -130,17 +151,16 @@ def test_dropping_a_holder_leaves_nothing_of_it(index):
     index.apply_delta(B, 1, keys(2), b"")
     index.drop(A)
     assert index.match(keys(1)).blocks == 0
-    assert index.match(keys(2)).leading == {B: 1}
+    assert leading(index.match(keys(2))) == {B: 1}
     index.check_integrity()
-    index.add(A)
+    assert index.add() == A.bit, "a free bit is used again"
     assert index.blocks_of(A) == 0
-    with pytest.raises(ValueError, match="in use"):
-        index.add(A)
+    assert index.add() == NOBODY.bit, "one that is in use is not"
 
 
 def test_a_full_index_refuses_more_and_counts_it():
     index = BlockIndex(3)
-    index.add(A)
+    index.add()
     index.apply_snapshot(A, 0, keys(1, 2, 3, 4, 5), first=True, last=True)
     assert (index.entries, index.skipped) == (3, 2)
     assert index.apply_delta(A, 1, b"", keys(5, 1)) is Intake.APPLIED

@@ -365,7 +365,7 @@ def test_a_new_boot_replaces_the_old_one(fleet):
     new = fleet.join(info("p0", PREFILL, boot="2"))
     assert fleet.get("p0") is new is not old
     assert fleet.index.match(keys(0)).blocks == 0
-    assert fleet.index.apply_delta(new.bit, 1, keys(1), b"") is Intake.GAP
+    assert fleet.index.apply_delta(new, 1, keys(1), b"") is Intake.GAP
     assert not old.connected
 
 

@@ -3,8 +3,9 @@
 import pytest
 from pydantic import Field
 
+from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.settings import ServiceSettings, load_settings, parse_address, service_config
+from pinyon.runtime.settings import ServiceSettings, load_settings, service_config
 
 
 class Example(ServiceSettings):

@@ -96,7 +96,7 @@ class Instance(_message.Message):
     def __init__(self, info: _Optional[_Union[InstanceInfo, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., schedulable: _Optional[bool] = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "boot_id", "role", "address", "model", "model_fingerprint", "layout", "capacity_blocks", "max_batch", "max_context_tokens", "region")
+    __slots__ = ("instance_id", "boot_id", "role", "address", "model", "model_fingerprint", "layout", "capacity_blocks", "max_batch", "max_context_tokens", "geography")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -107,7 +107,7 @@ class InstanceInfo(_message.Message):
     CAPACITY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    REGION_FIELD_NUMBER: _ClassVar[int]
+    GEOGRAPHY_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     boot_id: str
     role: _common_pb2.Role
@@ -118,8 +118,8 @@ class InstanceInfo(_message.Message):
     capacity_blocks: int
     max_batch: int
     max_context_tokens: int
-    region: str
-    def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., region: _Optional[str] = ...) -> None: ...
+    geography: str
+    def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., geography: _Optional[str] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
     __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining")

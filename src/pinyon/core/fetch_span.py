@@ -1,0 +1,29 @@
+"""Where reused blocks are read from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["FETCH_SPANS_MAX", "FetchSpan", "KvSource"]
+
+FETCH_SPANS_MAX = 256
+"""Spans of one prompt; what lies behind them is computed."""
+
+
+class KvSource(StrEnum):
+    """What kind of process reused KV comes from."""
+
+    PEER = "peer"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpan:
+    """Blocks ``[first, end)`` of the prompt to be read from one source, whose gRPC address is ``address``."""
+
+    source_id: str
+    address: str
+    source: KvSource
+    first: int
+    end: int

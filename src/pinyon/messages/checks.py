@@ -1,0 +1,39 @@
+"""Checks that several messages share."""
+
+from __future__ import annotations
+
+from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
+from pinyon.core.errors import InvalidArgument
+
+__all__ = ["ID_CHARS_MAX", "check_id", "check_keys", "check_text", "keys_from_proto"]
+
+ID_CHARS_MAX = 128
+
+
+def check_text(text: str, field: str, limit: int = ID_CHARS_MAX) -> str:
+    """At most ``limit`` characters."""
+    if len(text) > limit:
+        raise InvalidArgument(f"must have at most {limit} characters, got {len(text)}", field=field)
+    return text
+
+
+def check_id(text: str, field: str) -> str:
+    """A name that must be given."""
+    if not 0 < len(text) <= ID_CHARS_MAX:
+        raise InvalidArgument(f"must have 1 to {ID_CHARS_MAX} characters, got {len(text)}", field=field)
+    return text
+
+
+def check_keys(packed: bytes, field: str) -> bytes:
+    """Whole keys only; they stay packed."""
+    if len(packed) % KEY_BYTES:
+        raise InvalidArgument(f"must be a multiple of {KEY_BYTES} bytes, got {len(packed)}", field=field)
+    return packed
+
+
+def keys_from_proto(packed: bytes, at_most: int, field: str = "keys") -> list[BlockKey]:
+    """1 to ``at_most`` keys."""
+    keys = unpack_keys(check_keys(packed, field))
+    if not 0 < len(keys) <= at_most:
+        raise InvalidArgument(f"1 to {at_most} keys are allowed, got {len(keys)}", field=field)
+    return keys

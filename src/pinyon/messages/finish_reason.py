@@ -1,0 +1,25 @@
+"""Why a generation ended."""
+
+from __future__ import annotations
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.core.request import FinishReason
+
+__all__ = ["finish_reason_from_proto", "finish_reason_to_proto"]
+
+_NUMBERS: dict[FinishReason, common_pb2.FinishReason] = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+}
+_REASONS: dict[int, FinishReason] = {number: reason for reason, number in _NUMBERS.items()}
+
+
+def finish_reason_to_proto(reason: FinishReason) -> common_pb2.FinishReason:
+    return _NUMBERS[reason]
+
+
+def finish_reason_from_proto(number: int) -> FinishReason | None:
+    """None: not ended yet, or by a reason that is not known here."""
+    return _REASONS.get(number)

@@ -1,0 +1,102 @@
+"""What instances say of themselves, and what the conductor says of them."""
+
+from __future__ import annotations
+
+import math
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.address import parse_address
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.layout import KvLayout
+from pinyon.core.request import Role
+from pinyon.messages.checks import check_id, check_text
+from pinyon.messages.layout import layout_from_proto, layout_to_proto
+from pinyon.messages.role import role_from_proto, role_to_proto
+from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
+
+__all__ = ["info_from_proto", "info_to_proto", "instance_to_proto", "load_from_proto", "load_to_proto"]
+
+
+def info_to_proto(info: InstanceInfo) -> conductor_pb2.InstanceInfo:
+    return conductor_pb2.InstanceInfo(
+        instance_id=info.instance_id,
+        boot_id=info.boot_id,
+        role=role_to_proto(info.role),
+        address=info.address,
+        model=info.model,
+        model_fingerprint=info.model_fingerprint,
+        layout=None if info.layout is None else layout_to_proto(info.layout),
+        capacity_blocks=info.capacity_blocks,
+        max_batch=info.max_batch,
+        max_context_tokens=info.max_context_tokens,
+        geography=info.geography,
+    )
+
+
+def info_from_proto(message: conductor_pb2.InstanceInfo) -> InstanceInfo:
+    """A registration."""
+    role = role_from_proto(message.role, "registration.role")
+    if role is None:
+        raise InvalidArgument("must be given", field="registration.role")
+    try:
+        parse_address(message.address)
+    except InvalidArgument as error:
+        raise InvalidArgument(error.message, field="registration.address") from None
+    layout: KvLayout | None = None
+    model = fingerprint = ""
+    if role is not Role.STORE:
+        model = check_id(message.model, "registration.model")
+        fingerprint = check_id(message.model_fingerprint, "registration.model_fingerprint")
+        if not message.HasField("layout"):
+            raise InvalidArgument("must be given", field="registration.layout")
+        layout = layout_from_proto(message.layout, "registration.layout")
+    return InstanceInfo(
+        instance_id=check_id(message.instance_id, "registration.instance_id"),
+        boot_id=check_id(message.boot_id, "registration.boot_id"),
+        role=role,
+        address=message.address,
+        model=model,
+        model_fingerprint=fingerprint,
+        layout=layout,
+        capacity_blocks=message.capacity_blocks,
+        max_batch=message.max_batch,
+        max_context_tokens=message.max_context_tokens,
+        geography=check_text(message.geography, "registration.geography"),
+    )
+
+
+def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
+    return conductor_pb2.InstanceLoad(
+        pending_requests=load.pending_requests,
+        running_requests=load.running_requests,
+        pending_prefill_tokens=load.pending_prefill_tokens,
+        used_blocks=load.used_blocks,
+        cached_blocks=load.cached_blocks,
+        mean_tbt_ms=load.mean_tbt_ms,
+        draining=load.draining,
+    )
+
+
+def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
+    """A load report."""
+    if not 0 <= message.mean_tbt_ms < math.inf:
+        raise InvalidArgument("must be a non-negative number", field="load.mean_tbt_ms")
+    return InstanceLoad(
+        pending_requests=message.pending_requests,
+        running_requests=message.running_requests,
+        pending_prefill_tokens=message.pending_prefill_tokens,
+        used_blocks=message.used_blocks,
+        cached_blocks=message.cached_blocks,
+        mean_tbt_ms=message.mean_tbt_ms,
+        draining=message.draining,
+    )
+
+
+def instance_to_proto(state: InstanceState, indexed_blocks: int, report_age_s: float) -> conductor_pb2.Instance:
+    return conductor_pb2.Instance(
+        info=info_to_proto(state.info),
+        load=load_to_proto(state.load),
+        indexed_blocks=indexed_blocks,
+        report_age_ms=max(0, round(report_age_s * 1e3)),
+        schedulable=state.schedulable,
+    )

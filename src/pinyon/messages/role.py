@@ -1,0 +1,30 @@
+"""What an instance does."""
+
+from __future__ import annotations
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import Role
+
+__all__ = ["role_from_proto", "role_to_proto"]
+
+_NUMBERS: dict[Role, common_pb2.Role] = {
+    Role.PREFILL: common_pb2.ROLE_PREFILL,
+    Role.DECODE: common_pb2.ROLE_DECODE,
+    Role.MIXED: common_pb2.ROLE_MIXED,
+    Role.STORE: common_pb2.ROLE_STORE,
+}
+_ROLES: dict[int, Role] = {number: role for role, number in _NUMBERS.items()}
+
+
+def role_to_proto(role: Role) -> common_pb2.Role:
+    return _NUMBERS[role]
+
+
+def role_from_proto(number: int, field: str = "role") -> Role | None:
+    """None for unspecified."""
+    if number == common_pb2.ROLE_UNSPECIFIED:
+        return None
+    if number not in _ROLES:
+        raise InvalidArgument(f"no such role: {number}", field=field)
+    return _ROLES[number]
