@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import Fcfs
-from pinyon.batching.step import StepLimits, StepOutcome, StepPlan, StepScheduler
+from pinyon.batching import Fcfs, StepLimits, StepPlan, StepScheduler
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.model import ModelCard, load_card
@@ -43,6 +42,7 @@ from services.worker.report import Journal, WorkerReport, instance_info
 from services.worker.served import Served
 from services.worker.servicer import BlockReadServicer, WorkerServicer
 from services.worker.settings import WorkerSettings
+from services.worker.step_members import StepMembers, StepOutcome
 
 __all__ = ["Worker", "main"]
 
@@ -93,8 +93,8 @@ class Worker:
         limits = StepLimits(
             settings.max_batch, settings.step_tokens, settings.prefill_chunk_tokens, settings.block_tokens
         )
-        scheduler = StepScheduler(Fcfs(), limits)
-        engine_loop = EngineLoop(self.engine, scheduler, clock, self._observe)
+        members = StepMembers(StepScheduler(Fcfs(), limits))
+        engine_loop = EngineLoop(self.engine, members, clock, self._observe)
         layers = LayerTransfer(self.transfer, served.layout)
         # The reader uses nothing of the transfer engine but what stands in front of it.
         self._reader = BlockReader(cast("TransferEngine", layers))
@@ -107,7 +107,7 @@ class Worker:
             settings=settings,
             served=served,
             cache=cache,
-            scheduler=scheduler,
+            members=members,
             engine_loop=engine_loop,
             transfer=self.transfer,
             region=region,

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from pinyon.batching.step import DecodeSlot, PrefillChunk, StepOutcome, StepPlan, StepScheduler
+from pinyon.batching import DecodeSlot, PrefillChunk, StepPlan
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
 from services.worker.engines.protocol import Engine
+from services.worker.step_members import EngineStep, StepMembers, StepOutcome
 
 __all__ = ["EngineLoop"]
 
@@ -28,12 +29,12 @@ Observer = Callable[[StepPlan, StepOutcome, int], None]
 class EngineLoop:
     """``start`` on a running event loop; ``close`` waits for the step in flight."""
 
-    def __init__(self, engine: Engine, scheduler: StepScheduler, clock: Clock, observe: Observer | None = None) -> None:
+    def __init__(self, engine: Engine, members: StepMembers, clock: Clock, observe: Observer | None = None) -> None:
         self._engine = engine
-        self._scheduler = scheduler
+        self._members = members
         self._clock = clock
         self._observe = observe
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[EngineStep | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="pinyon-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stepping = False
@@ -72,7 +73,7 @@ class EngineLoop:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
         if self._thread.is_alive():
-            self._plans.put(None)
+            self._steps.put(None)
             await asyncio.to_thread(self._thread.join)
 
     # -- on the event loop
@@ -81,17 +82,17 @@ class EngineLoop:
         self._scheduled = False
         if self._stepping or self._closed:
             return
-        plan = self._scheduler.decide(self._clock())
-        if plan is not None:
+        step = self._members.decide(self._clock())
+        if step is not None:
             self._stepping = True
-            self._plans.put(plan)
+            self._steps.put(step)
 
-    def _done(self, plan: StepPlan, outcome: StepOutcome) -> None:
+    def _done(self, step: EngineStep, outcome: StepOutcome) -> None:
         self._stepping = False
         try:
-            sampled = self._scheduler.fold(plan, outcome)
+            sampled = self._members.fold(step, outcome)
             if self._observe is not None:
-                self._observe(plan, outcome, sampled)
+                self._observe(step.plan, outcome, sampled)
             if self.after_fold is not None:
                 self.after_fold()
         except Exception:  # a defect in one member's callback must not stop the others' engine
@@ -108,25 +109,25 @@ class EngineLoop:
     # -- in the engine's thread
 
     def _work(self) -> None:
-        while (plan := self._plans.get()) is not None:
-            outcome = self._step(plan)
+        while (step := self._steps.get()) is not None:
+            outcome = self._step(step)
             if self._loop is None or self._loop.is_closed():
                 return
-            self._loop.call_soon_threadsafe(self._done, plan, outcome)
+            self._loop.call_soon_threadsafe(self._done, step, outcome)
 
-    def _step(self, plan: StepPlan) -> StepOutcome:
+    def _step(self, step: EngineStep) -> StepOutcome:
         start = time.perf_counter()
         try:
-            result = self._engine.step(plan.chunks, plan.slots)
+            result = self._engine.step(step.chunks, step.slots)
             return StepOutcome(result.prefill_tokens, result.decode_tokens, time.perf_counter() - start)
         except Exception as error:
-            if len(plan.chunks) + len(plan.slots) == 1:
+            if len(step.chunks) + len(step.slots) == 1:
                 _report(error)
                 one: list[int | Exception | None] = [error]
-                return StepOutcome(one if plan.chunks else [], [error] if plan.slots else [], 0.0)
+                return StepOutcome(one if step.chunks else [], [error] if step.slots else [], 0.0)
         # A step that failed has advanced nobody and can be repeated: each member alone, so that only the guilty pay.
-        prefills = [self._prefill_alone(chunk) for chunk in plan.chunks]
-        decodes = [self._decode_alone(slot) for slot in plan.slots]
+        prefills = [self._prefill_alone(chunk) for chunk in step.chunks]
+        decodes = [self._decode_alone(slot) for slot in step.slots]
         return StepOutcome(prefills, decodes, time.perf_counter() - start)
 
     def _prefill_alone(self, chunk: PrefillChunk) -> int | Exception | None:

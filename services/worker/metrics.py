@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from pinyon.batching.step import StepOutcome, StepPlan
+    from pinyon.batching import StepPlan
     from services.worker.app import Worker
     from services.worker.prefill.job import PrefillOutcome
+    from services.worker.step_members import StepOutcome
 
 __all__ = ["WorkerMetrics", "register_gauges"]
 
@@ -105,10 +106,10 @@ def register_gauges(registry: CollectorRegistry, worker: Worker) -> None:
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
         "owned_requests": ("Requests that hold anything here.", lambda: decodes.owned),
         "pending_requests": ("Requests accepted and not yet in the batch.", lambda: decodes.pending),
-        "running_requests": ("Requests in the batch.", lambda: core.scheduler.running),
-        "queued_prefills": ("Prompts that wait to be computed.", lambda: prefills.queued),
-        "running_prefills": ("Prompts being fetched, computed or sent.", lambda: prefills.active),
-        "pending_prefill_tokens": ("Prompt tokens accepted and not computed.", lambda: prefills.pending_tokens),
+        "running_requests": ("Requests in the batch.", lambda: core.members.running),
+        "queued_prefills": ("Prompts that wait to be computed.", lambda: prefills.queue.queued),
+        "running_prefills": ("Prompts being fetched, computed or sent.", lambda: prefills.queue.active),
+        "pending_prefill_tokens": ("Prompt tokens accepted and not computed.", lambda: prefills.queue.pending_tokens),
         "room_waiters": ("Requests and prompts that wait for KV blocks.", lambda: core.cache.waiting),
         "pushes": ("Prompts being sent to a decode instance.", lambda: prefills.pushing),
         "remote_prefills": ("Prompts computed elsewhere that are not settled.", lambda: worker.peers.in_flight),
@@ -127,7 +128,7 @@ def register_gauges(registry: CollectorRegistry, worker: Worker) -> None:
     registry.register(
         _Totals(
             {
-                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: core.cache.evicted),
+                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: core.cache.pool.evicted),
                 "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: core.storage.stored),
                 "pinyon_worker_dropped_blocks": ("Blocks not put into the KV store.", lambda: core.storage.dropped),
                 "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: core.fetcher.failures),

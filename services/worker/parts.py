@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from pinyon.batching.step import StepScheduler
 from pinyon.core.clock import Clock
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.transfer import Region, TransferEngine
@@ -16,6 +15,7 @@ from services.worker.kv.storage import Storage
 from services.worker.report import Journal
 from services.worker.served import Served
 from services.worker.settings import WorkerSettings
+from services.worker.step_members import StepMembers
 
 __all__ = ["Core"]
 
@@ -27,7 +27,7 @@ class Core:
     settings: WorkerSettings
     served: Served
     cache: KvCache
-    scheduler: StepScheduler
+    members: StepMembers
     engine_loop: EngineLoop
     transfer: TransferEngine
     region: Region
@@ -40,7 +40,7 @@ class Core:
     draining: bool = False
 
     async def step_over(self) -> None:
-        """Until the engine's thread does not touch anything that was removed from the scheduler before."""
+        """Until the engine's thread does not touch anything that was removed from the members before."""
         if self.engine_loop.stepping:
             over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.engine_loop.after_step(lambda: None if over.done() else over.set_result(None))

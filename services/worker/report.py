@@ -117,9 +117,9 @@ class WorkerReport:
     def load(self) -> conductor_pb2.InstanceLoad:
         core = self._core
         return conductor_pb2.InstanceLoad(
-            pending_requests=self._decodes.pending + self._prefills.foreign,
-            running_requests=core.scheduler.running,
-            pending_prefill_tokens=self._prefills.pending_tokens,
+            pending_requests=self._decodes.pending + self._prefills.queue.foreign,
+            running_requests=core.members.running,
+            pending_prefill_tokens=self._prefills.queue.pending_tokens,
             used_blocks=core.cache.pool.used,
             cached_blocks=core.cache.pool.cached,
             mean_tbt_ms=core.journal.take_mean_tbt_ms(),

@@ -154,7 +154,7 @@ class Fleet:
         for worker in self.workers:
             left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
             assert not left, f"{worker.served.instance_id}: {left}"
-            worker.core.cache.pool.check_integrity()
+            worker.core.cache.check_integrity()
 
     async def close(self) -> None:
         for client in self.clients:
@@ -163,7 +163,7 @@ class Fleet:
             worker.engine.release()
         for worker in reversed(self.workers):  # those that open sessions first
             await worker.stop(0)
-            worker.core.cache.pool.check_integrity()
+            worker.core.cache.check_integrity()
             assert worker.core.cache.pool.used == 0, worker.served.instance_id
             assert worker.transfer.stats().requests_now == 0
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from pinyon.batching.step import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config
 from pinyon.model.card import load_card

@@ -48,7 +48,7 @@ class Decodes:
     @property
     def pending(self) -> int:
         """Requests accepted and not yet in the batch."""
-        return max(0, self._unfinished - self.core.scheduler.running)
+        return max(0, self._unfinished - self.core.members.running)
 
     def submit(self, submission: worker_pb2.Submission, updates: UpdateBuffer) -> DecodeRequest:
         """Take a request in; its updates go to ``updates``.

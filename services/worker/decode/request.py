@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import BatchRequest
-from pinyon.batching.step import DecodeWork
 from pinyon.core.block_keys import chain_block_keys, pack_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
 from pinyon.core.request import FinishReason
+from pinyon.paging import Reservation
 from pinyon.runtime.interceptors import error_to_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
@@ -19,11 +19,11 @@ from pinyon.transfer import TransferError
 from services.worker.abort import Abort
 from services.worker.decode.transcript import Transcript
 from services.worker.decode.updates import UpdateBuffer
-from services.worker.kv.cache import Reservation
 from services.worker.orders import GenerateOrder, PrefillOrder
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.peers import RemotePrefill
 from services.worker.prefill.session import report_to_proto
+from services.worker.step_members import DecodeMember
 
 if TYPE_CHECKING:
     from services.worker.decode.decodes import Decodes
@@ -60,7 +60,7 @@ class DecodeRequest:
         self._decode_local = 0
         self._job: PrefillJob | None = None
         self._remote: RemotePrefill | None = None
-        self._work: DecodeWork | None = None
+        self._member: DecodeMember | None = None
         self._report: worker_pb2.PrefillReport | None = None
         self._arrived_s = self._core.clock()
         self._started = False
@@ -211,7 +211,7 @@ class DecodeRequest:
         core, order = self._core, self.order
         if self._reservation is None:
             raise RuntimeError("no blocks are reserved")
-        self._work = DecodeWork(
+        self._member = DecodeMember(
             request=BatchRequest(
                 number=self.number,
                 prompt_tokens=len(order.tokens),
@@ -227,7 +227,7 @@ class DecodeRequest:
             advanced=self._advanced,
             failed=self._failed,
         )
-        core.scheduler.add_decode(self._work)
+        core.members.add_decode(self._member)
         core.engine_loop.wake()
 
     # -- tokens
@@ -254,9 +254,9 @@ class DecodeRequest:
 
     def _advanced(self, token: int) -> bool:
         """From the engine's loop: the KV of all tokens before this one is in the pool."""
-        work = self._work
-        if work is not None and work.position % self._core.served.layout.block_tokens == 0:
-            self._publish_block(work.position // self._core.served.layout.block_tokens - 1)
+        member = self._member
+        if member is not None and member.position % self._core.served.layout.block_tokens == 0:
+            self._publish_block(member.position // self._core.served.layout.block_tokens - 1)
         return self._take(token)
 
     def _publish_block(self, index: int) -> None:
@@ -306,8 +306,8 @@ class DecodeRequest:
 
     async def _clean_up(self) -> None:
         core = self._core
-        if self._work is not None:
-            core.scheduler.remove_decode(self._work)
+        if self._member is not None:
+            core.members.remove_decode(self._member)
             await core.step_over()
         if self._job is not None and not self._job.done.done():
             self._decodes.prefills.cancel(self._job, self.abort.error or Cancelled("the request ended"))

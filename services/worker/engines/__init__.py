@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pinyon.batching.step import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.model.card import ModelCard
 from services.worker.engines.instant import InstantEngine

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pinyon.batching.step import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.model.config import ModelConfig

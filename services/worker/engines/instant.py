@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pinyon.batching.step import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.layout import KvLayout
 from pinyon.model.config import ModelConfig
 from services.worker.engines.checks import check_step

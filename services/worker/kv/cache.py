@@ -1,51 +1,18 @@
-"""The worker's KV blocks: who holds which, who waits for some, who reads them over the network.
-
-One place hands blocks out and takes them back, in the order of asking (FCFS), so nobody overtakes a large request for
-ever. Blocks are referenced by requests, leases and background puts alike; the pool counts.
-"""
+"""The worker's KV blocks: :class:`pinyon.paging.Reservations` with futures for who waits and a timer for leases."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
 from pinyon.eviction import Lru
-from pinyon.paging import BlockPool, LeaseTable
+from pinyon.paging import BlockPool, Grant, LeaseTable, Reservation, Reservations
 
-__all__ = ["KvCache", "Reservation"]
-
-
-@dataclass(slots=True)
-class Reservation:
-    """Blocks in prompt order, one reference each. The first ``held`` of them have content; the rest are the owner's."""
-
-    table: list[int]
-    held: int
-
-
-@dataclass(slots=True)
-class _Waiter:
-    keys: Sequence[BlockKey]
-    total: int
-    future: asyncio.Future[Reservation]
-
-
-class _CountingLru(Lru[int]):
-    """LRU that counts what it gave up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.evicted = 0
-
-    def victim(self, now_s: float = 0.0) -> int | None:
-        victim = super().victim(now_s)
-        self.evicted += victim is not None
-        return victim
+__all__ = ["KvCache"]
 
 
 class KvCache:
@@ -53,11 +20,11 @@ class KvCache:
 
     def __init__(self, layout: KvLayout, num_blocks: int, clock: Clock, *, first_lease_id: int = 1) -> None:
         self.layout = layout
-        self._eviction = _CountingLru()
-        self.pool = BlockPool(num_blocks, self._eviction)
-        self._leases: LeaseTable[int] = LeaseTable(first_id=first_lease_id)
+        self.pool = BlockPool(num_blocks, Lru())
+        self._reservations = Reservations(self.pool, LeaseTable(first_id=first_lease_id))
         self._clock = clock
-        self._waiters: deque[_Waiter] = deque()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Reservation]] = {}
         self._lease_timer: asyncio.TimerHandle | None = None
 
     # -- figures
@@ -65,111 +32,71 @@ class KvCache:
     @property
     def waiting(self) -> int:
         """Reservations that wait for room."""
-        return sum(not waiter.future.done() for waiter in list(self._waiters))
+        return self._reservations.waiting
 
     @property
     def leases(self) -> int:
-        return self._leases.count
-
-    @property
-    def evicted(self) -> int:
-        """Blocks evicted since the start."""
-        return self._eviction.evicted
+        return self._reservations.leases
 
     # -- reservations
 
     def reserve(self, keys: Sequence[BlockKey], total: int) -> asyncio.Future[Reservation]:
-        """``total`` blocks, of which the leading run of ``keys`` that is held here comes with content.
-
-        The future is done at once if there is room and nobody waits. Whoever stops waiting calls :meth:`withdraw`.
-        """
+        """See :meth:`Reservations.reserve`. The future is done at once if there is room and nobody waits."""
+        number = next(self._numbers)
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        self._waiters.append(_Waiter(keys, total, future))
-        self._serve_waiters()
+        grants = self._reservations.reserve(number, keys, total, self._clock())
+        self._waiting[number] = future
+        self._give(grants)
         return future
 
     def withdraw(self, future: asyncio.Future[Reservation]) -> None:
         """The reservation is not wanted any more, whether it was granted meanwhile or not."""
         if future.cancel():
-            self._serve_waiters()  # it may have been the one that blocked the others
+            number = next(number for number, each in self._waiting.items() if each is future)
+            del self._waiting[number]
+            self._give(self._reservations.withdraw(number, self._clock()))
         elif not future.cancelled():
             self.release(future.result().table)
 
-    def _serve_waiters(self) -> None:
-        while self._waiters:
-            waiter = self._waiters[0]
-            if not waiter.future.done():
-                reservation = self._try(waiter.keys, waiter.total)
-                if reservation is None:
-                    return
-                waiter.future.set_result(reservation)
-            self._waiters.popleft()
-
-    def _try(self, keys: Sequence[BlockKey], total: int) -> Reservation | None:
-        held = [block for _, block in self.pool.acquire(keys[:total])]
-        fresh = self.pool.allocate(total - len(held), now_s=self._clock())
-        if fresh is None:
-            self.pool.release(held, now_s=self._clock())
-            return None
-        return Reservation(held + fresh, len(held))
+    def _give(self, grants: Iterable[Grant]) -> None:
+        for number, reservation in grants:
+            self._waiting.pop(number).set_result(reservation)
 
     def extend(self, reservation: Reservation, keys: Sequence[BlockKey]) -> None:
-        """Take over blocks that became readable since: they replace the reservation's own empty ones.
-
-        ``keys`` are those of the whole prompt's reusable blocks.
-        """
-        found = self.pool.acquire(keys[reservation.held : len(reservation.table)])
-        if not found:
-            return
-        end = reservation.held + len(found)
-        replaced = reservation.table[reservation.held : end]
-        reservation.table[reservation.held : end] = [block for _, block in found]
-        reservation.held = end
-        self.release(replaced)
+        """See :meth:`Reservations.extend`."""
+        self._give(self._reservations.extend(reservation, keys, self._clock()))
 
     def publish(self, blocks: Sequence[int], keys: Sequence[BlockKey]) -> None:
-        """The blocks' content is complete and correct: they may be reused and read by others from now on."""
-        for block, key in zip(blocks, keys, strict=True):
-            self.pool.publish(block, key)
+        """See :meth:`Reservations.publish`."""
+        self._reservations.publish(blocks, keys)
+
+    def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
+        """See :meth:`Reservations.hold`."""
+        return self._reservations.hold(keys)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give references back, in prompt order."""
-        self.pool.release(blocks, now_s=self._clock())
-        if self._waiters:
-            self._serve_waiters()
+        self._give(self._reservations.release(blocks, self._clock()))
 
     # -- leases
 
     def lease(
         self, keys: Sequence[BlockKey], duration_s: float, *, allow_gaps: bool
     ) -> tuple[int, list[tuple[int, int]]]:
-        """``(lease id, [(index in keys, block)])``; the id is 0 when nothing is held.
-
-        Raises :class:`pinyon.core.errors.ResourceExhausted` when there are too many leases.
-        """
-        found = self.pool.acquire(keys, allow_gaps=allow_gaps)
-        if not found:
-            return 0, []
-        blocks = [block for _, block in found]
-        try:
-            lease_id = self._leases.grant(blocks, self._clock(), duration_s)
-        except BaseException:
-            self.release(blocks)
-            raise
+        """See :meth:`Reservations.lease`."""
+        leased = self._reservations.lease(keys, duration_s, self._clock(), allow_gaps)
         self._arm()
-        return lease_id, found
+        return leased
 
     def end_lease(self, lease_id: int) -> bool:
         """Whether it was still there."""
-        blocks = self._leases.release(lease_id)
-        if blocks is None:
-            return False
-        self.release(blocks)
-        return True
+        grants = self._reservations.end_lease(lease_id, self._clock())
+        self._give(grants or ())
+        return grants is not None
 
     def _arm(self) -> None:
         """One timer for the next lease that ends."""
-        deadline = self._leases.next_deadline()
+        deadline = self._reservations.next_deadline()
         if deadline is None or self._lease_timer is not None:
             return
         delay_s = max(0.01, deadline - self._clock())
@@ -177,15 +104,17 @@ class KvCache:
 
     def _expire(self) -> None:
         self._lease_timer = None
-        for blocks in self._leases.expire(self._clock()):
-            self.release(blocks)
+        self._give(self._reservations.expire(self._clock()))
         self._arm()
 
     def close(self) -> None:
-        """Stop the timer; waiters are cancelled."""
+        """Stop the timer; whoever waits is cancelled."""
         if self._lease_timer is not None:
             self._lease_timer.cancel()
             self._lease_timer = None
-        for waiter in self._waiters:
-            waiter.future.cancel()
-        self._waiters.clear()
+        for future in reversed(list(self._waiting.values())):
+            self.withdraw(future)
+
+    def check_integrity(self) -> None:
+        """See :meth:`Reservations.check_integrity`."""
+        self._reservations.check_integrity()

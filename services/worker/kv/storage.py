@@ -81,7 +81,7 @@ class Storage:
         room = max(0, self._limit - self.pending)
         self.dropped += max(0, len(wanted) - room)
         del wanted[room:]
-        for index, block in self._cache.pool.acquire(wanted, allow_gaps=True):
+        for index, block in self._cache.hold(wanted):
             self._queue[wanted[index]] = (affinity, block)
         if self._queue:
             self._wake.set()

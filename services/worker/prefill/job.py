@@ -7,22 +7,21 @@ target, unless ``unconfirmed`` says that the target must cut our connections fir
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pinyon.batching.step import LayerHook, PrefillWork
+from pinyon.batching import LayerHook, Prompt, PromptQueue
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted, Unavailable
+from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
 from services.worker.abort import Abort
-from services.worker.kv.cache import Reservation
 from services.worker.kv.fetch import Fetched, LayeredFetch
 from services.worker.kv.layers import LayerLost
 from services.worker.kv.push import Push
 from services.worker.orders import PrefillOrder, PushTarget
-
-if TYPE_CHECKING:
-    from services.worker.prefill.prefills import Prefills
+from services.worker.parts import Core
+from services.worker.step_members import PrefillMember
 
 __all__ = ["PrefillJob", "PrefillOutcome"]
 
@@ -53,39 +52,46 @@ class PrefillOutcome:
 
 
 class PrefillJob:
-    """``target``: a decode instance elsewhere; ``owned``: blocks of a request of this instance. One of the two."""
+    """``target``: a decode instance elsewhere; ``owned``: blocks of a request of this instance. One of the two.
+
+    ``wake`` is called when what the job told the queue may let others start.
+    """
 
     def __init__(
-        self, prefills: Prefills, order: PrefillOrder, target: PushTarget | None, owned: Reservation | None
+        self,
+        core: Core,
+        queue: PromptQueue,
+        wake: Callable[[], None],
+        prompt: Prompt,
+        order: PrefillOrder,
+        target: PushTarget | None,
+        owned: Reservation | None,
     ) -> None:
-        core = prefills.core
+        self.prompt = prompt
         self.order = order
         self.abort = Abort()
         self.done: asyncio.Future[PrefillOutcome] = asyncio.get_running_loop().create_future()
         self.unconfirmed = False
-        self._prefills = prefills
         self._core = core
+        self._queue = queue
+        self._wake = wake
         self._target = target
         self._owned = owned
         self._reservation = owned
         self._push: Push | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._layered: LayeredFetch | None = None
-        self._work: PrefillWork | None = None
+        self._member: PrefillMember | None = None
         self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._arrived_s = core.clock()
         self._compute_s = 0.0
         self._published = 0
-        self.left = len(order.tokens)
-        """Tokens that are neither computed nor reused yet."""
-        # Whatever is reused, the last token is computed: its logits are needed.
-        full = (len(order.tokens) - 1) // core.served.layout.block_tokens
-        self.reusable = [] if order.no_reuse else order.keys[:full]
+        self._position = 0
+        """Tokens computed or reused, as the queue knows it."""
+        self._reusable = order.keys[: prompt.reusable]
 
     @property
-    def owns_blocks(self) -> bool:
-        """It brought its KV memory along."""
-        return self._owned is not None
+    def pushing(self) -> bool:
+        return self._push is not None
 
     async def run(self) -> None:
         """The whole life after the queue. Never raises; ``done`` has the outcome."""
@@ -122,7 +128,7 @@ class PrefillJob:
     async def _phases(self, span: Span) -> PrefillOutcome:
         core, order = self._core, self.order
         self.abort.check()
-        queue_s = core.clock() - self._arrived_s
+        queue_s = core.clock() - self.prompt.arrived_s
         reservation = await self._reserve()
         local = reservation.held
         fetched = await self._fetch(reservation, span)
@@ -156,13 +162,14 @@ class PrefillJob:
     async def _reserve(self) -> Reservation:
         cache = self._core.cache
         if self._owned is not None:
-            cache.extend(self._owned, self.reusable)
+            cache.extend(self._owned, self._reusable)
             return self._owned
-        waiting = cache.reserve(self.reusable, self._core.served.layout.blocks_for(len(self.order.tokens)))
+        waiting = cache.reserve(self._reusable, self._core.served.layout.blocks_for(len(self.order.tokens)))
         full = ResourceExhausted("no KV memory free for the prompt", field="prefill_instance", retry_after_s=1)
         late = not waiting.done()
         if late:
-            self._prefills.waits_for_room(self)
+            self._queue.waits_for_room(self.prompt.number)
+            self._wake()
         try:
             self._reservation = await self.abort.wait(waiting, full, self._core.settings.room_timeout_s)
         except BaseException:
@@ -170,16 +177,19 @@ class PrefillJob:
             raise
         finally:
             if late:
-                self._prefills.has_room(self)
+                self._queue.has_room(self.prompt.number)
+                self._wake()
         return self._reservation
 
     async def _fetch(self, reservation: Reservation, span: Span) -> Fetched:
         """Blocks from elsewhere, as far as they arrive in time; the rest is computed."""
         core, order = self._core, self.order
         first = reservation.held
-        if order.no_reuse or not order.fetches or first >= len(self.reusable):
+        if order.no_reuse or not order.fetches or first >= len(self._reusable):
             return Fetched()
-        fetched = await core.fetcher.fetch(order, self.reusable, reservation.table, first, self.abort, span.traceparent)
+        fetched = await core.fetcher.fetch(
+            order, self._reusable, reservation.table, first, self.abort, span.traceparent
+        )
         reservation.held = first + fetched.blocks
         self._layered = fetched.layered
         return fetched
@@ -193,7 +203,6 @@ class PrefillJob:
         core.fetcher.failures += 1
         if self._push is not None:
             push, self._push = self._push, None
-            self._prefills.pushing -= 1
             if not await push.stop(STOP_GRACE_S):
                 self.unconfirmed = True
                 raise Unavailable("sending KV to the decode instance failed")
@@ -213,7 +222,6 @@ class PrefillJob:
             self._target,
             core.settings.push_timeout_s,
         )
-        self._prefills.pushing += 1
         self._push.blocks(0, complete)
 
     async def _compute(self, reservation: Reservation, local: int) -> int:
@@ -225,22 +233,23 @@ class PrefillJob:
         order, layered = self.order, self._layered
         complete = reservation.held - (0 if layered is None else layered.blocks)
         start = reservation.held * self._core.served.layout.block_tokens
-        self._prefills.advanced(self, start - (len(order.tokens) - self.left))
+        self._advance_to(start)
         self._start_push(reservation, complete)
         self._published = local
         if layered is None:
             self._publish(start, store=False)
-        self._work = PrefillWork(
+        self._member = PrefillMember(
+            number=self.prompt.number,
             tokens=order.tokens,
             position=start,
             table=reservation.table,
             sampling=order.sampling,
             sample_index=order.sample_index,
-            advanced=self._advanced,
+            advanced=self._chunk_computed,
             failed=self._failed,
             hooks=self._hooks if self._push is not None or layered is not None else None,
         )
-        self._core.scheduler.add_prefill(self._work)
+        self._core.members.add_prefill(self._member)
         self._core.engine_loop.wake()
         token = await self.abort.wait(self._computed)
         if layered is not None:
@@ -281,9 +290,9 @@ class PrefillJob:
         held = 0 if self._reservation is None else self._reservation.held
         return start == held * self._core.served.layout.block_tokens
 
-    def _advanced(self, start: int, end: int, token: int | None, seconds: float) -> None:
+    def _chunk_computed(self, start: int, end: int, token: int | None, seconds: float) -> None:
         self._compute_s += seconds
-        self._prefills.advanced(self, end - start)
+        self._advance_to(end)
         if self._layered is None:  # else nothing counts before the reader has said so
             self._publish(end)
         if self._computed.done():
@@ -292,6 +301,10 @@ class PrefillJob:
             self._failed(self._push.error)
         elif token is not None:
             self._computed.set_result(token)
+
+    def _advance_to(self, position: int) -> None:
+        self._queue.advanced(self.prompt.number, position - self._position)
+        self._position = position
 
     def _publish(self, end: int, *, store: bool = True) -> None:
         """The KV of ``[0, end)`` is in the pool: whole blocks of it may be reused from now on."""
@@ -304,11 +317,12 @@ class PrefillJob:
         if store:  # what was fetched is in the store, or on its way there from where it was computed
             self._core.storage.offer(keys, order.keys[0])
         self._published = until
-        self._prefills.published(self, keys)
+        self._queue.published(self.prompt.number, keys)
+        self._wake()
 
     def _failed(self, error: Exception) -> None:
-        if self._work is not None:
-            self._core.scheduler.remove_prefill(self._work)
+        if self._member is not None:
+            self._core.members.remove_prefill(self._member)
         if not self._computed.done():
             self._computed.set_exception(
                 error if isinstance(error, PinyonError) else Internal("the engine failed on this prompt")
@@ -324,12 +338,11 @@ class PrefillJob:
                 raise  # without aborting the writes: ``_clean_up`` waits for them
             raise Unavailable(f"sending KV to the decode instance failed: {error.message}") from error
         self._push = None
-        self._prefills.pushing -= 1
 
     async def _clean_up(self) -> None:
         core = self._core
-        if self._work is not None:
-            core.scheduler.remove_prefill(self._work)
+        if self._member is not None:
+            core.members.remove_prefill(self._member)
             if not self._computed.done():
                 await core.step_over()
         if self._layered is not None:
@@ -337,7 +350,7 @@ class PrefillJob:
         if self._push is not None:
             await core.step_over()
             self.unconfirmed = not await self._push.stop(STOP_GRACE_S)
-            self._prefills.pushing -= 1
+            self._push = None
         if self._finishing is not None:
             await asyncio.wait((self._finishing,))
             self._finishing.exception()

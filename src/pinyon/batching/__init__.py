@@ -1,9 +1,24 @@
-"""What enters the next engine step: batching policies, and how prompts are cut into chunks."""
-
-from __future__ import annotations
+"""What enters the next engine step: which prompts are on their way, who is in the batch, and how prompts are cut."""
 
 from pinyon.batching.chunking import plan_chunks
+from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.policy import BatchingPolicy, BatchRequest
+from pinyon.batching.prompt_queue import Prompt, PromptQueue
+from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler
 
-__all__ = ["BatchRequest", "BatchingPolicy", "Fcfs", "plan_chunks"]
+__all__ = [
+    "BatchRequest",
+    "BatchingPolicy",
+    "DecodeSlot",
+    "Fcfs",
+    "LayerHook",
+    "PrefillChunk",
+    "Prompt",
+    "PromptQueue",
+    "PromptWork",
+    "StepLimits",
+    "StepPlan",
+    "StepScheduler",
+    "plan_chunks",
+]

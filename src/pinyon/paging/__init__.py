@@ -1,7 +1,8 @@
-"""Which block of a paged pool holds which key, and who reads it until when."""
+"""Which block of a paged pool holds which key, who waits for blocks, and who reads them until when."""
 
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
+from pinyon.paging.reservations import Grant, Reservation, Reservations
 
-__all__ = ["BlockPool", "KeyChanges", "LeaseTable"]
+__all__ = ["BlockPool", "Grant", "KeyChanges", "LeaseTable", "Reservation", "Reservations"]

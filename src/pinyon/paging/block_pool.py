@@ -39,6 +39,7 @@ class BlockPool:
         self._traits: dict[int, Traits] = {}
         self._by_key: dict[bytes, int] = {}
         self._changes = KeyChanges()
+        self._evicted = 0
 
     # -- reading
 
@@ -89,6 +90,7 @@ class BlockPool:
                 raise RuntimeError("the eviction policy lost an item")
             self._forget_key(victim)
             self._free.append(victim)
+            self._evicted += 1
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._refs[block] = 1
@@ -195,6 +197,11 @@ class BlockPool:
     def used(self) -> int:
         """Blocks with references."""
         return self._total - len(self._free) - len(self._eviction)
+
+    @property
+    def evicted(self) -> int:
+        """Blocks evicted since the start."""
+        return self._evicted
 
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""

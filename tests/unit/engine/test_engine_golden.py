@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pinyon.batching.step import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.request import SamplingParams
 from pinyon.model.card import load_card
 from services.worker.engines.numpy_llama import NumpyLlamaEngine

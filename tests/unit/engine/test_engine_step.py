@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pinyon.batching.step import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument
 from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config

@@ -23,7 +23,7 @@ async def cache(now):
     cache = KvCache(LAYOUT, 6, lambda: now[0])
     yield cache
     cache.close()
-    cache.pool.check_integrity()
+    cache.check_integrity()
     assert cache.pool.used == 0
 
 
@@ -86,7 +86,7 @@ async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, no
     cache._expire()
     cache.release(waiting.result().table)
     assert not cache.end_lease(lease)
-    assert cache.evicted == 6
+    assert cache.pool.evicted == 6
 
 
 async def test_nothing_held_is_no_lease(cache):

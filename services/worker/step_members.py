@@ -1,0 +1,188 @@
+"""Who takes part in engine steps: what their numbers stand for in the scheduler's plans, and who gets which result.
+
+``decide`` turns a plan into what the engine is given; ``fold`` gives each member its result. Between the two, members
+may be removed: their result is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pinyon.batching import (
+    BatchRequest,
+    DecodeSlot,
+    LayerHook,
+    PrefillChunk,
+    PromptWork,
+    StepPlan,
+    StepScheduler,
+)
+from pinyon.core.request import SamplingParams
+
+__all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome"]
+
+ChunkHooks = Callable[[int, int], tuple[LayerHook | None, LayerHook | None]]
+"""``(start, end)`` of a chunk to its ``(wait_layer, on_layer)``."""
+
+
+@dataclass(eq=False, slots=True)
+class PrefillMember:
+    """A prompt being computed."""
+
+    number: int
+    tokens: npt.NDArray[np.uint32]
+    position: int
+    """Tokens whose KV is in the pool when it is added (or arrives through ``wait_layer``)."""
+    table: list[int]
+    sampling: SamplingParams
+    sample_index: int
+    advanced: Callable[[int, int, int | None, float], None]
+    """``(start, end, token, seconds)``; the token comes with the last chunk; the seconds are its share of the step."""
+    failed: Callable[[Exception], None]
+    hooks: ChunkHooks | None = None
+    alive: bool = True
+
+
+@dataclass(eq=False, slots=True)
+class DecodeMember:
+    """A request in (or waiting for) the batch: ``token`` at ``position`` is fed next."""
+
+    request: BatchRequest
+    token: int
+    position: int
+    table: list[int]
+    sampling: SamplingParams
+    sample_index: int
+    advanced: Callable[[int], bool]
+    """Takes the new token; False when the request is finished."""
+    failed: Callable[[Exception], None]
+    alive: bool = True
+
+
+@dataclass(slots=True)
+class EngineStep:
+    """A plan: its members and what the engine is given for each, in the plan's order."""
+
+    plan: StepPlan
+    prefills: list[PrefillMember]
+    chunks: list[PrefillChunk]
+    decodes: list[DecodeMember]
+    slots: list[DecodeSlot]
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """Per member: what the engine sampled, or why it failed."""
+
+    prefills: Sequence[int | Exception | None]
+    decodes: Sequence[int | Exception]
+    elapsed_s: float
+
+
+class StepMembers:
+    """Owned by the event loop's thread."""
+
+    def __init__(self, scheduler: StepScheduler) -> None:
+        self._scheduler = scheduler
+        self._prefills: dict[int, PrefillMember] = {}
+        self._decodes: dict[int, DecodeMember] = {}
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return self._scheduler.running
+
+    def add_prefill(self, member: PrefillMember) -> None:
+        self._scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens)))
+        self._prefills[member.number] = member
+
+    def remove_prefill(self, member: PrefillMember) -> None:
+        member.alive = False
+        if self._prefills.get(member.number) is member:
+            del self._prefills[member.number]
+            self._scheduler.remove_prefill(member.number)
+
+    def add_decode(self, member: DecodeMember) -> None:
+        self._scheduler.add_decode(member.request)
+        self._decodes[member.request.number] = member
+
+    def remove_decode(self, member: DecodeMember) -> None:
+        member.alive = False
+        if self._decodes.pop(member.request.number, None) is not None:
+            self._scheduler.remove_decode(member.request.number)
+
+    def decide(self, now_s: float) -> EngineStep | None:
+        """The next step, or None when there is nothing to do."""
+        plan = self._scheduler.decide(now_s)
+        if plan is None:
+            return None
+        prefills = [self._prefills[number] for number, _, _ in plan.prefills]
+        chunks = [_chunk(member, start, end) for member, (_, start, end) in zip(prefills, plan.prefills, strict=True)]
+        decodes = [self._decodes[number] for number in plan.decodes]
+        slots = [
+            DecodeSlot(member.token, member.position, member.table, member.sampling, member.sample_index)
+            for member in decodes
+        ]
+        return EngineStep(plan, prefills, chunks, decodes, slots)
+
+    def fold(self, step: EngineStep, outcome: StepOutcome) -> int:
+        """Give every member that is still there its result. Returns the number of tokens sampled."""
+        plan = step.plan
+        prefills = list(zip(step.prefills, plan.prefills, outcome.prefills, strict=True))
+        decodes = list(zip(step.decodes, outcome.decodes, strict=True))
+        counted = self._scheduler.fold(
+            plan,
+            [member.number for member, _, result in prefills if isinstance(result, Exception)],
+            [member.request.number for member, token in decodes if isinstance(token, Exception)],
+        )
+        share_s = outcome.elapsed_s / max(1, plan.tokens)
+        sampled = len(counted.decodes)
+        for prefill, (_, start, end), result in prefills:
+            if not prefill.alive:
+                continue
+            if isinstance(result, Exception):
+                self.remove_prefill(prefill)
+                prefill.failed(result)
+                continue
+            if end == len(prefill.tokens):
+                self.remove_prefill(prefill)
+                sampled += 1
+            try:
+                prefill.advanced(start, end, result, share_s * (end - start))
+            except Exception as error:  # a defect in one member must not cost the others their tokens
+                self.remove_prefill(prefill)
+                prefill.failed(error)
+        for decode, token in decodes:
+            if not decode.alive:
+                continue
+            if isinstance(token, Exception):
+                self.remove_decode(decode)
+                decode.failed(token)
+                continue
+            decode.token = token
+            decode.position += 1
+            decode.sample_index += 1
+            try:
+                if not decode.advanced(token):
+                    self.remove_decode(decode)
+            except Exception as error:
+                self.remove_decode(decode)
+                decode.failed(error)
+        return sampled
+
+
+def _chunk(member: PrefillMember, start: int, end: int) -> PrefillChunk:
+    wait_layer, on_layer = member.hooks(start, end) if member.hooks is not None else (None, None)
+    return PrefillChunk(
+        tokens=member.tokens[start:end],
+        start=start,
+        block_table=member.table,
+        sampling=member.sampling if end == len(member.tokens) else None,
+        sample_index=member.sample_index,
+        wait_layer=wait_layer,
+        on_layer=on_layer,
+    )

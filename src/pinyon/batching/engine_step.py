@@ -1,0 +1,51 @@
+"""What an engine is given for one step: prompt chunks and single decoded tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pinyon.core.request import SamplingParams
+
+__all__ = ["DecodeSlot", "LayerHook", "PrefillChunk"]
+
+LayerHook = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Prompt tokens at positions ``[start, start + len(tokens))``; the KV of ``[0, start)`` is in the pool, or arrives
+    layer by layer while the step runs.
+
+    ``block_table``: pool block ids that cover ``[0, start + len(tokens))``, in token order.
+    ``sampling``: set on a prompt's last chunk only; then one token is sampled after its last token.
+    ``sample_index``: index of that generated token, the counter of the counter-based generator.
+    ``wait_layer(layer)``: called once per layer before that layer's reused KV is read; may block until it has arrived.
+    ``on_layer(layer)``: called right after that layer's K and V of these tokens are in the pool.
+    A hook that raises aborts the step: the exception passes through, and no request of the step has advanced.
+    """
+
+    tokens: npt.NDArray[np.uint32]
+    start: int
+    block_table: Sequence[int]
+    sampling: SamplingParams | None = None
+    sample_index: int = 0
+    wait_layer: LayerHook | None = None
+    on_layer: LayerHook | None = None
+
+
+@dataclass(slots=True)  # not frozen: a whole batch of them is made in each step, and that takes three times as long
+class DecodeSlot:
+    """One generated (or last prompt) ``token`` at ``position``; its KV is written there, then the next one is sampled.
+
+    ``block_table`` covers ``[0, position]``. ``sample_index`` is the index of the token that is sampled now.
+    """
+
+    token: int
+    position: int
+    block_table: Sequence[int]
+    sampling: SamplingParams
+    sample_index: int

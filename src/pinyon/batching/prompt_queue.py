@@ -1,0 +1,183 @@
+"""Prompts to compute: a bounded FCFS queue, and a few at once on their way.
+
+A prompt whose next block is being computed (or fetched) by another one waits for that one, since a prefix is never
+computed twice; prompts behind it that share nothing go first meanwhile. What a prompt on its way will bring it *claims*
+until that is published or the prompt ends.
+
+After any change, more prompts may be able to leave the queue: :meth:`PromptQueue.start` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+from pinyon.core.block_keys import BlockKey
+from pinyon.core.errors import ResourceExhausted
+
+__all__ = ["LOOK_AHEAD", "Prefixes", "Prompt", "PromptQueue"]
+
+LOOK_AHEAD = 32
+"""Queued prompts that are looked at for one that does not wait for another."""
+
+
+class Prefixes(Protocol):
+    """What is held already: :class:`pinyon.paging.BlockPool`."""
+
+    def match_prefix(self, keys: Sequence[BlockKey]) -> int:
+        """How many leading keys are held."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of ``tokens`` tokens. ``number`` is unique as long as it lives."""
+
+    number: int
+    tokens: int
+    keys: tuple[BlockKey, ...]
+    """Of its full blocks."""
+    reusable: int
+    """Leading keys whose blocks it may reuse."""
+    owned: bool
+    """It brought its KV memory along, so it never waits for room."""
+    arrived_s: float = 0.0
+    shared: bool = True
+    """Others may reuse what it computes."""
+
+
+class PromptQueue:
+    """At most ``limit`` prompts, of which ``active`` are on their way, not counting those that wait for KV memory."""
+
+    def __init__(self, prefixes: Prefixes, *, active: int, limit: int) -> None:
+        self._prefixes = prefixes
+        self._slots = active
+        self._limit = limit
+        self._queue: dict[int, Prompt] = {}
+        self._active: dict[int, Prompt] = {}
+        self._roomless: set[int] = set()
+        self._claims: dict[BlockKey, int] = {}
+        self._left: dict[int, int] = {}
+        self._pending_tokens = 0
+
+    # -- figures
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    @property
+    def foreign(self) -> int:
+        """Prompts computed for other instances, queued ones included."""
+        return sum(not prompt.owned for prompt in (*self._queue.values(), *self._active.values()))
+
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens accepted and neither computed nor reused yet."""
+        return self._pending_tokens
+
+    # -- life of a prompt
+
+    def add(self, prompt: Prompt, now_s: float) -> None:
+        """
+        Raises:
+            ResourceExhausted: the queue is full.
+            ValueError: the number is known.
+        """
+        if len(self._left) >= self._limit:
+            raise ResourceExhausted("the prefill queue is full", field="prefill_instance", retry_after_s=1.0)
+        if prompt.number in self._left:
+            raise ValueError(f"prompt {prompt.number} is here already")
+        self._queue[prompt.number] = prompt
+        self._left[prompt.number] = prompt.tokens
+        self._pending_tokens += prompt.tokens
+
+    def start(self, now_s: float) -> list[int]:
+        """Numbers of the prompts that leave the queue now, in this order."""
+        started: list[int] = []
+        room = self._slots - (len(self._active) - len(self._roomless))
+        if room > 0 and self._queue:
+            for prompt in list(islice(self._queue.values(), LOOK_AHEAD)):
+                if not self._may_start(prompt):
+                    continue
+                del self._queue[prompt.number]
+                self._active[prompt.number] = prompt
+                self._claim(prompt)
+                started.append(prompt.number)
+                if len(started) == room:
+                    break
+        return started
+
+    def _may_start(self, prompt: Prompt) -> bool:
+        """False: what it needs next is being computed by another one, or others wait for KV memory before it."""
+        if self._roomless and not prompt.owned:
+            return False
+        reusable = prompt.keys[: prompt.reusable]
+        held = self._prefixes.match_prefix(reusable)
+        return held == len(reusable) or reusable[held] not in self._claims
+
+    def waits_for_room(self, number: int) -> None:
+        """It waits for KV memory and gives its place to others: they may hold the room, and must not wait for it."""
+        self._roomless.add(number)
+        self._unclaim(self._active[number])
+
+    def has_room(self, number: int) -> None:
+        """It does not wait for KV memory any more."""
+        self._roomless.remove(number)
+        self._claim(self._active[number])
+
+    def published(self, number: int, keys: Sequence[BlockKey]) -> None:
+        """The prompt's blocks with these keys can be reused now."""
+        for key in keys:
+            if self._claims.get(key) == number:
+                del self._claims[key]
+
+    def advanced(self, number: int, tokens: int) -> None:
+        """``tokens`` tokens less need to be computed; below 0 when something reused turned out not to be there."""
+        self._left[number] -= tokens
+        self._pending_tokens -= tokens
+
+    def end(self, number: int) -> bool:
+        """It is done or was given up, queued or on its way. False if it is not known."""
+        prompt = self._queue.pop(number, None)
+        if prompt is None:
+            prompt = self._active.pop(number, None)
+            if prompt is None:
+                return False
+            self._roomless.discard(number)
+            self._unclaim(prompt)
+        self._pending_tokens -= self._left.pop(number)
+        return True
+
+    # -- claims
+
+    def _claim(self, prompt: Prompt) -> None:
+        """What the prompt will compute (or fetch) others need not."""
+        if prompt.shared:
+            for key in prompt.keys[self._prefixes.match_prefix(prompt.keys) :]:
+                self._claims.setdefault(key, prompt.number)
+
+    def _unclaim(self, prompt: Prompt) -> None:
+        self.published(prompt.number, prompt.keys)
+
+    def check_integrity(self) -> None:
+        """Raises ``RuntimeError`` if the books do not balance. O(prompts): for idle moments and tests."""
+        faults = [
+            (self._queue.keys() & self._active.keys(), "a prompt is both queued and on its way"),
+            (self._left.keys() != self._queue.keys() | self._active.keys(), "tokens of prompts that are not here"),
+            (self._pending_tokens != sum(self._left.values()), "pending tokens are not the sum of what is left"),
+            (not self._roomless <= self._active.keys(), "a prompt that waits for room is not on its way"),
+            (
+                not set(self._claims.values()) <= self._active.keys() - self._roomless,
+                "a claim of a prompt that is not being computed",
+            ),
+        ]
+        broken = [text for wrong, text in faults if wrong]
+        if broken:
+            raise RuntimeError(f"prompt queue: {'; '.join(broken)}")

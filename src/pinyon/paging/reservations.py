@@ -1,0 +1,155 @@
+"""Who gets KV blocks, in the order of asking, and who reads them until when.
+
+One place hands blocks out and takes them back first come, first served, so nobody overtakes a large request for ever.
+Whatever gives blocks back returns the grants that became possible by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pinyon.core.block_keys import BlockKey
+from pinyon.paging.block_pool import BlockPool
+from pinyon.paging.leases import LeaseTable
+
+__all__ = ["Grant", "Reservation", "Reservations"]
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Blocks in prompt order, one reference each. The first ``held`` of them have content; the rest are the owner's."""
+
+    table: list[int]
+    held: int
+
+
+class Grant(NamedTuple):
+    """What was asked for under ``number`` is the asker's from now on."""
+
+    number: int
+    reservation: Reservation
+
+
+class Reservations:
+    """Blocks of the pool are referenced by reservations, leases and :meth:`hold` alike; the pool counts."""
+
+    def __init__(self, pool: BlockPool, leases: LeaseTable[int]) -> None:
+        self._pool = pool
+        self._leases = leases
+        self._waiting: dict[int, tuple[Sequence[BlockKey], int]] = {}
+
+    # -- figures
+
+    @property
+    def waiting(self) -> int:
+        """Reservations that wait for room."""
+        return len(self._waiting)
+
+    @property
+    def leases(self) -> int:
+        return self._leases.count
+
+    # -- reservations
+
+    def reserve(self, number: int, keys: Sequence[BlockKey], total: int, now_s: float) -> list[Grant]:
+        """``total`` blocks, of which the leading run of ``keys`` that is held here comes with content.
+
+        Granted at once if there is room and nobody waits. Whoever stops waiting calls :meth:`withdraw`. Raises
+        ``ValueError`` if the number waits already, or if the pool can never have so many blocks.
+        """
+        if number in self._waiting:
+            raise ValueError(f"reservation {number} waits already")
+        if total > self._pool.total:
+            raise ValueError(f"{total} blocks are more than the pool's {self._pool.total}")
+        self._waiting[number] = (keys, total)
+        return self._serve(now_s)
+
+    def withdraw(self, number: int, now_s: float) -> list[Grant]:
+        """It is not waited for any more. Raises ``KeyError`` if it does not wait."""
+        del self._waiting[number]
+        return self._serve(now_s)  # it may have been the one that blocked the others
+
+    def _serve(self, now_s: float) -> list[Grant]:
+        grants: list[Grant] = []
+        while self._waiting:
+            number, (keys, total) = next(iter(self._waiting.items()))
+            held = [block for _, block in self._pool.acquire(keys[:total])]
+            fresh = self._pool.allocate(total - len(held), now_s=now_s)
+            if fresh is None:
+                self._pool.release(held, now_s=now_s)
+                break
+            del self._waiting[number]
+            grants.append(Grant(number, Reservation(held + fresh, len(held))))
+        return grants
+
+    def extend(self, reservation: Reservation, keys: Sequence[BlockKey], now_s: float) -> list[Grant]:
+        """Take over blocks that became readable since: in ``reservation`` they replace its own empty ones.
+
+        ``keys`` are those of the whole prompt's reusable blocks.
+        """
+        found = self._pool.acquire(keys[reservation.held : len(reservation.table)])
+        if not found:
+            return []
+        end = reservation.held + len(found)
+        replaced = reservation.table[reservation.held : end]
+        reservation.table[reservation.held : end] = [block for _, block in found]
+        reservation.held = end
+        return self.release(replaced, now_s)
+
+    def publish(self, blocks: Sequence[int], keys: Sequence[BlockKey]) -> None:
+        """The blocks' content is complete and correct: they may be reused and read by others from now on."""
+        for block, key in zip(blocks, keys, strict=True):
+            self._pool.publish(block, key)
+
+    def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
+        """``(index in keys, block)`` of every key that is held, with one reference each until :meth:`release`."""
+        return self._pool.acquire(keys, allow_gaps=True)
+
+    def release(self, blocks: Iterable[int], now_s: float) -> list[Grant]:
+        """Give references back, in prompt order."""
+        self._pool.release(blocks, now_s=now_s)
+        return self._serve(now_s)
+
+    # -- leases
+
+    def lease(
+        self, keys: Sequence[BlockKey], duration_s: float, now_s: float, allow_gaps: bool
+    ) -> tuple[int, list[tuple[int, int]]]:
+        """``(lease id, [(index in keys, block)])``; the id is 0 when nothing is held.
+
+        Raises :class:`pinyon.core.errors.ResourceExhausted` when there are too many leases.
+        """
+        found = self._pool.acquire(keys, allow_gaps=allow_gaps)
+        if not found:
+            return 0, []
+        blocks = [block for _, block in found]
+        try:
+            return self._leases.grant(blocks, now_s, duration_s), found
+        except BaseException:
+            self._pool.release(blocks, now_s=now_s)
+            raise
+
+    def end_lease(self, lease_id: int, now_s: float) -> list[Grant] | None:
+        """None if it had ended before."""
+        blocks = self._leases.release(lease_id)
+        return None if blocks is None else self.release(blocks, now_s)
+
+    def expire(self, now_s: float) -> list[Grant]:
+        """End the leases whose time is up."""
+        expired = self._leases.expire(now_s)
+        for blocks in expired:
+            self._pool.release(blocks, now_s=now_s)
+        return self._serve(now_s) if expired else []
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`expire` may end a lease, at the earliest; None when nothing is leased."""
+        return self._leases.next_deadline()
+
+    def check_integrity(self) -> None:
+        """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
+        self._pool.check_integrity()
+        first = next(iter(self._waiting.values()), None)
+        if first is not None and first[1] <= self._pool.free + self._pool.cached:
+            raise RuntimeError("reservations: somebody waits for blocks that are there")

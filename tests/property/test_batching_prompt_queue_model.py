@@ -1,0 +1,153 @@
+"""The prompt queue against a model that keeps lists and looks at everything each time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pinyon.batching import Prompt, PromptQueue
+from pinyon.core.errors import ResourceExhausted
+
+ACTIVE, LIMIT = 2, 6
+LETTERS = 3
+
+
+def chain(path: list[int]) -> tuple[bytes, ...]:
+    """Keys of a prompt whose blocks are ``path``: equal only where everything before is equal, too."""
+    return tuple(bytes(path[: end + 1]).ljust(16, b"\xff") for end in range(len(path)))
+
+
+class Model(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[bytes] = set()
+        self.queue = PromptQueue(self, active=ACTIVE, limit=LIMIT)
+        self.next = 0
+        self.prompts: dict[int, Prompt] = {}
+        self.waiting: list[int] = []
+        self.running: list[int] = []
+        self.roomless: set[int] = set()
+        self.claims: dict[int, set[bytes]] = {}
+        self.left: dict[int, int] = {}
+
+    def match_prefix(self, keys) -> int:
+        return next((index for index, key in enumerate(keys) if key not in self.held), len(keys))
+
+    def claim(self, number: int) -> None:
+        prompt = self.prompts[number]
+        taken = set().union(*self.claims.values())
+        mine = prompt.keys[self.match_prefix(prompt.keys) :] if prompt.shared else ()
+        self.claims[number] = set(mine) - taken
+
+    @rule(
+        path=st.lists(st.integers(0, LETTERS - 1), min_size=1, max_size=4),
+        rest=st.integers(0, 3),
+        owned=st.booleans(),
+        shared=st.sampled_from([True, True, False]),
+    )
+    def add(self, path: list[int], rest: int, owned: bool, shared: bool) -> None:
+        keys = chain(path)
+        tokens = 4 * len(path) + rest
+        prompt = Prompt(self.next, tokens, keys, (tokens - 1) // 4 if shared else 0, owned, 0.0, shared)
+        if len(self.prompts) == LIMIT:
+            with pytest.raises(ResourceExhausted):
+                self.queue.add(prompt, 0.0)
+            return
+        self.queue.add(prompt, 0.0)
+        self.prompts[self.next] = prompt
+        self.waiting.append(self.next)
+        self.left[self.next] = tokens
+        self.next += 1
+
+    @rule()
+    def start(self) -> None:
+        started = []
+        for number in list(self.waiting):
+            if len(self.running) - len(self.roomless) >= ACTIVE:
+                break
+            prompt = self.prompts[number]
+            keys = prompt.keys[: prompt.reusable]
+            held = self.match_prefix(keys)
+            taken = set().union(*self.claims.values())
+            if (self.roomless and not prompt.owned) or (held < len(keys) and keys[held] in taken):
+                continue
+            self.waiting.remove(number)
+            self.running.append(number)
+            self.claim(number)
+            started.append(number)
+        assert self.queue.start(0.0) == started
+
+    @precondition(lambda self: set(self.running) - self.roomless)
+    @rule(data=st.data())
+    def waits_for_room(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(set(self.running) - self.roomless)))
+        self.queue.waits_for_room(number)
+        self.roomless.add(number)
+        self.claims[number] = set()
+
+    @precondition(lambda self: self.roomless)
+    @rule(data=st.data())
+    def has_room(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.roomless)))
+        self.queue.has_room(number)
+        self.roomless.remove(number)
+        self.claim(number)
+
+    @precondition(lambda self: set(self.running) - self.roomless)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        """One block more, which can be reused from now on if the prompt is shared."""
+        number = data.draw(st.sampled_from(sorted(set(self.running) - self.roomless)))
+        prompt = self.prompts[number]
+        tokens = min(4, self.left[number])
+        self.queue.advanced(number, tokens)
+        self.left[number] -= tokens
+        done = (prompt.tokens - self.left[number]) // 4
+        if prompt.shared and done:
+            self.held.add(prompt.keys[done - 1])
+            self.queue.published(number, [prompt.keys[done - 1]])
+            self.claims[number].discard(prompt.keys[done - 1])
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        self.held.remove(data.draw(st.sampled_from(sorted(self.held))))
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.prompts)))
+        assert self.queue.end(number)
+        assert not self.queue.end(number)
+        del self.prompts[number], self.left[number]
+        self.claims.pop(number, None)
+        self.roomless.discard(number)
+        (self.waiting if number in self.waiting else self.running).remove(number)
+
+    @invariant()
+    def books_balance(self) -> None:
+        queue = self.queue
+        queue.check_integrity()
+        assert (queue.queued, queue.active) == (len(self.waiting), len(self.running))
+        assert queue.foreign == sum(not prompt.owned for prompt in self.prompts.values())
+        assert queue.pending_tokens == sum(self.left.values())
+
+    def teardown(self) -> None:
+        """Whatever state it is in, everybody gets through."""
+        for number in sorted(self.roomless):
+            self.queue.has_room(number)
+        while self.prompts:
+            self.running += self.queue.start(0.0)
+            self.waiting = [number for number in self.waiting if number not in self.running]
+            assert self.running, "prompts wait for nobody"
+            number = self.running.pop(0)
+            del self.prompts[number]
+            assert self.queue.end(number)
+        self.queue.check_integrity()
+        assert (self.queue.queued, self.queue.active, self.queue.pending_tokens) == (0, 0, 0)
+
+
+Model.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+TestPromptQueue = Model.TestCase

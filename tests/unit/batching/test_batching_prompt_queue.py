@@ -1,0 +1,107 @@
+"""Who leaves the queue when."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinyon.batching import Prompt, PromptQueue
+from pinyon.batching.prompt_queue import LOOK_AHEAD
+from pinyon.core.errors import ResourceExhausted
+
+A, B, C, D = (bytes([number]) * 16 for number in range(4))
+
+
+class Held:
+    """Keys that are there."""
+
+    def __init__(self, *keys: bytes) -> None:
+        self.keys = set(keys)
+
+    def match_prefix(self, keys) -> int:
+        return next((index for index, key in enumerate(keys) if key not in self.keys), len(keys))
+
+
+def prompt(number: int, *keys: bytes, owned: bool = False, shared: bool = True) -> Prompt:
+    return Prompt(number, 8 * len(keys) + 1, keys, len(keys) if shared else 0, owned, 0.0, shared)
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def queue(held):
+    queue = PromptQueue(held, active=2, limit=40)
+    yield queue
+    queue.check_integrity()
+
+
+def test_first_come_first_served_and_no_more_than_there_are_places(queue):
+    for number, key in enumerate((A, B, C)):
+        queue.add(prompt(number, key), 0.0)
+    assert queue.start(0.0) == [0, 1]
+    assert queue.start(0.0) == []
+    assert (queue.queued, queue.active, queue.foreign, queue.pending_tokens) == (1, 2, 3, 27)
+    queue.advanced(0, 8)
+    assert queue.pending_tokens == 19
+    assert queue.end(0)
+    assert not queue.end(0)
+    assert queue.start(0.0) == [2]
+    assert queue.pending_tokens == 18
+
+
+def test_a_prefix_is_not_computed_twice_and_others_go_first_meanwhile(queue, held):
+    queue.add(prompt(0, A, B), 0.0)
+    queue.add(prompt(1, A, C), 0.0)
+    queue.add(prompt(2, D), 0.0)
+    assert queue.start(0.0) == [0, 2]
+    queue.end(2)
+    assert queue.start(0.0) == []
+    held.keys.add(A)
+    queue.published(0, [A])
+    assert queue.start(0.0) == [1]
+
+
+def test_what_is_neither_shared_nor_reused_waits_for_nobody(queue):
+    queue.add(prompt(0, A, shared=False), 0.0)
+    queue.add(prompt(1, A), 0.0)
+    assert queue.start(0.0) == [0, 1]
+
+
+def test_whoever_waits_for_room_lets_others_by_that_brought_theirs(queue):
+    queue.add(prompt(0, A), 0.0)
+    assert queue.start(0.0) == [0]
+    queue.waits_for_room(0)
+    queue.add(prompt(1, B), 0.0)
+    queue.add(prompt(2, A, owned=True), 0.0)
+    queue.add(prompt(3, C, owned=True), 0.0)
+    assert queue.start(0.0) == [2, 3]  # 0 gave up its place and what it had claimed
+    queue.has_room(0)
+    assert queue.start(0.0) == []
+    queue.end(2)
+    queue.end(3)
+    assert queue.start(0.0) == [1]
+
+
+def test_the_queue_has_an_end_and_looks_ahead_only_so_far(held):
+    queue = PromptQueue(held, active=2, limit=LOOK_AHEAD + 2)
+    for number in range(LOOK_AHEAD + 1):
+        queue.add(prompt(number, A), 0.0)
+    with pytest.raises(ValueError, match="prompt 3"):
+        queue.add(prompt(3, A), 0.0)
+    queue.add(prompt(99, B), 0.0)
+    with pytest.raises(ResourceExhausted):
+        queue.add(prompt(100, B), 0.0)
+    assert queue.start(0.0) == [0]
+    assert queue.start(0.0) == []  # 99 is one too far behind
+    queue.end(1)
+    assert queue.start(0.0) == [99]
+
+
+def test_integrity_check_sees_a_broken_book(queue):
+    queue.add(prompt(0, A), 0.0)
+    queue._pending_tokens += 1
+    with pytest.raises(RuntimeError, match="pending tokens"):
+        queue.check_integrity()
+    queue._pending_tokens -= 1

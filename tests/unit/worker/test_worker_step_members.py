@@ -1,0 +1,149 @@
+"""Plans and what becomes of results, without an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pinyon.batching import BatchRequest, Fcfs, StepLimits, StepScheduler
+from pinyon.core.request import SamplingParams
+from services.worker.step_members import DecodeMember, PrefillMember, StepMembers, StepOutcome
+
+LIMITS = StepLimits(max_batch=2, step_tokens=20, chunk_tokens=16, block_tokens=8)
+
+
+class Log:
+    """What the members were told."""
+
+    def __init__(self, last: int = 10**9) -> None:
+        self.chunks, self.tokens, self.errors = [], [], []
+        self._last = last
+
+    def chunk(self, start, end, token, seconds):
+        self.chunks.append((start, end, token))
+
+    def token(self, token):
+        self.tokens.append(token)
+        return len(self.tokens) < self._last
+
+    def error(self, error):
+        self.errors.append(error)
+
+
+def prefill(number: int, length: int, log: Log, position: int = 0) -> PrefillMember:
+    tokens = np.arange(length, dtype=np.uint32)
+    return PrefillMember(number, tokens, position, list(range(99)), SamplingParams(), 0, log.chunk, log.error)
+
+
+def decode(number: int, log: Log) -> DecodeMember:
+    return DecodeMember(BatchRequest(number, 5, 9), 7, 5, [0], SamplingParams(), 1, log.token, log.error)
+
+
+@pytest.fixture
+def scheduler() -> StepScheduler:
+    return StepScheduler(Fcfs(), LIMITS)
+
+
+@pytest.fixture
+def members(scheduler) -> StepMembers:
+    return StepMembers(scheduler)
+
+
+def result(step, token=50):
+    """The engine's answer to a step: the last chunks and all decodes sample ``token``."""
+    prefills = [token if chunk.sampling is not None else None for chunk in step.chunks]
+    return StepOutcome(prefills, [token] * len(step.slots), 1.0)
+
+
+def test_nothing_to_do_is_no_step(members):
+    assert members.decide(0.0) is None
+
+
+def test_decodes_come_first_and_chunks_share_what_is_left_of_the_budget(members, scheduler):
+    log = Log()
+    for number in range(3):
+        members.add_decode(decode(number, log))
+    members.add_prefill(prefill(1, 40, log))
+    members.add_prefill(prefill(2, 40, log))
+    step = members.decide(0.0)
+    assert step.plan.decodes == [0, 1]  # max_batch
+    assert [len(chunk.tokens) for chunk in step.chunks] == [16, 2]
+    assert (scheduler.running, scheduler.waiting, scheduler.prefilling) == (2, 1, 2)
+
+
+def test_a_full_batch_does_not_starve_prompts():
+    limits = StepLimits(max_batch=30, step_tokens=4, chunk_tokens=16, block_tokens=8)
+    members = StepMembers(StepScheduler(Fcfs(), limits))
+    log = Log()
+    for number in range(30):
+        members.add_decode(decode(number, log))
+    members.add_prefill(prefill(1, 40, log))
+    step = members.decide(0.0)
+    assert len(step.slots) == 30
+    assert [len(chunk.tokens) for chunk in step.chunks] == [8]
+
+
+def test_a_prompt_goes_chunk_by_chunk_and_samples_with_the_last(members):
+    log = Log()
+    members.add_prefill(prefill(1, 40, log, position=3))
+    starts = []
+    while (step := members.decide(0.0)) is not None:
+        starts += [(chunk.start, chunk.sampling is not None) for chunk in step.chunks]
+        members.fold(step, result(step))
+    assert starts == [(3, False), (16, False), (32, True)]
+    assert log.chunks == [(3, 16, None), (16, 32, None), (32, 40, 50)]
+
+
+def test_tokens_feed_the_next_step_until_the_request_says_it_is_finished(members, scheduler):
+    log = Log(last=3)
+    work = decode(1, log)
+    members.add_decode(work)
+    slots = []
+    token = 50
+    while (step := members.decide(0.0)) is not None:
+        slots += [(slot.token, slot.position, slot.sample_index) for slot in step.slots]
+        assert members.fold(step, result(step, token)) == 1
+        token += 1
+    assert slots == [(7, 5, 1), (50, 6, 2), (51, 7, 3)]
+    assert log.tokens == [50, 51, 52]
+    assert scheduler.running == 0
+
+
+def test_results_of_what_was_removed_during_the_step_are_dropped(members):
+    log = Log()
+    chunk, slot = prefill(1, 40, log), decode(1, log)
+    members.add_prefill(chunk)
+    members.add_decode(slot)
+    step = members.decide(0.0)
+    members.remove_prefill(chunk)
+    members.remove_decode(slot)
+    assert members.fold(step, result(step)) == 0
+    assert (log.chunks, log.tokens, log.errors) == ([], [], [])
+    assert members.decide(0.0) is None
+
+
+def test_only_the_guilty_get_the_error(members, scheduler):
+    good, bad = Log(), Log()
+    members.add_prefill(prefill(1, 8, bad))
+    members.add_prefill(prefill(2, 8, good))
+    members.add_decode(decode(1, bad))
+    members.add_decode(decode(2, good))
+    step = members.decide(0.0)
+    error = RuntimeError("no")
+    members.fold(step, StepOutcome([error, 50], [error, 51], 1.0))
+    assert bad.errors == [error, error]
+    assert (good.chunks, good.tokens) == ([(0, 8, 50)], [51])
+    assert (scheduler.running, scheduler.prefilling) == (1, 0)
+
+
+def test_a_member_that_breaks_in_its_callback_costs_the_others_nothing(members, scheduler):
+    good, bad = Log(), Log()
+    broken = decode(1, bad)
+    broken.advanced = lambda token: 1 / 0
+    members.add_decode(broken)
+    members.add_decode(decode(2, good))
+    step = members.decide(0.0)
+    members.fold(step, result(step))
+    assert [type(error) for error in bad.errors] == [ZeroDivisionError]
+    assert good.tokens == [50]
+    assert scheduler.running == 1
