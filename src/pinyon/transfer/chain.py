@@ -93,7 +93,7 @@ class Chain:
         self.regions = regions
         """Local regions by key, pinned until the end."""
         self.deadline = deadline
-        """``time.monotonic()`` seconds."""
+        """By the engine's clock."""
         self.fence = 0
         """Id of the link on which an attempt failed after it may have sent payload of a WRITE: the next attempt's link
         must replace it (``dial(replaces=...)``), so that nothing of the first one lands after the second. 0 = none."""
@@ -101,7 +101,7 @@ class Chain:
         self.tried: frozenset[Path] = _NONE
         """Paths that failed under this chain."""
         self.unbooked = False
-        """Small, and on the only path there is: the path board need not know (see ``Routes``)."""
+        """Small, and on the only path there is: the path board need not know (see ``PeerQueue``)."""
         self.failure: Outcome | None = None
         """How the last attempt failed."""
         self.done = False

@@ -1,7 +1,7 @@
 """The transfer engine: Listing 1 of the Mooncake paper (§3.2.2) in Python, plus a synchronous call and awaitables.
 
-This is the edge that callers use. It checks requests, cuts them into chains (:mod:`.slicing`), hands each chain to a
-transport and accounts for the end of each request. All methods may be called from any thread unless said otherwise.
+This is the edge that callers use; what becomes of their requests is in :mod:`.submissions`. All methods may be called
+from any thread unless said otherwise.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pinyon.transfer.chain import SHUTDOWN, Chain
+from pinyon.core.clock import Clock
 from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.errors import TransferError as _TransferError
 from pinyon.transfer.group import TransferGroup
-from pinyon.transfer.handle import InlineCall, TransferHandle, results_of
+from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.host.host_id import host_id
 from pinyon.transfer.host.nic import Nic, check_nic
 from pinyon.transfer.host.topology import Topology
@@ -29,11 +29,12 @@ from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.board import PathState
-from pinyon.transfer.paths.peers import Dispatcher
-from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.segment import BOOT_ID_BYTES, KEY_BYTES, PeerId, SegmentDescriptor
-from pinyon.transfer.slicing import ChainPlan, Slice, plan_chains, plan_one
+from pinyon.transfer.paths.peers import Peers
+from pinyon.transfer.paths.reach import Reach
+from pinyon.transfer.request import TransferRequest, TransferResult
+from pinyon.transfer.segment import BOOT_ID_BYTES, PeerId, SegmentDescriptor
 from pinyon.transfer.stats import Meter, TransferStats
+from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.transports.registry import build_transports
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TransferEngine"]
 
-_SMALL_BYTES = 64 << 10
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
@@ -64,6 +64,7 @@ class TransferEngine:
         transports: Sequence[str] | None = None,
         checksum: str = "auto",
         limits: TransferLimits | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         """
         Args:
@@ -75,10 +76,11 @@ class TransferEngine:
             nics: what large transfers are spread over, besides ``host``: tcp NICs are named as the interface and are
                 listened on (port 0 picks a free one); rdma NICs are named as the device. Empty: only ``host`` for tcp,
                 and all active devices for rdma.
-            topology: which NICs are near to which memory; None means all alike (see :mod:`.transports.discovery`).
+            topology: which NICs are near to which memory; None means all alike (see :mod:`.host.discovery`).
             transports: which may be used to reach peers, best first, of ``local``, ``shm``, ``rdma``, ``tcp``. None:
                 those that work on this host. What is named here and does not work is an error.
             checksum: of tcp payloads: "on", "off", or "auto" (where it costs less than about 5 %).
+            clock: monotonic seconds, which deadlines, pauses and measured rates go by.
 
         Raises:
             InvalidTransfer: a value that makes no sense, or a named transport that does not work here.
@@ -96,33 +98,20 @@ class TransferEngine:
         self._host, self._port = host, port
         self._advertise_host = advertise_host or host
         self._topology = topology
-        self._memory = MemoryTable(self.limits.max_regions)
+        self._memory = MemoryTable(self.limits.max_regions, clock=clock)
         self._meter = Meter()
-        built = build_transports(self._memory, self.limits, identity, self._meter, nics, transports, checksum)
+        built = build_transports(self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock)
         self._nics = built.nics
         self._shm = built.shm
         self._host_id = host_id()
         self._acceptor = Acceptor(identity, self.limits, self._meter, built.services)
-        self._dispatcher = Dispatcher(
-            built.transports,
-            built.order,
-            self._nics,
-            topology,
-            self.boot_id,
-            self._host_id,
-            self.limits,
-            self._meter,
-            self._memory.staging.outbound,
-            random.Random(),
-        )
+        reach = Reach(built.order, built.nics, topology, self.boot_id, self._host_id, self.limits)
+        self._peers = Peers(reach, built.transports, self._meter, self._memory.staging.outbound, random.Random(), clock)
+        self._submissions = Submissions(self._memory, self._peers, reach.streams, self.limits, self._meter, clock)
+        self._clock = clock
         self._lock = threading.Lock()
         self._batches: dict[int, TransferHandle] = {}
-        self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
-        self._small_bytes = min(_SMALL_BYTES, self.limits.stripe_min_bytes, self.limits.max_frame_bytes)
-        self._inline: dict[Chain, int] = {}  # chains that blocking callers run themselves → requests
         self._batch_ids = itertools.count(1)
-        self._inflight_requests = 0
-        self._queued_bytes = 0
         self._state = "new"
 
     # --- life ---
@@ -139,13 +128,15 @@ class TransferEngine:
                 raise EngineClosed("an engine starts once")
             try:
                 self._listen()
-                self._dispatcher.start()
+                self._peers.start()
             except BaseException:
                 self._state = "closed"
-                self._dispatcher.close()
+                self._submissions.close()
+                self._peers.close()
                 self._acceptor.close()
                 raise
             self._state = "running"
+            self._submissions.open()
 
     def _listen(self) -> None:
         self._port = self._acceptor.listen(self._host, self._port)
@@ -166,14 +157,10 @@ class TransferEngine:
         """
         with self._lock:
             was, self._state = self._state, "closed"
-            live, inline = list(self._live), list(self._inline)
         if was == "closed":
             return
-        for handle in live:
-            handle._stop(SHUTDOWN)
-        for chain in inline:
-            chain.shut()
-        self._dispatcher.close()
+        live = self._submissions.close()
+        self._peers.close()
         self._acceptor.close()
         for handle in live:
             handle.wait(self.limits.stall_s)
@@ -262,7 +249,7 @@ class TransferEngine:
         """
         if not 0 < size <= self.limits.max_batch_requests:
             raise InvalidTransfer(f"a batch holds 1 to {self.limits.max_batch_requests} requests", field="size")
-        handle = TransferHandle(size, self._chain_done)
+        handle = self._submissions.new_handle(size)
         with self._lock:
             if len(self._batches) >= self.limits.max_batches:
                 raise TransferLimitReached(f"{self.limits.max_batches} batches are allocated")
@@ -281,7 +268,7 @@ class TransferEngine:
             InvalidTransfer: an unknown batch, or a request that makes no sense (``field`` says which).
             TransferLimitReached, EngineClosed
         """
-        self._submit(self._batch(batch_id), requests, timeout_s)
+        self._submissions.submit(self._batch(batch_id), requests, timeout_s)
 
     def get_transfer_status(self, batch_id: int, index: int) -> TransferResult:
         """The state of one request.
@@ -320,13 +307,13 @@ class TransferEngine:
         Raises:
             InvalidTransfer, TransferLimitReached, EngineClosed
         """
-        handle = TransferHandle(len(requests), self._chain_done)
-        self._submit(handle, requests, timeout_s)
+        handle = self._submissions.new_handle(len(requests))
+        self._submissions.submit(handle, requests, timeout_s)
         return handle
 
     def group(self) -> TransferGroup:
         """An empty group of submissions that are awaited together."""
-        return TransferGroup(self.submit)
+        return TransferGroup(self.submit, self._clock)
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> list[TransferResult]:
         """Move and wait. One final result per request; see ``raise_for_failure``. Not for an event loop's thread.
@@ -334,80 +321,7 @@ class TransferEngine:
         Raises:
             InvalidTransfer, TransferLimitReached, EngineClosed
         """
-        if len(requests) == 1 and (timeout_s is None or timeout_s > 0):
-            small = self._plan_small(requests[0])
-            if small is not None:
-                return self._run_one(*small, timeout_s)
-        regions, lengths = self._prepare(requests, timeout_s)
-        nbytes = sum(lengths)
-        locations = {key: region.location for key, region in regions.items()}
-        plan = plan_one(requests, nbytes, self.limits, locations, self._dispatcher.streams)
-        if plan is not None:
-            return self._run_one(plan, regions, timeout_s)
-        handle = TransferHandle(len(requests), self._chain_done)
-        # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
-        self._start(handle, requests, regions, lengths, timeout_s, inline=True)
-        return handle.wait()
-
-    def _plan_small(self, request: TransferRequest) -> tuple[ChainPlan, dict[bytes, Region]] | None:
-        """:meth:`_check` and ``plan_one`` in one go, for a single small request: here every call shows in the latency.
-        None: not so small, or something is wrong with it; the long way says what."""
-        opcode, local, local_offset, remote, remote_region, remote_offset, length = request
-        region = self._memory.get(local)
-        if (
-            region is None
-            or not 0 < length <= self._small_bytes
-            or local_offset < 0
-            or local_offset + length > region.length
-            or not 0 <= remote_offset < 1 << 62
-            or type(opcode) is not Opcode
-            or type(remote_region) is not bytes
-            or len(remote_region) != KEY_BYTES
-            or type(remote) is not SegmentDescriptor
-        ):
-            return None
-        published = remote.region(remote_region)
-        slices = [Slice(0, local, local_offset, remote_region, remote_offset, length)]
-        there = published.location if published is not None else ""
-        return ChainPlan(remote, opcode, slices, length, region.location, there), {local: region}
-
-    def _run_one(self, plan: ChainPlan, regions: dict[bytes, Region], timeout_s: float | None) -> list[TransferResult]:
-        """A small transfer, all of it in this thread unless its path fails."""
-        count = len(plan.slices)
-        if self._inflight_requests + count > self.limits.max_inflight_requests:
-            raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
-        started = time.monotonic()
-        budget = timeout_s if timeout_s is not None else self.limits.budget_s(plan.nbytes + self._queued_bytes)
-        call = InlineCall()
-        chain = Chain(plan, regions, started + budget, call.finished)
-        self._inline[chain] = count  # before the state is read: ``close`` reads them the other way round
-        try:
-            if self._state != "running":
-                raise EngineClosed("the engine is not running")
-            if self._memory.pin(regions.values(), chain, chain.shut):
-                try:
-                    self._dispatcher.run(chain)
-                    outcome = call.outcome or call.wait(chain)
-                finally:
-                    if call.outcome is None:  # interrupted, as by Ctrl-C, while the chain is in another thread
-                        chain.shut()
-                        call.wait(chain)
-                    self._memory.unpin(regions.values(), chain)
-            else:  # unregistered since the check above
-                outcome = SHUTDOWN
-        finally:
-            del self._inline[chain]
-        results = results_of(chain, outcome)
-        latency_s = time.monotonic() - started
-        with self._meter.lock:
-            if outcome.status is TransferStatus.COMPLETED and outcome.refusals is None:
-                self._meter.finished(TransferStatus.COMPLETED, Reason.NONE, count, latency_s)
-                self._meter.moved(chain.opcode, chain.nbytes)
-            else:
-                for status, moved, reason in results:
-                    self._meter.finished(status, reason, 1, latency_s)
-                    self._meter.moved(chain.opcode, moved)
-        return results
+        return self._submissions.transfer(requests, timeout_s)
 
     async def transfer_async(
         self, requests: Sequence[TransferRequest], timeout_s: float | None = None
@@ -417,124 +331,11 @@ class TransferEngine:
 
     def stats(self) -> TransferStats:
         """A snapshot of the counters."""
-        with self._lock:
-            inline = list(self._inline.values())
-            batches, requests = len(self._live) + len(inline), self._inflight_requests + sum(inline)
-        outbound, inbound = self._dispatcher.endpoints, self._acceptor.links
+        batches, requests = self._submissions.in_flight()
+        outbound, inbound = self._peers.endpoints, self._acceptor.links
         with self._meter.lock:
             return self._meter.snapshot(batches=batches, requests=requests, outbound=outbound, inbound=inbound)
 
     def paths(self) -> list[tuple[PeerId, PathState]]:
         """What is known of every path to every peer: usable or avoided, measured rate, bytes in flight."""
-        return self._dispatcher.path_states()
-
-    # --- submission ---
-
-    def _submit(self, handle: TransferHandle, requests: Sequence[TransferRequest], timeout_s: float | None) -> None:
-        regions, lengths = self._prepare(requests, timeout_s)
-        self._start(handle, requests, regions, lengths, timeout_s)
-
-    def _prepare(
-        self, requests: Sequence[TransferRequest], timeout_s: float | None
-    ) -> tuple[dict[bytes, Region], list[int]]:
-        """The local regions by key, and the requests' lengths; InvalidTransfer if anything makes no sense."""
-        if timeout_s is not None and not timeout_s > 0:
-            raise InvalidTransfer("timeout_s must be positive", field="timeout_s")
-        if not 0 < len(requests) <= self.limits.max_batch_requests:
-            raise InvalidTransfer(f"submit 1 to {self.limits.max_batch_requests} requests", field="requests")
-        return self._check(requests), [request.length for request in requests]
-
-    def _start(
-        self,
-        handle: TransferHandle,
-        requests: Sequence[TransferRequest],
-        regions: dict[bytes, Region],
-        lengths: list[int],
-        timeout_s: float | None,
-        *,
-        inline: bool = False,
-    ) -> None:
-        nbytes = sum(lengths)
-        now = time.monotonic()
-        with self._lock:
-            if self._state != "running":
-                raise EngineClosed("the engine is not running")
-            if self._inflight_requests + len(requests) > self.limits.max_inflight_requests:
-                raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
-            if handle not in self._live and len(self._live) >= self.limits.max_batches:
-                raise TransferLimitReached(f"{len(self._live)} batches are in flight")
-            first = handle._admit(lengths)
-            budget = timeout_s if timeout_s is not None else self.limits.budget_s(nbytes + self._queued_bytes)
-            self._inflight_requests += len(requests)
-            self._queued_bytes += nbytes
-            self._live[handle] = self._live.get(handle, 0) + len(requests)
-        deadline = now + budget
-        locations = {key: region.location for key, region in regions.items()}
-        plans = plan_chains(requests, first, self.limits, locations, self._dispatcher.streams)
-        chains = [Chain(plan, regions, deadline, handle._chain_done) for plan in plans]
-        handle._add(chains, now, deadline)
-        ready: list[Chain] = []
-        for chain in chains:
-            if self._memory.pin(regions.values(), chain, chain.shut):
-                ready.append(chain)
-            else:  # unregistered since the check above
-                chain.finish(SHUTDOWN)
-        last = ready.pop() if inline and ready else None
-        for chain in ready:
-            self._dispatcher.submit(chain)
-        if last is not None:
-            self._dispatcher.run(last)
-
-    def _check(self, requests: Sequence[TransferRequest]) -> dict[bytes, Region]:
-        """The local regions by key, or InvalidTransfer for the first request that makes no sense."""
-        regions: dict[bytes, Region] = {}
-        most = self.limits.max_request_bytes
-        for position, request in enumerate(requests):
-            opcode, local, local_offset, remote, remote_region, remote_offset, length = request
-            region = regions.get(local)
-            if region is None:
-                region = self._memory.get(local)
-                if region is None:
-                    if self._state == "closed":  # its regions are gone
-                        raise EngineClosed("the engine is not running")
-                    raise InvalidTransfer("no such local region", field=f"requests[{position}].local")
-                regions[local] = region
-            if length < 1 or length > most:
-                raise InvalidTransfer(f"a request moves 1 to {most} bytes", field=f"requests[{position}].length")
-            if local_offset < 0 or local_offset + length > region.length:
-                raise InvalidTransfer("outside the local region", field=f"requests[{position}].local_offset")
-            if remote_offset < 0 or remote_offset + length >= 1 << 63:
-                raise InvalidTransfer("no such remote offset", field=f"requests[{position}].remote_offset")
-            if type(opcode) is not Opcode:
-                raise InvalidTransfer("not an Opcode", field=f"requests[{position}].opcode")
-            if type(remote_region) is not bytes or len(remote_region) != KEY_BYTES:
-                raise InvalidTransfer("not a region key", field=f"requests[{position}].remote_region")
-            if type(remote) is not SegmentDescriptor:
-                raise InvalidTransfer("not a segment descriptor", field=f"requests[{position}].remote")
-        return regions
-
-    def _chain_done(
-        self,
-        handle: TransferHandle,
-        chain: Chain,
-        finals: dict[tuple[TransferStatus, Reason], int],
-        moved_bytes: int,
-        started: float,
-    ) -> None:
-        """A chain has ended; ``finals`` says how many requests became final with it, and how."""
-        ended = sum(finals.values())
-        self._memory.unpin(chain.regions.values(), chain)
-        with self._lock:
-            self._inflight_requests -= ended
-            self._queued_bytes -= chain.nbytes
-            # Of chains that end at the same time, the one with the last final request need not come here last.
-            left = self._live.get(handle, 0) - ended
-            if left:
-                self._live[handle] = left
-            else:
-                self._live.pop(handle, None)
-        latency_s = time.monotonic() - started
-        with self._meter.lock:
-            for (status, reason), count in finals.items():
-                self._meter.finished(status, reason, count, latency_s)
-            self._meter.moved(chain.opcode, moved_bytes)
+        return self._peers.path_states()

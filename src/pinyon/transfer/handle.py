@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Generator
 from typing import Any
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.batch import BatchState
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chain import LATE, Chain, Outcome
 from pinyon.transfer.request import Reason, TransferResult, TransferStatus
 
-__all__ = ["InlineCall", "TransferHandle", "results_of"]
+__all__ = ["TransferHandle"]
 
 _log = logging.getLogger(__name__)
 _CANCEL = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
-_EXPIRE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 
 Finished = Callable[["TransferHandle", Chain, dict[tuple[TransferStatus, Reason], int], int, float], None]
 """``(handle, chain, how many requests became final with it and how, bytes moved by it, when it was submitted)``"""
@@ -31,7 +30,8 @@ class TransferHandle:
     none of their local memory.
     """
 
-    def __init__(self, capacity: int, on_chain: Finished) -> None:
+    def __init__(self, capacity: int, on_chain: Finished, clock: Clock) -> None:
+        self._clock = clock
         self._state = BatchState(capacity)
         self._on_chain = on_chain
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class TransferHandle:
         self._callbacks: list[Callable[[TransferHandle], None]] = []
         self._chains: dict[Chain, float] = {}  # in flight, with the time of submission
         self.deadline = 0.0
-        """``time.monotonic()`` seconds; the latest of its chains."""
+        """By ``clock``; the latest of its chains."""
 
     # --- for the engine ---
 
@@ -76,6 +76,13 @@ class TransferHandle:
         for callback in callbacks:
             self._call(callback)
 
+    def _stop(self, outcome: Outcome) -> None:
+        """End what has not ended; returns at once."""
+        with self._lock:
+            chains = list(self._chains)
+        for chain in chains:
+            chain.stop(outcome)
+
     def _call(self, callback: Callable[[TransferHandle], None]) -> None:
         try:
             callback(self)
@@ -88,12 +95,12 @@ class TransferHandle:
     def done(self) -> bool:
         """All submitted requests are final. Also enforces the deadline, so polling ends."""
         if not self._finished:
-            now = time.monotonic()
+            now = self._clock()
             if now > self.deadline:  # maybe an earlier submission's: each chain knows its own
                 with self._lock:
                     late = [chain for chain in self._chains if now > chain.deadline]
                 for chain in late:
-                    chain.stop(_EXPIRE)
+                    chain.stop(LATE)
         return self._finished
 
     def results(self) -> list[TransferResult]:
@@ -116,12 +123,6 @@ class TransferHandle:
         """
         self._stop(_CANCEL)
 
-    def _stop(self, outcome: Outcome) -> None:
-        with self._lock:
-            chains = list(self._chains)
-        for chain in chains:
-            chain.stop(outcome)
-
     def add_done_callback(self, callback: Callable[[TransferHandle], None]) -> None:
         """Call ``callback(handle)`` when all requests are final; at once if they are.
 
@@ -140,10 +141,10 @@ class TransferHandle:
             if self._finished:
                 return self._state.results()
             event = self._event = self._event or threading.Event()
-        deadline = self.deadline if timeout_s is None else min(self.deadline, time.monotonic() + timeout_s)
-        while not event.wait(max(0.0, deadline - time.monotonic())):
-            self._stop(_EXPIRE)  # ends what waits, aborts what runs
-            deadline = time.monotonic() + 0.1
+        deadline = self.deadline if timeout_s is None else min(self.deadline, self._clock() + timeout_s)
+        while not event.wait(max(0.0, deadline - self._clock())):
+            self._stop(LATE)  # ends what waits, aborts what runs
+            deadline = self._clock() + 0.1
         return self.results()
 
     async def wait_async(self, timeout_s: float | None = None) -> list[TransferResult]:
@@ -163,60 +164,20 @@ class TransferHandle:
                 loop.call_soon_threadsafe(finished)
 
         self.add_done_callback(wake)
-        deadline = self.deadline if timeout_s is None else min(self.deadline, time.monotonic() + timeout_s)
-        stop = _EXPIRE
+        deadline = self.deadline if timeout_s is None else min(self.deadline, self._clock() + timeout_s)
+        stop = LATE
         cancelled = False
         while not future.done():
             try:
-                await asyncio.wait((future,), timeout=max(0.0, deadline - time.monotonic()))
+                await asyncio.wait((future,), timeout=max(0.0, deadline - self._clock()))
             except asyncio.CancelledError:
                 cancelled, stop = True, _CANCEL
             if not future.done():
                 self._stop(stop)
-                deadline = time.monotonic() + 0.1
+                deadline = self._clock() + 0.1
         if cancelled:
             raise asyncio.CancelledError
         return self.results()
 
     def __await__(self) -> Generator[Any, None, list[TransferResult]]:
         return self.wait_async().__await__()
-
-
-class InlineCall:
-    """The end of the one chain of a small blocking transfer, which its caller runs itself: nothing to look up, and no
-    event unless the chain has to go another way."""
-
-    __slots__ = ("_event", "outcome")
-
-    def __init__(self) -> None:
-        self.outcome: Outcome | None = None
-        self._event: threading.Event | None = None
-
-    def finished(self, chain: Chain, outcome: Outcome) -> None:
-        """The chain's completion callback."""
-        self.outcome = outcome
-        if self._event is not None:
-            self._event.set()
-
-    def wait(self, chain: Chain) -> Outcome:
-        """How the chain ended; at its deadline it is ended."""
-        self._event = event = threading.Event()
-        deadline = chain.deadline
-        while self.outcome is None and not event.wait(max(0.0, deadline - time.monotonic())):
-            chain.stop(_EXPIRE)
-            deadline = time.monotonic() + 0.1
-        assert self.outcome is not None
-        return self.outcome
-
-
-def results_of(chain: Chain, outcome: Outcome) -> list[TransferResult]:
-    """Of a chain whose slice i is all of request i."""
-    status, reason, refusals = outcome
-    if status is not TransferStatus.COMPLETED:
-        return [TransferResult(status, 0, reason)] * len(chain.slices)
-    if refusals is None:
-        return [TransferResult(status, part.length) for part in chain.slices]
-    return [
-        TransferResult(TransferStatus.REFUSED, 0, Reason(code)) if code else TransferResult(status, part.length)
-        for part, code in zip(chain.slices, refusals, strict=True)
-    ]

@@ -25,11 +25,12 @@ from pinyon.transfer import (
     TransferRequest,
     TransferStatus,
 )
-from pinyon.transfer import engine as engine_module
+from pinyon.transfer import submissions as submissions_module
 from pinyon.transfer.chain import Chain, Outcome
-from pinyon.transfer.handle import InlineCall, TransferHandle
+from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
+from pinyon.transfer.small import InlineCall
 from tests.unit.transfer.conftest import (
     GENEROUS_S,
     VARIANTS,
@@ -56,7 +57,7 @@ def nothing_is_left() -> Iterator[None]:
 def watch_transports(engine: TransferEngine) -> list[str]:
     """Names of those that are closed from now on."""
     closed: list[str] = []
-    for name, transport in engine._dispatcher.transports.items():
+    for name, transport in engine._peers.transports.items():
 
         def close(name: str = name, close: Callable[[], None] = transport.close) -> None:
             closed.append(name)
@@ -207,7 +208,7 @@ def test_a_start_that_fails_leaves_nothing_and_is_final() -> None:
             closed = watch_transports(engine)
             with pytest.raises(OSError, match="in use"):
                 engine.start()
-            assert sorted(closed) == sorted(engine._dispatcher.transports)
+            assert sorted(closed) == sorted(engine._peers.transports)
             assert not transfer_threads()
             assert open_files() == before
             with pytest.raises(EngineClosed):
@@ -236,7 +237,7 @@ def test_an_engine_that_never_started_closes() -> None:
     closed = watch_transports(engine)
     engine.close()
     engine.close()
-    assert sorted(closed) == sorted(engine._dispatcher.transports)
+    assert sorted(closed) == sorted(engine._peers.transports)
     assert not region.alive
     with pytest.raises(EngineClosed):
         engine.start()
@@ -263,14 +264,14 @@ def test_close_between_admission_and_start(monkeypatch: pytest.MonkeyPatch) -> N
     local = engine.register_local_memory(bytearray(100))
     request = TransferRequest(WRITE, local.key, 0, engine.descriptor(), local.key, 50, 50)
     closer = threading.Thread(target=engine.close, daemon=True)
-    plan = engine_module.plan_chains
+    plan = submissions_module.plan_chains
 
     def meanwhile(*arguments: Any) -> Any:
         closer.start()
-        eventually(lambda: not engine._dispatcher._threads[0].is_alive(), "the dispatcher is closing")
+        eventually(lambda: "pinyon-transfer-tend" not in transfer_threads(), "the peers are closing")
         return plan(*arguments)
 
-    monkeypatch.setattr(engine_module, "plan_chains", meanwhile)
+    monkeypatch.setattr(submissions_module, "plan_chains", meanwhile)
     (result,) = engine.submit([request]).wait()
     assert result.status is TransferStatus.CANCELLED
     closer.join(GENEROUS_S)
@@ -327,7 +328,7 @@ def test_an_interrupted_call_returns_when_nothing_touches_its_memory(monkeypatch
     try:
         with TransferEngine(transports=("tcp",)) as engine:
             transport = BreaksThenHangs(interrupt)
-            engine._dispatcher.transports["tcp"] = transport  # type: ignore[index]
+            engine._peers.transports["tcp"] = transport  # type: ignore[index]
             local = engine.register_local_memory(bytearray(10))
             peer = SegmentDescriptor("127.0.0.1", 1, b"p" * 16)
             with pytest.raises(KeyboardInterrupt):
@@ -343,7 +344,7 @@ def test_an_interrupted_call_returns_when_nothing_touches_its_memory(monkeypatch
 def test_polling_does_not_expire_what_was_just_submitted() -> None:
     """A handle's deadline may still be its last submission's when the chains of the next one are there."""
     ended: list[Chain] = []
-    handle = TransferHandle(2, lambda handle, chain, finals, moved, started: ended.append(chain))
+    handle = TransferHandle(2, lambda handle, chain, finals, moved, started: ended.append(chain), time.monotonic)
     now = time.monotonic()
     peer = SegmentDescriptor("127.0.0.1", 1, b"p" * 16)
     first = handle._admit([10, 10])

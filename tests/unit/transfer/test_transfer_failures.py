@@ -8,20 +8,29 @@ import random
 import socket
 import struct
 import threading
+import time
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pinyon.transfer import (
+    Access,
     Opcode,
     Reason,
+    Region,
     SegmentDescriptor,
     TransferEngine,
     TransferLimits,
     TransferRequest,
     TransferStatus,
 )
+from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.links import handshake
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.stats import Meter
+from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.transports.tcp import wire
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, eventually, open_files, transfer_threads
 
@@ -366,30 +375,44 @@ def test_nothing_is_left_behind(start_peer) -> None:
     assert (open_files(), transfer_threads()) == (files, threads)
 
 
+class HeldUp(MemoryTable):
+    """The first who lets go of its regions is held up in it."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.holds, self.go = threading.Event(), threading.Event()
+
+    def unpin(self, regions: Iterable[Region], holder: object) -> None:
+        super().unpin(regions, holder)
+        if not self.holds.is_set():
+            self.holds.set()
+            assert self.go.wait(GENEROUS_S)
+
+
 def test_chains_of_one_request_may_report_in_any_order() -> None:
     """The one that ends the request is heard first, another one that ended before it later."""
-    ended = threading.Event()
-    held_up = []
-    with TransferEngine(transports=("local",)) as engine:
-        account = engine._chain_done
-
-        def late(handle, chain, finals, moved_bytes, started) -> None:
-            if not finals and not held_up:
-                held_up.append(chain)
-                assert ended.wait(GENEROUS_S)
-            account(handle, chain, finals, moved_bytes, started)
-            if finals:
-                ended.set()
-
-        engine._chain_done = late
-        local, remote = (
-            engine.register_local_memory(bytearray(4 * SIZE)),
-            engine.register_local_memory(bytearray(4 * SIZE)),
-        )
-        request = TransferRequest(WRITE, local.key, 0, engine.descriptor(), remote.key, 0, 4 * SIZE)
-        assert engine.submit([request]).wait(GENEROUS_S)[0].ok
-        assert held_up
-        assert engine.stats().requests_now == engine.stats().batches_now == 0
+    given: list[Chain] = []
+    peers = SimpleNamespace(submit=given.append)
+    memory = HeldUp()
+    local = memory.register(bytearray(4 * SIZE), None, Access.READ)
+    submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), time.monotonic)
+    submissions.open()
+    handle = submissions.new_handle(1)
+    remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))
+    submissions.submit(handle, [TransferRequest(WRITE, local.key, 0, remote, bytes(16), 0, 4 * SIZE)], None)
+    early, *others = given
+    assert others
+    completed = Outcome(TransferStatus.COMPLETED)
+    held_up = threading.Thread(target=early.finish, args=(completed,), daemon=True)
+    held_up.start()
+    assert memory.holds.wait(GENEROUS_S)
+    for chain in others:
+        chain.finish(completed)
+    assert handle.result(0).ok
+    memory.go.set()
+    held_up.join(GENEROUS_S)
+    assert handle.wait(GENEROUS_S)[0].ok
+    assert submissions.in_flight() == (0, 0)
 
 
 def test_a_silent_path_is_avoided_even_when_deadlines_are_shorter_than_the_stall_limit(engine, start_peer) -> None:

@@ -50,7 +50,7 @@ def never() -> bool:
 
 
 def pool_of(pages: int, forgotten: list[Region] | None = None) -> StagingPool:
-    return StagingPool(pages * PAGE, (forgotten if forgotten is not None else []).append)
+    return StagingPool(pages * PAGE, (forgotten if forgotten is not None else []).append, time.monotonic)
 
 
 def test_the_pool_lends_each_byte_to_one_at_a_time() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.memory.device import DeviceDriver, DeviceError
 from pinyon.transfer.memory.region import Access, Region
 
@@ -61,9 +61,10 @@ class StagingPool:
     Allocated when it is first needed, freed when it is closed and everything is back. ``use`` opens it again.
     """
 
-    def __init__(self, total_bytes: int, forget: Callable[[Region], None]) -> None:
+    def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
         """``forget``: called before the memory is freed, so that NICs let go of it."""
         self.total_bytes = -(-total_bytes // _PAGE) * _PAGE
+        self.clock = clock
         self._forget = forget
         self._changed = threading.Condition()
         self._queue: deque[object] = deque()
@@ -108,7 +109,7 @@ class StagingPool:
                         if start is not None:
                             self._lent += 1
                             return StagingBuffer(self, region, start, size)
-                    remaining = deadline - time.monotonic()
+                    remaining = deadline - self.clock()
                     if remaining <= 0:
                         break
                     self._changed.wait(min(remaining, _LOOK_S))
@@ -183,11 +184,11 @@ class StagingPool:
 class Staging:
     """An engine's pools, in use as long as memory of a device is registered."""
 
-    def __init__(self, total_bytes: int, forget: Callable[[Region], None]) -> None:
+    def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
         """``total_bytes`` each."""
-        self.outbound = StagingPool(total_bytes, forget)
+        self.outbound = StagingPool(total_bytes, forget, clock)
         """For chains of ours."""
-        self.inbound = StagingPool(total_bytes, forget)
+        self.inbound = StagingPool(total_bytes, forget, clock)
         """For what peers ask for."""
         self.regions = 0
         """On devices, now."""

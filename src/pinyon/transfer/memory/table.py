@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.errors import InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.memory.buffers import HOST_PREFIX, open_buffer
 from pinyon.transfer.memory.region import Access, DeviceRegion, Region
@@ -26,13 +27,14 @@ STAGING_BYTES = 64 << 20
 class MemoryTable:
     """Key → region, with pins. All methods are thread-safe."""
 
-    def __init__(self, max_regions: int, staging_bytes: int = STAGING_BYTES) -> None:
+    def __init__(self, max_regions: int, staging_bytes: int = STAGING_BYTES, *, clock: Clock = time.monotonic) -> None:
         """``staging_bytes``: of pinned host memory per direction, once memory of a device is registered."""
         self._max_regions = max_regions
+        self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # entered by its lock, which costs a fifth
         self._regions: dict[bytes, Region] = {}
-        self.staging = Staging(staging_bytes, self._take_back)
+        self.staging = Staging(staging_bytes, self._take_back, clock)
         self.on_unregister: list[Callable[[Region], None]] = []
         """Called when nothing here uses the region any more and before ``unregister`` returns: a transport takes back
         what it gave out for it (a memory registration, a published address). Must not raise."""
@@ -91,9 +93,9 @@ class MemoryTable:
                 self.staging.leave()
 
     def _wait_unpinned(self, region: Region, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
+        deadline = self._clock() + timeout_s
         while region._holders:
-            remaining = deadline - time.monotonic()
+            remaining = deadline - self._clock()
             if remaining <= 0:
                 return False
             self._changed.wait(remaining)

@@ -36,19 +36,15 @@ class PathLimits:
     )
     """Per transport, until something is measured."""
     sample_bytes: int = 256 << 10
-    """Smaller chains say more about latency than about the rate: they are not measured and do not explore."""
+    """Smaller chains say more about latency than about the rate: they are not measured."""
     rate_weight: float = 0.2
     """Of a new sample in the moving average."""
     rate_step: float = 4.0
     """One sample counts for at most this many times more or less than the average, once that is settled."""
     tie: float = 0.1
     """Estimates this close take turns."""
-    better: float = 1.25
-    """A transport measured this much faster than the one listed first is preferred to it."""
     settled_samples: int = 8
-    """Before this many of either there is no such verdict."""
-    explore_share: float = 0.005
-    """Of the bytes, less in proportion where it is slower, go to a transport that is not preferred, to measure it."""
+    """Before this many an average is not settled."""
     max_paths: int = 1024
     """Remembered; paths that carry chains are never forgotten."""
 
@@ -61,9 +57,7 @@ class PathLimits:
             "rate_weight": (0.001, 1.0),
             "rate_step": (1.0, inf),
             "tie": (0.0, inf),
-            "better": (1.0, inf),
             "settled_samples": (1, inf),
-            "explore_share": (0.0, 0.01),
             "max_paths": (1, inf),
         }
         for name, (low, high) in ranges.items():
@@ -160,39 +154,27 @@ class PathBoard:
         self._transports: dict[str, _Rate] = {}
         self._down: set[str] = set()
         self._turns = 0
-        self._explorations = 0
-        self._explore_credit = 0.0
 
     # ------------------------------------------------------------ which path
 
     def choose(self, tiers: Tiers, nbytes: int, exclude: frozenset[Path] = _NONE) -> Path | None:
         """The path for a chain of ``nbytes``; ``None`` when none is usable.
 
-        In the first tier that has a usable path the one with the least estimated finish time; ties take turns. A chain
-        of at least ``sample_bytes`` goes to a later transport when that one was measured as clearly faster, and now
-        and then to measure it.
+        In the first tier that has a usable path the one with the least estimated finish time; ties take turns.
 
         Args:
             exclude: paths that this chain has tried. Of the others those are better that share no NIC with one of them.
         """
         records = self._records
-        large = nbytes >= self.limits.sample_bytes
-        options: list[list[_Record]] = []
-        transport = ""
+        usable: list[_Record] = []
         for tier in tiers:
-            if tier[0].transport == transport:
-                continue  # a better tier of this transport is usable
             usable = [record for path in tier if (record := records.get(path) or self._record(path)).usable]
             if exclude:
                 usable = [record for record in usable if record.path not in exclude]
             if usable:
-                options.append(usable)
-                transport = tier[0].transport
-                if not large or transport == "local":
-                    break
-        if not options:
+                break
+        if not usable:
             return None
-        usable = options[0] if len(options) == 1 else self._choose_transport(options, nbytes, explore=not exclude)
         if exclude and len(usable) > 1:
             usable = _sharing_no_nic(usable, exclude) or usable
         chosen = usable[0] if len(usable) == 1 else self._quickest(usable, nbytes)
@@ -224,28 +206,6 @@ class PathBoard:
                 quickest = record
         assert quickest is not None  # the least estimate is within the limit
         return quickest
-
-    def _choose_transport(self, options: list[list[_Record]], nbytes: int, *, explore: bool) -> list[_Record]:
-        """Of several transports with usable paths: the first, one that is clearly faster, or one to be measured."""
-        limits = self.limits
-        first = best = options[0][0].transport
-        at = 0
-        if first.samples >= limits.settled_samples:
-            for index, option in enumerate(options):
-                other = option[0].transport
-                fast = other.bytes_s >= limits.better * first.bytes_s and other.bytes_s > best.bytes_s
-                if fast and other.samples >= limits.settled_samples:
-                    at, best = index, other
-        if explore:
-            others = options[:at] + options[at + 1 :]
-            trial = others[self._explorations % len(others)]
-            cost = nbytes * max(1.0, best.bytes_s / trial[0].transport.bytes_s)
-            self._explore_credit += limits.explore_share * nbytes
-            if self._explore_credit >= cost:
-                self._explore_credit -= cost
-                self._explorations += 1
-                return trial
-        return options[at]
 
     # ------------------------------------------------------------ what became of the chains
 

@@ -1,30 +1,27 @@
-"""Gives each chain to the routes of its peer, and looks after them: probes, link events, idle ones."""
+"""Gives each chain to its peer, and looks after all peers: probes, link events, idle ones."""
 
 from __future__ import annotations
 
 import logging
 import random
 import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
 from math import inf
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.chain import SHUTDOWN, Chain
 from pinyon.transfer.host.link_monitor import LinkMonitor
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.memory.staging_pool import StagingPool
-from pinyon.transfer.path import Path, Tiers
+from pinyon.transfer.path import Path
 from pinyon.transfer.paths.board import PathState
-from pinyon.transfer.paths.peer import Retired, Routes
-from pinyon.transfer.paths.reach import End, candidate_paths
-from pinyon.transfer.request import Reason
+from pinyon.transfer.paths.peer import Peer, Retired
+from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.segment import PeerId, SegmentDescriptor
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.base import Transport
 
-__all__ = ["Dispatcher"]
+__all__ = ["Peers"]
 
 _log = logging.getLogger(__name__)
 _TEND_S = 0.1
@@ -34,42 +31,34 @@ _MAX_PROBES = 8
 """Probes at a time, a thread each."""
 
 
-class Dispatcher:
-    """Owns the routes, the transports and the thread that tends them."""
+class Peers:
+    """Owns the peers, the transports and the thread that tends them."""
 
     def __init__(
         self,
+        reach: Reach,
         transports: Mapping[str, Transport],
-        order: Sequence[str],
-        nics: Sequence[Nic],
-        topology: Topology | None,
-        boot_id: bytes,
-        host_id: str,
-        limits: TransferLimits,
         meter: Meter,
         staging: StagingPool,
         rng: random.Random,
+        clock: Clock,
     ) -> None:
-        """``order``: the transports that may be used, best first."""
+        """``staging``: see :class:`Peer`."""
         self.transports = transports
-        self.limits = limits
-        self.rng = rng
-        self.staging = staging
-        self._order = tuple(order)
-        self._nics = tuple(nics)
-        self._topology = topology
-        self._boot_id = boot_id
-        self._host_id = host_id
-        self._meter = meter
+        self._limits = reach.limits
+        self._clock = clock
+        self._new_peer = partial(
+            Peer, reach=reach, transports=transports, meter=meter, staging=staging, rng=rng, clock=clock
+        )
         self._lock = threading.Lock()
-        self._routes: dict[PeerId, Routes] = {}
+        self._peers: dict[PeerId, Peer] = {}
         self._closed = False
         self._closing = threading.Event()
         self._probes: set[threading.Thread] = set()
         self._down: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._monitor = LinkMonitor(
-            [nic.name for nic in nics if nic.name and nic.transport == "tcp"], self._link_changed
+            [nic.name for nic in reach.nics if nic.name and nic.transport == "tcp"], self.link_changed
         )
 
     def start(self) -> None:
@@ -89,150 +78,112 @@ class Dispatcher:
         self._give(chain, inline=True)
 
     def _give(self, chain: Chain, *, inline: bool) -> None:
-        peer = chain.remote.peer
+        name = chain.remote.peer
         while True:
-            routes = self._routes.get(peer) or self._new_routes(chain.remote)
-            if routes is None:
+            peer = self._peers.get(name) or self.peer(chain.remote)
+            if peer is None:
                 chain.finish(SHUTDOWN)
                 return
-            routes.learn(chain.remote)
+            peer.learn(chain.remote)
             try:
-                path = routes.submit(chain, inline=inline)
+                path = peer.submit(chain, inline=inline)
             except Retired:
-                self._forget(peer, routes)
+                self._forget(name, peer)
                 continue
             if path is not None:
-                routes.run(chain, path)
+                peer.run(chain, path)
             return
 
-    def _new_routes(self, remote: SegmentDescriptor) -> Routes | None:
+    def peer(self, remote: SegmentDescriptor) -> Peer | None:
+        """What is known of this peer, from now on; None when closed."""
         with self._lock:
             if self._closed:
                 return None
-            routes = self._routes.get(remote.peer)
-            if routes is None:
-                if len(self._routes) >= self.limits.max_peers:
+            peer = self._peers.get(remote.peer)
+            if peer is None:
+                if len(self._peers) >= self._limits.max_peers:
                     self._forget_one()
-                routes = self._routes[remote.peer] = Routes(self, remote)
+                peer = self._peers[remote.peer] = self._new_peer(remote)
                 for name in self._down:
-                    routes.nic_down(name)
-        return routes
+                    peer.nic_down(name)
+        return peer
 
     def _forget_one(self) -> None:
         """Lock held. The peer used longest ago, but none that chains are on their way to; their number has its own
         bound."""
-        for peer in sorted(self._routes, key=lambda peer: self._routes[peer].last_used):
-            if self._routes[peer].retire(inf):
-                del self._routes[peer]
+        for name, peer in sorted(self._peers.items(), key=lambda one: one[1].last_used):
+            if peer.retire(inf):
+                del self._peers[name]
                 return
 
-    def _forget(self, peer: PeerId, routes: Routes) -> None:
+    def _forget(self, name: PeerId, peer: Peer) -> None:
         with self._lock:
-            if self._routes.get(peer) is routes:
-                del self._routes[peer]
-
-    def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
-        """The paths between these memories, best first."""
-        own = remote.boot_id == self._boot_id
-        return candidate_paths(
-            End(self._nics, self._topology, local_location),
-            End(remote.nics, remote.topology, remote_location),
-            self._order,
-            same_process=own,
-            shm=self._same_host(remote) and not own,
-        )
-
-    def streams(self, remote: SegmentDescriptor) -> int:
-        """How many NICs chains to this peer are spread over."""
-        if remote.boot_id == self._boot_id or ("shm" in self._order and self._same_host(remote)):
-            return 1
-        for transport in self._order:
-            here = sum(1 for nic in self._nics if nic.transport == transport)
-            there = sum(1 for nic in remote.nics if nic.transport == transport)
-            if here and there:
-                return max(here, there)
-        return 1
-
-    def _same_host(self, remote: SegmentDescriptor) -> bool:
-        return bool(remote.shm) and remote.host_id == self._host_id
+            if self._peers.get(name) is peer:
+                del self._peers[name]
 
     @property
     def endpoints(self) -> int:
         """Connections and queue pairs open towards peers."""
         return sum(transport.endpoints for transport in self.transports.values())
 
-    def room(self, path: Path, alike: int) -> int:
-        """How many chains may run at a time on a path that has ``alike`` paths (itself included) in its tier."""
-        if path.transport == "tcp":
-            return max(min(2, self.limits.connections_per_peer), self.limits.connections_per_peer // alike)
-        return self.limits.queue_pairs_per_path if path.transport == "rdma" else 2
-
-    # --- counters ---
-
-    def record(self, path: Path, nbytes: int, elapsed_s: float) -> None:
-        with self._meter.lock:
-            self._meter.path_completed(path, nbytes, elapsed_s)
-
-    def record_failure(self, path: Path, reason: Reason, *, retried: bool) -> None:
-        with self._meter.lock:
-            self._meter.path_failed(path, reason, retried)
-
     def path_states(self) -> list[tuple[PeerId, PathState]]:
         """What is known of every path to every peer."""
-        return [(peer, state) for peer, routes in self._all() for state in routes.snapshot()]
+        return [(name, state) for name, peer in self.known() for state in peer.snapshot()]
 
     # --- looking after them ---
 
-    def _all(self) -> list[tuple[PeerId, Routes]]:
+    def known(self) -> list[tuple[PeerId, Peer]]:
         with self._lock:
-            return list(self._routes.items())
+            return list(self._peers.items())
 
-    def _link_changed(self, name: str, up: bool) -> None:
+    def link_changed(self, name: str, up: bool) -> None:
         _log.info("NIC %s is %s", name, "up" if up else "down")
         with self._lock:
             (self._down.discard if up else self._down.add)(name)
-        for _, routes in self._all():
+        for _, peer in self.known():
             if up:
-                routes.nic_up(name)
+                peer.nic_up(name)
             else:
-                routes.nic_down(name)
+                peer.nic_down(name)
 
     def _tend(self) -> None:
-        next_maintenance = time.monotonic() + _MAINTAIN_S
+        next_maintenance = self._clock() + _MAINTAIN_S
         while not self._closing.wait(_TEND_S):
-            now = time.monotonic()
+            now = self._clock()
             try:
-                self._start_probes(now)
+                self.start_probes(now)
                 if now >= next_maintenance:
                     next_maintenance = now + _MAINTAIN_S
-                    self._drop_idle(now)
+                    self.drop_idle(now)
                     for transport in self.transports.values():
                         transport.maintain(now)
             except Exception:
                 _log.exception("maintenance of the transfer paths failed")
 
-    def _drop_idle(self, now: float) -> None:
-        for peer, routes in self._all():
-            routes.expire(now)
-            if routes.retire(now - self.limits.idle_s):
-                self._forget(peer, routes)
+    def drop_idle(self, now: float) -> None:
+        """End what waits beyond its deadline, forget peers that are not used any more."""
+        for name, peer in self.known():
+            peer.expire(now)
+            if peer.retire(now - self._limits.idle_s):
+                self._forget(name, peer)
 
-    def _start_probes(self, now: float) -> None:
-        for _, routes in self._all():
-            for path in routes.due_probes(now, _MAX_PROBES - len(self._probes)):
+    def start_probes(self, now: float) -> None:
+        """Probe what is due, as far as there are threads for it."""
+        for _, peer in self.known():
+            for path in peer.due_probes(now, _MAX_PROBES - len(self._probes)):
                 thread = threading.Thread(
-                    target=self._probe, args=(routes, path), name="pinyon-transfer-probe", daemon=True
+                    target=self._probe, args=(peer, path), name="pinyon-transfer-probe", daemon=True
                 )
                 self._probes.add(thread)
                 try:
                     thread.start()
                 except RuntimeError:
                     self._probes.discard(thread)
-                    self._probe(routes, path)
+                    self._probe(peer, path)
 
-    def _probe(self, routes: Routes, path: Path) -> None:
+    def _probe(self, peer: Peer, path: Path) -> None:
         try:
-            routes.probe(path, time.monotonic() + self.limits.connect_s)
+            peer.probe(path, self._clock() + self._limits.connect_s)
         finally:
             self._probes.discard(threading.current_thread())
 
@@ -240,18 +191,17 @@ class Dispatcher:
         """Stop all chains, free everything."""
         with self._lock:
             self._closed = True
-            routes = list(self._routes.values())
-            self._routes.clear()
+            peers = list(self._peers.values())
+            self._peers.clear()
         self._closing.set()
         self._monitor.close()
-        threads = [thread for one in routes for thread in one.close()]
+        threads = [thread for peer in peers for thread in peer.close()]
         for transport in self.transports.values():
             transport.close()
-        deadline = time.monotonic() + _CLOSE_S
-        _join(self._threads, deadline)  # first: it starts the probes
-        _join([*threads, *self._probes], deadline)
+        deadline = self._clock() + _CLOSE_S
+        self._join(self._threads, deadline)  # first: it starts the probes
+        self._join([*threads, *self._probes], deadline)
 
-
-def _join(threads: Iterable[threading.Thread], deadline: float) -> None:
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    def _join(self, threads: Iterable[threading.Thread], deadline: float) -> None:
+        for thread in threads:
+            thread.join(max(0.0, deadline - self._clock()))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pinyon.transfer.host.nic import Nic, same_network
 from pinyon.transfer.host.topology import Topology
+from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.path import Path, Tiers
+from pinyon.transfer.segment import SegmentDescriptor
 
-__all__ = ["MAX_TIER_PATHS", "End", "candidate_paths"]
+__all__ = ["MAX_TIER_PATHS", "End", "PeerPaths", "Reach", "candidate_paths"]
 
 MAX_TIER_PATHS = 64
 """Of more pairs of NICs the first are kept; every NIC is in one of them as long as no end has more NICs than this."""
@@ -25,6 +28,9 @@ class End(NamedTuple):
     """Of the memory."""
 
 
+_MAX_LOCATION_PAIRS = 256
+_MAX_REGIONS = 4096
+"""Of a peer, about which is remembered what does not reach them."""
 _NO_NIC = Nic("", "tcp", "", 0)
 """A host that published no NIC still has a tcp address, and its kernel chooses the interface."""
 
@@ -97,3 +103,88 @@ def _by_preference(end: End, transport: str) -> tuple[list[Nic], int]:
 def _same_family(one: Nic, other: Nic) -> bool:
     """IPv4 does not reach IPv6; an unknown address may."""
     return not one.address or not other.address or (":" in one.address) == (":" in other.address)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What this side can do, and so which paths there are from it."""
+
+    order: tuple[str, ...]
+    """Transports that may be used to reach peers, best first."""
+    nics: tuple[Nic, ...]
+    topology: Topology | None
+    boot_id: bytes
+    host_id: str
+    limits: TransferLimits
+
+    def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
+        """The paths between these memories, best first."""
+        own = remote.boot_id == self.boot_id
+        return candidate_paths(
+            End(self.nics, self.topology, local_location),
+            End(remote.nics, remote.topology, remote_location),
+            self.order,
+            same_process=own,
+            shm=self._same_host(remote) and not own,
+        )
+
+    def streams(self, remote: SegmentDescriptor) -> int:
+        """How many NICs chains to this peer are spread over."""
+        if remote.boot_id == self.boot_id or ("shm" in self.order and self._same_host(remote)):
+            return 1
+        for transport in self.order:
+            here = sum(1 for nic in self.nics if nic.transport == transport)
+            there = sum(1 for nic in remote.nics if nic.transport == transport)
+            if here and there:
+                return max(here, there)
+        return 1
+
+    def room(self, path: Path, alike: int) -> int:
+        """How many chains may run at a time on a path that has ``alike`` paths (itself included) in its tier."""
+        if path.transport == "tcp":
+            return max(min(2, self.limits.connections_per_peer), self.limits.connections_per_peer // alike)
+        return self.limits.queue_pairs_per_path if path.transport == "rdma" else 2
+
+    def _same_host(self, remote: SegmentDescriptor) -> bool:
+        return bool(remote.shm) and remote.host_id == self.host_id
+
+
+class PeerPaths:
+    """The paths to one peer, as far as it has told about itself. The caller serialises the calls."""
+
+    def __init__(self, reach: Reach, remote: SegmentDescriptor) -> None:
+        self.remote = remote
+        self.beyond: dict[bytes, frozenset[str]] = {}
+        """Regions of the peer, and the transports that it says cannot reach them."""
+        self._reach = reach
+        self._tiers: dict[tuple[str, str], Tiers] = {}
+
+    def is_news(self, remote: SegmentDescriptor) -> bool:
+        """Does it say anything else about the peer's addresses than what we have?"""
+        mine = self.remote
+        if remote is mine or (not remote.nics and not remote.shm):
+            return False
+        return remote.nics != mine.nics or remote.shm != mine.shm or remote.topology != mine.topology
+
+    def learn(self, remote: SegmentDescriptor) -> None:
+        self.remote = remote
+        self._tiers.clear()
+
+    def exclude(self, region: bytes, transport: str) -> None:
+        """This transport does not reach the region."""
+        if len(self.beyond) >= _MAX_REGIONS:
+            self.beyond.clear()
+        self.beyond[region] = self.beyond.get(region, frozenset()) | {transport}
+
+    def tiers(self, local_location: str, remote_location: str, regions: Iterable[bytes] = ()) -> Tiers:
+        """The paths that reach all of these regions."""
+        where = (local_location, remote_location)
+        tiers = self._tiers.get(where)
+        if tiers is None:
+            if len(self._tiers) >= _MAX_LOCATION_PAIRS:
+                self._tiers.clear()
+            tiers = self._tiers[where] = self._reach.candidates(self.remote, *where)
+        if self.beyond:
+            useless = {name for region in regions for name in self.beyond.get(region, ())}
+            tiers = tuple(tier for tier in tiers if tier[0].transport not in useless)
+        return tiers

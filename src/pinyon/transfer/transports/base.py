@@ -12,7 +12,7 @@ __all__ = ["Transport"]
 
 
 class Transport(Protocol):
-    """Moves chains over the paths it knows. Paths are chosen, retried and avoided by the dispatcher."""
+    """Moves chains over the paths it knows. Paths are chosen, retried and avoided by the peer's queue."""
 
     name: str
 

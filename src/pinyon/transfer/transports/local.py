@@ -8,7 +8,8 @@ import time
 
 import numpy as np
 
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.core.clock import Clock
+from pinyon.transfer.chain import GONE, LATE, Chain, Outcome
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
@@ -29,13 +30,14 @@ class LocalTransport:
     name = "local"
     endpoints = 0
 
-    def __init__(self, memory: MemoryTable) -> None:
+    def __init__(self, memory: MemoryTable, *, clock: Clock = time.monotonic) -> None:
         self._memory = memory
+        self._clock = clock
 
     def run(self, chain: Chain, path: Path) -> Outcome:
         stopped = threading.Event()
         if not chain.claim(stopped.set):
-            return Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)  # it ended before, this changes nothing
+            return GONE
         asked = [Range(part.remote_region, part.remote_offset, part.length) for part in chain.slices]
         found, refusals, pinned = self._memory.admit(chain.opcode, asked, stopped, stopped.set)
         try:
@@ -66,9 +68,9 @@ class LocalTransport:
                 pieces = [(at, min(at + _PIECE_BYTES, part.length)) for at in range(0, part.length, _PIECE_BYTES)]
             for start, end in pieces:
                 if stopped.is_set():
-                    return Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
-                if time.monotonic() > chain.deadline:
-                    return Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+                    return GONE
+                if self._clock() > chain.deadline:
+                    return LATE
                 if copy is None:
                     np.copyto(target[start:end], source[start:end])
                 else:

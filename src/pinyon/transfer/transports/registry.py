@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.limits import TransferLimits
@@ -48,6 +49,7 @@ def build_transports(
     nics: Sequence[Nic],
     wanted: Sequence[str] | None,
     checksum: str,
+    clock: Clock,
 ) -> Built:
     """
     Raises:
@@ -64,7 +66,7 @@ def build_transports(
             _log.debug("transport %s is not used: %s", name, reasons[name])
     order = tuple(name for name in order if name not in reasons)
 
-    transports: dict[str, Transport] = {"local": LocalTransport(memory)}
+    transports: dict[str, Transport] = {"local": LocalTransport(memory, clock=clock)}
     services: dict[int, LinkService] = {}
     tcp = TcpTransport(memory, limits, identity, meter, _named(nics, "tcp"), checksum=checksum)
     transports["tcp"], services[Service.TCP] = tcp, tcp.service

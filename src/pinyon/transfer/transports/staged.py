@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pinyon.transfer.chain import SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chain import GONE, LATE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.links.stream import Stalled
 from pinyon.transfer.memory.device import DeviceError, DeviceMemory
 from pinyon.transfer.memory.region import Region
@@ -30,8 +29,6 @@ from pinyon.transfer.transports.base import Transport
 __all__ = ["needs_staging", "run_staged", "stage_ranges"]
 
 _log = logging.getLogger(__name__)
-_CANCELLED = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
-_LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 _INTERNAL = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
@@ -106,7 +103,7 @@ def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool
             _log.error("a transfer of device memory failed: %s", error)
             return _INTERNAL
         if nbytes and buffer is None:
-            return _CANCELLED if chain.done else _LATE if time.monotonic() >= chain.deadline else SHUTDOWN
+            return GONE if chain.done else LATE if pool.clock() >= chain.deadline else SHUTDOWN
         with buffer or contextlib.nullcontext():
             outcome = _run_piece(transport, chain, path, parts, buffer)
         if outcome.status is not TransferStatus.COMPLETED:
@@ -153,13 +150,13 @@ def _run_piece(
         if staged.failed:
             return _INTERNAL
         if outcome.status is TransferStatus.COMPLETED and chain.opcode is Opcode.READ:
-            return outcome if staged.land(outcome.refusals) else _CANCELLED
+            return outcome if staged.land(outcome.refusals) else GONE
     except DeviceError as error:
         _log.error("copying to a device failed: %s", error)
         outcome = _INTERNAL
     finally:
         stopped = staged.claimed and not chain.unclaim()
-    return _CANCELLED if stopped else outcome
+    return GONE if stopped else outcome
 
 
 class _StagedChain(Chain):

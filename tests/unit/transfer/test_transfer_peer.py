@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -21,9 +20,9 @@ from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, Tr
 from pinyon.transfer.chain import SHUTDOWN, Chain, Outcome
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.path import Path
-from pinyon.transfer.paths import peer as routes_module
-from pinyon.transfer.paths.peer import Retired, Routes
-from pinyon.transfer.paths.peers import Dispatcher
+from pinyon.transfer.paths.peer import Retired
+from pinyon.transfer.paths.peers import Peers
+from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.stats import Meter
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, transfer_threads
@@ -50,6 +49,10 @@ def nics(side: str, count: int = RAILS) -> tuple[Nic, ...]:
 
 def rail(index: int) -> Path:
     return Path("tcp", f"n{index}", f"m{index}")
+
+
+def probes() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "pinyon-transfer-probe"]
 
 
 class Attempt:
@@ -124,7 +127,7 @@ class Scripted:
 
 
 class Bench:
-    """A dispatcher over scripted transports, its routes to one peer, and the books of all chains."""
+    """Peers over scripted transports, one of them, and the books of all chains."""
 
     def __init__(
         self,
@@ -136,24 +139,18 @@ class Bench:
         **limits: float,
     ) -> None:
         self.now = 1000.0
-        routes_module.time = SimpleNamespace(monotonic=lambda: self.now)  # type: ignore[assignment]
         self.tcp, self.shm = Scripted(), Scripted("shm")
-        self.dispatcher = Dispatcher(
-            {"tcp": self.tcp, "shm": self.shm},
-            ("shm", "tcp"),
-            nics("n", rails),
-            topology,
-            b"i" * 16,
-            "this host",
-            TransferLimits(connections_per_peer=ROOM, **limits),
-            Meter(),
-            MemoryTable(1).staging.outbound,
-            random.Random(1),
-        )
+        self.limits = TransferLimits(connections_per_peer=ROOM, **limits)
+        self.reach = Reach(("shm", "tcp"), nics("n", rails), topology, b"i" * 16, "this host", self.limits)
+        self.meter, self.rng = Meter(), random.Random(1)
+        staging = MemoryTable(1).staging.outbound
+        transports = {"tcp": self.tcp, "shm": self.shm}
+        self.peers = Peers(self.reach, transports, self.meter, staging, self.rng, lambda: self.now)
         host = ("@peer", "this host") if shm else ("", "")
         self.remote = SegmentDescriptor("10.9.9.9", 1, BOOT, (), nics("m", rails), peer_topology, *host)
-        self.routes = Routes(self.dispatcher, self.remote)
-        self.dispatcher._routes[self.remote.peer] = self.routes
+        peer = self.peers.peer(self.remote)
+        assert peer is not None
+        self.peer = peer
         self.chains: list[Chain] = []
         self.ended: dict[Chain, list[Outcome]] = {}
         self.callers: list[threading.Thread] = []
@@ -174,13 +171,13 @@ class Bench:
     def submit(self, count: int = 1, **arguments: object) -> list[Chain]:
         chains = [self.chain(**arguments) for _ in range(count)]  # type: ignore[arg-type]
         for chain in chains:
-            self.dispatcher.submit(chain)
+            self.peers.submit(chain)
         self.settle()
         return chains
 
     def call(self, chain: Chain) -> None:
         """As a blocking caller does: the chain runs in the caller's thread if it can."""
-        caller = threading.Thread(target=self.dispatcher.run, args=(chain,), name="caller", daemon=True)
+        caller = threading.Thread(target=self.peers.run, args=(chain,), name="caller", daemon=True)
         self.callers.append(caller)
         caller.start()
         self.settle()
@@ -209,55 +206,57 @@ class Bench:
             assert time.monotonic() < until, "it never became quiet"
             tick.wait(0.0003)
 
+    def under_way(self) -> tuple[dict[Chain, Path], list[Chain]]:
+        """What runs and what waits, at one moment."""
+        with self.peer.lock:
+            return dict(self.peer.queue.running), self.peer.queue.waiting()
+
     def _quiet(self) -> bool:
-        routes = self.routes
-        with routes._lock:
-            running = dict(routes._running)
-            waiting = set(routes._queued())
+        running, waiting = self.under_way()
         unfinished = {chain for chain in self.chains if not self.ended[chain]}
-        return {(one.chain, one.path) for one in self.open} == set(running.items()) and unfinished <= waiting | set(
-            running
-        )
+        return {(one.chain, one.path) for one in self.open} == set(running.items()) and unfinished <= {
+            *waiting,
+            *running,
+        }
 
     def check(self) -> None:
         """What holds whenever it is quiet."""
-        routes = self.routes
+        queue = self.peer.queue
         carried = Counter[Path]()
         queued = Counter[Path]()
-        for chain, path in routes._running.items():
+        for chain, path in queue.running.items():
             carried[path] += 1
             queued[path] += 0 if chain.unbooked else chain.nbytes
-        for path, lane in routes._lanes.items():
+        for path, lane in queue.lanes.items():
             assert 0 <= carried[path] <= ROOM
             assert lane.room + carried[path] == ROOM, f"{path} lost room"
             assert not lane.chains or lane.threads
-        for state in routes.snapshot():
+        for state in self.peer.snapshot():
             assert state.queued_bytes == queued[state.path], f"{state.path} lost bytes"
         assert all(len(outcomes) <= 1 for outcomes in self.ended.values())
-        for chain in routes._queued():
-            assert chain.done or routes._carries(routes._tiers_of(chain)), "nobody will wake a waiting chain"
+        for chain in queue.waiting():
+            assert chain.done or queue.carries(queue.tiers(chain)), "nobody will wake a waiting chain"
 
     def results(self, chains: list[Chain]) -> Counter[Outcome]:
         assert all(len(self.ended[chain]) == 1 for chain in chains)
         return Counter(self.ended[chain][0] for chain in chains)
 
     def usable(self) -> set[Path]:
-        return {state.path for state in self.routes.snapshot() if state.usable}
+        return {state.path for state in self.peer.snapshot() if state.usable}
 
     def close(self) -> None:
-        self.dispatcher.close()
+        self.peers.close()
         for one in self.callers:
             one.join(GENEROUS_S)
             assert not one.is_alive()
         assert all(len(outcomes) == 1 for outcomes in self.ended.values()), "a chain never ended, or twice"
-        assert not self.routes._running
+        assert not self.under_way()[0]
         self.check()
         assert not transfer_threads()
 
 
 @pytest.fixture
-def make_bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
-    monkeypatch.setattr(routes_module, "time", routes_module.time)  # put back at the end
+def make_bench() -> Iterator[Callable[..., Bench]]:
     benches: list[Bench] = []
 
     def make(**arguments: object) -> Bench:
@@ -371,7 +370,7 @@ def test_a_failed_paths_chains_complete_elsewhere(bench: Bench) -> None:
     bench.end_all()
     assert bench.results(chains) == {DONE: 12}
     assert rail(1) not in bench.tcp.paths
-    assert bench.dispatcher._meter.retries == ROOM
+    assert bench.meter.retries == ROOM
 
 
 @pytest.mark.parametrize("outcome", [UNREACHED, STALLED, LOST])
@@ -479,7 +478,7 @@ def test_a_signal_in_a_blocking_callers_thread_leaves_the_books_right(bench: Ben
     chains = [bench.chain() for _ in range(RAILS * ROOM + 1)]
     for chain in chains:
         with pytest.raises(KeyboardInterrupt):
-            bench.dispatcher.run(chain)
+            bench.peers.run(chain)
     bench.settle()
     assert bench.results(chains) == {Outcome(TransferStatus.FAILED, Reason.INTERNAL): len(chains)}
     bench.check()
@@ -542,16 +541,16 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_queued_chains_are_recalled_from_a_failed_path(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one thread for two chains. When the first fails, the second goes another way without having been tried
     there."""
-    bench.routes.nic_down("n1")
-    bench.routes.nic_down("n2")
+    bench.peer.nic_down("n1")
+    bench.peer.nic_down("n2")
     (first,) = bench.submit()
     second = bench.chain()
     with monkeypatch.context() as patch:
         no_threads(patch)
-        bench.dispatcher.submit(second)
-    assert bench.routes._running == {first: rail(0), second: rail(0)}
-    bench.routes.nic_up("n1")
-    bench.routes.probe(rail(1), bench.now)
+        bench.peers.submit(second)
+    assert bench.under_way()[0] == {first: rail(0), second: rail(0)}
+    bench.peer.nic_up("n1")
+    bench.peer.probe(rail(1), bench.now)
     bench.end(bench.open[0], UNREACHED)
     assert {one.chain: one.path for one in bench.open} == {first: rail(1), second: rail(1)}
     assert bench.tcp.attempts == {first: 2, second: 1}
@@ -562,19 +561,19 @@ def test_queued_chains_are_recalled_from_a_failed_path(bench: Bench, monkeypatch
 def test_queued_chains_are_recalled_when_the_nic_goes_down(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, although the thread hangs in a connect that nothing can interrupt."""
     gate = threading.Event()
-    bench.routes.nic_down("n1")
-    bench.routes.nic_down("n2")
+    bench.peer.nic_down("n1")
+    bench.peer.nic_down("n2")
     bench.tcp.on_dial = lambda path: wait_for(gate) if path == rail(0) else None
     first, second = bench.chain(), bench.chain()
-    bench.dispatcher.submit(first)
+    bench.peers.submit(first)
     eventually(lambda: bench.tcp.given == [first], "it connects")
     with monkeypatch.context() as patch:
         no_threads(patch)
-        bench.dispatcher.submit(second)
-    assert bench.routes._running[second] == rail(0)
-    bench.routes.nic_up("n1")
-    bench.routes.probe(rail(1), bench.now)
-    bench.routes.nic_down("n0")
+        bench.peers.submit(second)
+    assert bench.under_way()[0][second] == rail(0)
+    bench.peer.nic_up("n1")
+    bench.peer.probe(rail(1), bench.now)
+    bench.peer.nic_down("n0")
     eventually(lambda: [(one.chain, one.path) for one in bench.open] == [(second, rail(1))], "it runs elsewhere")
     gate.set()
     bench.settle()
@@ -591,7 +590,7 @@ def test_one_thread_serves_a_path_when_no_more_can_be_had(
         no_threads(patch)
         chains = [bench.chain() for _ in range(4)]
         for chain in chains:
-            bench.dispatcher.submit(chain)
+            bench.peers.submit(chain)
         for _ in range(5):
             eventually(lambda: len(bench.open) == 1, "the thread took the next chain")
             bench.open[0].end(DONE)
@@ -615,28 +614,28 @@ def test_without_any_thread_chains_end_at_once(bench: Bench, monkeypatch: pytest
 def test_a_nic_that_goes_down_gives_up_its_chains_and_gets_new_ones_after_a_probe(bench: Bench) -> None:
     chains = bench.submit(12)
     victims = {one.chain for one in bench.on(rail(0))}
-    bench.routes.nic_down("n0")
+    bench.peer.nic_down("n0")
     bench.settle()
     assert not bench.on(rail(0))
     assert rail(0) not in bench.usable()
     for chain in victims:
         assert not bench.ended[chain]
-    assert bench.routes.due_probes(bench.now + 100, 9) == []  # not while it is down
+    assert bench.peer.due_probes(bench.now + 100, 9) == []  # not while it is down
 
-    bench.routes.nic_up("n0")
+    bench.peer.nic_up("n0")
     bench.settle()
     assert rail(0) not in bench.usable()
-    assert bench.routes.due_probes(bench.now, 9) == [rail(0)]
-    assert bench.routes.due_probes(bench.now, 9) == []  # one at a time
+    assert bench.peer.due_probes(bench.now, 9) == [rail(0)]
+    assert bench.peer.due_probes(bench.now, 9) == []  # one at a time
     bench.tcp.alive = False
-    bench.routes.probe(rail(0), bench.now)
-    assert bench.routes.due_probes(bench.now, 9) == []
+    bench.peer.probe(rail(0), bench.now)
+    assert bench.peer.due_probes(bench.now, 9) == []
     assert rail(0) not in bench.usable()
     bench.now += 60
-    assert bench.routes.due_probes(bench.now, 9) == [rail(0)]
+    assert bench.peer.due_probes(bench.now, 9) == [rail(0)]
     bench.tcp.alive = True
     bench.tcp.paths.clear()
-    bench.routes.probe(rail(0), bench.now)
+    bench.peer.probe(rail(0), bench.now)
     bench.settle()
     assert len(bench.on(rail(0))) == ROOM  # waiting chains go there at once
     bench.end_all()
@@ -649,20 +648,20 @@ def test_a_chain_is_interrupted_only_while_it_is_on_that_nic(bench: Bench) -> No
 
     class Watched(Chain):
         def interrupt(self) -> None:
-            held.append(bench.routes._lock.locked() and bench.routes._running[self] == rail(0))
+            held.append(bench.peer.lock.locked() and bench.peer.queue.running[self] == rail(0))
             super().interrupt()
 
-    bench.routes.nic_down("n1")
-    bench.routes.nic_down("n2")
+    bench.peer.nic_down("n1")
+    bench.peer.nic_down("n2")
     plain = bench.chain()
     plan = ChainPlan(plain.remote, plain.opcode, plain.slices, plain.nbytes, "cpu:0", "cpu:0")
     plain.finish(CANCEL)
     chain = Watched(plan, {}, plain.deadline, bench._end)
     bench.chains.append(chain)
     bench.ended[chain] = []
-    bench.dispatcher.submit(chain)
+    bench.peers.submit(chain)
     bench.settle()
-    bench.routes.nic_down("n0")
+    bench.peer.nic_down("n0")
     bench.settle()
     assert held == [True]
     bench.end_all()
@@ -674,11 +673,11 @@ def test_a_nic_that_came_up_counts_as_untried(make_bench: Callable[..., Bench]) 
     (chain,) = bench.submit()
     first = bench.open[0].path
     other = rail(1) if first == rail(0) else rail(0)
-    bench.routes.nic_down(first.local_nic)
+    bench.peer.nic_down(first.local_nic)
     bench.settle()
     assert bench.open[0].path == other
-    bench.routes.nic_up(first.local_nic)
-    bench.routes.nic_down(other.local_nic)
+    bench.peer.nic_up(first.local_nic)
+    bench.peer.nic_down(other.local_nic)
     bench.settle()
     assert [one.path for one in bench.open] == [first]
     bench.end_all()
@@ -686,15 +685,15 @@ def test_a_nic_that_came_up_counts_as_untried(make_bench: Callable[..., Bench]) 
 
 
 def test_peers_met_while_a_nic_is_down_do_not_use_it(bench: Bench) -> None:
-    bench.dispatcher._link_changed("n0", False)
+    bench.peers.link_changed("n0", False)
     other = SegmentDescriptor("10.9.9.8", 1, b"q" * 16, (), nics("m"))
     chains = [bench.chain(remote=other) for _ in range(4)]
     for chain in chains:
-        bench.dispatcher.submit(chain)
+        bench.peers.submit(chain)
     eventually(lambda: len(bench.open) == 4, "all run")
     assert not bench.on(rail(0))
-    bench.dispatcher._link_changed("n0", True)
-    assert dict(bench.dispatcher.path_states())
+    bench.peers.link_changed("n0", True)
+    assert dict(bench.peers.path_states())
     for attempt in list(bench.open):
         attempt.end(DONE)
     eventually(lambda: all(bench.ended[chain] for chain in chains), "all through")
@@ -715,17 +714,17 @@ def test_probes_are_few_and_only_of_avoided_paths(make_bench: Callable[..., Benc
     bench.tcp.on_probe = probed
     later = bench.now + 100
     for _ in range(3):
-        bench.dispatcher._start_probes(later)
+        bench.peers.start_probes(later)
     eventually(lambda: len(bench.tcp.probes) == 8, "probes run")
-    bench.dispatcher._start_probes(later)
+    bench.peers.start_probes(later)
     assert len(bench.tcp.probes) == 8
     gate.set()
     while len(bench.usable()) < 20:
-        eventually(lambda: not bench.dispatcher._probes, "probes have ended")
-        bench.dispatcher._start_probes(later)
-    eventually(lambda: not bench.dispatcher._probes, "probes have ended")
+        eventually(lambda: not probes(), "probes have ended")
+        bench.peers.start_probes(later)
+    eventually(lambda: not probes(), "probes have ended")
     assert Counter(bench.tcp.probes) == {rail(index): 1 for index in range(20)}
-    bench.dispatcher._start_probes(later)
+    bench.peers.start_probes(later)
     assert len(bench.tcp.probes) == 20
     assert not usable_when_probed
 
@@ -739,22 +738,22 @@ def test_a_probe_that_is_a_defect_counts_as_failed(bench: Bench) -> None:
 
     bench.tcp.on_probe = fail
     bench.now += 60
-    for path in bench.routes.due_probes(bench.now, 9):
-        bench.routes.probe(path, bench.now)
+    for path in bench.peer.due_probes(bench.now, 9):
+        bench.peer.probe(path, bench.now)
     assert not bench.usable()
     bench.now += 60
-    assert len(bench.routes.due_probes(bench.now, 9)) == RAILS
+    assert len(bench.peer.due_probes(bench.now, 9)) == RAILS
 
 
-def test_probes_end_with_the_dispatcher(make_bench: Callable[..., Bench]) -> None:
+def test_probes_end_with_the_peers(make_bench: Callable[..., Bench]) -> None:
     """``close`` waits for a probe under way: it would leave a thread and a connection behind."""
     bench = make_bench(rails=1)
     bench.submit()
     bench.end_all(UNREACHED)
     gate = threading.Event()
     bench.tcp.on_probe = lambda path: wait_for(gate)
-    bench.dispatcher._start_probes(bench.now + 100)
-    (probe,) = bench.dispatcher._probes
+    bench.peers.start_probes(bench.now + 100)
+    (probe,) = probes()
     join = probe.join
 
     def joined(timeout: float | None = None) -> None:
@@ -762,12 +761,12 @@ def test_probes_end_with_the_dispatcher(make_bench: Callable[..., Bench]) -> Non
         join(timeout)
 
     probe.join = joined  # type: ignore[method-assign]
-    bench.dispatcher.close()
+    bench.peers.close()
     waited = gate.is_set()
     gate.set()
     assert waited
     assert not probe.is_alive()
-    bench.dispatcher._start_probes(bench.now + 1000)
+    bench.peers.start_probes(bench.now + 1000)
     assert len(bench.tcp.probes) == 1
 
 
@@ -777,9 +776,9 @@ def test_probes_end_with_the_dispatcher(make_bench: Callable[..., Bench]) -> Non
 def test_waiting_chains_end_at_their_deadline(bench: Bench) -> None:
     chains = bench.submit(RAILS * ROOM + 3, budget_s=5.0)
     later = bench.submit(1, budget_s=50.0)
-    bench.routes.expire(bench.now + 4)
+    bench.peer.expire(bench.now + 4)
     assert not any(bench.ended.values())
-    bench.routes.expire(bench.now + 6)
+    bench.peer.expire(bench.now + 6)
     expired = [chain for chain in chains if bench.ended[chain]]
     assert bench.results(expired) == {Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE): 3}
     bench.end_all()
@@ -808,15 +807,15 @@ def test_close_ends_what_waits_what_runs_and_what_callers_run(bench: Bench) -> N
     inline = bench.chain()
     bench.call(inline)
     chains = [inline, *bench.submit(12)]
-    waiting = bench.routes._queued()
-    bench.dispatcher.close()
+    waiting = bench.under_way()[1]
+    bench.peers.close()
     eventually(lambda: all(bench.ended.values()), "all ended")
     assert bench.results(chains) == {SHUTDOWN: 13}
     assert set(bench.tcp.given).isdisjoint(waiting)
     assert not transfer_threads()
     assert bench.tcp.closed
     late = bench.chain()
-    bench.dispatcher.run(late)
+    bench.peers.run(late)
     assert bench.results([late]) == {SHUTDOWN: 1}
     assert late not in bench.tcp.attempts
 
@@ -824,52 +823,49 @@ def test_close_ends_what_waits_what_runs_and_what_callers_run(bench: Bench) -> N
 def test_close_stops_an_attempt_that_has_not_begun(bench: Bench) -> None:
     """The chain has its path, but its thread has not come to it: it must not begin after ``close``."""
     chain = bench.chain()
-    path = bench.routes.submit(chain, inline=True)
+    path = bench.peer.submit(chain, inline=True)
     assert path is not None
-    bench.dispatcher.close()
+    bench.peers.close()
     assert bench.results([chain]) == {SHUTDOWN: 1}
-    bench.routes.run(chain, path)
+    bench.peer.run(chain, path)
     assert chain not in bench.tcp.attempts
 
 
 # ---------------------------------------------------------------- many peers
 
 
-def test_a_chain_on_its_way_to_retired_routes_gets_new_ones(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    learn = Routes.learn
-    retired: list[Routes] = []
+def test_a_chain_on_its_way_to_a_retired_peer_gets_a_new_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = bench.peer.learn
 
-    def meanwhile(self: Routes, remote: SegmentDescriptor) -> None:
-        learn(self, remote)
-        if not retired:
-            retired.append(self)
-            assert self.retire(bench.now)
+    def meanwhile(remote: SegmentDescriptor) -> None:
+        learn(remote)
+        assert bench.peer.retire(bench.now)
 
-    monkeypatch.setattr(Routes, "learn", meanwhile)
+    monkeypatch.setattr(bench.peer, "learn", meanwhile)
     chain = bench.chain()
-    bench.dispatcher.submit(chain)
+    bench.peers.submit(chain)
     eventually(lambda: len(bench.open) == 1, "it runs")
     bench.open[0].end(DONE)
     eventually(lambda: bool(bench.ended[chain]), "it ended")
     assert bench.results([chain]) == {DONE: 1}
-    (current,) = bench.dispatcher._routes.values()
-    assert current is not retired[0] is bench.routes
+    ((_, current),) = bench.peers.known()
+    assert current is not bench.peer
     with pytest.raises(Retired):
-        bench.routes.submit(bench.chain())
+        bench.peer.submit(bench.chain())
     bench.chains.pop().stop(CANCEL)
 
 
 def test_idle_peers_are_forgotten_and_busy_ones_are_not(bench: Bench) -> None:
-    idle_s = bench.dispatcher.limits.idle_s
+    idle_s = bench.limits.idle_s
     bench.submit()
     began = bench.now
-    bench.dispatcher._drop_idle(began + idle_s * 2)
-    assert bench.dispatcher._routes
+    bench.peers.drop_idle(began + idle_s * 2)
+    assert bench.peers.known()
     bench.end_all()
-    bench.dispatcher._drop_idle(began + idle_s / 2)
-    assert bench.dispatcher._routes
-    bench.dispatcher._drop_idle(began + idle_s * 2)
-    assert not bench.dispatcher._routes
+    bench.peers.drop_idle(began + idle_s / 2)
+    assert bench.peers.known()
+    bench.peers.drop_idle(began + idle_s * 2)
+    assert not bench.peers.known()
     eventually(lambda: not transfer_threads(), "its threads ended")
 
 
@@ -882,7 +878,7 @@ def test_more_peers_than_are_remembered_cost_only_idle_ones(make_bench: Callable
         bench.now += 1
         chain = bench.chain(remote=remote)
         before = len(bench.open)
-        bench.dispatcher.submit(chain)
+        bench.peers.submit(chain)
         eventually(lambda: len(bench.open) == before + 1, "it runs")
         return chain
 
@@ -892,9 +888,9 @@ def test_more_peers_than_are_remembered_cost_only_idle_ones(make_bench: Callable
 
     end(one_to(peers[0]))
     second = one_to(peers[1])
-    assert set(bench.dispatcher._routes) == {bench.remote.peer, peers[1].peer}
+    assert set(dict(bench.peers.known())) == {bench.remote.peer, peers[1].peer}
     third = one_to(peers[2])  # nobody is idle: it is remembered on top
-    assert set(bench.dispatcher._routes) == {bench.remote.peer, peers[1].peer, peers[2].peer}
+    assert set(dict(bench.peers.known())) == {bench.remote.peer, peers[1].peer, peers[2].peer}
     for chain in (busy, second, third):
         end(chain)
     assert bench.results([busy, second, third]) == {DONE: 3}
@@ -911,12 +907,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._time = routes_module.time
         self.bench = Bench(topology=self.ROWS, max_attempts=4)
 
     @initialize(seed=st.integers(0, 1 << 16))
     def seed(self, seed: int) -> None:
-        self.bench.dispatcher.rng.seed(seed)
+        self.bench.rng.seed(seed)
 
     def teardown(self) -> None:
         self.bench.close()
@@ -924,7 +919,6 @@ class AnyOrder(RuleBasedStateMachine):
         assert outcomes <= {DONE, REFUSED, CANCEL, SHUTDOWN, Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)} | set(
             self.FAILURES
         )
-        routes_module.time = self._time
 
     def attempts(self, index: int) -> list[Attempt]:
         """The one of this index, or none when nothing runs. Not a precondition: what runs may depend on the scheduler,
@@ -976,26 +970,26 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["n0", "n1", "n2"]), up=st.booleans())
     def link(self, name: str, up: bool) -> None:
-        self.bench.dispatcher._link_changed(name, up)
+        self.bench.peers.link_changed(name, up)
         self.bench.settle()
 
     @rule(most=st.integers(0, 3), alive=st.booleans())
     def probe(self, most: int, alive: bool) -> None:
         bench = self.bench
         usable = bench.usable()
-        due = bench.routes.due_probes(bench.now, most)
+        due = bench.peer.due_probes(bench.now, most)
         assert len(due) <= most
         assert usable.isdisjoint(due)
         bench.tcp.alive = alive
         for path in due:
-            bench.routes.probe(path, bench.now)
+            bench.peer.probe(path, bench.now)
             bench.settle()
             assert not alive or path in bench.usable()
 
     @rule(seconds=st.sampled_from([0.05, 1.5, 40.0]))
     def later(self, seconds: float) -> None:
         self.bench.now += seconds
-        self.bench.routes.expire(self.bench.now)
+        self.bench.peer.expire(self.bench.now)
         self.bench.settle()
 
     @invariant()

@@ -1,0 +1,79 @@
+"""A path's threads, and the chains that were given to it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from pinyon.transfer.chain import Chain
+from pinyon.transfer.path import Path
+
+__all__ = ["Lane"]
+
+_log = logging.getLogger(__name__)
+_IDLE_S = 5.0
+"""A thread without work ends after this time."""
+
+
+class Lane:
+    """All methods want the peer's lock held."""
+
+    def __init__(self, path: Path, room: int, lock: threading.Lock, run: Callable[[Chain, Path], None]) -> None:
+        """``run``: called in a thread of the lane for each chain, without the lock."""
+        self.path = path
+        self.room = room
+        """How many more chains the path takes now."""
+        self.chains: deque[Chain] = deque()
+        """No thread has taken them yet."""
+        self.threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._lock = lock
+        self._wake = threading.Condition(lock)
+        self._run = run
+        self._closed = False
+
+    def give(self, chain: Chain) -> bool:
+        """To a thread. False: there is none and none can be had."""
+        self.chains.append(chain)
+        if self._idle >= len(self.chains):
+            self._wake.notify()
+            return True
+        name = f"pinyon-transfer-out-{self.path.transport}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _log.error("no more threads for transfers: %s", error)
+            self.threads.discard(thread)
+            if not self.threads:
+                self.chains.remove(chain)
+                return False
+        return True
+
+    def close(self) -> None:
+        """The threads end when they have run what was given to them."""
+        self._closed = True
+        self._wake.notify_all()
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    while not self.chains:
+                        if self._closed:
+                            return
+                        self._idle += 1
+                        notified = self._wake.wait(_IDLE_S)
+                        self._idle -= 1
+                        if not notified and not self.chains:
+                            self.threads.discard(threading.current_thread())
+                            return
+                    chain = self.chains.popleft()
+                self._run(chain, self.path)
+                del chain  # an idle thread must not keep the last chain's buffers alive
+        finally:
+            with self._lock:
+                self.threads.discard(threading.current_thread())

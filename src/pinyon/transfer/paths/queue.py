@@ -1,0 +1,260 @@
+"""The chains to one peer: which path each takes, what runs on it, what waits.
+
+A chain is given to a path only when the path has room for it. The rest waits in one queue, which so feeds whichever
+path is fast: slices spread over NICs by measured speed, and a slow or dying NIC holds few of them (Mooncake §3.2.3).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.path import Path, Tiers
+from pinyon.transfer.paths.board import PathBoard
+from pinyon.transfer.paths.lane import Lane
+from pinyon.transfer.paths.reach import PeerPaths
+from pinyon.transfer.request import Reason, TransferStatus
+
+__all__ = ["NO_THREAD", "PeerQueue"]
+
+NO_THREAD = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
+_NO_PATH = Outcome(TransferStatus.FAILED, Reason.NO_PATH)
+_JUST_NOW_S = 1.0
+"""A path that failed less than this ago is not tried as a last resort."""
+_MAX_LOCATION_PAIRS = 256
+_SMALL_BYTES = 64 << 10
+
+
+class PeerQueue:
+    """The peer serialises the calls. Methods that return *hopeless* chains leave it to the caller to end those, without
+    the lock, as ``chain.failure or last_failure`` says."""
+
+    def __init__(self, paths: PeerPaths, board: PathBoard, new_lane: Callable[[Path, Tiers], Lane]) -> None:
+        self.paths = paths
+        self.board = board
+        self.running: dict[Chain, Path] = {}
+        """Given to a path, whether a thread has taken them or not."""
+        self.lanes: dict[Path, Lane] = {}
+        self.last_failure = _NO_PATH
+        self._new_lane = new_lane
+        self._waiting: dict[tuple[str, str], deque[Chain]] = {}
+        """By memory locations, none empty: what waits for a busy NIC does not hold up what wants another one."""
+        self._only: dict[tuple[str, str], tuple[Path, Lane]] = {}
+        """By memory locations, the one path of the best tier, as long as nothing is wrong with it: small chains are too
+        short to be measured and have no choice, so they pass by the board."""
+        self._failed_at: dict[Path, float] = {}
+
+    # --- books ---
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self._waiting
+
+    def waiting(self) -> list[Chain]:
+        return [chain for queue in self._waiting.values() for chain in queue]
+
+    def tiers(self, chain: Chain) -> Tiers:
+        """The paths that the chain may take, best first."""
+        regions = (part.remote_region for part in chain.slices)
+        return self.paths.tiers(chain.local_location, chain.remote_location, regions)
+
+    def carries(self, tiers: Tiers) -> bool:
+        """Does anything run on one of these paths?"""
+        carrying = set(self.running.values())
+        return any(path in carrying for tier in tiers for path in tier)
+
+    # --- giving chains to paths ---
+
+    def submit(self, chain: Chain, now: float, *, inline: bool) -> Path | Outcome | None:
+        """Give a fresh chain to a path, or let it wait. A path: the caller must run the chain there (only ``inline``).
+        An outcome: there is no way."""
+        if inline and chain.nbytes <= _SMALL_BYTES and not self.paths.beyond:
+            only = self._only.get((chain.local_location, chain.remote_location))
+            if only is not None and only[1].room > 0:
+                only[1].room -= 1
+                chain.unbooked = True
+                chain.remote = self.paths.remote
+                self.running[chain] = only[0]
+                return only[0]
+        tiers = self.tiers(chain)
+        # A fresh chain tries an avoided path too when there is no other: the peer may be back.
+        path = self.board.choose(tiers, chain.nbytes) or self.board.choose_any(tiers, chain.nbytes, now)
+        if path is None:
+            return _NO_PATH
+        lane = self._lane(path, tiers)
+        if lane.room <= 0:
+            self._wait(chain)
+            return None
+        if inline:
+            self._assign(chain, path, lane)
+            return path
+        return None if self._hand_over(chain, path, lane) else NO_THREAD
+
+    def pump(self, now: float) -> list[Chain]:
+        """Give waiting chains to paths with room. Returns those that no path is left for."""
+        hopeless: list[Chain] = []
+        turns = deque(self._waiting)
+        while turns:
+            where = turns.popleft()
+            queue = self._waiting[where]
+            while queue and queue[0].done:
+                queue.popleft()
+            if not queue:
+                del self._waiting[where]
+                continue
+            chain = queue[0]
+            tiers = self.tiers(chain)
+            path = self.board.choose(tiers, chain.nbytes) or self._last_resort(chain, tiers, now)
+            if path is None:
+                if self.carries(tiers):  # what runs may bring an avoided path back, or fail too
+                    continue
+                hopeless.append(queue.popleft())
+            else:
+                lane = self._lane(path, tiers)
+                if lane.room <= 0:
+                    continue
+                queue.popleft()
+                if not self._hand_over(chain, path, lane):
+                    chain.failure = NO_THREAD
+                    hopeless.append(chain)
+                self._waiting[where] = self._waiting.pop(where)  # next time others are first
+            turns.append(where)
+        return hopeless
+
+    def _last_resort(self, chain: Chain, tiers: Tiers, now: float) -> Path | None:
+        """All paths are avoided, but one may be back before its pause has ended: those that this chain did not try and
+        that did not fail just now. And a connection that broke is made anew once, on the path that it broke on. A chain
+        fails only when nothing is left to try."""
+        for tier in tiers:
+            for path in tier:
+                if path not in chain.tried and now - self._failed_at.get(path, 0.0) >= _JUST_NOW_S:
+                    return path
+        if chain.attempts == 1 and chain.failure is not None and chain.failure.reason is Reason.CONNECTION_LOST:
+            return next((path for tier in tiers for path in tier if path in chain.tried), None)
+        return None
+
+    def _lane(self, path: Path, tiers: Tiers) -> Lane:
+        lane = self.lanes.get(path)
+        if lane is None:
+            lane = self.lanes[path] = self._new_lane(path, tiers)
+        return lane
+
+    def _wait(self, chain: Chain, *, first: bool = False) -> None:
+        queue = self._waiting.setdefault((chain.local_location, chain.remote_location), deque())
+        if first:
+            queue.appendleft(chain)
+        else:
+            queue.append(chain)
+
+    def _assign(self, chain: Chain, path: Path, lane: Lane) -> None:
+        lane.room -= 1
+        chain.remote = self.paths.remote  # whose NICs the path names
+        self.running[chain] = path
+        self.board.started(path, chain.nbytes)
+
+    def _unassign(self, chain: Chain, path: Path) -> None:
+        self.lanes[path].room += 1
+        del self.running[chain]
+
+    def _hand_over(self, chain: Chain, path: Path, lane: Lane) -> bool:
+        """To the lane's threads. False: there is none and none can be had."""
+        self._assign(chain, path, lane)
+        if lane.give(chain):
+            return True
+        self._unassign(chain, path)
+        self.board.aborted(path, chain.nbytes)
+        return False
+
+    # --- what became of them ---
+
+    def completed(self, chain: Chain, path: Path, ran_s: float, now: float) -> list[Chain]:
+        self._unassign(chain, path)
+        if not chain.unbooked:
+            self.board.completed(path, chain.nbytes, ran_s, now)
+            self._learn_only(chain, path)
+        return self.pump(now) if self._waiting else []
+
+    def _learn_only(self, chain: Chain, path: Path) -> None:
+        where = (chain.local_location, chain.remote_location)
+        if where in self._only or not self.board.usable(path):
+            return
+        if self.paths.tiers(*where)[:1] == ((path,),):
+            if len(self._only) >= _MAX_LOCATION_PAIRS:
+                self._only.clear()
+            self._only[where] = (path, self.lanes[path])
+
+    def aborted(self, chain: Chain, path: Path, now: float) -> list[Chain]:
+        """It was stopped, or failed for a reason that is not the path's."""
+        self._unassign(chain, path)
+        if not chain.unbooked:
+            self.board.aborted(path, chain.nbytes)
+        return self.pump(now) if self._waiting else []
+
+    def reroute(self, chain: Chain, path: Path, refusals: bytes) -> None:
+        """The path's transport cannot reach the refused slices' memory: the chain waits for another one."""
+        chain.failure = _NO_PATH
+        self._unassign(chain, path)
+        if chain.unbooked:
+            chain.unbooked = False
+        else:
+            self.board.aborted(path, chain.nbytes)
+        for part, code in zip(chain.slices, refusals, strict=True):
+            if code == Reason.OTHER_TRANSPORT:
+                self.paths.exclude(part.remote_region, path.transport)
+
+    def failed(self, chain: Chain, path: Path, outcome: Outcome, ran_s: float, now: float) -> None:
+        """The path failed under it, and is avoided from now on."""
+        self._unassign(chain, path)
+        self._only.clear()
+        if chain.unbooked:
+            chain.unbooked = False
+            self.board.started(path, chain.nbytes)
+        chain.tried |= {path}
+        self.board.failed(path, chain.nbytes, ran_s, now)
+        self._failed_at[path] = now
+        self.last_failure = outcome
+
+    def again(self, chain: Chain) -> None:
+        """It waits for another attempt, before those that had none."""
+        self._wait(chain, first=True)
+
+    def recall(self, path: Path) -> None:
+        """What the path's threads have not taken yet can go another way."""
+        lane = self.lanes.get(path)
+        while lane is not None and lane.chains:
+            chain = lane.chains.pop()
+            self._unassign(chain, path)
+            self.board.aborted(path, chain.nbytes)
+            self.again(chain)
+
+    def clear(self) -> list[Chain]:
+        """Nothing waits any more. Returns what did, and what runs."""
+        for path in self.lanes:
+            self.recall(path)
+        left = [*self.running, *self.waiting()]
+        self._waiting.clear()
+        return left
+
+    # --- health ---
+
+    def forget_only(self) -> None:
+        """The small chains' short way may be wrong now."""
+        self._only.clear()
+
+    def nic_down(self, name: str) -> None:
+        self._only.clear()
+        self.board.nic_down(name)
+        for path in self.lanes:
+            if path.local_nic == name:
+                self.recall(path)
+        for chain, path in self.running.items():
+            if path.local_nic == name:
+                chain.interrupt()  # under the lock: not when it has gone over to a sound path meanwhile
+
+    def nic_up(self, name: str, now: float) -> None:
+        self.board.nic_up(name, now)
+        for path in [path for path in self._failed_at if path.local_nic == name]:
+            del self._failed_at[path]
+        for chain in [*self.running, *self.waiting()]:
+            chain.tried = frozenset(path for path in chain.tried if path.local_nic != name)

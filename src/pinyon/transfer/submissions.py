@@ -1,0 +1,219 @@
+"""From requests to chains that run, and the account of what has not ended yet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from pinyon.core.clock import Clock
+from pinyon.transfer.chain import SHUTDOWN, Chain
+from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.handle import TransferHandle
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.memory.region import Region
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.paths.peers import Peers
+from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.segment import KEY_BYTES, SegmentDescriptor
+from pinyon.transfer.slicing import ChainPlan, plan_chains, plan_one
+from pinyon.transfer.small import SmallTransfers
+from pinyon.transfer.stats import Meter
+
+__all__ = ["Submissions"]
+
+
+class Submissions:
+    """Checks requests, cuts them into chains, hands these to their peers and accounts for the end. Thread-safe.
+
+    Nothing is accepted before ``open`` and after ``close``.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryTable,
+        peers: Peers,
+        streams: Callable[[SegmentDescriptor], int],
+        limits: TransferLimits,
+        meter: Meter,
+        clock: Clock,
+    ) -> None:
+        """``streams``: how many NICs a peer's chains are spread over."""
+        self._memory = memory
+        self._peers = peers
+        self._streams = streams
+        self._limits = limits
+        self._meter = meter
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running = self._closed = False
+        self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
+        self._small = SmallTransfers(memory, peers, limits, meter, clock, lambda: self._running)
+        self._inflight_requests = 0
+        self._queued_bytes = 0
+
+    def open(self) -> None:
+        self._running = True
+
+    def close(self) -> list[TransferHandle]:
+        """Stop all that is in flight; returns the handles to be waited for."""
+        with self._lock:
+            self._running, self._closed = False, True
+            live, small = list(self._live), self._small.chains()
+        for handle in live:
+            handle._stop(SHUTDOWN)
+        for chain in small:
+            chain.shut()
+        return live
+
+    def in_flight(self) -> tuple[int, int]:
+        """Batches and requests."""
+        with self._lock:
+            small = self._small.counts()
+            return len(self._live) + len(small), self._inflight_requests + sum(small)
+
+    def new_handle(self, size: int) -> TransferHandle:
+        """For up to ``size`` requests."""
+        return TransferHandle(size, self._chain_done, self._clock)
+
+    def submit(self, handle: TransferHandle, requests: Sequence[TransferRequest], timeout_s: float | None) -> None:
+        """Does not block.
+
+        Raises:
+            InvalidTransfer, TransferLimitReached, EngineClosed
+        """
+        regions, lengths = self._prepare(requests, timeout_s)
+        self._start(handle, requests, regions, lengths, timeout_s)
+
+    def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
+        """Blocks until all have ended.
+
+        Raises:
+            InvalidTransfer, TransferLimitReached, EngineClosed
+        """
+        if len(requests) == 1 and (timeout_s is None or timeout_s > 0):
+            small = self._small.plan(requests[0])
+            if small is not None:
+                return self._run_small(*small, timeout_s)
+        regions, lengths = self._prepare(requests, timeout_s)
+        nbytes = sum(lengths)
+        locations = {key: region.location for key, region in regions.items()}
+        plan = plan_one(requests, nbytes, self._limits, locations, self._streams)
+        if plan is not None:
+            return self._run_small(plan, regions, timeout_s)
+        handle = self.new_handle(len(requests))
+        # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
+        self._start(handle, requests, regions, lengths, timeout_s, inline=True)
+        return handle.wait()
+
+    def _run_small(
+        self, plan: ChainPlan, regions: dict[bytes, Region], timeout_s: float | None
+    ) -> list[TransferResult]:
+        if self._inflight_requests + len(plan.slices) > self._limits.max_inflight_requests:
+            raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
+        budget_s = timeout_s if timeout_s is not None else self._limits.budget_s(plan.nbytes + self._queued_bytes)
+        return self._small.run(plan, regions, budget_s)
+
+    def _prepare(
+        self, requests: Sequence[TransferRequest], timeout_s: float | None
+    ) -> tuple[dict[bytes, Region], list[int]]:
+        """The local regions by key, and the requests' lengths; InvalidTransfer if anything makes no sense."""
+        if timeout_s is not None and not timeout_s > 0:
+            raise InvalidTransfer("timeout_s must be positive", field="timeout_s")
+        if not 0 < len(requests) <= self._limits.max_batch_requests:
+            raise InvalidTransfer(f"submit 1 to {self._limits.max_batch_requests} requests", field="requests")
+        return self._check(requests), [request.length for request in requests]
+
+    def _start(
+        self,
+        handle: TransferHandle,
+        requests: Sequence[TransferRequest],
+        regions: dict[bytes, Region],
+        lengths: list[int],
+        timeout_s: float | None,
+        *,
+        inline: bool = False,
+    ) -> None:
+        nbytes = sum(lengths)
+        now = self._clock()
+        with self._lock:
+            if not self._running:
+                raise EngineClosed("the engine is not running")
+            if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
+                raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
+            if handle not in self._live and len(self._live) >= self._limits.max_batches:
+                raise TransferLimitReached(f"{len(self._live)} batches are in flight")
+            first = handle._admit(lengths)
+            budget = timeout_s if timeout_s is not None else self._limits.budget_s(nbytes + self._queued_bytes)
+            self._inflight_requests += len(requests)
+            self._queued_bytes += nbytes
+            self._live[handle] = self._live.get(handle, 0) + len(requests)
+        deadline = now + budget
+        locations = {key: region.location for key, region in regions.items()}
+        plans = plan_chains(requests, first, self._limits, locations, self._streams)
+        chains = [Chain(plan, regions, deadline, handle._chain_done) for plan in plans]
+        handle._add(chains, now, deadline)
+        ready: list[Chain] = []
+        for chain in chains:
+            if self._memory.pin(regions.values(), chain, chain.shut):
+                ready.append(chain)
+            else:  # unregistered since the check above
+                chain.finish(SHUTDOWN)
+        last = ready.pop() if inline and ready else None
+        for chain in ready:
+            self._peers.submit(chain)
+        if last is not None:
+            self._peers.run(last)
+
+    def _check(self, requests: Sequence[TransferRequest]) -> dict[bytes, Region]:
+        """The local regions by key, or InvalidTransfer for the first request that makes no sense."""
+        regions: dict[bytes, Region] = {}
+        most = self._limits.max_request_bytes
+        for position, request in enumerate(requests):
+            opcode, local, local_offset, remote, remote_region, remote_offset, length = request
+            region = regions.get(local)
+            if region is None:
+                region = self._memory.get(local)
+                if region is None:
+                    if self._closed:  # its regions are gone
+                        raise EngineClosed("the engine is not running")
+                    raise InvalidTransfer("no such local region", field=f"requests[{position}].local")
+                regions[local] = region
+            if length < 1 or length > most:
+                raise InvalidTransfer(f"a request moves 1 to {most} bytes", field=f"requests[{position}].length")
+            if local_offset < 0 or local_offset + length > region.length:
+                raise InvalidTransfer("outside the local region", field=f"requests[{position}].local_offset")
+            if remote_offset < 0 or remote_offset + length >= 1 << 63:
+                raise InvalidTransfer("no such remote offset", field=f"requests[{position}].remote_offset")
+            if type(opcode) is not Opcode:
+                raise InvalidTransfer("not an Opcode", field=f"requests[{position}].opcode")
+            if type(remote_region) is not bytes or len(remote_region) != KEY_BYTES:
+                raise InvalidTransfer("not a region key", field=f"requests[{position}].remote_region")
+            if type(remote) is not SegmentDescriptor:
+                raise InvalidTransfer("not a segment descriptor", field=f"requests[{position}].remote")
+        return regions
+
+    def _chain_done(
+        self,
+        handle: TransferHandle,
+        chain: Chain,
+        finals: dict[tuple[TransferStatus, Reason], int],
+        moved_bytes: int,
+        started: float,
+    ) -> None:
+        """A chain has ended; ``finals`` says how many requests became final with it, and how."""
+        ended = sum(finals.values())
+        self._memory.unpin(chain.regions.values(), chain)
+        with self._lock:
+            self._inflight_requests -= ended
+            self._queued_bytes -= chain.nbytes
+            # Of chains that end at the same time, the one with the last final request need not come here last.
+            left = self._live.get(handle, 0) - ended
+            if left:
+                self._live[handle] = left
+            else:
+                self._live.pop(handle, None)
+        latency_s = self._clock() - started
+        with self._meter.lock:
+            for (status, reason), count in finals.items():
+                self._meter.finished(status, reason, count, latency_s)
+            self._meter.moved(chain.opcode, moved_bytes)
