@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
-from pinyon.store.avoidance import Avoidance
 from pinyon.store.metadata import NodeRecord, Replica, StoreMetadata
 from pinyon.store.node_calls import NodeCalls
 from pinyon.store.reader import MAX_KEYS, BlockReader
@@ -294,8 +294,8 @@ class StoreClient:
         return [node for node in nodes if not self._avoidance.avoids(str(node.life), now)]
 
     def _failed(self, node: NodeRecord, error: PinyonError) -> None:
-        """Leave it alone for a while, unless it was our own mistake or its way to say that it is busy."""
-        if error.grpc_code in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"):
+        """Leave it alone for a while, unless that was not its fault."""
+        if not blames_peer(error):
             _log.info("store node %s: %s", node.node_id, error.message)
             return
         self._avoidance.failed(str(node.life), self._clock())

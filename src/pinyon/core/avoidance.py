@@ -1,0 +1,47 @@
+"""Which peers to leave alone for a while because they just failed: the one memory wherever something is tried again."""
+
+from __future__ import annotations
+
+from pinyon.core.errors import PinyonError
+
+__all__ = ["Avoidance", "blames_peer"]
+
+_NOT_THE_PEER = frozenset(("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"))
+
+
+class Avoidance:
+    """A pause per peer that doubles with every failure and is forgotten at the first success, or other news of it."""
+
+    def __init__(self, *, first_s: float = 0.5, max_s: float = 30.0, max_peers: int = 1024) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._max_peers = max_peers
+        self._until: dict[str, tuple[float, float]] = {}  # peer → (until, length of the pause)
+
+    def failed(self, peer: str, now_s: float) -> None:
+        until, pause = self._until.pop(peer, (0.0, 0.0))
+        if not pause or now_s >= until:  # calls that began together and fail together count once
+            pause = min(self._max_s, pause * 2 or self._first_s)
+            until = now_s + pause
+        if len(self._until) >= self._max_peers:
+            del self._until[next(iter(self._until))]  # the one that failed longest ago
+        self._until[peer] = (until, pause)
+
+    def succeeded(self, peer: str) -> None:
+        self._until.pop(peer, None)
+
+    def avoids(self, peer: str, now_s: float) -> bool:
+        return self.left_s(peer, now_s) > 0
+
+    def left_s(self, peer: str, now_s: float) -> float:
+        """Seconds until its pause ends; 0 when there is none."""
+        known = self._until.get(peer)
+        return 0.0 if known is None else max(0.0, known[0] - now_s)
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+
+def blames_peer(error: PinyonError) -> bool:
+    """Whether it speaks against the peer; our own mistake does not, nor its way to say that it is busy."""
+    return error.grpc_code not in _NOT_THE_PEER

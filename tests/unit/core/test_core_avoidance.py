@@ -1,0 +1,41 @@
+"""Who is left alone, and for how long."""
+
+from __future__ import annotations
+
+from pinyon.core.avoidance import Avoidance
+
+
+def test_the_pause_grows_with_failures_and_ends_with_a_success() -> None:
+    avoidance = Avoidance(first_s=1.0, max_s=3.0)
+    assert not avoidance.avoids("a", 0.0)
+    avoidance.failed("a", 0.0)
+    avoidance.failed("a", 0.1)  # was on its way when the first one failed
+    assert avoidance.avoids("a", 0.99)
+    assert not avoidance.avoids("a", 1.0)
+    avoidance.failed("a", 1.0)
+    assert avoidance.avoids("a", 2.9)
+    avoidance.failed("a", 3.0)
+    assert avoidance.avoids("a", 5.9)
+    assert not avoidance.avoids("a", 6.0)
+    avoidance.succeeded("a")
+    avoidance.failed("a", 10.0)
+    assert not avoidance.avoids("a", 11.0)
+
+
+def test_a_bounded_number_of_peers_is_remembered() -> None:
+    avoidance = Avoidance(max_peers=3)
+    for number in range(10):
+        avoidance.failed(str(number), 0.0)
+    assert len(avoidance) == 3
+    assert avoidance.avoids("9", 0.1)
+
+
+def test_what_is_left_of_a_pause_and_news_that_end_it():
+    avoidance = Avoidance(first_s=1.0, max_s=8.0)
+    assert avoidance.left_s("a", 0.0) == 0
+    avoidance.failed("a", -5.0)  # a clock may begin anywhere
+    avoidance.failed("a", -4.0)
+    assert avoidance.left_s("a", -3.5) == 1.5
+    assert avoidance.left_s("a", 7.0) == 0
+    avoidance.succeeded("a")
+    assert not avoidance.avoids("a", -3.5)
