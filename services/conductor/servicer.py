@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import grpc
@@ -15,9 +13,9 @@ from pinyon.messages.checks import check_keys
 from pinyon.messages.instance import instance_to_proto
 from pinyon.messages.role import role_from_proto
 from pinyon.placement.fleet import Fleet
-from pinyon.runtime.logging import get_logger
+from pinyon.runtime.duplex import Accepted
 from services.conductor.intake import ReportIntake
-from services.conductor.membership import Membership
+from services.conductor.membership import Membership, Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
 
@@ -25,7 +23,8 @@ __all__ = ["ConductorServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_log = get_logger("conductor")
+WRITE_S = 5.0
+"""A session whose peer takes no message for this long has ended."""
 
 
 class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
@@ -78,62 +77,66 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
             ]
         )
 
-    async def ReportSession(
-        self, request_iterator: AsyncIterator[conductor_pb2.ReportSessionRequest], context: Context
-    ) -> AsyncIterator[conductor_pb2.ReportSessionResponse]:
-        reporter = None
+    async def ReportSession(self, _: object, context: Context) -> None:
+        stream: Accepted[conductor_pb2.ReportSessionResponse, conductor_pb2.ReportSessionRequest]
+        stream = Accepted(context, WRITE_S)
+        reporter: Reporter | None = None
+
+        async def take(message: conductor_pb2.ReportSessionRequest) -> None:
+            nonlocal reporter
+            first = reporter is None
+            if reporter is None:
+                reporter = self._intake.register(message)
+            response = await self._intake.apply(reporter, message)
+            if message.leaving:
+                stream.end()
+                return
+            if first:
+                response = response or conductor_pb2.ReportSessionResponse()
+                response.lease_ms = round(self._membership.lease_s * 1e3)
+            if response is not None:
+                await stream.write(response)
+
         try:
-            async for message in request_iterator:
-                first = reporter is None
-                if reporter is None:
-                    reporter = self._intake.register(message)
-                response = await self._intake.apply(reporter, message)
-                if message.leaving:
-                    return
-                if first:
-                    response = response or conductor_pb2.ReportSessionResponse()
-                    response.lease_ms = round(self._membership.lease_s * 1e3)
-                if response is not None:
-                    yield response
+            await stream.run(take)
         finally:
             if reporter is not None:
                 self._membership.close(reporter)
 
-    async def ScheduleSession(
-        self, request_iterator: AsyncIterator[conductor_pb2.ScheduleSessionRequest], context: Context
-    ) -> None:
-        """Answers each message with one message. The instance list is pushed by a task that this call owns.
+    async def ScheduleSession(self, _: object, context: Context) -> None:
+        """Answers each message with one message, and pushes the instance list.
 
         A placement outlives its session: its request may be running. It ends by the instances' reports, by a release on
         any session, or by age. Only answers that could not be sent are taken back.
         """
         if self._lb_sessions >= self._lb_sessions_max:
             raise ResourceExhausted(f"{self._lb_sessions_max} sessions are open", retry_after_s=1.0)
+        stream: Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest]
+        stream = Accepted(context, WRITE_S)
+
+        async def take(message: conductor_pb2.ScheduleSessionRequest) -> None:
+            for request_id in message.released_request_ids:
+                self._placer.release(request_id)
+            if message.requests:
+                await self._answer(message.requests, stream)
+
         self._lb_sessions += 1
         self._metrics.lb_sessions.inc()
-        write_lock = asyncio.Lock()  # one write at a time per stream
-        pusher = asyncio.create_task(self._push_instances(context, write_lock))
         try:
-            async for message in request_iterator:
-                for request_id in message.released_request_ids:
-                    self._placer.release(request_id)
-                if message.requests:
-                    await self._answer(message, context, write_lock)
+            await stream.run(take, self._instance_lists())
         finally:
-            pusher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await pusher
             self._lb_sessions -= 1
             self._metrics.lb_sessions.dec()
 
     async def _answer(
-        self, message: conductor_pb2.ScheduleSessionRequest, context: Context, write_lock: asyncio.Lock
+        self,
+        requests: Iterable[conductor_pb2.ScheduleRequest],
+        stream: Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest],
     ) -> None:
-        responses = [self._placer.answer(request) for request in message.requests]
+        responses = [self._placer.answer(request) for request in requests]
         sent = False
         try:
-            async with write_lock:
-                await context.write(conductor_pb2.ScheduleSessionResponse(responses=responses))
+            await stream.write(conductor_pb2.ScheduleSessionResponse(responses=responses))
             sent = True
         finally:
             if not sent:
@@ -141,17 +144,11 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
                     if response.HasField("placement"):
                         self._placer.release(response.request_id)
 
-    async def _push_instances(self, context: Context, write_lock: asyncio.Lock) -> None:
-        try:
-            while True:
-                instances = self._instance_list()
-                async with write_lock:
-                    await context.write(conductor_pb2.ScheduleSessionResponse(instances=instances))
-                await self._membership.wait_change(instances.version)
-        except grpc.aio.BaseError:
-            return  # the stream has ended; the call itself notices too
-        except Exception:
-            _log.exception("cannot push the instance list")
+    async def _instance_lists(self) -> AsyncGenerator[conductor_pb2.ScheduleSessionResponse, None]:
+        while True:
+            instances = self._instance_list()
+            yield conductor_pb2.ScheduleSessionResponse(instances=instances)
+            await self._membership.wait_change(instances.version)
 
     def _instance_list(self) -> conductor_pb2.InstanceList:
         return conductor_pb2.InstanceList(

@@ -9,29 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
-
-import grpc
+from collections.abc import AsyncGenerator, Callable
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.messages.error import error_from_proto
-from pinyon.runtime.channel import open_channel
+from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed
 from pinyon.runtime.pace import Pace
 
 __all__ = ["ConductorAway", "ConductorSession"]
 
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 2.0
 WRITE_S = 5.0
 OUTBOX_LIMIT = 65_536
 REQUESTS_PER_MESSAGE = 64
 MESSAGE_BYTES = 2 << 20
 """Half of what a message may have, so that one more request always fits."""
+
+Ask = conductor_pb2.ScheduleSessionRequest
+METHOD = Method("/pinyon.api.conductor.v1.ConductorService/ScheduleSession", Ask, conductor_pb2.ScheduleSessionResponse)
+_Outbox = Outbox[conductor_pb2.ScheduleRequest | str]
 
 _log = get_logger("lb.conductor")
 
@@ -60,12 +59,12 @@ class ConductorSession:
         self._on_instances = on_instances
         self._answer_timeout_s = answer_timeout_s
         self._in_flight = in_flight
-        self._call: Any = None
+        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, log=_log)
+        self._stream: Dialed[Ask, conductor_pb2.ScheduleSessionResponse]
+        self._spoken: asyncio.Future[_Outbox]
         self._heard = 0
-        self._closing = False
-        self._outbox: Outbox[conductor_pb2.ScheduleRequest | str] | None = None
+        self._outbox: _Outbox | None = None
         self._pending: dict[str, asyncio.Future[conductor_pb2.ScheduleResponse]] = {}
-        self._task: asyncio.Task[None] | None = None
         self.sessions = 0
         """How often a conductor answered a new session."""
 
@@ -79,17 +78,11 @@ class ConductorSession:
         return len(self._pending)
 
     def start(self) -> None:
-        if self._task is not None:
-            raise RuntimeError("a conductor session starts once")
         if self._address:
-            self._task = asyncio.create_task(self._run(), name="conductor-session")
+            self._link.start()
 
     async def close(self) -> None:
-        self._closing = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None
+        await self._link.close()
 
     async def place(self, request: conductor_pb2.ScheduleRequest) -> common_pb2.Placement:
         """Where the request runs.
@@ -107,13 +100,14 @@ class ConductorSession:
         except (OutboxClosed, ResourceExhausted):
             raise ConductorAway("the conductor does not keep up") from None
         self._pending[request_id] = answer
-        call, heard = self._call, self._heard
+        stream, heard = self._stream, self._heard
         try:
             async with asyncio.timeout(self._answer_timeout_s):
                 response = await answer
         except TimeoutError:
-            if call is self._call and heard == self._heard:
-                call.cancel()  # it is silent: do not let every request wait this long
+            if heard == self._heard and not stream.ending:
+                _log.info("the conductor at %s is silent", self._address)
+                stream.end(Unavailable("it is silent"))  # do not let every request wait this long
             raise ConductorAway(f"the conductor gave no answer within {self._answer_timeout_s:g} s") from None
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
@@ -133,53 +127,19 @@ class ConductorSession:
 
     # -- the stream
 
-    async def _run(self) -> None:
-        pause = FIRST_PAUSE_S
-        while True:
-            before = self.sessions
-            channel = open_channel(self._address)
-            try:
-                await self._session(conductor_pb2_grpc.ConductorServiceStub(channel))
-            except asyncio.CancelledError:
-                if self._closing:
-                    raise
-                _log.info("the conductor at %s is silent", self._address)  # the call was cancelled, not this task
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
-                reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
-                _log.info("no conductor at %s: %s", self._address, reason)
-            except Exception:
-                _log.exception("conductor session failed")
-            finally:
-                self._disconnected()
-                await channel.close(None)
-            pause = FIRST_PAUSE_S if self.sessions > before else min(2 * pause, MAX_PAUSE_S)
-            await asyncio.sleep(pause)
-
-    async def _session(self, stub: Any) -> None:
-        """One stream, until it ends; raises what ended it."""
-        self._call = call = stub.ScheduleSession()
-        writer: asyncio.Task[None] | None = None
+    async def _converse(self, stream: Dialed[Ask, conductor_pb2.ScheduleSessionResponse]) -> None:
+        self._stream, self._spoken = stream, asyncio.get_running_loop().create_future()
         try:
-            await self._write(call, conductor_pb2.ScheduleSessionRequest(lb_id=self._lb_id))
-            while True:
-                message = await call.read()
-                if message is grpc.aio.EOF:  # type: ignore[attr-defined]
-                    return
-                if writer is None:  # it speaks: from here on it is asked
-                    self.sessions += 1
-                    self._outbox = Outbox(OUTBOX_LIMIT)
-                    writer = asyncio.create_task(self._write_all(call, self._outbox), name="conductor-writer")
-                self._take(message)
+            await stream.run(self._take, self._messages(self._spoken))
         finally:
-            call.cancel()
-            if writer is not None:
-                writer.cancel()
-                await asyncio.wait({writer})
-                if not writer.cancelled() and (error := writer.exception()) is not None:
-                    _log.info("writing to the conductor failed: %s", type(error).__name__)
+            self._disconnected()
 
     def _take(self, message: conductor_pb2.ScheduleSessionResponse) -> None:
         self._heard += 1
+        if not self._spoken.done():  # it speaks: from here on it is asked
+            self.sessions += 1
+            self._outbox = Outbox(OUTBOX_LIMIT, Pace(self._in_flight, time.monotonic))
+            self._spoken.set_result(self._outbox)
         if message.HasField("instances"):
             self._on_instances(message.instances)
         for response in message.responses:
@@ -189,35 +149,24 @@ class ConductorSession:
             elif response.HasField("placement"):
                 self.release(response.request_id)  # nobody waits for it any more
 
-    async def _write_all(self, call: Any, outbox: Outbox[conductor_pb2.ScheduleRequest | str]) -> None:
-        pace = Pace(self._in_flight, time.monotonic)
-        try:
-            while True:
-                items = await outbox.take_all()
-                await pace.turn()
-                if len(outbox):
-                    items += await outbox.take_all()
-                message = conductor_pb2.ScheduleSessionRequest()
-                size = 0
-                for item in items:
-                    if isinstance(item, str):
-                        message.released_request_ids.append(item)
-                        size += 128
-                    else:
-                        message.requests.append(item)
-                        size += len(item.block_keys) + 1024
-                    if len(message.requests) >= REQUESTS_PER_MESSAGE or size >= MESSAGE_BYTES:
-                        await self._write(call, message)
-                        message, size = conductor_pb2.ScheduleSessionRequest(), 0
-                if size:
-                    await self._write(call, message)
-        except BaseException:
-            call.cancel()  # ends the reader too
-            raise
-
-    async def _write(self, call: Any, message: conductor_pb2.ScheduleSessionRequest) -> None:
-        async with asyncio.timeout(WRITE_S):
-            await call.write(message)
+    async def _messages(self, spoken: asyncio.Future[_Outbox]) -> AsyncGenerator[Ask, None]:
+        yield Ask(lb_id=self._lb_id)
+        outbox = await spoken
+        while True:
+            message = Ask()
+            size = 0
+            for item in await outbox.take_all():
+                if isinstance(item, str):
+                    message.released_request_ids.append(item)
+                    size += 128
+                else:
+                    message.requests.append(item)
+                    size += len(item.block_keys) + 1024
+                if len(message.requests) >= REQUESTS_PER_MESSAGE or size >= MESSAGE_BYTES:
+                    yield message
+                    message, size = Ask(), 0
+            if size:
+                yield message
 
     def _disconnected(self) -> None:
         if self._outbox is not None:

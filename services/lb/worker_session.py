@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
-
-import grpc
+from collections.abc import AsyncGenerator, Callable
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import Cancelled, PinyonError, ResourceExhausted, Unavailable
 from pinyon.messages.error import error_to_proto
-from pinyon.runtime.channel import open_channel
+from pinyon.runtime.duplex import Dialed, Method
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.pace import Pace
 
@@ -28,6 +25,7 @@ MESSAGES_MAX = 32
 MESSAGE_BYTES = 2 << 20
 """More than this goes into another message, one large prompt excepted; gRPC takes 4 MiB."""
 CANCEL_BYTES = 16
+METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", worker_pb2.SessionRequest, worker_pb2.SessionResponse)
 
 _log = get_logger("lb.worker")
 
@@ -124,9 +122,9 @@ class WorkerSession:
         """Being filled; the last one has ``_size`` bytes."""
         self._size = 0
         self._news = asyncio.Event()
-        self._ended = False
         self._streams: dict[int, WorkerStream] = {}
         self._last_id = 0
+        self._stream = Dialed(address, METHOD, WRITE_S)
         self._task = asyncio.create_task(self._run(), name=f"worker-session {address}")
 
     @property
@@ -138,7 +136,7 @@ class WorkerSession:
 
         Raises :class:`Unavailable` when the session has ended or is too far behind.
         """
-        if self._ended or len(self._messages) > MESSAGES_MAX:
+        if self._stream.ending or len(self._messages) > MESSAGES_MAX:
             raise Unavailable(f"no session to the instance at {self.address}")
         self._last_id += 1
         submission = self._message(size_bytes).submissions.add(stream_id=self._last_id)
@@ -159,47 +157,29 @@ class WorkerSession:
             self._cancel(stream.stream_id)
 
     def _cancel(self, stream_id: int) -> None:
-        if self._ended:
+        if self._stream.ending:
             return  # the stream to the instance is gone, and with it all it did for us
         if len(self._messages) > MESSAGES_MAX:
-            self._task.cancel()  # it takes nothing: the end of the session cancels everything
+            # It takes nothing: the end of the session cancels everything.
+            self._stream.end(ResourceExhausted("cancels cannot be delivered"))
         else:
             self._message(CANCEL_BYTES).cancel_stream_ids.append(stream_id)
 
     async def close(self) -> None:
         """End the session; its requests fail as if the instance had gone."""
-        self._task.cancel()
+        self._stream.end(Cancelled("closed"))
         await asyncio.wait({self._task})
 
     # -- the stream
 
     async def _run(self) -> None:
-        channel = open_channel(self.address)
-        call: Any = None
-        writer: asyncio.Task[None] | None = None
         reason = "the stream ended"
         try:
-            call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
-            writer = asyncio.create_task(self._write_all(call), name=f"worker-writer {self.address}")
-            while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                self._take(message)
-        except asyncio.CancelledError:
-            reason = "closed"  # we are the only ones to cancel this task
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "the stream ended"
-        except Exception:
-            _log.exception("worker session failed")
-            reason = "internal error"
+            await self._stream.run(self._take, self._written())
+        except PinyonError as error:
+            reason = error.grpc_code
         finally:
-            if call is not None:
-                call.cancel()
             self._end(reason)
-            if writer is not None:
-                writer.cancel()
-                await asyncio.wait({writer})
-                if not writer.cancelled():
-                    writer.exception()  # retrieved: the reader told why
-            await channel.close(None)
 
     def _take(self, message: worker_pb2.SessionResponse) -> None:
         streams = self._streams
@@ -215,26 +195,17 @@ class WorkerSession:
                 self._cancel(stream.stream_id)
                 stream.fail(ResourceExhausted("The client reads too slowly."))
 
-    async def _write_all(self, call: Any) -> None:
+    async def _written(self) -> AsyncGenerator[worker_pb2.SessionRequest, None]:
         pace = Pace(lambda: len(self._streams), time.monotonic)
-        try:
-            while True:
-                await self._news.wait()
-                await pace.turn()
-                self._news.clear()
-                messages, self._messages = self._messages, []
-                for message in messages:
-                    await self._write(call, message)
-        except BaseException:
-            call.cancel()  # ends the reader too
-            raise
-
-    async def _write(self, call: Any, message: worker_pb2.SessionRequest) -> None:
-        async with asyncio.timeout(WRITE_S):
-            await call.write(message)
+        while True:
+            await self._news.wait()
+            await pace.turn()
+            self._news.clear()
+            messages, self._messages = self._messages, []
+            for message in messages:
+                yield message
 
     def _end(self, reason: str) -> None:
-        self._ended = True
         self._messages.clear()
         self._on_end(self)
         streams, self._streams = self._streams, {}

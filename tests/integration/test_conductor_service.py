@@ -520,17 +520,19 @@ async def test_answers_that_cannot_be_sent_are_taken_back(world):
 
     class BrokenStream:
         writes = 0
+        left = (conductor_pb2.ScheduleSessionRequest(requests=[ask("a"), ask("b")]), grpc.aio.EOF)
+
+        async def read(self):
+            first, *self.left = self.left
+            return first
 
         async def write(self, message):
             self.writes += 1
             raise grpc.aio.UsageError("the stream is gone")
 
-    async def requests():
-        yield conductor_pb2.ScheduleSessionRequest(requests=[ask("a"), ask("b")])
-
     stream = BrokenStream()
-    with pytest.raises(grpc.aio.UsageError):
-        await world.conductor.servicer.ScheduleSession(requests(), stream)
+    with pytest.raises(Unavailable):
+        await world.conductor.servicer.ScheduleSession(None, stream)
     assert stream.writes > 0
     assert world.metric("placements_total", outcome="placed") == 2
     assert world.metric("inflight_placements") == world.metric("inflight_prefills") == 0

@@ -6,6 +6,7 @@ import asyncio
 from typing import Generic, TypeVar
 
 from pinyon.core.errors import ResourceExhausted
+from pinyon.runtime.pace import Pace
 
 __all__ = ["Outbox", "OutboxClosed"]
 
@@ -17,10 +18,11 @@ class OutboxClosed(Exception):
 
 
 class Outbox(Generic[Item]):
-    """Many writers, one reader, all on one event loop. ``limit`` bounds the items that wait."""
+    """Many writers, one reader, all on one event loop. ``limit`` bounds the items that wait, ``pace`` spaces takes."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, pace: Pace | None = None) -> None:
         self._limit = limit
+        self._pace = pace
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
@@ -53,6 +55,8 @@ class Outbox(Generic[Item]):
                 await self._waiter
             finally:
                 self._waiter = None
+        if self._pace is not None:
+            await self._pace.turn()
         items, self._items = self._items, []
         return items
 

@@ -8,24 +8,24 @@ instance tells everything anew; nothing else of the instance notices.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
 
-import grpc
-
-from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import pack_keys
-from pinyon.runtime.channel import open_channel
+from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["ReportSession", "ReportSource"]
 
 KEYS_PER_MESSAGE = 65536
 """1 MiB of keys; a message may have 4."""
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 2.0
 WRITE_S = 5.0
 """A stream that takes no message for this long counts as broken."""
+
+Report = conductor_pb2.ReportSessionRequest
+METHOD = Method("/pinyon.api.conductor.v1.ConductorService/ReportSession", Report, conductor_pb2.ReportSessionResponse)
 
 _log = get_logger("report")
 
@@ -82,8 +82,7 @@ class ReportSession:
         self._seq = 0
         self._wake = asyncio.Event()
         self._resync = False
-        self._closing = False
-        self._task: asyncio.Task[None] | None = None
+        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, log=_log)
         self.registered = asyncio.Event()
         """Set while the conductor has confirmed the registration."""
         self.sessions = 0
@@ -92,9 +91,7 @@ class ReportSession:
         """The last delta that the conductor confirmed."""
 
     def start(self) -> None:
-        if self._task is not None:
-            raise RuntimeError("a report session starts once")
-        self._task = asyncio.create_task(self._run(), name="report-session")
+        self._link.start()
 
     def wake(self) -> None:
         """Something changed: report it soon."""
@@ -102,93 +99,49 @@ class ReportSession:
 
     async def close(self, timeout_s: float = 1.0) -> None:
         """Send what is new and that the instance leaves, wait for the conductor at most ``timeout_s``, end."""
-        if self._task is None:
-            return
-        self._closing = True
         self._wake.set()
-        if not self.registered.is_set():
-            self._task.cancel()
-        done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
-        if not done:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        self._task = None
+        await self._link.close(timeout_s if self.registered.is_set() else 0.0)
 
-    async def _run(self) -> None:
-        pause = FIRST_PAUSE_S
-        while not self._closing:
-            before = self.sessions
-            channel = open_channel(self._address)
-            try:
-                await self._session(conductor_pb2_grpc.ConductorServiceStub(channel))
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
-                reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
-                _log.info("no conductor at %s: %s", self._address, reason)
-            except Exception:
-                _log.exception("report session failed")
-            finally:
-                self.registered.clear()
-                await channel.close(None)
-            if self._closing:
+    async def _converse(self, stream: Dialed[Report, conductor_pb2.ReportSessionResponse]) -> None:
+        try:
+            await stream.run(self._take, self._reports())
+        finally:
+            self.registered.clear()
+
+    def _take(self, reply: conductor_pb2.ReportSessionResponse) -> None:
+        if reply.lease_ms:
+            self._period_s = max(self._gap_s, min(self._period_s, reply.lease_ms / 4000))
+            if not self.registered.is_set():
+                self.sessions += 1
+                self.registered.set()
+                self._wake.set()  # the wait that runs now was made for the period before
+                _log.info("registered with the conductor at %s", self._address)
+        self.acked_seq = max(self.acked_seq, reply.acked_seq)
+        if reply.resync:
+            self._resync = True
+            self._wake.set()
+
+    async def _reports(self) -> AsyncGenerator[Report, None]:
+        """All that one stream says, the farewell last."""
+        yield Report(registration=self._info)
+        self._resync = True
+        while True:
+            leaving = self._link.closing
+            for report in self._snapshot() if self._resync and not leaving else self._news(leaving):
+                yield report
+            if leaving:
                 return
-            pause = FIRST_PAUSE_S if self.sessions > before else min(2 * pause, MAX_PAUSE_S)
-            await asyncio.sleep(pause)
+            if not self._link.closing:
+                await asyncio.sleep(self._gap_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):
+                    await self._wake.wait()
+            self._wake.clear()
 
-    async def _session(self, stub: Any) -> None:
-        """One stream, until it ends; raises what ended it."""
-        call = stub.ReportSession()
-        reader = asyncio.create_task(self._read(call), name="report-reader")
-        try:
-            await self._write(call, conductor_pb2.ReportSessionRequest(registration=self._info))
-            await self._send_snapshot(call)
-            while not reader.done():
-                if self._closing:
-                    await self._send_news(call, leaving=True)
-                    async with asyncio.timeout(WRITE_S):
-                        await call.done_writing()
-                    await reader
-                    return
-                if self._resync:
-                    await self._send_snapshot(call)
-                else:
-                    await self._send_news(call)
-                await self._wait_for_news(reader)
-            await reader
-        finally:
-            reader.cancel()
-            call.cancel()
-            await asyncio.wait({reader})
-            if not reader.cancelled():
-                reader.exception()  # seen, or asyncio warns
-
-    async def _wait_for_news(self, reader: asyncio.Task[None]) -> None:
-        if not self._closing:
-            await asyncio.sleep(self._gap_s)
-        waiter = asyncio.create_task(self._wake.wait())
-        try:
-            await asyncio.wait({waiter, reader}, timeout=self._period_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiter.cancel()
-        self._wake.clear()
-
-    async def _read(self, call: Any) -> None:
-        async for reply in call:
-            if reply.lease_ms:
-                self._period_s = max(self._gap_s, min(self._period_s, reply.lease_ms / 4000))
-                if not self.registered.is_set():
-                    self.sessions += 1
-                    self.registered.set()
-                    self._wake.set()  # the wait that runs now was made for the period before
-                    _log.info("registered with the conductor at %s", self._address)
-            self.acked_seq = max(self.acked_seq, reply.acked_seq)
-            if reply.resync:
-                self._resync = True
-                self._wake.set()
-
-    async def _send_snapshot(self, call: Any) -> None:
+    def _snapshot(self) -> Iterator[Report]:
         """All keys, in parts. The deltas go on with the next sequence number."""
         self._resync = False
-        self._source.drain_changes()  # the snapshot contains them; no await between these two lines
+        self._source.drain_changes()  # the snapshot contains them; nothing runs between these two lines
         keys = self._source.snapshot_keys()
         for start in range(0, max(1, len(keys)), KEYS_PER_MESSAGE):
             snapshot = conductor_pb2.CacheSnapshot(
@@ -197,28 +150,28 @@ class ReportSession:
                 first=start == 0,
                 last=start + KEYS_PER_MESSAGE >= len(keys),
             )
-            await self._write(call, conductor_pb2.ReportSessionRequest(snapshot=snapshot, load=self._source.load()))
+            yield Report(snapshot=snapshot, load=self._source.load())
 
-    async def _send_news(self, call: Any, *, leaving: bool = False) -> None:
+    def _news(self, leaving: bool) -> Iterator[Report]:
         stored, removed = self._source.drain_changes()
+        deltas: list[conductor_pb2.CacheDelta] = []
         for start in range(0, max(len(stored), len(removed)), KEYS_PER_MESSAGE):
+            if deltas:
+                yield Report(deltas=deltas)
             self._seq += 1
-            delta = conductor_pb2.CacheDelta(
-                seq=self._seq,
-                stored_keys=pack_keys(stored[start : start + KEYS_PER_MESSAGE]),
-                removed_keys=pack_keys(removed[start : start + KEYS_PER_MESSAGE]),
-            )
-            if start + KEYS_PER_MESSAGE < max(len(stored), len(removed)):
-                await self._write(call, conductor_pb2.ReportSessionRequest(deltas=[delta]))
-                continue
-            await self._write(call, self._report([delta], leaving))
-            return
-        await self._write(call, self._report([], leaving))
+            deltas = [
+                conductor_pb2.CacheDelta(
+                    seq=self._seq,
+                    stored_keys=pack_keys(stored[start : start + KEYS_PER_MESSAGE]),
+                    removed_keys=pack_keys(removed[start : start + KEYS_PER_MESSAGE]),
+                )
+            ]
+        yield self._report(deltas, leaving)
 
-    def _report(self, deltas: list[conductor_pb2.CacheDelta], leaving: bool) -> conductor_pb2.ReportSessionRequest:
+    def _report(self, deltas: list[conductor_pb2.CacheDelta], leaving: bool) -> Report:
         begun = self._source.drain_begun()
         prefills, decodes = self._source.drain_ended()
-        return conductor_pb2.ReportSessionRequest(
+        return Report(
             deltas=deltas,
             load=self._source.load(),
             prefills=self._source.drain_measurements(),
@@ -227,7 +180,3 @@ class ReportSession:
             leaving=leaving,
             begun_decode_request_ids=begun,
         )
-
-    async def _write(self, call: Any, message: conductor_pb2.ReportSessionRequest) -> None:
-        async with asyncio.timeout(WRITE_S):  # not wait_for: on Python 3.11 it may swallow a cancellation
-            await call.write(message)

@@ -1,0 +1,280 @@
+"""A long-lived stream of messages both ways between two processes, the same at either end.
+
+One answer to what all such streams share:
+
+- **connect**: within about 2 s, or it has ended (``open_channel``);
+- **write deadline**: a peer that takes no message for ``write_s`` is frozen, and the stream ends;
+- **end**: whatever fails first, reading, writing, or the owner by ``end``, ends the rest, and ``run`` says why with a
+  :class:`PinyonError`. In good order, the side that dialed sends its last message and the side that accepted answers
+  what is left (``drain``); then ``run`` returns;
+- **back-off**: :class:`Redialer` dials again after a pause that doubles until the peer has spoken.
+
+Sessions hand in a function that takes each message and an iterator of the messages to send; how those are spaced is
+the iterator's part (``pace``). gRPC is not seen outside this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from pinyon.core.avoidance import Avoidance
+from pinyon.core.clock import Clock
+from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError, ResourceExhausted, Unavailable
+from pinyon.runtime.channel import open_channel
+from pinyon.runtime.interceptors import error_from_rpc
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Accepted", "Dialed", "Duplex", "Method", "Redialer"]
+
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 2.0
+# What grpc puts in the place of the peer's status when a write meets the end of the call.
+_STATUS_LOST = "Internal error from Core"
+_EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
+
+Sent = TypeVar("Sent", bound=Message)
+Received = TypeVar("Received", bound=Message)
+Take = Callable[[Received], Awaitable[None] | None]
+"""Takes one message; the next one is read when it is done."""
+
+_log = get_logger("duplex")
+
+
+@dataclass(frozen=True)
+class Method(Generic[Sent, Received]):
+    """A streaming method as the side that dials sees it. ``path`` is ``/package.Service/Method``."""
+
+    path: str
+    sent: type[Sent]
+    received: type[Received]
+
+
+class Duplex(Generic[Sent, Received]):
+    """What both ends have in common. It runs once."""
+
+    def __init__(self, write_s: float) -> None:
+        self._write_s = write_s
+        self._writing = asyncio.Lock()
+        self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._read: Callable[[], Awaitable[Any]]
+        self._send: Callable[[Sent], Awaitable[None]]
+        self.spoke = False
+        """The peer has sent a message."""
+
+    @property
+    def ending(self) -> bool:
+        """It has ended or is about to: nothing more is sent."""
+        return self._ending.done()
+
+    def end(self, reason: PinyonError | None = None) -> None:
+        """End it from this side, without a farewell: ``run`` raises ``reason``, or returns. The first call counts."""
+        if self._ending.done():
+            return
+        if reason is None:
+            self._ending.set_result(None)
+        else:
+            self._ending.set_exception(reason)
+            self._ending.exception()  # seen, or asyncio warns
+
+    async def write(self, message: Sent) -> None:
+        """Send one message beside those of the iterator. Raises :class:`ResourceExhausted` when it is not taken."""
+        try:
+            # Not wait_for: on Python 3.11 it may swallow a cancellation.
+            async with self._writing, asyncio.timeout(self._write_s):
+                await self._send(message)
+        except TimeoutError:
+            raise ResourceExhausted(f"the peer took no message for {self._write_s:g} s") from None
+
+    async def _converse(
+        self, reading: Awaitable[None], writing: Awaitable[None] | None, ends_with_reading: bool
+    ) -> None:
+        """Until the end. Raises the reason as a :class:`PinyonError`."""
+        reader = asyncio.ensure_future(reading)
+        writer = None if writing is None else asyncio.ensure_future(writing)
+        last = reader if writer is None or ends_with_reading else writer
+        everything: list[asyncio.Future[None]] = [self._ending, reader, *(() if writer is None else (writer,))]
+        left = set(everything)
+        try:
+            while not self._ending.done() and not last.done():
+                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                for each in everything:
+                    if each.done() and (failure := _failure(each)) is not None:
+                        raise failure
+        finally:
+            self.end()
+            for each in everything[1:]:
+                each.cancel()
+            await asyncio.wait(everything)
+            for each in everything[1:]:
+                if not each.cancelled():
+                    each.exception()  # seen; the first one counts
+
+    async def _read_all(self, take: Take[Received], drain: Callable[[], Awaitable[None]] | None = None) -> None:
+        read = self._read
+        while (message := await read()) is not _EOF:
+            self.spoke = True
+            doing = take(message)
+            if doing is not None:
+                await doing
+        if drain is not None:
+            await drain()
+
+    async def _write_all(self, messages: AsyncGenerator[Sent, None]) -> None:
+        async with aclosing(messages):
+            async for message in messages:
+                await self.write(message)
+
+
+class Dialed(Duplex[Sent, Received]):
+    """The end that opens the stream, to ``address`` (``host:port``)."""
+
+    def __init__(self, address: str, method: Method[Sent, Received], write_s: float) -> None:
+        super().__init__(write_s)
+        self.address = address
+        self._method = method
+
+    async def run(self, take: Take[Received], messages: AsyncGenerator[Sent, None]) -> None:
+        """Connect, and go on until the peer ends the stream. When ``messages`` end, the peer is told that no more come.
+
+        Raises the :class:`PinyonError` that ended it: the peer's status, :class:`Unavailable` when it is not there.
+        """
+        channel = open_channel(self.address)
+        open_call: Any = channel.stream_stream(
+            self._method.path,
+            request_serializer=self._method.sent.SerializeToString,
+            response_deserializer=self._method.received.FromString,
+        )
+        call = open_call()
+        self._read, self._send = call.read, call.write
+
+        async def writing() -> None:
+            try:
+                await self._write_all(messages)
+                async with asyncio.timeout(self._write_s):
+                    await call.done_writing()
+            except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                return  # the call is over: reading says why
+
+        try:
+            await self._converse(self._read_all(take), writing(), ends_with_reading=True)
+        finally:
+            call.cancel()
+            await channel.close(None)
+
+
+class Accepted(Duplex[Sent, Received]):
+    """The end that a server's method was called with: ``context`` is what it was given."""
+
+    def __init__(self, context: Any, write_s: float) -> None:
+        super().__init__(write_s)
+        self._read, self._send = context.read, context.write
+
+    async def first(self, within_s: float) -> Received | None:
+        """The first message, before ``run``; None when none is to come. Raises :class:`DeadlineExceeded`."""
+        try:
+            async with asyncio.timeout(within_s):
+                message = await self._read()
+        except TimeoutError:
+            raise DeadlineExceeded(f"no message came within {within_s:g} s") from None
+        return None if message is _EOF else message
+
+    async def run(
+        self,
+        take: Take[Received],
+        messages: AsyncGenerator[Sent, None] | None = None,
+        drain: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Until the peer sends nothing more. With ``drain``, that is awaited then, and ``messages`` must end after it.
+
+        Raises the :class:`PinyonError` that ended it. A peer that is gone cancels the caller, as gRPC does.
+        """
+        writing = None if messages is None else self._write_all(messages)
+        await self._converse(self._read_all(take, drain), writing, ends_with_reading=drain is None)
+
+
+def _failure(task: asyncio.Future[None]) -> PinyonError | None:
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if error is None or isinstance(error, PinyonError):
+        return error
+    if isinstance(error, grpc.aio.AioRpcError) and error.details() != _STATUS_LOST:
+        return error_from_rpc(error)
+    if isinstance(
+        error, (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, asyncio.CancelledError, TimeoutError)
+    ):
+        return Unavailable("the peer is gone")
+    _log.error("a stream failed", exc_info=error)
+    return Internal("internal error")
+
+
+class Redialer(Generic[Sent, Received]):
+    """Keeps one stream to a peer: ``converse`` runs each new one. ``start`` → ``close``.
+
+    After one has ended there is a pause, which doubles from 0.05 s to 2 s until a peer has spoken. ``peer`` is what the
+    log calls it.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        address: str,
+        method: Method[Sent, Received],
+        converse: Callable[[Dialed[Sent, Received]], Awaitable[None]],
+        *,
+        write_s: float,
+        log: logging.Logger = _log,
+        clock: Clock = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._peer = peer
+        self._address = address
+        self._method = method
+        self._converse = converse
+        self._write_s = write_s
+        self._log = log
+        self._clock = clock
+        self._sleep = sleep
+        self._task: asyncio.Task[None] | None = None
+        self.closing = False
+        """No other stream is opened after this one."""
+
+    def start(self) -> None:
+        if self._task is not None:
+            raise RuntimeError("a redialer starts once")
+        self._task = asyncio.create_task(self._run(), name=f"{self._peer} {self._address}")
+
+    async def close(self, farewell_s: float = 0.0) -> None:
+        """End it; a stream that ends by itself may take ``farewell_s`` for that."""
+        self.closing = True
+        if self._task is None:
+            return
+        if farewell_s:
+            await asyncio.wait({self._task}, timeout=farewell_s)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self._task = None
+
+    async def _run(self) -> None:
+        pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
+        while not self.closing:
+            stream = Dialed(self._address, self._method, self._write_s)
+            try:
+                await self._converse(stream)
+            except PinyonError as error:
+                self._log.info("no %s at %s: %s", self._peer, self._address, error.grpc_code)
+            except Exception:
+                self._log.exception("%s session failed", self._peer)
+            if self.closing:
+                return
+            if stream.spoke:
+                pauses.succeeded(self._address)
+            pauses.failed(self._address, self._clock())
+            await self._sleep(pauses.left_s(self._address, self._clock()))

@@ -1,0 +1,409 @@
+"""Both ends of a stream, over real gRPC: how it begins, how it ends, and who learns why."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    PinyonError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pinyon.runtime.duplex import Accepted, Dialed, Method, Redialer
+from pinyon.runtime.grpc_server import GrpcServer
+
+WAIT_S = 20.0
+Ask = worker_pb2.SessionRequest
+Answer = worker_pb2.SessionResponse
+METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", Ask, Answer)
+Handler = Callable[[Accepted[Answer, Ask]], Awaitable[None]]
+
+
+class Servicer(worker_pb2_grpc.WorkerServiceServicer):
+    def __init__(self, handler: Handler, write_s: float) -> None:
+        self._handler = handler
+        self._write_s = write_s
+        self.ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
+
+    async def Session(self, _: object, context: object) -> None:
+        try:
+            await self._handler(Accepted(context, self._write_s))
+        except BaseException as error:
+            self.ended.put_nowait(error)
+            raise
+        self.ended.put_nowait(None)
+
+
+class Server:
+    def __init__(self, handler: Handler, write_s: float = WAIT_S, listen: str = "127.0.0.1:0") -> None:
+        self._servicer = Servicer(handler, write_s)
+        self._server = GrpcServer(listen)
+        self._server.add(
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server,
+            self._servicer,
+            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+        )
+        self.address = ""
+
+    async def ended(self) -> BaseException | None:
+        """What one call of the handler ended with."""
+        return await asyncio.wait_for(self._servicer.ended.get(), WAIT_S)
+
+    async def __aenter__(self) -> Server:
+        self.address = await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.drain(0)
+
+
+def dial(address: str, write_s: float = WAIT_S) -> Dialed[Ask, Answer]:
+    return Dialed(address, METHOD, write_s)
+
+
+async def says(*numbers: int, then: asyncio.Future[None] | None = None) -> AsyncGenerator[Ask, None]:
+    for number in numbers:
+        yield Ask(cancel_stream_ids=[number])
+    if then is not None:
+        await then
+
+
+def never() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def ends(run: Awaitable[None]) -> PinyonError | None:
+    """Why a stream ended."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await run
+    except PinyonError as error:
+        return error
+    return None
+
+
+@asynccontextmanager
+async def deaf_address() -> AsyncIterator[str]:
+    """Somebody who accepts connections and says nothing."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def echo(stream: Accepted[Answer, Ask]) -> None:
+    """Answers each message with its number; what is left after the last one too."""
+    numbers: asyncio.Queue[int | None] = asyncio.Queue()
+
+    async def answers() -> AsyncGenerator[Answer, None]:
+        while (number := await numbers.get()) is not None:
+            answer = Answer()
+            answer.updates.add(stream_id=number)
+            yield answer
+
+    async def drain() -> None:
+        numbers.put_nowait(None)
+
+    def take(message: Ask) -> None:
+        for number in message.cancel_stream_ids:
+            numbers.put_nowait(number)
+
+    await stream.run(take, answers(), drain)
+
+
+async def deaf(stream: Accepted[Answer, Ask]) -> None:
+    await never()
+
+
+async def test_in_good_order_everything_is_answered_after_the_last_message() -> None:
+    got: list[int] = []
+    async with Server(echo) as server:
+        stream = dial(server.address)
+        assert not stream.spoke
+        run = stream.run(lambda answer: got.extend(each.stream_id for each in answer.updates), says(*range(100)))
+        assert await ends(run) is None
+        assert await server.ended() is None
+    assert got == list(range(100))
+    assert stream.spoke
+    assert stream.ending
+
+
+async def test_nobody_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        error = await ends(dial(f"127.0.0.1:{taken.getsockname()[1]}").run(lambda _: None, says(then=never())))
+    assert isinstance(error, Unavailable)
+
+
+async def test_somebody_there_who_does_not_speak() -> None:
+    async with deaf_address() as address:
+        stream = dial(address)
+        assert isinstance(await ends(stream.run(lambda _: None, says(1, then=never()))), Unavailable)
+    assert not stream.spoke
+
+
+async def test_it_is_ended_and_cancelled_while_it_connects() -> None:
+    async with deaf_address() as address:
+        stream = dial(address)
+        run = asyncio.ensure_future(stream.run(lambda _: None, says(1, then=never())))
+        await asyncio.sleep(0)
+        stream.end(Cancelled("closed"))
+        stream.end(Internal("too late"))
+        assert isinstance(await ends(run), Cancelled)
+        run = asyncio.ensure_future(dial(address).run(lambda _: None, says(1, then=never())))
+        await asyncio.sleep(0)
+        run.cancel()
+        await asyncio.wait({run}, timeout=WAIT_S)
+        assert run.cancelled()
+        early = dial(address)
+        early.end()
+        assert await ends(early.run(lambda _: None, says(1, then=never()))) is None
+
+
+async def test_a_peer_that_takes_nothing_is_frozen() -> None:
+    async def endless() -> AsyncGenerator[Ask, None]:
+        ids = [1] * 100_000
+        while True:
+            yield Ask(cancel_stream_ids=ids)
+
+    async with Server(deaf) as server:
+        error = await ends(dial(server.address, write_s=0.1).run(lambda _: None, endless()))
+    assert isinstance(error, ResourceExhausted)
+    assert "0.1 s" in error.message
+
+
+async def test_a_caller_that_takes_nothing_is_frozen() -> None:
+    async def endless() -> AsyncGenerator[Answer, None]:
+        answer = Answer()
+        answer.updates.add(tokens=[1] * 100_000)
+        while True:
+            yield answer
+
+    async def flood(stream: Accepted[Answer, Ask]) -> None:
+        await stream.run(lambda _: None, endless())
+
+    async with Server(flood, write_s=0.1) as server:
+        reads = never()
+
+        async def take(_: Answer) -> None:
+            await reads
+
+        run = asyncio.ensure_future(dial(server.address).run(take, says(then=never())))
+        assert isinstance(await server.ended(), ResourceExhausted)
+        reads.set_result(None)
+        assert isinstance(await ends(run), ResourceExhausted)  # told with the status
+
+
+async def test_the_peer_s_error_is_the_reason() -> None:
+    async def refuse(stream: Accepted[Answer, Ask]) -> None:
+        raise FailedPrecondition("not here", field="hello")
+
+    async def many() -> AsyncGenerator[Ask, None]:
+        while True:  # it is writing when the stream ends
+            yield Ask()
+
+    async with Server(refuse) as server:
+        for messages in (says(then=never()), says(1), says()):
+            error = await ends(dial(server.address).run(lambda _: None, messages))
+            assert isinstance(error, FailedPrecondition)
+            assert (error.message, error.field) == ("not here", "hello")
+        # gRPC may lose the status to a write that fails at the same moment.
+        error = await ends(dial(server.address).run(lambda _: None, many()))
+        assert isinstance(error, (FailedPrecondition, Unavailable))
+
+
+@pytest.mark.parametrize("raised", [Unavailable("it is enough"), ValueError("a defect")])
+async def test_what_fails_on_this_side_ends_both_ways(raised: Exception) -> None:
+    def take(_: Answer) -> None:
+        raise raised
+
+    async def messages() -> AsyncGenerator[Ask, None]:
+        yield Ask(cancel_stream_ids=[1])
+        raise raised
+
+    expected = type(raised) if isinstance(raised, PinyonError) else Internal
+    async with Server(echo) as server:
+        assert type(await ends(dial(server.address).run(take, says(1, then=never())))) is expected
+        await server.ended()  # cancelled, or as if no more messages came, whatever gRPC sees first
+        assert type(await ends(dial(server.address).run(lambda _: None, messages()))) is expected
+        await server.ended()  # cancelled, or as if no more messages came, whatever gRPC sees first
+
+
+@pytest.mark.parametrize("raised", [Unavailable("it is enough"), ValueError("a defect")])
+async def test_what_fails_where_it_was_accepted_is_told(raised: Exception) -> None:
+    async def fail_reading(stream: Accepted[Answer, Ask]) -> None:
+        def take(_: Ask) -> None:
+            raise raised
+
+        await stream.run(take)
+
+    async def fail_writing(stream: Accepted[Answer, Ask]) -> None:
+        async def messages() -> AsyncGenerator[Answer, None]:
+            yield Answer()
+            raise raised
+
+        await stream.run(lambda _: None, messages())
+
+    expected = type(raised) if isinstance(raised, PinyonError) else Internal
+    for handler in (fail_reading, fail_writing):
+        async with Server(handler) as server:
+            error = await ends(dial(server.address).run(lambda _: None, says(1, then=never())))
+            assert type(error) is expected
+            assert error is not None
+            assert "defect" not in error.message
+
+
+async def test_the_iterator_is_closed_with_its_stream() -> None:
+    closed = []
+
+    async def messages() -> AsyncGenerator[Ask, None]:
+        try:
+            yield Ask(cancel_stream_ids=[1])
+            await never()
+        finally:
+            closed.append(True)
+
+    async with Server(echo) as server:
+        stream = dial(server.address)
+        await ends(stream.run(lambda _: stream.end(), messages()))
+    assert closed == [True]
+
+
+async def test_the_accepting_side_may_end_it_and_say_something_beside_its_iterator() -> None:
+    async def serve(stream: Accepted[Answer, Ask]) -> None:
+        async def take(message: Ask) -> None:
+            if message.cancel_stream_ids[0] == 3:
+                stream.end()
+            else:
+                await stream.write(Answer())
+
+        await stream.run(take)
+
+    got: list[Answer] = []
+    async with Server(serve) as server:
+        assert await ends(dial(server.address).run(got.append, says(1, 2, 3, then=never()))) is None
+        assert await server.ended() is None
+    assert len(got) == 2
+
+
+async def test_a_hello_comes_first_or_not_at_all() -> None:
+    firsts: list[Ask | None] = []
+
+    async def serve(stream: Accepted[Answer, Ask]) -> None:
+        firsts.append(await stream.first(WAIT_S))
+
+    async with Server(serve) as server:
+        assert await ends(dial(server.address).run(lambda _: None, says(7, then=never()))) is None
+        assert await ends(dial(server.address).run(lambda _: None, says())) is None
+    assert firsts == [Ask(cancel_stream_ids=[7]), None]
+
+    async def impatient(stream: Accepted[Answer, Ask]) -> None:
+        await stream.first(0.01)
+
+    async with Server(impatient) as server:
+        assert isinstance(await ends(dial(server.address).run(lambda _: None, says(then=never()))), DeadlineExceeded)
+
+
+# ---------------------------------------------------------------- again and again
+
+
+class Naps:
+    """Pauses by a clock of their own; ``enough`` ends the matter."""
+
+    def __init__(self, enough: int) -> None:
+        self.now_s = 100.0
+        self.pauses: list[float] = []
+        self.enough = enough
+        self.done = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(round(seconds, 3))
+        self.now_s += seconds
+        if len(self.pauses) == self.enough:
+            self.done.set()
+            await never()
+
+
+def redialer(address: str, naps: Naps, converse: Callable[[Dialed[Ask, Answer]], Awaitable[None]]) -> Redialer:
+    return Redialer(
+        "peer", address, METHOD, converse, write_s=WAIT_S, clock=lambda: naps.now_s, sleep=naps.sleep
+    )  # fmt: skip
+
+
+async def test_the_pause_doubles_until_the_peer_speaks() -> None:
+    naps, tries = Naps(enough=9), 0
+
+    async def converse(stream: Dialed[Ask, Answer]) -> None:
+        nonlocal tries
+        tries += 1
+        stream.spoke = tries == 8
+        raise ValueError if tries == 2 else Unavailable("nobody")
+
+    link = redialer("nowhere:1", naps, converse)
+    link.start()
+    with pytest.raises(RuntimeError):
+        link.start()
+    await asyncio.wait_for(naps.done.wait(), WAIT_S)
+    await link.close()
+    assert naps.pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.05, 0.1]
+
+
+async def test_a_peer_that_comes_back_is_found_again() -> None:
+    naps, heard = Naps(enough=1000), asyncio.Event()
+
+    async def converse(stream: Dialed[Ask, Answer]) -> None:
+        await stream.run(lambda _: heard.set(), says(1, then=never()))
+
+    async with Server(echo) as server:
+        address = server.address
+        link = redialer(address, naps, converse)
+        link.start()
+        await asyncio.wait_for(heard.wait(), WAIT_S)
+    heard.clear()
+    async with Server(echo, listen=address):
+        await asyncio.wait_for(heard.wait(), WAIT_S)
+        await link.close()
+    assert naps.pauses[0] == 0.05
+    await link.close()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_farewell_is_waited_for_but_not_for_ever(answered: bool) -> None:
+    naps, open_, leave = Naps(enough=1000), asyncio.Event(), asyncio.Event()
+    messages: list[Ask] = []
+
+    async def serve(stream: Accepted[Answer, Ask]) -> None:
+        open_.set()
+        await stream.run(messages.append)
+        if not answered:
+            with suppress(asyncio.CancelledError):
+                await never()
+
+    async def farewell() -> AsyncGenerator[Ask, None]:
+        yield Ask(cancel_stream_ids=[1])
+        await leave.wait()
+        yield Ask(cancel_stream_ids=[2])
+
+    async def converse(stream: Dialed[Ask, Answer]) -> None:
+        await stream.run(lambda _: None, farewell())
+
+    async with Server(serve) as server:
+        link = redialer(server.address, naps, converse)
+        link.start()
+        await asyncio.wait_for(open_.wait(), WAIT_S)
+        leave.set()
+        await link.close(WAIT_S if answered else 0.05)
+        await server.ended()
+    assert not naps.pauses
+    if answered:
+        assert messages == [Ask(cancel_stream_ids=[1]), Ask(cancel_stream_ids=[2])]
