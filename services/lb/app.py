@@ -11,6 +11,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.model import load_card
+from pinyon.routing.queue import RequestQueue
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
@@ -83,7 +84,7 @@ def build(
         view.update(message)
         workers.keep_only(view.addresses)
 
-    line = Line(settings.in_flight_limit, settings.queue_limit)
+    line = Line(RequestQueue(settings.in_flight_limit, settings.queue_limit), clock)
     conductor = ConductorSession(
         settings.conductor, instance_id, on_instances, settings.conductor_timeout_s, lambda: line.in_flight
     )

@@ -1,1 +1,1 @@
-"""Which region or replica takes a request: prefix trie, hash rings, selective pushing."""
+"""The load balancer's own decisions: who waits and who goes on, and which instances when no conductor answers."""

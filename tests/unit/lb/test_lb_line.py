@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from pinyon.core.errors import ResourceExhausted
+from pinyon.routing.queue import RequestQueue
 from services.lb.line import Line
 
 
@@ -16,7 +17,7 @@ async def settle() -> None:
 
 
 async def test_first_come_first_served():
-    line, order = Line(1, 10), []
+    line, order = Line(RequestQueue(1, 10)), []
 
     async def one(name: int) -> None:
         await line.enter()
@@ -30,7 +31,7 @@ async def test_first_come_first_served():
 
 
 async def test_over_the_bound_it_refuses_at_once():
-    line = Line(1, 1)
+    line = Line(RequestQueue(1, 1))
     await line.enter()
     waiting = asyncio.ensure_future(line.enter())
     await settle()
@@ -45,7 +46,7 @@ async def test_over_the_bound_it_refuses_at_once():
 
 @pytest.mark.parametrize("leave_first", [False, True])
 async def test_cancelled_before_and_after_the_slot_was_given(leave_first):
-    line = Line(1, 10)
+    line = Line(RequestQueue(1, 10))
     await line.enter()
     first, second = (asyncio.ensure_future(line.enter()) for _ in range(2))
     await settle()
