@@ -46,6 +46,7 @@ class Placer:
         with self._telemetry.span("conductor.schedule", message.traceparent, request_id=request_id) as span:
             try:
                 request = request_from_proto(message, request_id, self._ttft_slo_s, self._tbt_slo_s)
+                span.classify(request.request_class)
                 decision = self._scheduler.schedule(request, self._clock())
             except PinyonError as error:
                 self._metrics.placements.labels(error.grpc_code.lower()).inc()

@@ -6,6 +6,7 @@ from typing import Any
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.messages.checks import keys_from_proto
+from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.segment import segment_to_proto
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.kv_object import SlotState
@@ -70,7 +71,9 @@ class BlockReadServicer(kvstore_pb2_grpc.BlockReadServiceServicer):
 
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
+        request_class = class_from_proto(request.request_class)
         with self._telemetry.span("kvstore.acquire", request.traceparent, request_id=request.request_id) as span:
+            span.classify(request_class)
             lease, lease_s, segment = self._node.acquire(keys, request.lease_ms / 1000, allow_gaps=request.allow_gaps)
             span.set("blocks", len(lease.blocks))
         return kvstore_pb2.AcquireResponse(

@@ -1,4 +1,4 @@
-"""API keys: who may ask, and for which tenant.
+"""API keys: who may ask, for which tenant, and what is said of requests that say nothing themselves.
 
 Keys are kept as SHA-256 digests and looked up by digest: how long a lookup takes tells nothing about how much of a
 guessed key is right.
@@ -7,44 +7,61 @@ guessed key is right.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from pinyon.core.errors import InvalidArgument, Unauthenticated
+from pinyon.core.request import TENANT_CHARS_MAX, check_geographies, check_kind, check_priority
 
-__all__ = ["PUBLIC_TENANT", "ApiKeys", "load_api_keys"]
-
-PUBLIC_TENANT = "public"
+__all__ = ["PUBLIC", "ApiKeys", "Client", "load_api_keys"]
 
 KEY_CHARS_MAX = 512
-TENANT_CHARS_MAX = 128
 KEYS_MAX = 100_000
 FILE_BYTES_MAX = 32 << 20
 
+_INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who holds a key. ``kind`` and ``priority`` are for requests that name none; if there are ``geographies``, its
+    requests may be served nowhere else."""
+
+    tenant: str
+    kind: str = ""
+    priority: int = 0
+    geographies: tuple[str, ...] = ()
+
+
+PUBLIC = Client("public")
+"""Everyone, where no keys are configured."""
+
 
 class ApiKeys:
-    """``keys`` maps API key to tenant; None means that no key is asked for."""
+    """``keys`` maps API key to client; None means that no key is asked for."""
 
-    def __init__(self, keys: Mapping[str, str] | None = None) -> None:
-        self._tenants = None if keys is None else {_digest(key): tenant for key, tenant in keys.items()}
+    def __init__(self, keys: Mapping[str, Client] | None = None) -> None:
+        self._clients = None if keys is None else {_digest(key): client for key, client in keys.items()}
 
     @property
     def required(self) -> bool:
-        return self._tenants is not None
+        return self._clients is not None
 
-    def tenant(self, authorization: str) -> str:
-        """The tenant named by an ``Authorization`` header's value. Raises :class:`Unauthenticated`."""
-        if self._tenants is None:
-            return PUBLIC_TENANT
+    def client(self, authorization: str) -> Client:
+        """The client named by an ``Authorization`` header's value. Raises :class:`Unauthenticated`."""
+        if self._clients is None:
+            return PUBLIC
         scheme, _, key = authorization.partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
             raise Unauthenticated("You didn't provide an API key: send it as 'Authorization: Bearer KEY'.")
-        tenant = self._tenants.get(_digest(key)) if len(key) <= KEY_CHARS_MAX else None
-        if tenant is None:
+        client = self._clients.get(_digest(key)) if len(key) <= KEY_CHARS_MAX else None
+        if client is None:
             raise Unauthenticated("Incorrect API key provided.")
-        return tenant
+        return client
 
 
 def _digest(key: str) -> bytes:
@@ -54,6 +71,8 @@ def _digest(key: str) -> bytes:
 def load_api_keys(path: str) -> ApiKeys:
     """Keys from a file: a JSON object ``{key: tenant}``, or lines ``key tenant`` (``#`` begins a comment line).
 
+    Instead of the tenant, JSON may have an object with ``tenant`` and, as wanted, ``type``, ``priority`` and
+    ``geographies`` (a list); behind the tenant, a line may have ``type=chat priority=5 geographies=eu-west,eu-north``.
     An empty path means that no key is asked for. Raises :class:`InvalidArgument` if the file is not as above; the
     message never holds a key.
     """
@@ -74,23 +93,51 @@ def load_api_keys(path: str) -> ApiKeys:
         raise _bad("holds no key")
     if len(pairs) > KEYS_MAX:
         raise _bad(f"holds more than {KEYS_MAX} keys")
-    keys: dict[str, str] = {}
-    for number, (key, tenant) in enumerate(pairs, 1):
-        if not isinstance(tenant, str) or not 0 < len(tenant) <= TENANT_CHARS_MAX or not tenant.isprintable():
-            raise _bad(f"entry {number}: the tenant must be 1 to {TENANT_CHARS_MAX} printable characters")
+    keys: dict[str, Client] = {}
+    for number, (key, entry) in enumerate(pairs, 1):
+        try:
+            client = _client(entry)
+        except InvalidArgument as error:
+            raise _bad(f"entry {number}: {error.message}") from None
         if not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or " " in key:
             raise _bad(f"entry {number}: the key must be 1 to {KEY_CHARS_MAX} printable characters without spaces")
-        if keys.setdefault(key, tenant) != tenant:
-            raise _bad(f"entry {number}: the key belongs to another tenant already")
+        if keys.setdefault(key, client) != client:
+            raise _bad(f"entry {number}: the key stands in the file already, with another entry")
     return ApiKeys(keys)
 
 
-def _from_json(text: str) -> list[tuple[str, object]]:
+class _Object(list[tuple[str, object]]):
+    """The members of a JSON object, repeated ones too."""
+
+
+def _client(entry: object) -> Client:
+    """Raises :class:`InvalidArgument`, whose message holds nothing of the entry but names."""
+    members = dict(entry) if isinstance(entry, _Object) else {"tenant": entry}
+    unknown = set(members) - {"tenant", "type", "priority", "geographies"}
+    if unknown or (isinstance(entry, _Object) and len(entry) != len(members)):
+        raise InvalidArgument("only tenant, type, priority and geographies are known, each once")
+    tenant, kind, priority = members.get("tenant"), members.get("type", ""), members.get("priority", 0)
+    geographies = members.get("geographies", [])
+    if not isinstance(tenant, str) or not 0 < len(tenant) <= TENANT_CHARS_MAX or not tenant.isprintable():
+        raise InvalidArgument(f"the tenant must be 1 to {TENANT_CHARS_MAX} printable characters")
+    if not isinstance(kind, str):
+        raise InvalidArgument("the type must be a string")
+    if type(priority) is not int:
+        raise InvalidArgument("the priority must be a whole number")
+    if not isinstance(geographies, list) or not all(isinstance(name, str) for name in geographies):
+        raise InvalidArgument("the geographies must be a list of strings")
+    if "type" in members:
+        check_kind(kind, "type")
+    check_geographies(tuple(geographies), "geographies")
+    return Client(tenant, kind, check_priority(priority, "priority"), tuple(geographies))
+
+
+def _from_json(text: str) -> _Object:
     try:
-        pairs: object = json.loads(text, object_pairs_hook=lambda found: found)
+        pairs: object = json.loads(text, object_pairs_hook=_Object)
     except (ValueError, RecursionError):
         raise _bad("begins like JSON but is not valid JSON") from None
-    assert isinstance(pairs, list)
+    assert isinstance(pairs, _Object)
     return pairs
 
 
@@ -100,10 +147,17 @@ def _from_lines(text: str) -> list[tuple[str, object]]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2:
-            raise _bad(f"line {number} is not 'KEY TENANT'")
-        pairs.append((words[0], words[1]))
+        if len(words) < 2 or not all("=" in word for word in words[2:]):
+            raise _bad(f"line {number} is not 'KEY TENANT' or 'KEY TENANT NAME=VALUE ...'")
+        pairs.append((words[0], _Object([("tenant", words[1]), *map(_member, words[2:])])))
     return pairs
+
+
+def _member(word: str) -> tuple[str, object]:
+    name, _, text = word.partition("=")
+    if name == "geographies":
+        return name, text.split(",")
+    return name, int(text) if name == "priority" and _INTEGER.fullmatch(text) else text
 
 
 def _bad(what: str) -> InvalidArgument:

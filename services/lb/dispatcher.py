@@ -62,6 +62,7 @@ class Dispatcher:
         ask = request.ask
         outcome = "cancelled"
         with self._telemetry.span("lb.request", ask.traceparent, request_id=ask.request_id) as span:
+            span.classify(ask.request_class)
             request.traceparent = span.traceparent or ask.traceparent
             try:
                 await self._line.enter()

@@ -97,7 +97,7 @@ class HttpApp:
                     raise HttpError(405, f"Not allowed to {method} on {path[:SHOWN_CHARS]}.", allow)
                 head = read_head(scope, self._limits.head_bytes)
                 if guarded:
-                    head.tenant = self._keys.tenant(head.authorization)
+                    head.client = self._keys.client(head.authorization)
                 status = await handler(head, receive, send)
             except PinyonError as error:
                 status = await refuse(send, error, scope.get("request_id", ""))

@@ -13,6 +13,7 @@ from pinyon.runtime.logging import get_logger
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_answer import JSON, Send, answer
 from services.lb.http_head import Head
+from services.lb.labels import classify
 from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Format, error_event
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 from services.lb.prompts import Prompts
@@ -29,34 +30,43 @@ _log = get_logger("lb.http")
 class Completions:
     """Both routes; ``timeout_s`` is for a whole request, its last byte included."""
 
-    def __init__(self, dispatcher: Dispatcher, prompts: Prompts, timeout_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        prompts: Prompts,
+        timeout_s: float,
+        clock: Clock,
+        unix_clock: Clock = time.time,
+    ) -> None:
         self._dispatcher = dispatcher
         self._prompts = prompts
         self._timeout_s = timeout_s
         self._clock = clock
+        self._unix_clock = unix_clock
 
     async def completion(self, head: Head, body: bytes, send: Send) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         call = parse_completion(body)
-        answer_format = CompletionFormat(head.unique, call.model, int(time.time()), call.include_usage)
+        answer_format = CompletionFormat(head.unique, call.model, int(self._unix_clock()), call.include_usage)
         return await self._answer(head, call, answer_format, send)
 
     async def chat(self, head: Head, body: bytes, send: Send) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         call = parse_chat(body)
         return await self._answer(
-            head, call, ChatFormat(head.unique, call.model, int(time.time()), call.include_usage), send
+            head, call, ChatFormat(head.unique, call.model, int(self._unix_clock()), call.include_usage), send
         )
 
     async def _answer(self, head: Head, call: Call, answer_format: Format, send: Send) -> int:
         arrived_s = self._clock()
+        request_class = classify(head.labels, call, head.client, self._unix_clock(), "x-pinyon-geographies")
         begun: list[bool] = []
         try:
             async with asyncio.timeout(self._timeout_s):
                 ask = await self._prompts.ask(
                     call,
                     head.log_id,
-                    head.tenant,
+                    request_class,
                     no_reuse=head.no_reuse,
                     ttft_slo_ms=head.ttft_slo_ms,
                     traceparent=head.traceparent,

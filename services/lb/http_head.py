@@ -9,6 +9,9 @@ from itertools import count
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.request import check_geographies, check_kind, check_label, check_priority
+from services.lb.auth import PUBLIC
+from services.lb.labels import Labels
 
 __all__ = ["Head", "HttpError", "read_head", "traceparent", "unique_id"]
 
@@ -17,6 +20,7 @@ SLO_MS_MAX = 1 << 31
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
 _YES_NO = {b"": False, b"0": False, b"false": False, b"1": True, b"true": True}
 
 _process = secrets.token_hex(6)
@@ -42,13 +46,14 @@ class Head:
 
     __slots__ = (
         "authorization",
+        "client",
         "content_length",
         "expects_continue",
+        "labels",
         "no_reuse",
         "path",
         "report",
         "request_id",
-        "tenant",
         "traceparent",
         "ttft_slo_ms",
         "unique",
@@ -58,7 +63,8 @@ class Head:
         self.path = path
         self.unique = unique_id()
         self.request_id = self.unique
-        self.tenant = ""
+        self.client = PUBLIC
+        self.labels = Labels()
         self.authorization = ""
         self.content_length = -1
         self.expects_continue = False
@@ -139,13 +145,48 @@ def _ttft_slo(head: Head, value: str) -> None:
     head.ttft_slo_ms = int(text)
 
 
+def _kind(head: Head, value: str) -> None:
+    head.labels.kind = check_kind(value.strip(), "x-pinyon-type")
+
+
+def _session(head: Head, value: str) -> None:
+    head.labels.session = check_label(value.strip(), "x-pinyon-session")
+
+
+def _session_id(head: Head, value: str) -> None:
+    """What others call it; ours goes first, whichever comes first."""
+    head.labels.session = head.labels.session or check_label(value.strip(), "x-session-id")
+
+
+def _user(head: Head, value: str) -> None:
+    head.labels.user = check_label(value.strip(), "x-pinyon-user")
+
+
+def _priority(head: Head, value: str) -> None:
+    text = value.strip()
+    if not _INTEGER.fullmatch(text):
+        raise InvalidArgument("x-pinyon-priority must be a whole number.", field="x-pinyon-priority")
+    head.labels.priority = check_priority(int(text), "x-pinyon-priority")
+
+
+def _geographies(head: Head, value: str) -> None:
+    names = tuple(name.strip() for name in value.split(","))
+    head.labels.geographies = check_geographies(names, "x-pinyon-geographies")
+
+
 _READERS = {
     b"authorization": _authorization,
     b"content-length": _content_length,
     b"expect": _expect,
     b"x-request-id": _request_id,
+    b"x-session-id": _session_id,
     b"traceparent": _traceparent,
+    b"x-pinyon-geographies": _geographies,
     b"x-pinyon-no-reuse": _no_reuse,
+    b"x-pinyon-priority": _priority,
     b"x-pinyon-report": _report,
+    b"x-pinyon-session": _session,
     b"x-pinyon-ttft-slo-ms": _ttft_slo,
+    b"x-pinyon-type": _kind,
+    b"x-pinyon-user": _user,
 }

@@ -2,7 +2,7 @@
 
 Every field of OpenAI's interface is known here. What cannot be honoured is refused by name unless it has its neutral
 value, and a field nobody knows is refused too: silently ignoring either would give an answer to another question.
-Fields of our own: ``top_k``, ``ignore_eos``.
+Fields of our own: ``top_k``, ``ignore_eos``, ``priority`` (they are vLLM's).
 
 The JSON reader is pydantic-core's (jiter: 1 µs for 8 KB, a seventh of ``json``); checks are one dict lookup per field.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.request import MAX_STOP_BYTES, MAX_STOP_STRINGS
+from pinyon.core.request import MAX_STOP_BYTES, MAX_STOP_STRINGS, PRIORITY_MAX, check_label
 
 __all__ = ["Call", "Messages", "Prompt", "parse_chat", "parse_completion"]
 
@@ -31,7 +31,7 @@ FIELD_SHOWN_CHARS = 64
 
 @dataclass(slots=True)
 class Call:
-    """One call's body. ``max_tokens`` 0: not named. ``seed`` None: not named."""
+    """One call's body. ``max_tokens`` 0, ``seed`` None, ``priority`` None, ``user`` empty: not named."""
 
     model: str
     prompt: Prompt
@@ -45,6 +45,8 @@ class Call:
     ignore_eos: bool = False
     stream: bool = False
     include_usage: bool = False
+    user: str = ""
+    priority: int | None = None
 
 
 def parse_completion(body: bytes) -> Call:
@@ -111,6 +113,8 @@ def _call(values: dict[str, Any], prompt_field: str) -> Call:
         call.seed = value & 0xFFFF_FFFF_FFFF_FFFF  # OpenAI's is signed
     if (value := get("stop")) is not None:
         call.stop = (value,) if type(value) is str else tuple(value)
+    call.user = get("user") or get("safety_identifier") or ""
+    call.priority = get("priority")
     if get("ignore_eos"):
         call.ignore_eos = True
     if get("stream"):
@@ -160,6 +164,11 @@ def _wrong(name: str, wanted: str) -> InvalidArgument:
 def _string(name: str, value: Any) -> None:
     if type(value) is not str:
         raise _wrong(name, "a string")
+
+
+def _label(name: str, value: Any) -> None:
+    _string(name, value)
+    check_label(value, name)
 
 
 def _boolean(name: str, value: Any) -> None:
@@ -252,7 +261,8 @@ _COMMON: dict[str, Callable[[str, Any], None]] = {
     "stream": _boolean,
     "stream_options": _stream_options,
     "ignore_eos": _boolean,
-    "user": _string,
+    "user": _label,
+    "priority": _integer(-PRIORITY_MAX, PRIORITY_MAX),
     "n": _only(1),
     "logit_bias": _only({}),
     "presence_penalty": _only(0),
@@ -274,7 +284,7 @@ _CHAT = {
     "max_completion_tokens": _integer(1, (1 << 31) - 1),
     "metadata": _object,
     "prompt_cache_key": _string,
-    "safety_identifier": _string,
+    "safety_identifier": _label,
     "parallel_tool_calls": _boolean,
     "service_tier": _only("auto", "default"),
     "store": _only(False),

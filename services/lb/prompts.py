@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pinyon.core.errors import InvalidArgument, NotFound, PinyonError
-from pinyon.core.request import SamplingParams
+from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.model import ByteTokenizer, ModelCard
 from services.lb.instances import InstanceView
 from services.lb.key_chains import KeyChains
@@ -66,8 +66,8 @@ class Prompts:
             raise NotFound(f"The model '{name[:128]}' does not exist or you do not have access to it.", field="model")
 
     async def ask(
-        self, call: Call, request_id: str, tenant: str, *, no_reuse: bool = False, ttft_slo_ms: int = 0,
-        traceparent: str = "",
+        self, call: Call, request_id: str, request_class: RequestClass, *, no_reuse: bool = False,
+        ttft_slo_ms: int = 0, traceparent: str = "",
     ) -> Ask:  # fmt: skip
         """Raises :class:`InvalidArgument` or :class:`NotFound` naming the field of the call."""
         self.check_model(call.model)
@@ -92,8 +92,8 @@ class Prompts:
         except PinyonError as error:  # its texts name fields as the core does; they are the same here
             raise InvalidArgument(error.message, field=error.field) from None
         return Ask(
-            request_id, call.model, tenant, tokens, self._keys(call.model, tenant, tokens), sampling, no_reuse,
-            ttft_slo_ms, traceparent,
+            request_id, call.model, request_class, tokens, self._keys(call.model, request_class.tenant, tokens),
+            sampling, no_reuse, ttft_slo_ms, traceparent,
         )  # fmt: skip
 
     def _max_tokens(self, call: Call, count: int, context: int) -> int:

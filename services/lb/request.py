@@ -16,9 +16,10 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.errors import PinyonError, Unavailable
-from pinyon.core.request import FinishReason, SamplingParams, Usage
+from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
+from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.sampling import sampling_to_proto
 
 __all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
@@ -43,7 +44,7 @@ class Ask:
 
     request_id: str
     model: str
-    tenant: str
+    request_class: RequestClass
     tokens_le32: bytes
     block_keys: bytes
     sampling: SamplingParams
@@ -125,7 +126,7 @@ class Request:
         return conductor_pb2.ScheduleRequest(
             request_id=self.attempt_id,
             model=ask.model,
-            tenant=ask.tenant,
+            request_class=class_to_proto(ask.request_class),
             prompt_tokens=ask.prompt_tokens,
             block_keys=ask.block_keys,
             max_tokens=ask.sampling.max_tokens,
@@ -156,7 +157,7 @@ class Request:
         ask, resumed = self.ask, self._resumed
         message.request_id = attempt_id
         message.model = ask.model
-        message.tenant = ask.tenant
+        message.request_class.CopyFrom(class_to_proto(ask.request_class))
         if resumed:
             message.prompt_tokens_le32 = ask.tokens_le32 + tokens_to_bytes(self.tokens[:resumed])
             message.generated_tokens = resumed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, cast
@@ -14,9 +15,10 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_values
-from services.lb.auth import PUBLIC_TENANT, ApiKeys
+from services.lb.auth import ApiKeys, Client
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_head import traceparent, unique_id
+from services.lb.labels import Labels, classify
 from services.lb.openai_parse import Call, Prompt
 from services.lb.prompts import Prompts
 from services.lb.request import Ask, Delta, Request
@@ -31,15 +33,24 @@ _SAMPLING = frozenset(("max_tokens", "temperature", "top_k", "top_p", "seed", "s
 class LbServicer(lb_pb2_grpc.LbServiceServicer):
     """Messages to values, dispatch, values to messages."""
 
-    def __init__(self, dispatcher: Dispatcher, prompts: Prompts, keys: ApiKeys, timeout_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        prompts: Prompts,
+        keys: ApiKeys,
+        timeout_s: float,
+        clock: Clock,
+        unix_clock: Clock = time.time,
+    ) -> None:
         self._dispatcher = dispatcher
         self._prompts = prompts
         self._keys = keys
         self._timeout_s = timeout_s
         self._clock = clock
+        self._unix_clock = unix_clock
 
     async def ListModels(self, request: lb_pb2.ListModelsRequest, context: Context) -> lb_pb2.ListModelsResponse:
-        self._tenant(context)
+        self._client(context)
         prompts = self._prompts
         return lb_pb2.ListModelsResponse(
             models=[lb_pb2.Model(name=prompts.model, max_context_tokens=prompts.max_context())]
@@ -47,13 +58,13 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     async def Generate(self, request: lb_pb2.GenerateRequest, context: Context) -> None:
         """Writes by itself: a cancel then always arrives in here, where everything is released at once."""
-        arrived_s = self._clock()
-        tenant = self._tenant(context)
+        arrived_s, arrived_unix_s = self._clock(), self._unix_clock()
+        client = self._client(context)
         left_s = context.time_remaining()
         timeout_s = self._timeout_s if left_s is None else max(0.001, min(left_s, self._timeout_s))
         try:
             async with asyncio.timeout(timeout_s):
-                ask = await self._ask(request, tenant, traceparent(_metadata(context, "traceparent")))
+                ask = await self._ask(request, client, arrived_unix_s, traceparent(_metadata(context, "traceparent")))
                 state = Request(ask, arrived_s, arrived_s + timeout_s)
                 async with aclosing(self._dispatcher.run(state)) as deltas:
                     await self._write_all(state, deltas, context)
@@ -75,13 +86,18 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         last.usage.CopyFrom(state.usage_message())
         await context.write(last)
 
-    async def _ask(self, request: lb_pb2.GenerateRequest, tenant: str, parent: str) -> Ask:
+    async def _ask(self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, parent: str) -> Ask:
         """Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
+        call = _call(request, self._prompts.model)
+        try:
+            request_class = classify(_labels(request.labels), call, client, arrived_unix_s)
+        except InvalidArgument as error:
+            raise InvalidArgument(error.message, field=f"labels.{error.field}") from None
         try:
             return await self._prompts.ask(
-                _call(request, self._prompts.model),
+                call,
                 unique_id(),
-                tenant,
+                request_class,
                 no_reuse=request.no_reuse,
                 ttft_slo_ms=request.ttft_slo_ms,
                 traceparent=parent,
@@ -95,8 +111,8 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                 field = f"sampling.{field}"
             raise InvalidArgument(error.message, field=field or None) from None
 
-    def _tenant(self, context: Context) -> str:
-        return self._keys.tenant(_metadata(context, "authorization")) if self._keys.required else PUBLIC_TENANT
+    def _client(self, context: Context) -> Client:
+        return self._keys.client(_metadata(context, "authorization"))
 
 
 def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
@@ -117,6 +133,17 @@ def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
         prompt=prompt,
         prompt_field=field,
         **sampling_values(request.sampling),
+    )
+
+
+def _labels(message: lb_pb2.RequestLabels) -> Labels:
+    return Labels(
+        message.kind,
+        message.turn,
+        message.session,
+        message.user,
+        message.priority if message.HasField("priority") else None,
+        tuple(message.geographies),
     )
 
 

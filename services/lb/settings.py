@@ -19,7 +19,9 @@ class LbSettings(ServiceSettings):
     model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
     served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
     api_keys_file: str = Field(
-        "", description='file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT"; empty: everyone is welcome'
+        "",
+        description='file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT", more in docs/http-api.md; '
+        "empty: everyone is welcome",
     )
 
     queue_limit: int = Field(1024, ge=0, le=1 << 20, description="requests that wait for their turn; more get 429")

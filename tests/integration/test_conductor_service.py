@@ -388,7 +388,7 @@ async def test_people_may_leave_out_the_request_id(world):
         ({"model": "x" * 129}, "model"),
         ({"block_keys": b"x" * 17}, "block_keys"),
         ({"block_keys": bytes(16 * 5)}, "block_keys"),
-        ({"tenant": "x" * 129}, "tenant"),
+        ({"request_class": common_pb2.RequestClass(tenant="x" * 129)}, "request_class.tenant"),
         ({"request_id": "x" * 129}, "request_id"),
         ({"exclude_instance_ids": ["a"] * 65}, "exclude_instance_ids"),
         ({"exclude_instance_ids": [""]}, "exclude_instance_ids"),

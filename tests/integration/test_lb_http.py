@@ -104,7 +104,8 @@ async def test_what_a_submission_carries():
         assert asked.request_id == sent.request_id
         assert asked.request_id.startswith("abc-1.")
         assert (asked.no_reuse, asked.ttft_slo_ms, asked.prompt_tokens) == (True, 250, 100)
-        assert asked.tenant == sent.tenant == "public"
+        assert asked.request_class == sent.request_class
+        assert asked.request_class.tenant == "public"
         assert len(asked.block_keys) == 16 * 3
         assert sent.block_keys == asked.block_keys
         assert sent.prompt_tokens_le32 == b"p\0\0\0" * 100
@@ -143,8 +144,27 @@ async def test_api_keys_make_tenants(tmp_path):
         for key in ("sk-a", "sk-b"):
             assert (await bench.complete("x" * 40, {"authorization": f"Bearer {key}"}, max_tokens=1)).status == 200
         first, second = bench.conductor.requests
-        assert (first.tenant, second.tenant) == ("anna", "bert")
+        assert (first.request_class.tenant, second.request_class.tenant) == ("anna", "bert")
         assert first.block_keys != second.block_keys  # tenants never share KV
+
+
+async def test_a_class_travels_with_its_request(tmp_path):
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"sk-a": {"tenant": "anna", "priority": 5, "geographies": ["eu-west", "eu-north"]}}))
+    headers = {"authorization": "Bearer sk-a", "x-session-id": "s1", "x-pinyon-geographies": "eu-north"}
+    messages = [{"role": role, "content": "hi"} for role in ("user", "assistant", "user")]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 1, "user": "bert"}
+    async with running_lb(api_keys_file=str(keys)) as bench:
+        assert (await bench.post("/v1/chat/completions", body, headers)).status == 200
+        asked, sent = bench.conductor.requests[0].request_class, bench.workers[0].submissions[0].request_class
+        assert asked == sent
+        assert sent.arrived_unix_s > 1.7e9
+        sent.arrived_unix_s = 0
+        assert sent == common_pb2.RequestClass(
+            kind="chat", turn=2, session="s1", user="bert", priority=5, tenant="anna", geographies=["eu-north"]
+        )
+        wider = await bench.post("/v1/chat/completions", body, headers | {"x-pinyon-geographies": "us-east"})
+        assert (wider.status, wider.json["error"]["param"]) == (400, "x-pinyon-geographies")
 
 
 BAD_REQUESTS = [
@@ -164,6 +184,9 @@ BAD_REQUESTS = [
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","no_such":1}', {}, 400, "no_such"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a"}', {"x-pinyon-ttft-slo-ms": "-1"}, 400,
      "x-pinyon-ttft-slo-ms"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a"}', {"x-pinyon-type": "x" * 33}, 400,
+     "x-pinyon-type"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","user":"\\u0007"}', {}, 400, "user"),
     ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[]}', {}, 400, "messages"),
     ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"elf","content":"a"}]}', {}, 400,
      "messages"),

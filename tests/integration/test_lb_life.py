@@ -328,14 +328,14 @@ async def test_grpc_generates():
 
 async def test_grpc_errors_name_the_field(tmp_path):
     keys = tmp_path / "keys"
-    keys.write_text("# keys\nsk-a anna\n")
+    keys.write_text("# keys\nsk-a anna geographies=eu-west\n")
     metadata = (("authorization", "Bearer sk-a"),)
     code = grpc.StatusCode
     async with (
         running_lb(api_keys_file=str(keys)) as bench,
         grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel,
     ):
-        params = common_pb2.SamplingParams
+        params, labels = common_pb2.SamplingParams, lb_pb2.RequestLabels
         cases = [
             (lb_pb2.GenerateRequest(), code.INVALID_ARGUMENT, "input"),
             (lb_pb2.GenerateRequest(prompt=""), code.INVALID_ARGUMENT, "prompt"),
@@ -347,6 +347,14 @@ async def test_grpc_errors_name_the_field(tmp_path):
              "sampling.temperature"),
             (lb_pb2.GenerateRequest(prompt="a", sampling=params(max_tokens=9999)), code.INVALID_ARGUMENT,
              "sampling.max_tokens"),
+            (lb_pb2.GenerateRequest(prompt="a", labels=labels(kind="a b")), code.INVALID_ARGUMENT, "labels.kind"),
+            (lb_pb2.GenerateRequest(prompt="a", labels=labels(turn=1 << 30)), code.INVALID_ARGUMENT, "labels.turn"),
+            (lb_pb2.GenerateRequest(prompt="a", labels=labels(priority=1001)), code.INVALID_ARGUMENT,
+             "labels.priority"),
+            (lb_pb2.GenerateRequest(prompt="a", labels=labels(session="x" * 257)), code.INVALID_ARGUMENT,
+             "labels.session"),
+            (lb_pb2.GenerateRequest(prompt="a", labels=labels(geographies=["us"])), code.INVALID_ARGUMENT,
+             "labels.geographies"),
             (lb_pb2.GenerateRequest(prompt="a", model="nobody"), code.NOT_FOUND, "model"),
         ]  # fmt: skip
         for request, status, field in cases:
@@ -357,6 +365,20 @@ async def test_grpc_errors_name_the_field(tmp_path):
             await stub(channel).Generate(lb_pb2.GenerateRequest(prompt="a")).read()
         assert caught.value.code() is code.UNAUTHENTICATED
         await bench.idle()
+
+
+async def test_grpc_labels():
+    async with running_lb() as bench, grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
+        labels = lb_pb2.RequestLabels(kind="file", turn=4, session="s", user="u", priority=0, geographies=["eu-west"])
+        request = lb_pb2.GenerateRequest(prompt="a", labels=labels)
+        await read_all(stub(channel).Generate(request))
+        sent = bench.workers[0].submissions[0].request_class
+        assert sent == bench.conductor.requests[0].request_class
+        assert sent.arrived_unix_s > 1.7e9
+        sent.arrived_unix_s = 0
+        assert sent == common_pb2.RequestClass(
+            kind="file", turn=4, session="s", user="u", tenant="public", geographies=["eu-west"]
+        )
 
 
 async def read_all(call) -> None:

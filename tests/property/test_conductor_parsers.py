@@ -1,5 +1,7 @@
 """Whatever a peer sends, the conductor's parsers give a value or an InvalidArgument that names a field."""
 
+import string
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,18 +10,31 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.messages.instance import info_from_proto, load_from_proto
 from pinyon.messages.placement import request_from_proto
+from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.role import role_from_proto
 
 U32 = st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1))
 U64 = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1))
 TEXT = st.one_of(st.text(max_size=8), st.text(min_size=120, max_size=140))
+NAME_CHARS = set(string.ascii_letters + string.digits + "._-")
 # enums are open in proto3: a peer may send any number
 ROLES = st.integers(-(2**31), 2**31 - 1) | st.integers(0, 5)
 
+CLASSES = st.builds(
+    common_pb2.RequestClass,
+    kind=st.just("chat") | TEXT,
+    turn=U32,
+    session=TEXT,
+    user=st.text(max_size=300),
+    priority=st.integers(-1001, 1001) | st.integers(-(2**31), 2**31 - 1),
+    arrived_unix_s=st.floats(),
+    tenant=TEXT,
+    geographies=st.lists(st.just("eu-west") | TEXT, max_size=18),
+)
 REQUESTS = st.builds(
     conductor_pb2.ScheduleRequest,
     model=TEXT,
-    tenant=TEXT,
+    request_class=st.none() | CLASSES,
     prompt_tokens=U32,
     block_keys=st.binary(max_size=70),
     max_tokens=U32,
@@ -59,6 +74,35 @@ def names_a_field(parse) -> bool:
     return refusal is not None
 
 
+def is_name(text: str, limit: int) -> bool:
+    return 0 < len(text) <= limit and text[0].isalnum() and text.isascii() and set(text) <= NAME_CHARS
+
+
+def good_class(message) -> bool:
+    return (
+        (not message.kind or is_name(message.kind, 32))
+        and message.turn <= 1 << 20
+        and all(len(text) <= 256 and text.isprintable() for text in (message.session, message.user))
+        and len(message.tenant) <= 128
+        and message.tenant.isprintable()
+        and -1000 <= message.priority <= 1000
+        and 0 <= message.arrived_unix_s < float("inf")
+        and len(message.geographies) <= 16
+        and all(is_name(name, 64) for name in message.geographies)
+    )
+
+
+@given(CLASSES)
+@settings(max_examples=300)
+def test_classes(message):
+    assert names_a_field(lambda: class_from_proto(message)) is not good_class(message)
+    if good_class(message):
+        value = class_from_proto(message)
+        assert class_from_proto(class_to_proto(value)) == value
+        assert (value.kind, value.turn, value.tenant) == (message.kind, message.turn or 1, message.tenant)
+        assert value.geographies == tuple(message.geographies)
+
+
 @given(REQUESTS, TEXT)
 @settings(max_examples=200)
 def test_requests(message, request_id):
@@ -66,7 +110,7 @@ def test_requests(message, request_id):
     good = (
         0 < len(request_id) <= 128
         and 0 < len(message.model) <= 128
-        and len(message.tenant) <= 128
+        and good_class(message.request_class)
         and message.prompt_tokens > 0
         and len(message.block_keys) % 16 == 0
         and len(message.exclude_instance_ids) <= 64

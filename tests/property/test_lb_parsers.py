@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.errors import InvalidArgument, PinyonError
-from services.lb.auth import load_api_keys
+from services.lb.auth import Client, load_api_keys
 from services.lb.http_head import HttpError, read_head
 from services.lb.key_chains import KeyChains
+from services.lb.labels import classify
 from services.lb.openai_format import ChatFormat, CompletionFormat, error_body
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 
@@ -20,13 +21,15 @@ COMPLETION = {
     "model": "m", "prompt": "hello", "max_tokens": 4, "temperature": 0.5, "top_p": 1, "top_k": 0, "seed": 3,
     "stop": ["a"], "stream": True, "stream_options": {"include_usage": True}, "n": 1, "user": "u", "logit_bias": {},
     "echo": False, "presence_penalty": 0, "frequency_penalty": 0.0, "best_of": 1, "suffix": None, "logprobs": None,
-    "ignore_eos": True,
+    "ignore_eos": True, "priority": -3,
 }  # fmt: skip
 CHAT = {
     "model": "m", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, "temperature": 1,
     "stream": False, "n": 1, "metadata": {}, "store": False, "tools": [], "tool_choice": "auto", "stop": "x",
     "response_format": {"type": "text"}, "logprobs": False, "top_logprobs": 0, "modalities": ["text"],
 }  # fmt: skip
+
+CALL = Call("m", "text", "prompt")
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=8) | st.just("hello")
@@ -84,7 +87,7 @@ def test_bodies(parse, base, data):
 
 def test_the_bodies_above_are_good():
     assert parse_completion(json.dumps(COMPLETION).encode()) == Call(
-        "m", "hello", "prompt", 4, 0.5, 0, 1.0, 3, ("a",), True, True, True
+        "m", "hello", "prompt", 4, 0.5, 0, 1.0, 3, ("a",), True, True, True, "u", -3
     )
     assert parse_chat(json.dumps(CHAT).encode()).max_tokens == 4
 
@@ -177,6 +180,7 @@ def test_heads(fields):
         assert len(head.log_id) <= 128
         assert len(head.traceparent) in (0, 55)
         assert 0 <= head.ttft_slo_ms < 1 << 31
+        assert classify(head.labels, CALL, Client("t"), 0.0).tenant == "t", "what was read is good"
     assert scope["request_id"].encode("ascii")
 
 

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["FinishReason", "Role", "SamplingParams", "Usage"]
+__all__ = [
+    "GEOGRAPHIES_MAX",
+    "PRIORITY_MAX",
+    "TURN_MAX",
+    "UNKNOWN_CLASS",
+    "FinishReason",
+    "RequestClass",
+    "Role",
+    "SamplingParams",
+    "Usage",
+    "check_geographies",
+    "check_kind",
+    "check_label",
+    "check_priority",
+]
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
+
+TENANT_CHARS_MAX = 128
+LABEL_CHARS_MAX = 256
+TURN_MAX = 1 << 20
+PRIORITY_MAX = 1000
+GEOGRAPHIES_MAX = 16
+
+_KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", re.ASCII)
+_GEOGRAPHY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class Role(StrEnum):
@@ -71,6 +96,81 @@ class SamplingParams:
         for text in self.stop:
             if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
                 raise InvalidArgument(f"a stop string must have 1 to {MAX_STOP_BYTES} bytes", field="stop")
+
+
+def check_kind(text: str, field: str) -> str:
+    """A request's type. Raises :class:`InvalidArgument` naming ``field``, like the others here."""
+    if not _KIND.fullmatch(text):
+        raise InvalidArgument(
+            f"{field} must be 1 to 32 letters, digits, dots, dashes and underscores, a letter or digit first",
+            field=field,
+        )
+    return text
+
+
+def check_label(text: str, field: str, limit: int = LABEL_CHARS_MAX) -> str:
+    """A name that only its client understands; may be empty."""
+    if len(text) > limit or not text.isprintable():
+        raise InvalidArgument(f"{field} must be at most {limit} printable characters", field=field)
+    return text
+
+
+def check_priority(priority: int, field: str) -> int:
+    if not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
+        raise InvalidArgument(f"{field} must be from {-PRIORITY_MAX} to {PRIORITY_MAX}", field=field)
+    return priority
+
+
+def check_geographies(names: tuple[str, ...], field: str) -> tuple[str, ...]:
+    if len(names) > GEOGRAPHIES_MAX or not all(map(_GEOGRAPHY.fullmatch, names)):
+        raise InvalidArgument(
+            f"{field} must be at most {GEOGRAPHIES_MAX} names of 1 to 64 letters, digits, dots, dashes and underscores",
+            field=field,
+        )
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """What kind of request it is, and whose. Said once, where the request arrives, and the same on every hop.
+
+    Raises :class:`InvalidArgument` naming the attribute: everything here comes from outside and ends up in logs.
+    """
+
+    kind: str = ""
+    """Its type, such as ``chat``, ``completion``, ``file``, ``search``; empty: nobody said."""
+    turn: int = 1
+    """The how manieth of its conversation; 1 is the first."""
+    session: str = ""
+    """The conversation it belongs to, as its client names it."""
+    user: str = ""
+    """The person or program it is for, as the client names it."""
+    priority: int = 0
+    """Lower goes first, from -1000 to 1000."""
+    arrived_unix_s: float = 0.0
+    """When it came to the front door, by that host's real-time clock in Unix seconds; 0: nobody said. To be carried and
+    compared roughly, never to wait by: every process queues by a monotonic clock of its own."""
+    tenant: str = ""
+    """Who pays, and who never shares KV with others; empty is the public tenant."""
+    geographies: tuple[str, ...] = ()
+    """Where it may be served; empty: anywhere."""
+
+    def __post_init__(self) -> None:
+        if self.kind:
+            check_kind(self.kind, "kind")
+        if not 1 <= self.turn <= TURN_MAX:
+            raise InvalidArgument(f"turn must be from 1 to {TURN_MAX}, got {self.turn}", field="turn")
+        check_label(self.session, "session")
+        check_label(self.user, "user")
+        check_priority(self.priority, "priority")
+        if not 0 <= self.arrived_unix_s < math.inf:
+            raise InvalidArgument("arrived_unix_s must be a non-negative number", field="arrived_unix_s")
+        check_label(self.tenant, "tenant", TENANT_CHARS_MAX)
+        check_geographies(self.geographies, "geographies")
+
+
+UNKNOWN_CLASS = RequestClass()
+"""Of a request that nobody said anything of."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def info_to_proto(info: InstanceInfo) -> conductor_pb2.InstanceInfo:
 
 def info_from_proto(message: conductor_pb2.InstanceInfo) -> InstanceInfo:
     """A registration."""
-    role = role_from_proto(message.role, "registration.role")
+    role = role_from_proto(message.role)
     if role is None:
         raise InvalidArgument("must be given", field="registration.role")
     try:

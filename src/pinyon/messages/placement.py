@@ -7,8 +7,9 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.request import Role
-from pinyon.messages.checks import check_id, check_keys, check_text
+from pinyon.messages.checks import check_id, check_keys
 from pinyon.messages.fetch_span import fetch_span_to_proto
+from pinyon.messages.request_class import class_from_proto
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest
 
 __all__ = ["placement_to_proto", "request_from_proto"]
@@ -24,7 +25,6 @@ def request_from_proto(
     model = check_id(message.model, "model")
     if message.prompt_tokens < 1:
         raise InvalidArgument("must be at least 1", field="prompt_tokens")
-    check_text(message.tenant, "tenant")
     exclude: frozenset[str] = frozenset()
     if message.exclude_instance_ids:
         if len(message.exclude_instance_ids) > EXCLUDED_MAX:
@@ -42,6 +42,7 @@ def request_from_proto(
         tbt_slo_ms / 1e3 if tbt_slo_ms else tbt_slo_s,
         exclude,
         message.no_reuse,
+        class_from_proto(message.request_class),
     )
 
 

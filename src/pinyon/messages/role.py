@@ -21,10 +21,10 @@ def role_to_proto(role: Role) -> common_pb2.Role:
     return _NUMBERS[role]
 
 
-def role_from_proto(number: int, field: str = "role") -> Role | None:
+def role_from_proto(number: int) -> Role | None:
     """None for unspecified."""
     if number == common_pb2.ROLE_UNSPECIFIED:
         return None
     if number not in _ROLES:
-        raise InvalidArgument(f"no such role: {number}", field=field)
+        raise InvalidArgument(f"no such role: {number}", field="role")
     return _ROLES[number]

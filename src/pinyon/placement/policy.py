@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pinyon.core.layout import KvLayout
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.index import Holders, PrefixMatch
 from pinyon.placement.instances import InstanceState
 
@@ -28,6 +29,7 @@ class PlacementRequest:
     tbt_slo_s: float = 0.0
     exclude: frozenset[str] = frozenset()
     no_reuse: bool = False
+    request_class: RequestClass = UNKNOWN_CLASS
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,11 @@ Streams carry many requests, so trace context travels in the messages' ``tracepa
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
+
+from pinyon.core.request import RequestClass
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -25,6 +28,9 @@ class Span(Protocol):
 
     def set(self, key: str, value: Attribute) -> None: ...
 
+    def classify(self, value: RequestClass) -> None:
+        """The request's class, as attributes ``class.*``."""
+
     def error(self, error: BaseException) -> None: ...
 
     def __enter__(self) -> Span: ...
@@ -40,6 +46,9 @@ class _NoSpan:
     traceparent = ""
 
     def set(self, key: str, value: Attribute) -> None:
+        return
+
+    def classify(self, value: RequestClass) -> None:
         return
 
     def error(self, error: BaseException) -> None:
@@ -65,6 +74,9 @@ class _RealSpan:
 
     def set(self, key: str, value: Attribute) -> None:
         self._span.set_attribute(key, value)
+
+    def classify(self, value: RequestClass) -> None:
+        self._span.set_attributes({f"class.{name}": each for name, each in asdict(value).items()})
 
     def error(self, error: BaseException) -> None:
         from opentelemetry.trace import Status, StatusCode

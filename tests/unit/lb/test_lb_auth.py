@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.errors import InvalidArgument, Unauthenticated
-from services.lb.auth import PUBLIC_TENANT, ApiKeys, load_api_keys
+from services.lb.auth import PUBLIC, ApiKeys, Client, load_api_keys
 
 
 def test_without_keys_everyone_is_public():
-    assert load_api_keys("").tenant("") == PUBLIC_TENANT
+    assert load_api_keys("").client("") == PUBLIC
     assert not load_api_keys("").required
 
 
@@ -18,11 +18,11 @@ def test_both_kinds_of_files(tmp_path, text):
     path = tmp_path / "keys"
     path.write_text(text)
     keys = load_api_keys(str(path))
-    assert keys.tenant("Bearer sk-1") == "anna"
-    assert keys.tenant("bearer  sk-2") == "bert"
+    assert keys.client("Bearer sk-1") == Client("anna")
+    assert keys.client("bearer  sk-2") == Client("bert")
     for wrong in ("", "sk-1", "Bearer", "Bearer sk-", "Basic sk-1", "Bearer " + "x" * 10_000):
         with pytest.raises(Unauthenticated):
-            keys.tenant(wrong)
+            keys.client(wrong)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_a_missing_file():
 
 
 def test_keys_are_not_kept():
-    assert "sk-secret" not in repr(vars(ApiKeys({"sk-secret": "t"})))
+    assert "sk-secret" not in repr(vars(ApiKeys({"sk-secret": Client("t")})))

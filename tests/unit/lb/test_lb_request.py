@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.request import FinishReason, SamplingParams
+from pinyon.core.request import FinishReason, RequestClass, SamplingParams
 from services.lb.request import Ask, Request
 
 PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d", decode_address="d:1")
@@ -14,7 +14,7 @@ PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d"
 
 def make(max_tokens: int = 5) -> Request:
     sampling = SamplingParams(max_tokens)
-    request = Request(Ask("id", "m", "t", b"\1\0\0\0" * 8, b"k" * 16, sampling), 0.0, 10.0)
+    request = Request(Ask("id", "m", RequestClass(tenant="t"), b"\1\0\0\0" * 8, b"k" * 16, sampling), 0.0, 10.0)
     begin(request, 1.0)
     return request
 

@@ -74,6 +74,26 @@ class SamplingParams(_message.Message):
     ignore_eos: bool
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
+class RequestClass(_message.Message):
+    __slots__ = ("kind", "turn", "session", "user", "priority", "arrived_unix_s", "tenant", "geographies")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    GEOGRAPHIES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    turn: int
+    session: str
+    user: str
+    priority: int
+    arrived_unix_s: float
+    tenant: str
+    geographies: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[str] = ..., turn: _Optional[int] = ..., session: _Optional[str] = ..., user: _Optional[str] = ..., priority: _Optional[int] = ..., arrived_unix_s: _Optional[float] = ..., tenant: _Optional[str] = ..., geographies: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "cached_local_tokens", "cached_peer_tokens", "cached_store_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]

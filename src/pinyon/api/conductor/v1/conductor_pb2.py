@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pinyon.api.common.v1 import common_pb2 as pinyon_dot_api_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'pinyon/api/conductor/v1/conductor.proto\x12\x17pinyon.api.conductor.v1\x1a!pinyon/api/common/v1/common.proto\"\xf1\x01\n\x0fScheduleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nblock_keys\x18\x05 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x13\n\x0bttft_slo_ms\x18\x07 \x01(\r\x12\x12\n\ntbt_slo_ms\x18\x08 \x01(\r\x12\x1c\n\x14\x65xclude_instance_ids\x18\t \x03(\t\x12\x10\n\x08no_reuse\x18\n \x01(\x08\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\"\x86\x01\n\x10ScheduleResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\tplacement\x18\x02 \x01(\x0b\x32\x1f.pinyon.api.common.v1.Placement\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Error\"\x81\x01\n\x16ScheduleSessionRequest\x12:\n\x08requests\x18\x01 \x03(\x0b\x32(.pinyon.api.conductor.v1.ScheduleRequest\x12\x1c\n\x14released_request_ids\x18\x02 \x03(\t\x12\r\n\x05lb_id\x18\x03 \x01(\t\"\x91\x01\n\x17ScheduleSessionResponse\x12<\n\tresponses\x18\x01 \x03(\x0b\x32).pinyon.api.conductor.v1.ScheduleResponse\x12\x38\n\tinstances\x18\x02 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceList\"$\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"U\n\x0cInstanceList\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x34\n\tinstances\x18\x02 \x03(\x0b\x32!.pinyon.api.conductor.v1.Instance\"\xb8\x01\n\x08Instance\x12\x33\n\x04info\x18\x01 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceInfo\x12\x33\n\x04load\x18\x02 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceLoad\x12\x16\n\x0eindexed_blocks\x18\x03 \x01(\x04\x12\x15\n\rreport_age_ms\x18\x04 \x01(\r\x12\x13\n\x0bschedulable\x18\x05 \x01(\x08\"\xa4\x02\n\x0cInstanceInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12(\n\x04role\x18\x03 \x01(\x0e\x32\x1a.pinyon.api.common.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\x12.\n\x06layout\x18\x07 \x01(\x0b\x32\x1e.pinyon.api.common.v1.KvLayout\x12\x17\n\x0f\x63\x61pacity_blocks\x18\x08 \x01(\x04\x12\x11\n\tmax_batch\x18\t \x01(\r\x12\x1a\n\x12max_context_tokens\x18\n \x01(\r\x12\x11\n\tgeography\x18\x0b \x01(\t\"\xb5\x01\n\x0cInstanceLoad\x12\x18\n\x10pending_requests\x18\x01 \x01(\r\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x1e\n\x16pending_prefill_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x04 \x01(\x04\x12\x15\n\rcached_blocks\x18\x05 \x01(\x04\x12\x13\n\x0bmean_tbt_ms\x18\x06 \x01(\x01\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\")\n\x13LookupBlocksRequest\x12\x12\n\nblock_keys\x18\x01 \x01(\x0c\"M\n\x14LookupBlocksResponse\x12\x35\n\x07holders\x18\x01 \x03(\x0b\x32$.pinyon.api.conductor.v1.BlockHolder\"9\n\x0b\x42lockHolder\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x15\n\rprefix_blocks\x18\x02 \x01(\r\"\xae\x03\n\x14ReportSessionRequest\x12;\n\x0cregistration\x18\x01 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceInfo\x12\x38\n\x08snapshot\x18\x02 \x01(\x0b\x32&.pinyon.api.conductor.v1.CacheSnapshot\x12\x33\n\x06\x64\x65ltas\x18\x03 \x03(\x0b\x32#.pinyon.api.conductor.v1.CacheDelta\x12\x33\n\x04load\x18\x04 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceLoad\x12=\n\x08prefills\x18\x05 \x03(\x0b\x32+.pinyon.api.conductor.v1.PrefillMeasurement\x12!\n\x19\x65nded_prefill_request_ids\x18\x06 \x03(\t\x12 \n\x18\x65nded_decode_request_ids\x18\x07 \x03(\t\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\x12 \n\x18\x62\x65gun_decode_request_ids\x18\t \x03(\t\"G\n\rCacheSnapshot\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\r\n\x05\x66irst\x18\x03 \x01(\x08\x12\x0c\n\x04last\x18\x04 \x01(\x08\"D\n\nCacheDelta\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x13\n\x0bstored_keys\x18\x02 \x01(\x0c\x12\x14\n\x0cremoved_keys\x18\x03 \x01(\x0c\"\x81\x01\n\x12PrefillMeasurement\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x15\n\rprefix_tokens\x18\x02 \x01(\r\x12\x12\n\ncompute_us\x18\x03 \x01(\x04\x12\x15\n\rfetched_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x66\x65tch_us\x18\x05 \x01(\x04\"L\n\x15ReportSessionResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12\x11\n\tacked_seq\x18\x02 \x01(\x04\x12\x0e\n\x06resync\x18\x03 \x01(\x08\"@\n\x14ListInstancesRequest\x12(\n\x04role\x18\x01 \x01(\x0e\x32\x1a.pinyon.api.common.v1.Role\"^\n\x15ListInstancesResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x34\n\tinstances\x18\x02 \x03(\x0b\x32!.pinyon.api.conductor.v1.Instance2\x9c\x05\n\x10\x43onductorService\x12_\n\x08Schedule\x12(.pinyon.api.conductor.v1.ScheduleRequest\x1a).pinyon.api.conductor.v1.ScheduleResponse\x12x\n\x0fScheduleSession\x12/.pinyon.api.conductor.v1.ScheduleSessionRequest\x1a\x30.pinyon.api.conductor.v1.ScheduleSessionResponse(\x01\x30\x01\x12\\\n\x07Release\x12\'.pinyon.api.conductor.v1.ReleaseRequest\x1a(.pinyon.api.conductor.v1.ReleaseResponse\x12n\n\rListInstances\x12-.pinyon.api.conductor.v1.ListInstancesRequest\x1a..pinyon.api.conductor.v1.ListInstancesResponse\x12k\n\x0cLookupBlocks\x12,.pinyon.api.conductor.v1.LookupBlocksRequest\x1a-.pinyon.api.conductor.v1.LookupBlocksResponse\x12r\n\rReportSession\x12-.pinyon.api.conductor.v1.ReportSessionRequest\x1a..pinyon.api.conductor.v1.ReportSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'pinyon/api/conductor/v1/conductor.proto\x12\x17pinyon.api.conductor.v1\x1a!pinyon/api/common/v1/common.proto\"\x9c\x02\n\x0fScheduleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x39\n\rrequest_class\x18\x03 \x01(\x0b\x32\".pinyon.api.common.v1.RequestClass\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nblock_keys\x18\x05 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x13\n\x0bttft_slo_ms\x18\x07 \x01(\r\x12\x12\n\ntbt_slo_ms\x18\x08 \x01(\r\x12\x1c\n\x14\x65xclude_instance_ids\x18\t \x03(\t\x12\x10\n\x08no_reuse\x18\n \x01(\x08\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\"\x86\x01\n\x10ScheduleResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\tplacement\x18\x02 \x01(\x0b\x32\x1f.pinyon.api.common.v1.Placement\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Error\"\x81\x01\n\x16ScheduleSessionRequest\x12:\n\x08requests\x18\x01 \x03(\x0b\x32(.pinyon.api.conductor.v1.ScheduleRequest\x12\x1c\n\x14released_request_ids\x18\x02 \x03(\t\x12\r\n\x05lb_id\x18\x03 \x01(\t\"\x91\x01\n\x17ScheduleSessionResponse\x12<\n\tresponses\x18\x01 \x03(\x0b\x32).pinyon.api.conductor.v1.ScheduleResponse\x12\x38\n\tinstances\x18\x02 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceList\"$\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"U\n\x0cInstanceList\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x34\n\tinstances\x18\x02 \x03(\x0b\x32!.pinyon.api.conductor.v1.Instance\"\xb8\x01\n\x08Instance\x12\x33\n\x04info\x18\x01 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceInfo\x12\x33\n\x04load\x18\x02 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceLoad\x12\x16\n\x0eindexed_blocks\x18\x03 \x01(\x04\x12\x15\n\rreport_age_ms\x18\x04 \x01(\r\x12\x13\n\x0bschedulable\x18\x05 \x01(\x08\"\xa4\x02\n\x0cInstanceInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12(\n\x04role\x18\x03 \x01(\x0e\x32\x1a.pinyon.api.common.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\x12.\n\x06layout\x18\x07 \x01(\x0b\x32\x1e.pinyon.api.common.v1.KvLayout\x12\x17\n\x0f\x63\x61pacity_blocks\x18\x08 \x01(\x04\x12\x11\n\tmax_batch\x18\t \x01(\r\x12\x1a\n\x12max_context_tokens\x18\n \x01(\r\x12\x11\n\tgeography\x18\x0b \x01(\t\"\xb5\x01\n\x0cInstanceLoad\x12\x18\n\x10pending_requests\x18\x01 \x01(\r\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x1e\n\x16pending_prefill_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x04 \x01(\x04\x12\x15\n\rcached_blocks\x18\x05 \x01(\x04\x12\x13\n\x0bmean_tbt_ms\x18\x06 \x01(\x01\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\")\n\x13LookupBlocksRequest\x12\x12\n\nblock_keys\x18\x01 \x01(\x0c\"M\n\x14LookupBlocksResponse\x12\x35\n\x07holders\x18\x01 \x03(\x0b\x32$.pinyon.api.conductor.v1.BlockHolder\"9\n\x0b\x42lockHolder\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x15\n\rprefix_blocks\x18\x02 \x01(\r\"\xae\x03\n\x14ReportSessionRequest\x12;\n\x0cregistration\x18\x01 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceInfo\x12\x38\n\x08snapshot\x18\x02 \x01(\x0b\x32&.pinyon.api.conductor.v1.CacheSnapshot\x12\x33\n\x06\x64\x65ltas\x18\x03 \x03(\x0b\x32#.pinyon.api.conductor.v1.CacheDelta\x12\x33\n\x04load\x18\x04 \x01(\x0b\x32%.pinyon.api.conductor.v1.InstanceLoad\x12=\n\x08prefills\x18\x05 \x03(\x0b\x32+.pinyon.api.conductor.v1.PrefillMeasurement\x12!\n\x19\x65nded_prefill_request_ids\x18\x06 \x03(\t\x12 \n\x18\x65nded_decode_request_ids\x18\x07 \x03(\t\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\x12 \n\x18\x62\x65gun_decode_request_ids\x18\t \x03(\t\"G\n\rCacheSnapshot\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\r\n\x05\x66irst\x18\x03 \x01(\x08\x12\x0c\n\x04last\x18\x04 \x01(\x08\"D\n\nCacheDelta\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x13\n\x0bstored_keys\x18\x02 \x01(\x0c\x12\x14\n\x0cremoved_keys\x18\x03 \x01(\x0c\"\x81\x01\n\x12PrefillMeasurement\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x15\n\rprefix_tokens\x18\x02 \x01(\r\x12\x12\n\ncompute_us\x18\x03 \x01(\x04\x12\x15\n\rfetched_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x66\x65tch_us\x18\x05 \x01(\x04\"L\n\x15ReportSessionResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12\x11\n\tacked_seq\x18\x02 \x01(\x04\x12\x0e\n\x06resync\x18\x03 \x01(\x08\"@\n\x14ListInstancesRequest\x12(\n\x04role\x18\x01 \x01(\x0e\x32\x1a.pinyon.api.common.v1.Role\"^\n\x15ListInstancesResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x34\n\tinstances\x18\x02 \x03(\x0b\x32!.pinyon.api.conductor.v1.Instance2\x9c\x05\n\x10\x43onductorService\x12_\n\x08Schedule\x12(.pinyon.api.conductor.v1.ScheduleRequest\x1a).pinyon.api.conductor.v1.ScheduleResponse\x12x\n\x0fScheduleSession\x12/.pinyon.api.conductor.v1.ScheduleSessionRequest\x1a\x30.pinyon.api.conductor.v1.ScheduleSessionResponse(\x01\x30\x01\x12\\\n\x07Release\x12\'.pinyon.api.conductor.v1.ReleaseRequest\x1a(.pinyon.api.conductor.v1.ReleaseResponse\x12n\n\rListInstances\x12-.pinyon.api.conductor.v1.ListInstancesRequest\x1a..pinyon.api.conductor.v1.ListInstancesResponse\x12k\n\x0cLookupBlocks\x12,.pinyon.api.conductor.v1.LookupBlocksRequest\x1a-.pinyon.api.conductor.v1.LookupBlocksResponse\x12r\n\rReportSession\x12-.pinyon.api.conductor.v1.ReportSessionRequest\x1a..pinyon.api.conductor.v1.ReportSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,45 +33,45 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pinyon.api.conductor.v1.con
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCHEDULEREQUEST']._serialized_start=104
-  _globals['_SCHEDULEREQUEST']._serialized_end=345
-  _globals['_SCHEDULERESPONSE']._serialized_start=348
-  _globals['_SCHEDULERESPONSE']._serialized_end=482
-  _globals['_SCHEDULESESSIONREQUEST']._serialized_start=485
-  _globals['_SCHEDULESESSIONREQUEST']._serialized_end=614
-  _globals['_SCHEDULESESSIONRESPONSE']._serialized_start=617
-  _globals['_SCHEDULESESSIONRESPONSE']._serialized_end=762
-  _globals['_RELEASEREQUEST']._serialized_start=764
-  _globals['_RELEASEREQUEST']._serialized_end=800
-  _globals['_RELEASERESPONSE']._serialized_start=802
-  _globals['_RELEASERESPONSE']._serialized_end=837
-  _globals['_INSTANCELIST']._serialized_start=839
-  _globals['_INSTANCELIST']._serialized_end=924
-  _globals['_INSTANCE']._serialized_start=927
-  _globals['_INSTANCE']._serialized_end=1111
-  _globals['_INSTANCEINFO']._serialized_start=1114
-  _globals['_INSTANCEINFO']._serialized_end=1406
-  _globals['_INSTANCELOAD']._serialized_start=1409
-  _globals['_INSTANCELOAD']._serialized_end=1590
-  _globals['_LOOKUPBLOCKSREQUEST']._serialized_start=1592
-  _globals['_LOOKUPBLOCKSREQUEST']._serialized_end=1633
-  _globals['_LOOKUPBLOCKSRESPONSE']._serialized_start=1635
-  _globals['_LOOKUPBLOCKSRESPONSE']._serialized_end=1712
-  _globals['_BLOCKHOLDER']._serialized_start=1714
-  _globals['_BLOCKHOLDER']._serialized_end=1771
-  _globals['_REPORTSESSIONREQUEST']._serialized_start=1774
-  _globals['_REPORTSESSIONREQUEST']._serialized_end=2204
-  _globals['_CACHESNAPSHOT']._serialized_start=2206
-  _globals['_CACHESNAPSHOT']._serialized_end=2277
-  _globals['_CACHEDELTA']._serialized_start=2279
-  _globals['_CACHEDELTA']._serialized_end=2347
-  _globals['_PREFILLMEASUREMENT']._serialized_start=2350
-  _globals['_PREFILLMEASUREMENT']._serialized_end=2479
-  _globals['_REPORTSESSIONRESPONSE']._serialized_start=2481
-  _globals['_REPORTSESSIONRESPONSE']._serialized_end=2557
-  _globals['_LISTINSTANCESREQUEST']._serialized_start=2559
-  _globals['_LISTINSTANCESREQUEST']._serialized_end=2623
-  _globals['_LISTINSTANCESRESPONSE']._serialized_start=2625
-  _globals['_LISTINSTANCESRESPONSE']._serialized_end=2719
-  _globals['_CONDUCTORSERVICE']._serialized_start=2722
-  _globals['_CONDUCTORSERVICE']._serialized_end=3390
+  _globals['_SCHEDULEREQUEST']._serialized_end=388
+  _globals['_SCHEDULERESPONSE']._serialized_start=391
+  _globals['_SCHEDULERESPONSE']._serialized_end=525
+  _globals['_SCHEDULESESSIONREQUEST']._serialized_start=528
+  _globals['_SCHEDULESESSIONREQUEST']._serialized_end=657
+  _globals['_SCHEDULESESSIONRESPONSE']._serialized_start=660
+  _globals['_SCHEDULESESSIONRESPONSE']._serialized_end=805
+  _globals['_RELEASEREQUEST']._serialized_start=807
+  _globals['_RELEASEREQUEST']._serialized_end=843
+  _globals['_RELEASERESPONSE']._serialized_start=845
+  _globals['_RELEASERESPONSE']._serialized_end=880
+  _globals['_INSTANCELIST']._serialized_start=882
+  _globals['_INSTANCELIST']._serialized_end=967
+  _globals['_INSTANCE']._serialized_start=970
+  _globals['_INSTANCE']._serialized_end=1154
+  _globals['_INSTANCEINFO']._serialized_start=1157
+  _globals['_INSTANCEINFO']._serialized_end=1449
+  _globals['_INSTANCELOAD']._serialized_start=1452
+  _globals['_INSTANCELOAD']._serialized_end=1633
+  _globals['_LOOKUPBLOCKSREQUEST']._serialized_start=1635
+  _globals['_LOOKUPBLOCKSREQUEST']._serialized_end=1676
+  _globals['_LOOKUPBLOCKSRESPONSE']._serialized_start=1678
+  _globals['_LOOKUPBLOCKSRESPONSE']._serialized_end=1755
+  _globals['_BLOCKHOLDER']._serialized_start=1757
+  _globals['_BLOCKHOLDER']._serialized_end=1814
+  _globals['_REPORTSESSIONREQUEST']._serialized_start=1817
+  _globals['_REPORTSESSIONREQUEST']._serialized_end=2247
+  _globals['_CACHESNAPSHOT']._serialized_start=2249
+  _globals['_CACHESNAPSHOT']._serialized_end=2320
+  _globals['_CACHEDELTA']._serialized_start=2322
+  _globals['_CACHEDELTA']._serialized_end=2390
+  _globals['_PREFILLMEASUREMENT']._serialized_start=2393
+  _globals['_PREFILLMEASUREMENT']._serialized_end=2522
+  _globals['_REPORTSESSIONRESPONSE']._serialized_start=2524
+  _globals['_REPORTSESSIONRESPONSE']._serialized_end=2600
+  _globals['_LISTINSTANCESREQUEST']._serialized_start=2602
+  _globals['_LISTINSTANCESREQUEST']._serialized_end=2666
+  _globals['_LISTINSTANCESRESPONSE']._serialized_start=2668
+  _globals['_LISTINSTANCESRESPONSE']._serialized_end=2762
+  _globals['_CONDUCTORSERVICE']._serialized_start=2765
+  _globals['_CONDUCTORSERVICE']._serialized_end=3433
 # @@protoc_insertion_point(module_scope)

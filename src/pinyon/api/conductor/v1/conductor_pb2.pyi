@@ -8,10 +8,10 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("request_id", "model", "tenant", "prompt_tokens", "block_keys", "max_tokens", "ttft_slo_ms", "tbt_slo_ms", "exclude_instance_ids", "no_reuse", "traceparent")
+    __slots__ = ("request_id", "model", "request_class", "prompt_tokens", "block_keys", "max_tokens", "ttft_slo_ms", "tbt_slo_ms", "exclude_instance_ids", "no_reuse", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -22,7 +22,7 @@ class ScheduleRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
-    tenant: str
+    request_class: _common_pb2.RequestClass
     prompt_tokens: int
     block_keys: bytes
     max_tokens: int
@@ -31,7 +31,7 @@ class ScheduleRequest(_message.Message):
     exclude_instance_ids: _containers.RepeatedScalarFieldContainer[str]
     no_reuse: bool
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., exclude_instance_ids: _Optional[_Iterable[str]] = ..., no_reuse: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., exclude_instance_ids: _Optional[_Iterable[str]] = ..., no_reuse: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
     __slots__ = ("request_id", "placement", "error")

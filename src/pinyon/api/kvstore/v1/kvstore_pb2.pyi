@@ -20,14 +20,16 @@ PUT_SLOT_STATE_EXISTS: PutSlotState
 PUT_SLOT_STATE_NO_SPACE: PutSlotState
 
 class PutStartRequest(_message.Message):
-    __slots__ = ("keys", "object_bytes", "timeout_ms")
+    __slots__ = ("keys", "object_bytes", "timeout_ms", "request_class")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     object_bytes: int
     timeout_ms: int
-    def __init__(self, keys: _Optional[bytes] = ..., object_bytes: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    request_class: _common_pb2.RequestClass
+    def __init__(self, keys: _Optional[bytes] = ..., object_bytes: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ...) -> None: ...
 
 class PutSlot(_message.Message):
     __slots__ = ("state", "offset_bytes")
@@ -108,18 +110,20 @@ class GetNodeStatusResponse(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., leases: _Optional[int] = ..., open_puts: _Optional[int] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("keys", "lease_ms", "request_id", "traceparent", "allow_gaps")
+    __slots__ = ("keys", "lease_ms", "request_id", "traceparent", "allow_gaps", "request_class")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ALLOW_GAPS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     lease_ms: int
     request_id: str
     traceparent: str
     allow_gaps: bool
-    def __init__(self, keys: _Optional[bytes] = ..., lease_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., allow_gaps: _Optional[bool] = ...) -> None: ...
+    request_class: _common_pb2.RequestClass
+    def __init__(self, keys: _Optional[bytes] = ..., lease_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., allow_gaps: _Optional[bool] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("lease_id", "lease_ms", "segment", "blocks")

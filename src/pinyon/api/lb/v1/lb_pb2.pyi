@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "prompt_tokens_le32", "conversation", "sampling", "no_reuse", "ttft_slo_ms")
+    __slots__ = ("model", "prompt", "prompt_tokens_le32", "conversation", "sampling", "no_reuse", "ttft_slo_ms", "labels")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_LE32_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NO_REUSE_FIELD_NUMBER: _ClassVar[int]
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     prompt_tokens_le32: bytes
@@ -23,7 +24,24 @@ class GenerateRequest(_message.Message):
     sampling: _common_pb2.SamplingParams
     no_reuse: bool
     ttft_slo_ms: int
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens_le32: _Optional[bytes] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., no_reuse: _Optional[bool] = ..., ttft_slo_ms: _Optional[int] = ...) -> None: ...
+    labels: RequestLabels
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens_le32: _Optional[bytes] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., no_reuse: _Optional[bool] = ..., ttft_slo_ms: _Optional[int] = ..., labels: _Optional[_Union[RequestLabels, _Mapping]] = ...) -> None: ...
+
+class RequestLabels(_message.Message):
+    __slots__ = ("kind", "turn", "session", "user", "priority", "geographies")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    GEOGRAPHIES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    turn: int
+    session: str
+    user: str
+    priority: int
+    geographies: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[str] = ..., turn: _Optional[int] = ..., session: _Optional[str] = ..., user: _Optional[str] = ..., priority: _Optional[int] = ..., geographies: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Conversation(_message.Message):
     __slots__ = ("messages",)

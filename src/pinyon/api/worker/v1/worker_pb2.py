@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pinyon.api.common.v1 import common_pb2 as pinyon_dot_api_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pinyon/api/worker/v1/worker.proto\x12\x14pinyon.api.worker.v1\x1a!pinyon/api/common/v1/common.proto\"b\n\x0eSessionRequest\x12\x35\n\x0bsubmissions\x18\x01 \x03(\x0b\x32 .pinyon.api.worker.v1.Submission\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x02 \x03(\x04\"F\n\x0fSessionResponse\x12\x33\n\x07updates\x18\x01 \x03(\x0b\x32\".pinyon.api.worker.v1.StreamUpdate\"\xc3\x02\n\nSubmission\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x1a\n\x12prompt_tokens_le32\x18\x05 \x01(\x0c\x12\x12\n\nblock_keys\x18\x06 \x01(\x0c\x12\x36\n\x08sampling\x18\x07 \x01(\x0b\x32$.pinyon.api.common.v1.SamplingParams\x12\x18\n\x10generated_tokens\x18\x08 \x01(\r\x12\x32\n\tplacement\x18\t \x01(\x0b\x32\x1f.pinyon.api.common.v1.Placement\x12\x12\n\ntimeout_ms\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x10\n\x08no_reuse\x18\x0c \x01(\x08\"\x88\x02\n\x0cStreamUpdate\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x39\n\rfinish_reason\x18\x04 \x01(\x0e\x32\".pinyon.api.common.v1.FinishReason\x12*\n\x05usage\x18\x05 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Usage\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Error\x12\x34\n\x07prefill\x18\x07 \x01(\x0b\x32#.pinyon.api.worker.v1.PrefillReport\"\xec\x01\n\rPrefillReport\x12\x1b\n\x13prefill_instance_id\x18\x01 \x01(\t\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x10\n\x08\x66\x65tch_ms\x18\x03 \x01(\x01\x12\x12\n\ncompute_ms\x18\x04 \x01(\x01\x12\x0f\n\x07push_ms\x18\x05 \x01(\x01\x12\x17\n\x0f\x63omputed_tokens\x18\x06 \x01(\r\x12\x14\n\x0clocal_tokens\x18\x07 \x01(\r\x12\x13\n\x0bpeer_tokens\x18\x08 \x01(\r\x12\x14\n\x0cstore_tokens\x18\t \x01(\r\x12\x1b\n\x13\x64\x65\x63ode_local_tokens\x18\n \x01(\r\"G\n\x0fGenerateRequest\x12\x34\n\nsubmission\x18\x01 \x01(\x0b\x32 .pinyon.api.worker.v1.Submission\"F\n\x10GenerateResponse\x12\x32\n\x06update\x18\x01 \x01(\x0b\x32\".pinyon.api.worker.v1.StreamUpdate\"\x99\x01\n\x15PrefillSessionRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32\".pinyon.api.worker.v1.PrefillHello\x12\x32\n\x06starts\x18\x02 \x03(\x0b\x32\".pinyon.api.worker.v1.PrefillStart\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x03 \x03(\x04\"\x9e\x01\n\x0cPrefillHello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12.\n\x07segment\x18\x02 \x01(\x0b\x32\x1d.pinyon.api.common.v1.Segment\x12.\n\x06layout\x18\x03 \x01(\x0b\x32\x1e.pinyon.api.common.v1.KvLayout\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\"\xee\x02\n\x0cPrefillStart\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x1a\n\x12prompt_tokens_le32\x18\x04 \x01(\x0c\x12\x12\n\nblock_keys\x18\x05 \x01(\x0c\x12\x36\n\x08sampling\x18\x06 \x01(\x0b\x32$.pinyon.api.common.v1.SamplingParams\x12\x18\n\x10generated_tokens\x18\x07 \x01(\r\x12\x30\n\x07\x66\x65tches\x18\x08 \x03(\x0b\x32\x1f.pinyon.api.common.v1.FetchSpan\x12\x1c\n\x14target_offsets_bytes\x18\t \x03(\x04\x12\x1a\n\x12\x66irst_target_block\x18\n \x01(\r\x12\x12\n\ntimeout_ms\x18\x0b \x01(\r\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12\x10\n\x08no_reuse\x18\r \x01(\x08\"N\n\x16PrefillSessionResponse\x12\x34\n\x07results\x18\x01 \x03(\x0b\x32#.pinyon.api.worker.v1.PrefillResult\"\xb5\x01\n\rPrefillResult\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x33\n\x06report\x18\x03 \x01(\x0b\x32#.pinyon.api.worker.v1.PrefillReport\x12*\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Error\x12\x1b\n\x13unconfirmed_boot_id\x18\x05 \x01(\x0c\"\x12\n\x10GetStatusRequest\"\xf9\x01\n\x11GetStatusResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12(\n\x04role\x18\x02 \x01(\x0e\x32\x1a.pinyon.api.common.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x18\n\x10pending_requests\x18\x04 \x01(\r\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x13\n\x0bused_blocks\x18\x06 \x01(\x04\x12\x15\n\rcached_blocks\x18\x07 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\x04\x12\x0e\n\x06leases\x18\t \x01(\r\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x32\x97\x03\n\rWorkerService\x12Z\n\x07Session\x12$.pinyon.api.worker.v1.SessionRequest\x1a%.pinyon.api.worker.v1.SessionResponse(\x01\x30\x01\x12[\n\x08Generate\x12%.pinyon.api.worker.v1.GenerateRequest\x1a&.pinyon.api.worker.v1.GenerateResponse0\x01\x12o\n\x0ePrefillSession\x12+.pinyon.api.worker.v1.PrefillSessionRequest\x1a,.pinyon.api.worker.v1.PrefillSessionResponse(\x01\x30\x01\x12\\\n\tGetStatus\x12&.pinyon.api.worker.v1.GetStatusRequest\x1a\'.pinyon.api.worker.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pinyon/api/worker/v1/worker.proto\x12\x14pinyon.api.worker.v1\x1a!pinyon/api/common/v1/common.proto\"b\n\x0eSessionRequest\x12\x35\n\x0bsubmissions\x18\x01 \x03(\x0b\x32 .pinyon.api.worker.v1.Submission\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x02 \x03(\x04\"F\n\x0fSessionResponse\x12\x33\n\x07updates\x18\x01 \x03(\x0b\x32\".pinyon.api.worker.v1.StreamUpdate\"\xee\x02\n\nSubmission\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x39\n\rrequest_class\x18\x04 \x01(\x0b\x32\".pinyon.api.common.v1.RequestClass\x12\x1a\n\x12prompt_tokens_le32\x18\x05 \x01(\x0c\x12\x12\n\nblock_keys\x18\x06 \x01(\x0c\x12\x36\n\x08sampling\x18\x07 \x01(\x0b\x32$.pinyon.api.common.v1.SamplingParams\x12\x18\n\x10generated_tokens\x18\x08 \x01(\r\x12\x32\n\tplacement\x18\t \x01(\x0b\x32\x1f.pinyon.api.common.v1.Placement\x12\x12\n\ntimeout_ms\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x10\n\x08no_reuse\x18\x0c \x01(\x08\"\x88\x02\n\x0cStreamUpdate\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x39\n\rfinish_reason\x18\x04 \x01(\x0e\x32\".pinyon.api.common.v1.FinishReason\x12*\n\x05usage\x18\x05 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Usage\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Error\x12\x34\n\x07prefill\x18\x07 \x01(\x0b\x32#.pinyon.api.worker.v1.PrefillReport\"\xec\x01\n\rPrefillReport\x12\x1b\n\x13prefill_instance_id\x18\x01 \x01(\t\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x10\n\x08\x66\x65tch_ms\x18\x03 \x01(\x01\x12\x12\n\ncompute_ms\x18\x04 \x01(\x01\x12\x0f\n\x07push_ms\x18\x05 \x01(\x01\x12\x17\n\x0f\x63omputed_tokens\x18\x06 \x01(\r\x12\x14\n\x0clocal_tokens\x18\x07 \x01(\r\x12\x13\n\x0bpeer_tokens\x18\x08 \x01(\r\x12\x14\n\x0cstore_tokens\x18\t \x01(\r\x12\x1b\n\x13\x64\x65\x63ode_local_tokens\x18\n \x01(\r\"G\n\x0fGenerateRequest\x12\x34\n\nsubmission\x18\x01 \x01(\x0b\x32 .pinyon.api.worker.v1.Submission\"F\n\x10GenerateResponse\x12\x32\n\x06update\x18\x01 \x01(\x0b\x32\".pinyon.api.worker.v1.StreamUpdate\"\x99\x01\n\x15PrefillSessionRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32\".pinyon.api.worker.v1.PrefillHello\x12\x32\n\x06starts\x18\x02 \x03(\x0b\x32\".pinyon.api.worker.v1.PrefillStart\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x03 \x03(\x04\"\x9e\x01\n\x0cPrefillHello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12.\n\x07segment\x18\x02 \x01(\x0b\x32\x1d.pinyon.api.common.v1.Segment\x12.\n\x06layout\x18\x03 \x01(\x0b\x32\x1e.pinyon.api.common.v1.KvLayout\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\"\x99\x03\n\x0cPrefillStart\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x39\n\rrequest_class\x18\x03 \x01(\x0b\x32\".pinyon.api.common.v1.RequestClass\x12\x1a\n\x12prompt_tokens_le32\x18\x04 \x01(\x0c\x12\x12\n\nblock_keys\x18\x05 \x01(\x0c\x12\x36\n\x08sampling\x18\x06 \x01(\x0b\x32$.pinyon.api.common.v1.SamplingParams\x12\x18\n\x10generated_tokens\x18\x07 \x01(\r\x12\x30\n\x07\x66\x65tches\x18\x08 \x03(\x0b\x32\x1f.pinyon.api.common.v1.FetchSpan\x12\x1c\n\x14target_offsets_bytes\x18\t \x03(\x04\x12\x1a\n\x12\x66irst_target_block\x18\n \x01(\r\x12\x12\n\ntimeout_ms\x18\x0b \x01(\r\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12\x10\n\x08no_reuse\x18\r \x01(\x08\"N\n\x16PrefillSessionResponse\x12\x34\n\x07results\x18\x01 \x03(\x0b\x32#.pinyon.api.worker.v1.PrefillResult\"\xb5\x01\n\rPrefillResult\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x33\n\x06report\x18\x03 \x01(\x0b\x32#.pinyon.api.worker.v1.PrefillReport\x12*\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Error\x12\x1b\n\x13unconfirmed_boot_id\x18\x05 \x01(\x0c\"\x12\n\x10GetStatusRequest\"\xf9\x01\n\x11GetStatusResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12(\n\x04role\x18\x02 \x01(\x0e\x32\x1a.pinyon.api.common.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x18\n\x10pending_requests\x18\x04 \x01(\r\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x13\n\x0bused_blocks\x18\x06 \x01(\x04\x12\x15\n\rcached_blocks\x18\x07 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\x04\x12\x0e\n\x06leases\x18\t \x01(\r\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x32\x97\x03\n\rWorkerService\x12Z\n\x07Session\x12$.pinyon.api.worker.v1.SessionRequest\x1a%.pinyon.api.worker.v1.SessionResponse(\x01\x30\x01\x12[\n\x08Generate\x12%.pinyon.api.worker.v1.GenerateRequest\x1a&.pinyon.api.worker.v1.GenerateResponse0\x01\x12o\n\x0ePrefillSession\x12+.pinyon.api.worker.v1.PrefillSessionRequest\x1a,.pinyon.api.worker.v1.PrefillSessionResponse(\x01\x30\x01\x12\\\n\tGetStatus\x12&.pinyon.api.worker.v1.GetStatusRequest\x1a\'.pinyon.api.worker.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,29 +37,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONRESPONSE']._serialized_start=194
   _globals['_SESSIONRESPONSE']._serialized_end=264
   _globals['_SUBMISSION']._serialized_start=267
-  _globals['_SUBMISSION']._serialized_end=590
-  _globals['_STREAMUPDATE']._serialized_start=593
-  _globals['_STREAMUPDATE']._serialized_end=857
-  _globals['_PREFILLREPORT']._serialized_start=860
-  _globals['_PREFILLREPORT']._serialized_end=1096
-  _globals['_GENERATEREQUEST']._serialized_start=1098
-  _globals['_GENERATEREQUEST']._serialized_end=1169
-  _globals['_GENERATERESPONSE']._serialized_start=1171
-  _globals['_GENERATERESPONSE']._serialized_end=1241
-  _globals['_PREFILLSESSIONREQUEST']._serialized_start=1244
-  _globals['_PREFILLSESSIONREQUEST']._serialized_end=1397
-  _globals['_PREFILLHELLO']._serialized_start=1400
-  _globals['_PREFILLHELLO']._serialized_end=1558
-  _globals['_PREFILLSTART']._serialized_start=1561
-  _globals['_PREFILLSTART']._serialized_end=1927
-  _globals['_PREFILLSESSIONRESPONSE']._serialized_start=1929
-  _globals['_PREFILLSESSIONRESPONSE']._serialized_end=2007
-  _globals['_PREFILLRESULT']._serialized_start=2010
-  _globals['_PREFILLRESULT']._serialized_end=2191
-  _globals['_GETSTATUSREQUEST']._serialized_start=2193
-  _globals['_GETSTATUSREQUEST']._serialized_end=2211
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2214
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2463
-  _globals['_WORKERSERVICE']._serialized_start=2466
-  _globals['_WORKERSERVICE']._serialized_end=2873
+  _globals['_SUBMISSION']._serialized_end=633
+  _globals['_STREAMUPDATE']._serialized_start=636
+  _globals['_STREAMUPDATE']._serialized_end=900
+  _globals['_PREFILLREPORT']._serialized_start=903
+  _globals['_PREFILLREPORT']._serialized_end=1139
+  _globals['_GENERATEREQUEST']._serialized_start=1141
+  _globals['_GENERATEREQUEST']._serialized_end=1212
+  _globals['_GENERATERESPONSE']._serialized_start=1214
+  _globals['_GENERATERESPONSE']._serialized_end=1284
+  _globals['_PREFILLSESSIONREQUEST']._serialized_start=1287
+  _globals['_PREFILLSESSIONREQUEST']._serialized_end=1440
+  _globals['_PREFILLHELLO']._serialized_start=1443
+  _globals['_PREFILLHELLO']._serialized_end=1601
+  _globals['_PREFILLSTART']._serialized_start=1604
+  _globals['_PREFILLSTART']._serialized_end=2013
+  _globals['_PREFILLSESSIONRESPONSE']._serialized_start=2015
+  _globals['_PREFILLSESSIONRESPONSE']._serialized_end=2093
+  _globals['_PREFILLRESULT']._serialized_start=2096
+  _globals['_PREFILLRESULT']._serialized_end=2277
+  _globals['_GETSTATUSREQUEST']._serialized_start=2279
+  _globals['_GETSTATUSREQUEST']._serialized_end=2297
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2300
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2549
+  _globals['_WORKERSERVICE']._serialized_start=2552
+  _globals['_WORKERSERVICE']._serialized_end=2959
 # @@protoc_insertion_point(module_scope)

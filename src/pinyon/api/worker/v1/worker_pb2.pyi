@@ -22,11 +22,11 @@ class SessionResponse(_message.Message):
     def __init__(self, updates: _Optional[_Iterable[_Union[StreamUpdate, _Mapping]]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("stream_id", "request_id", "model", "tenant", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "placement", "timeout_ms", "traceparent", "no_reuse")
+    __slots__ = ("stream_id", "request_id", "model", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "placement", "timeout_ms", "traceparent", "no_reuse")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_LE32_FIELD_NUMBER: _ClassVar[int]
     BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -38,7 +38,7 @@ class Submission(_message.Message):
     stream_id: int
     request_id: str
     model: str
-    tenant: str
+    request_class: _common_pb2.RequestClass
     prompt_tokens_le32: bytes
     block_keys: bytes
     sampling: _common_pb2.SamplingParams
@@ -47,7 +47,7 @@ class Submission(_message.Message):
     timeout_ms: int
     traceparent: str
     no_reuse: bool
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ...) -> None: ...
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ...) -> None: ...
 
 class StreamUpdate(_message.Message):
     __slots__ = ("stream_id", "tokens", "text", "finish_reason", "usage", "error", "prefill")
@@ -126,10 +126,10 @@ class PrefillHello(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., segment: _Optional[_Union[_common_pb2.Segment, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
-    __slots__ = ("stream_id", "request_id", "tenant", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "fetches", "target_offsets_bytes", "first_target_block", "timeout_ms", "traceparent", "no_reuse")
+    __slots__ = ("stream_id", "request_id", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "fetches", "target_offsets_bytes", "first_target_block", "timeout_ms", "traceparent", "no_reuse")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_LE32_FIELD_NUMBER: _ClassVar[int]
     BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -142,7 +142,7 @@ class PrefillStart(_message.Message):
     NO_REUSE_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
-    tenant: str
+    request_class: _common_pb2.RequestClass
     prompt_tokens_le32: bytes
     block_keys: bytes
     sampling: _common_pb2.SamplingParams
@@ -153,7 +153,7 @@ class PrefillStart(_message.Message):
     timeout_ms: int
     traceparent: str
     no_reuse: bool
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[_common_pb2.FetchSpan, _Mapping]]] = ..., target_offsets_bytes: _Optional[_Iterable[int]] = ..., first_target_block: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ...) -> None: ...
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[_common_pb2.FetchSpan, _Mapping]]] = ..., target_offsets_bytes: _Optional[_Iterable[int]] = ..., first_target_block: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ...) -> None: ...
 
 class PrefillSessionResponse(_message.Message):
     __slots__ = ("results",)

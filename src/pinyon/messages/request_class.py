@@ -1,0 +1,39 @@
+"""What kind of request it is, and whose."""
+
+from __future__ import annotations
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import RequestClass
+
+__all__ = ["class_from_proto", "class_to_proto"]
+
+
+def class_to_proto(value: RequestClass) -> common_pb2.RequestClass:
+    return common_pb2.RequestClass(
+        kind=value.kind,
+        turn=value.turn,
+        session=value.session,
+        user=value.user,
+        priority=value.priority,
+        arrived_unix_s=value.arrived_unix_s,
+        tenant=value.tenant,
+        geographies=value.geographies,
+    )
+
+
+def class_from_proto(message: common_pb2.RequestClass) -> RequestClass:
+    """An absent one is that of a request nobody said anything of."""
+    try:
+        return RequestClass(
+            message.kind,
+            message.turn or 1,
+            message.session,
+            message.user,
+            message.priority,
+            message.arrived_unix_s,
+            message.tenant,
+            tuple(message.geographies),
+        )
+    except InvalidArgument as error:
+        raise InvalidArgument(error.message, field=f"request_class.{error.field}") from None

@@ -1,0 +1,164 @@
+"""What kind of request it is, and whose."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import RequestClass
+from services.lb.auth import PUBLIC, Client, load_api_keys
+from services.lb.http_head import read_head
+from services.lb.labels import Labels, classify
+from services.lb.openai_parse import Call, parse_chat, parse_completion
+
+KEY = Client("anna", "file", 5, ("eu-west", "eu-north"))
+COMPLETION = Call("m", "text", "prompt")
+
+
+def chat(*roles: str, **fields: object) -> Call:
+    messages = [{"role": role, "content": "x"} for role in roles]
+    return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode())
+
+
+def labels(**headers: str) -> Labels:
+    """Headers by name, with ``_`` for ``-``."""
+    raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return read_head({"path": "/", "headers": raw}, 1 << 16).labels
+
+
+def test_what_nobody_says():
+    assert classify(Labels(), COMPLETION, PUBLIC, 7.5) == RequestClass(
+        kind="completion", arrived_unix_s=7.5, tenant="public"
+    )
+    assert classify(Labels(), chat("user"), PUBLIC, 7.5).kind == "chat"
+
+
+@pytest.mark.parametrize(
+    ("roles", "turn"),
+    [("u", 1), ("su", 1), ("suau", 2), ("uauau", 3), ("s", 1), ("uu", 2)],
+)
+def test_a_turn_is_what_the_user_has_said_so_far(roles, turn):
+    names = {"u": "user", "a": "assistant", "s": "system"}
+    assert classify(Labels(), chat(*(names[role] for role in roles)), PUBLIC, 0.0).turn == turn
+
+
+def test_headers_go_before_the_body_and_the_body_before_the_key():
+    said = labels(
+        x_pinyon_type="search", x_pinyon_session="s-1", x_pinyon_user="bert", x_pinyon_priority="-7",
+        x_pinyon_geographies="eu-north",
+    )  # fmt: skip
+    call = chat("user", user="carl", priority=9)
+    assert classify(said, call, KEY, 1.0) == RequestClass("search", 1, "s-1", "bert", -7, 1.0, "anna", ("eu-north",))
+    assert classify(Labels(), call, KEY, 1.0) == RequestClass(
+        "file", 1, "", "carl", 9, 1.0, "anna", ("eu-west", "eu-north")
+    )
+    assert classify(Labels(), chat("user"), KEY, 1.0).priority == 5
+    assert classify(labels(x_pinyon_priority="0"), chat("user"), KEY, 1.0).priority == 0, "0 is said, too"
+
+
+def test_the_user_is_openais():
+    assert chat("user", user="u", safety_identifier="s").user == "u"
+    assert chat("user", user="", safety_identifier="s").user == "s"
+    assert parse_completion(b'{"model":"m","prompt":"a","user":"u","priority":3}').user == "u"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_our_session_header_goes_first(order):
+    both = [("x_session_id", "theirs"), ("x_pinyon_session", "ours")][::order]
+    assert labels(**dict(both)).session == "ours"
+    assert labels(x_session_id="theirs").session == "theirs"
+
+
+def test_a_header_never_widens_where_the_key_allows():
+    with pytest.raises(InvalidArgument, match="us-east") as caught:
+        classify(Labels(geographies=("eu-west", "us-east")), COMPLETION, KEY, 0.0, "x-pinyon-geographies")
+    assert caught.value.field == "x-pinyon-geographies"
+    anywhere = replace(KEY, geographies=())
+    assert classify(Labels(geographies=("us-east",)), COMPLETION, anywhere, 0.0).geographies == ("us-east",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-pinyon-type", ""),
+        ("x-pinyon-type", "x" * 33),
+        ("x-pinyon-type", "a b"),
+        ("x-pinyon-type", "grün"),
+        ("x-pinyon-type", "-chat"),
+        ("x-pinyon-session", "x" * 257),
+        ("x-pinyon-session", "a\x00b"),
+        ("x-session-id", "\x1b[31m"),
+        ("x-pinyon-user", "x" * 257),
+        ("x-pinyon-priority", "1001"),
+        ("x-pinyon-priority", "-1001"),
+        ("x-pinyon-priority", "high"),
+        ("x-pinyon-priority", "1" * 5000),
+        ("x-pinyon-priority", "1.0"),
+        ("x-pinyon-geographies", ""),
+        ("x-pinyon-geographies", "eu-west,"),
+        ("x-pinyon-geographies", ",".join(["eu"] * 17)),
+        ("x-pinyon-geographies", "x" * 65),
+    ],
+)
+def test_a_strangers_header_is_refused_by_name(name, value):
+    with pytest.raises(InvalidArgument) as caught:
+        labels(**{name.replace("-", "_"): value})
+    assert caught.value.field == name
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("user", "x" * 257), ("user", "a\nb"), ("user", 7), ("safety_identifier", "x" * 257), ("priority", 1001),
+     ("priority", True), ("priority", "1")],
+)  # fmt: skip
+def test_a_strangers_field_is_refused_by_name(field, value):
+    with pytest.raises(InvalidArgument) as caught:
+        chat("user", **{field: value})
+    assert caught.value.field == field
+
+
+ENTRY = {"tenant": "anna", "type": "file", "priority": 5, "geographies": ["eu-west", "eu-north"]}
+
+
+@pytest.mark.parametrize(
+    "text", [json.dumps({"k": ENTRY}), "k anna type=file priority=5 geographies=eu-west,eu-north\n"]
+)
+def test_keys_say_what_their_requests_do_not(tmp_path, text):
+    path = tmp_path / "keys"
+    path.write_text(text)
+    assert load_api_keys(str(path)).client("Bearer k") == KEY
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "k anna colour=red\n",
+        "k anna type=a type=b\n",
+        "k anna type=\n",
+        "k anna priority=high\n",
+        "k anna priority=1001\n",
+        "k anna geographies=\n",
+        "k anna geographies=eu,,us\n",
+        "k anna\nk anna priority=1\n",
+        *(
+            json.dumps({"k": {**ENTRY, **change}})
+            for change in (
+                {"tenant": ""}, {"tenant": None}, {"type": 1}, {"type": ""}, {"priority": True}, {"priority": 1.0},
+                {"geographies": "eu"}, {"geographies": [1]}, {"geographies": {"eu": 1}}, {"colour": "red"},
+            )
+        ),
+        json.dumps({"k": {"type": "file"}}),
+        '{"k": {"tenant": "a", "tenant": "b"}}',
+    ],
+)  # fmt: skip
+def test_wrong_entries_are_refused_without_telling_a_key(tmp_path, text):
+    path = tmp_path / "keys"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument) as caught:
+        load_api_keys(str(path))
+    assert caught.value.field == "api_keys_file"
+    assert "red" not in caught.value.message
