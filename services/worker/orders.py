@@ -105,7 +105,7 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
     if not served.role.decodes:
         raise FailedPrecondition(f"{served.instance_id} is a prefill instance: it generates nothing", field="placement")
     _check_text(message.request_id, MAX_ID_CHARS, "request_id")
-    _check_text(message.tenant, MAX_TENANT_CHARS, "tenant")
+    _check_text(message.request_class.tenant, MAX_TENANT_CHARS, "request_class.tenant")
     if message.model and message.model != served.name:
         raise NotFound(f"model {message.model!r} is not served here", field="model")
     tokens = _tokens(message.prompt_tokens_le32, served)
@@ -128,7 +128,7 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
     keys = _keys(message.block_keys, len(tokens), served)
     if not message.block_keys:
         keys = chain_block_keys(
-            served.namespace(message.tenant), message.prompt_tokens_le32, served.layout.block_tokens
+            served.namespace(message.request_class.tenant), message.prompt_tokens_le32, served.layout.block_tokens
         )
     prefill_id = prefill_address = ""
     fetches: tuple[FetchSpan, ...] = ()
@@ -150,7 +150,7 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
         )
     return GenerateOrder(
         request_id=message.request_id,
-        tenant=message.tenant,
+        tenant=message.request_class.tenant,
         tokens=tokens,
         keys=keys,
         sampling=sampling,

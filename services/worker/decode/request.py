@@ -170,7 +170,7 @@ class DecodeRequest:
         sampling = order.sampling
         start = worker_pb2.PrefillStart(
             request_id=order.request_id,
-            tenant=order.tenant,
+            request_class=common_pb2.RequestClass(tenant=order.tenant),
             prompt_tokens_le32=tokens_to_bytes(order.tokens),
             block_keys=pack_keys(order.keys),
             sampling=common_pb2.SamplingParams(
