@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.core.errors import PinyonError
-from services.cluster import ClusterSpec, LocalCluster
+from services.cluster import POLICIES, ClusterSpec, LocalCluster
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,11 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--redis-url", default="", help="a running Redis; default: redis-server from the PATH, else the embedded one")
     add("--model", default="", help="Hugging Face checkpoint folder; default: the small built-in model")
     add("--served-model-name", default="", help="name clients ask for; default: the model's own")
-    add("--engine", default="numpy", choices=("numpy", "instant"), help="instant computes nothing (for measuring)")
+    engines = "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take"
+    add("--engine", default="numpy", choices=("numpy", "instant", "paced"), help=engines)
+    add("--engine-profile", default="", help="what a paced engine imitates: a profile's name, or a JSON file")
+    for name, registry in POLICIES.items():
+        add(f"--{name}", default="", help=f"{name} policy: {registry.described}")
     add("--pool-blocks", type=int, default=1024, help="KV blocks per worker (default 1024)")
     add("--block-tokens", type=int, default=32, help="tokens per KV block (default 32)")
     add("--store-mib", type=int, default=256, help="DRAM pool of each store node in MiB (default 256)")

@@ -19,16 +19,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from pinyon.core.policies import Registry
+from pinyon.eviction import EVICTION_POLICIES
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.redis_server import RedisServer, find_redis
 
-__all__ = ["ClusterSpec", "LocalCluster", "ServiceProcess"]
+__all__ = ["POLICIES", "ClusterSpec", "LocalCluster", "ServiceProcess"]
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 30.0
@@ -36,10 +42,18 @@ STOP_S = 15.0
 
 Progress = Callable[[str], None]
 
+POLICIES: dict[str, Registry[Any]] = {
+    "placement": PLACEMENT_POLICIES,
+    "routing": ROUTING_POLICIES,
+    "batching": BATCHING_POLICIES,
+    "eviction": EVICTION_POLICIES,
+}
+"""What can be chosen for a whole cluster, by the name of the field and of the services' option."""
+
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """How many of what, and where it listens. Port 0 takes a free one."""
+    """How many of what, and where it listens. Port 0 takes a free one; a policy that is empty is the service's own."""
 
     prefill: int = 2
     decode: int = 2
@@ -54,6 +68,11 @@ class ClusterSpec:
     model: str = ""
     served_model_name: str = ""
     engine: str = "numpy"
+    engine_profile: str = ""
+    placement: str = ""
+    routing: str = ""
+    batching: str = ""
+    eviction: str = ""
     pool_blocks: int = 1024
     block_tokens: int = 32
     store_mib: int = 256
@@ -72,6 +91,12 @@ class ClusterSpec:
             raise InvalidArgument("a cluster needs something that prefills and something that decodes", field="decode")
         if not 1 <= self.lbs <= 16:
             raise InvalidArgument("lbs must be 1 to 16", field="lbs")
+        for name, registry in POLICIES.items():
+            if choice := getattr(self, name):
+                try:
+                    registry.checked(choice)
+                except ValueError as error:
+                    raise InvalidArgument(str(error), field=name) from None
 
     @property
     def instances(self) -> int:
@@ -346,15 +371,20 @@ class LocalCluster:
             *spec.extra.get(kind, ()),
         ]
 
+    def _chosen(self, *names: str) -> list[str]:
+        """Options of that name in the spec, without those that are empty."""
+        values = {name: getattr(self.spec, name) for name in names}
+        return [part for name, value in values.items() if value for part in (f"--{name.replace('_', '-')}", value)]
+
     def _conductor_arguments(self) -> list[str]:
-        return self._common("conductor", "conductor", self.spec.conductor_port)
+        return [*self._chosen("placement"), *self._common("conductor", "conductor", self.spec.conductor_port)]
 
     def _store_arguments(self, name: str) -> list[str]:
         spec = self.spec
         redis_url = self.redis.url if self.redis else ""
         return [
             *("--conductor", self.conductor, "--redis-url", redis_url, "--pool-mib", str(spec.store_mib)),
-            *("--transfer-listen", f"{spec.host}:0"),
+            *("--transfer-listen", f"{spec.host}:0", *self._chosen("eviction")),
             *self._common("kvstore", name),
         ]
 
@@ -364,7 +394,7 @@ class LocalCluster:
             *("--role", role, "--conductor", self.conductor, "--redis-url", self.redis.url if self.redis else ""),
             *("--model", spec.model, "--served-model-name", spec.served_model_name, "--engine", spec.engine),
             *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
-            *("--transfer-listen", f"{spec.host}:0"),
+            *("--transfer-listen", f"{spec.host}:0", *self._chosen("engine_profile", "batching", "eviction")),
             *self._common("worker", name),
             *spec.extra.get(role, ()),
         ]
@@ -376,6 +406,6 @@ class LocalCluster:
         return [
             *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
             *("--model", spec.model, "--served-model-name", spec.served_model_name),
-            *("--api-keys-file", spec.api_keys_file),
+            *("--api-keys-file", spec.api_keys_file, *self._chosen("routing")),
             *self._common("lb", f"lb-{index}", lb_port),
         ]

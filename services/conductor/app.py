@@ -14,10 +14,11 @@ from pinyon.core.clock import Clock
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
-from pinyon.placement.policies import make_policy
+from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.intake import ReportIntake
@@ -61,7 +62,8 @@ def build(
     fleet = Fleet(BlockIndex(settings.index_entries_max), inflight, settings.instances_max)
     membership = Membership(fleet, clock, settings.lease_ms / 1e3)
     metrics = ConductorMetrics(registry, fleet, membership)
-    scheduler = Scheduler(fleet, make_policy(settings.policy, settings.kvcache_balancing_threshold))
+    show_policies(registry, "conductor", placement=settings.placement)
+    scheduler = Scheduler(fleet, PLACEMENT_POLICIES.make(settings.placement))
     placer = Placer(
         scheduler, inflight, metrics, telemetry, clock, settings.ttft_slo_ms / 1e3, settings.tbt_slo_ms / 1e3
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from pinyon.placement.kvcache_centric import BALANCING_THRESHOLD_DEFAULT
+from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.runtime.settings import ServiceSettings, service_config
 
 __all__ = ["ConductorSettings"]
@@ -17,11 +17,8 @@ class ConductorSettings(ServiceSettings):
 
     model_config = service_config("conductor")
 
-    policy: Literal["kvcache_centric", "least_loaded"] = Field("kvcache_centric", description="placement policy")
-    kvcache_balancing_threshold: float = Field(
-        BALANCING_THRESHOLD_DEFAULT,
-        ge=1,
-        description="fetch a prefix that is more than this many times as long as the local one",
+    placement: Annotated[str, AfterValidator(PLACEMENT_POLICIES.checked)] = Field(
+        "kvcache_centric", description=f"placement policy: {PLACEMENT_POLICIES.described}"
     )
     ttft_slo_ms: int = Field(30_000, ge=0, description="time to first token for requests that name none; 0 is off")
     tbt_slo_ms: int = Field(0, ge=0, description="time between tokens for requests that name none; 0 is off")

@@ -10,6 +10,7 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.transfer import register_transfer_metrics, start_transfer_engine
@@ -71,6 +72,7 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
             node.on_change(session.wake)
             session.start()
             stack.push_async_callback(session.close)
+        show_policies(context.registry, "kvstore", eviction=settings.eviction)
         register_metrics(
             context.registry, node, publisher, lambda: float(session is not None and session.registered.is_set())
         )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, NotFound, PinyonError, Unavailable
-from pinyon.eviction import Lru
+from pinyon.eviction import EVICTION_POLICIES
 from pinyon.paging import LeaseTable
 from pinyon.runtime.logging import get_logger
 from pinyon.store.allocator import OffsetAllocator
@@ -44,7 +44,7 @@ class StoreNode:
         # Ids start anywhere: what was meant for the process before a restart must not hit something of this one.
         self.table = ObjectTable(
             OffsetAllocator(self._pool.nbytes, ALIGNMENT_BYTES),
-            Lru[bytes](),
+            EVICTION_POLICIES.make(settings.eviction),
             LeaseTable(first_id=1 + secrets.randbits(62), max_leases=settings.leases_max),
             first_put_id=1 + secrets.randbits(62),
             max_open_puts=settings.open_puts_max,

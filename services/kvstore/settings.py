@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
 
+from pydantic import AfterValidator, Field
+
+from pinyon.eviction import EVICTION_POLICIES
 from pinyon.runtime.settings import Address, service_config
 from pinyon.runtime.transfer import TransferSettings
 
@@ -19,6 +22,9 @@ class KvStoreSettings(TransferSettings):
     conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
     pool_mib: int = Field(256, ge=1, le=1 << 24, description="size of the DRAM pool in MiB")
     geography: str = Field("", max_length=64, description="where this instance stands, such as eu-west")
+    eviction: Annotated[str, AfterValidator(EVICTION_POLICIES.checked)] = Field(
+        "lru", description=f"which objects go when room is needed: {EVICTION_POLICIES.described}"
+    )
     put_timeout_s: float = Field(10.0, gt=0, le=3600, description="seconds a put may take if it does not say so")
     put_timeout_max_s: float = Field(60.0, gt=0, le=3600, description="seconds a put may take at most")
     open_puts_max: int = Field(1024, ge=1, le=2048, description="puts begun and not ended")

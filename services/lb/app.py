@@ -11,8 +11,10 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.model import load_card
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.queue import RequestQueue
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.auth import load_api_keys
@@ -77,7 +79,7 @@ def build(
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
     card = load_card(settings.model or None, settings.served_model_name or None)
     keys = load_api_keys(settings.api_keys_file)
-    view = InstanceView()
+    view = InstanceView(ROUTING_POLICIES.make(settings.routing))
     workers = WorkerSessions(settings.unread_tokens)
 
     def on_instances(message: conductor_pb2.InstanceList) -> None:
@@ -89,6 +91,7 @@ def build(
         settings.conductor, instance_id, on_instances, settings.conductor_timeout_s, lambda: line.in_flight
     )
     metrics = LbMetrics(registry, line, conductor, workers, view)
+    show_policies(registry, "lb", routing=settings.routing)
     prompts = Prompts(card, view, settings.chat_max_tokens, settings.chars_per_token_max)
     dispatcher = Dispatcher(
         line,

@@ -14,11 +14,10 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.messages.layout import layout_from_proto
 from pinyon.messages.role import role_from_proto
-from pinyon.routing.least_loaded import Candidate, choose_pair
+from pinyon.routing.policy import Candidate, RoutingPolicy, serving_groups
 
 __all__ = ["InstanceView", "ModelView"]
 
-FALLBACK_POLICY = "lb_least_loaded"
 TENANTS_MAX = 4096
 
 
@@ -34,7 +33,8 @@ class ModelView:
 class InstanceView:
     """Kept while the conductor is away: serving goes on with what was known last."""
 
-    def __init__(self) -> None:
+    def __init__(self, routing: RoutingPolicy) -> None:
+        self._routing = routing
         self._candidates: dict[str, list[Candidate]] = {}
         self._models: dict[str, ModelView] = {}
         self._groups: dict[str, str] = {}
@@ -96,7 +96,7 @@ class InstanceView:
 
     def servable(self, name: str) -> bool:
         """Whether some pair of instances could take a request."""
-        return choose_pair(self._candidates.get(name, ()), {}, 1) is not None
+        return bool(serving_groups(self._candidates.get(name, ()), 1))
 
     def namespace(self, name: str, tenant: str) -> BlockKey | None:
         """Where the key chain of a tenant begins; None while the model's layout is unknown."""
@@ -118,7 +118,8 @@ class InstanceView:
 
     def choose(self, model: str, total_tokens: int, exclude: Collection[str]) -> common_pb2.Placement:
         """A placement without the conductor. Raises :class:`Unavailable`."""
-        pair = choose_pair(self._candidates.get(model, ()), self._in_flight, total_tokens, exclude)
+        groups = serving_groups(self._candidates.get(model, ()), total_tokens, exclude)
+        pair = self._routing.choose(groups, self._in_flight)
         if pair is None:
             raise Unavailable("No instance is available for this model.", retry_after_s=1.0)
         return common_pb2.Placement(
@@ -126,7 +127,7 @@ class InstanceView:
             prefill_address=pair.prefill.address,
             decode_instance_id=pair.decode.instance_id,
             decode_address=pair.decode.address,
-            policy=FALLBACK_POLICY,
+            policy=f"lb_{self._routing.name}",
         )
 
     def begin(self, placement: common_pb2.Placement) -> tuple[str, str]:

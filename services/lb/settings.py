@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
 
+from pydantic import AfterValidator, Field
+
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.settings import Address, ServiceSettings, service_config
 
 __all__ = ["LbSettings"]
@@ -29,6 +32,9 @@ class LbSettings(ServiceSettings):
     request_timeout_s: float = Field(120.0, gt=0, le=86_400, description="time for a whole request; then 504")
     conductor_timeout_s: float = Field(
         1.0, gt=0, le=60, description="wait for a placement before the load balancer chooses by itself"
+    )
+    routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = Field(
+        "least_loaded", description=f"the load balancer's own choice of instances: {ROUTING_POLICIES.described}"
     )
     placement_wait_s: float = Field(10.0, gt=0, le=600, description="wait for an instance when there is none; then 503")
     attempts: int = Field(3, ge=1, le=10, description="instances a request is tried on when they fail; then 503")

@@ -12,12 +12,14 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import Fcfs, StepLimits, StepPlan, StepScheduler
+from pinyon.batching import BATCHING_POLICIES, StepLimits, StepPlan, StepScheduler
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
+from pinyon.eviction import EVICTION_POLICIES
 from pinyon.model import ModelCard, load_card
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
@@ -89,11 +91,15 @@ class Worker:
         self.transfer = start_transfer_engine(settings)
         # Peers may read what leases name; each prefill session gets a key of its own for writing.
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.READ)
-        cache = KvCache(served.layout, served.pool_blocks, clock, first_lease_id=1 + secrets.randbits(48))
+        cache = KvCache(
+            *(served.layout, served.pool_blocks, clock),
+            eviction=EVICTION_POLICIES.make(settings.eviction),
+            first_lease_id=1 + secrets.randbits(48),
+        )
         limits = StepLimits(
             settings.max_batch, settings.step_tokens, settings.prefill_chunk_tokens, settings.block_tokens
         )
-        members = StepMembers(StepScheduler(Fcfs(), limits))
+        members = StepMembers(StepScheduler(BATCHING_POLICIES.make(settings.batching), limits))
         engine_loop = EngineLoop(self.engine, members, clock, self._observe)
         layers = LayerTransfer(self.transfer, served.layout)
         # The reader uses nothing of the transfer engine but what stands in front of it.
@@ -122,6 +128,7 @@ class Worker:
         self.decodes = Decodes(self.core, self.prefills, self.peers, self._metrics)
         self.sessions = LbSessions(self.decodes)
         register_gauges(self._registry, self)
+        show_policies(self._registry, "worker", eviction=settings.eviction, batching=settings.batching)
         register_transfer_metrics(self._registry, self.transfer)
         engine_loop.start()
         self.core.storage.start()

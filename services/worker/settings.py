@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from pinyon.batching import BATCHING_POLICIES
+from pinyon.eviction import EVICTION_POLICIES
 from pinyon.runtime.settings import Address, service_config
 from pinyon.runtime.transfer import TransferSettings
 
@@ -27,7 +29,13 @@ class WorkerSettings(TransferSettings):
     engine: Literal["numpy", "instant"] = Field("numpy", description="what computes tokens")
     pool_blocks: int = Field(1024, ge=2, le=1 << 20, description="KV blocks of the pool")
     block_tokens: int = Field(32, ge=1, le=1024, description="tokens per KV block")
+    eviction: Annotated[str, AfterValidator(EVICTION_POLICIES.checked)] = Field(
+        "lru", description=f"which cached blocks go when room is needed: {EVICTION_POLICIES.described}"
+    )
 
+    batching: Annotated[str, AfterValidator(BATCHING_POLICIES.checked)] = Field(
+        "fcfs", description=f"who enters the batch: {BATCHING_POLICIES.described}"
+    )
     max_batch: int = Field(32, ge=1, le=4096, description="requests decoded in one step at most")
     prefill_chunk_tokens: int = Field(256, ge=1, le=16384, description="prompt tokens of one request in one step")
     step_tokens: int = Field(512, ge=1, le=32768, description="tokens in one step; decoded ones go first")

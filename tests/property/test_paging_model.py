@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pinyon.eviction import Lru
+from pinyon.eviction import EVICTION_POLICIES, Lru
 from pinyon.paging import BlockPool, KeyChanges
 
 BLOCKS = 6
@@ -18,9 +18,12 @@ key_lists = st.lists(st.sampled_from(KEYS), max_size=5)
 
 
 class PoolMachine(RuleBasedStateMachine):
+    policy = "lru"
+
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(BLOCKS, Lru())
+        self.pool = BlockPool(BLOCKS, EVICTION_POLICIES.make(self.policy))
+        self.evicted = 0
         self.held: Counter[int] = Counter()  # block → references this test holds
         self.keyed: dict[bytes, int] = {}
         self.cached: list[bytes] = []  # oldest first
@@ -36,8 +39,14 @@ class PoolMachine(RuleBasedStateMachine):
         assert blocks is not None
         assert len(blocks) == len(set(blocks)) == count
         assert not any(self.held[block] for block in blocks)
-        for _ in range(count - free):
-            del self.keyed[self.cached.pop(0)]
+        victims = sorted(set(self.keyed) - set(self.pool.keys()), key=self.cached.index)
+        assert len(victims) == max(0, count - free)
+        if self.policy == "lru":
+            assert victims == self.cached[: len(victims)]
+        for key in victims:
+            self.cached.remove(key)
+            del self.keyed[key]
+        self.evicted += len(victims)
         assert not set(blocks) & set(self.keyed.values())
         self.held.update(blocks)
 
@@ -97,11 +106,15 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(self.pool.keys()) == set(self.keyed)
         assert self.pool.used == len(set(+self.held))
         assert self.pool.cached == len(self.cached)
+        assert self.pool.evicted == self.evicted
         assert self.pool.free + self.pool.used + self.pool.cached == self.pool.total == BLOCKS
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestBlockPool = PoolMachine.TestCase
+for name in EVICTION_POLICIES.names:
+    case = type(f"PoolMachine_{name}", (PoolMachine,), {"policy": name}).TestCase
+    case.settings = settings(max_examples=60, stateful_step_count=40)
+    globals()[f"TestBlockPool_{name}"] = case
+del case  # else it would be collected twice
 
 
 def pool_with(keys: list[bytes], blocks: int = 4) -> BlockPool:

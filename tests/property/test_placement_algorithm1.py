@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pinyon.core.errors import Rejected
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceLoad
-from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from tests.unit.placement.conftest import LAYOUT, hold, keys, make_fleet, member
@@ -112,7 +112,7 @@ def test_the_choice_is_algorithm_1s(case):
         max_tokens=8,
         exclude=case.exclude,
     )
-    decision = Scheduler(fleet, KvCacheCentric(case.threshold)).schedule(request, 0.0)
+    decision = Scheduler(fleet, KvCacheCentric(KvCacheCentricSettings(case.threshold))).schedule(request, 0.0)
 
     ttft_s, local, prefix = expected[decision.prefill.info.instance_id]
     assert decision.ttft_s == pytest.approx(min(ttft for ttft, _, _ in expected.values()))
@@ -136,7 +136,7 @@ def test_the_choice_is_algorithm_1s(case):
         "r", "m", case.prompt_tokens, request.block_keys, 8, decision.ttft_s * 0.999, exclude=case.exclude
     )
     with pytest.raises(Rejected):
-        Scheduler(fleet, KvCacheCentric(case.threshold)).schedule(strict, 0.0)
+        Scheduler(fleet, KvCacheCentric(KvCacheCentricSettings(case.threshold))).schedule(strict, 0.0)
     assert fleet.inflight.prefills == fleet.inflight.decodes == 0
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
-from pinyon.eviction import Lru
+from pinyon.eviction import EVICTION_POLICIES
 from pinyon.paging import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.kv_object import KvObject, PutSlot, SlotState
@@ -19,15 +19,17 @@ KEYS = [bytes([n]) * 16 for n in range(1, 9)]
 key_lists = st.lists(st.sampled_from(KEYS), min_size=1, max_size=4)
 
 
-def table(capacity: int = CAPACITY, **limits: int) -> ObjectTable:
+def table(capacity: int = CAPACITY, eviction: str = "lru", **limits: int) -> ObjectTable:
     leases: LeaseTable[KvObject] = LeaseTable(max_leases=limits.pop("max_leases", 8))
-    return ObjectTable(OffsetAllocator(capacity, 64), Lru(), leases, **limits)
+    return ObjectTable(OffsetAllocator(capacity, 64), EVICTION_POLICIES.make(eviction), leases, **limits)
 
 
 class TableMachine(RuleBasedStateMachine):
+    policy = "lru"
+
     def __init__(self) -> None:
         super().__init__()
-        self.table = table(max_open_puts=3)
+        self.table = table(eviction=self.policy, max_open_puts=3)
         self.changes = self.table.listen()
         self.now = 0.0
         self.memory = bytearray(CAPACITY)
@@ -174,8 +176,11 @@ class TableMachine(RuleBasedStateMachine):
         self.table.check_integrity()
 
 
-TableMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
-TestObjectTable = TableMachine.TestCase
+for name in EVICTION_POLICIES.names:
+    case = type(f"TableMachine_{name}", (TableMachine,), {"policy": name}).TestCase
+    case.settings = settings(max_examples=80, stateful_step_count=40)
+    globals()[f"TestObjectTable_{name}"] = case
+del case  # else it would be collected twice
 
 
 def store(objects: ObjectTable, *keys: bytes, size: int = 256) -> None:

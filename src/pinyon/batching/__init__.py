@@ -3,11 +3,13 @@
 from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
+from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import BatchingPolicy, BatchRequest
 from pinyon.batching.prompt_queue import Prompt, PromptQueue
 from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler
 
 __all__ = [
+    "BATCHING_POLICIES",
     "BatchRequest",
     "BatchingPolicy",
     "DecodeSlot",

@@ -1,6 +1,8 @@
 """What goes when room is needed: the interface, and one file per policy."""
 
+from pinyon.eviction.fifo import Fifo
 from pinyon.eviction.lru import Lru
+from pinyon.eviction.policies import EVICTION_POLICIES
 from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits
 
-__all__ = ["NO_TRAITS", "EvictionPolicy", "Lru", "Traits"]
+__all__ = ["EVICTION_POLICIES", "NO_TRAITS", "EvictionPolicy", "Fifo", "Lru", "Traits"]

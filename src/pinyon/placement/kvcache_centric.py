@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import plan_fetches
 from pinyon.placement.index import PrefixMatch
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
 
-__all__ = ["BALANCING_THRESHOLD_DEFAULT", "KvCacheCentric"]
+__all__ = ["KvCacheCentric", "KvCacheCentricSettings"]
 
-# The paper names no value ("adjusted manually"). What is reused is always more than best_len / threshold, so with 2 at
-# least half of the best prefix is reused and at least half of every fetched prefix is new to its reader.
-BALANCING_THRESHOLD_DEFAULT = 2.0
+
+@dataclass(frozen=True, slots=True)
+class KvCacheCentricSettings:
+    """``balancing_threshold``: fetch a prefix that is more than this many times as long as the local one.
+
+    The paper names no value ("adjusted manually"). What is reused is always more than best_len / threshold, so with 2
+    at least half of the best prefix is reused and at least half of every fetched prefix is new to its reader.
+    """
+
+    balancing_threshold: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.balancing_threshold >= 1:
+            raise ValueError(f"balancing_threshold must be at least 1, got {self.balancing_threshold}")
 
 
 class KvCacheCentric:
@@ -31,10 +44,8 @@ class KvCacheCentric:
 
     name = "kvcache_centric"
 
-    def __init__(self, balancing_threshold: float = BALANCING_THRESHOLD_DEFAULT) -> None:
-        if balancing_threshold < 1:
-            raise ValueError(f"balancing_threshold must be at least 1, got {balancing_threshold}")
-        self._threshold = balancing_threshold
+    def __init__(self, settings: KvCacheCentricSettings = KvCacheCentricSettings()) -> None:
+        self._threshold = settings.balancing_threshold
 
     def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch) -> PlacementDecision:
         tokens = request.prompt_tokens

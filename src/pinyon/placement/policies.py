@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.core.policies import NoSettings, Registry
+from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.least_loaded import LeastLoaded
 from pinyon.placement.policy import PlacementPolicy
 
-__all__ = ["POLICIES", "make_policy"]
+__all__ = ["PLACEMENT_POLICIES"]
 
-POLICIES: dict[str, Callable[[float], PlacementPolicy]] = {
-    KvCacheCentric.name: KvCacheCentric,
-    LeastLoaded.name: lambda _: LeastLoaded(),
-}
-
-
-def make_policy(name: str, balancing_threshold: float) -> PlacementPolicy:
-    """Raises ``ValueError`` for an unknown name."""
-    if name not in POLICIES:
-        raise ValueError(f"no such placement policy {name!r}; known: {', '.join(sorted(POLICIES))}")
-    return POLICIES[name](balancing_threshold)
+PLACEMENT_POLICIES: Registry[PlacementPolicy] = Registry(
+    "placement",
+    {
+        KvCacheCentric.name: (KvCacheCentricSettings, KvCacheCentric),
+        LeastLoaded.name: (NoSettings, lambda _: LeastLoaded()),
+    },
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import (
     CollectorRegistry,
     GCCollector,
+    Info,
     PlatformCollector,
     ProcessCollector,
     start_http_server,
@@ -12,7 +13,7 @@ from prometheus_client import (
 
 from pinyon.core.address import parse_address
 
-__all__ = ["MetricsServer", "new_registry"]
+__all__ = ["MetricsServer", "new_registry", "show_policies"]
 
 
 def new_registry() -> CollectorRegistry:
@@ -22,6 +23,11 @@ def new_registry() -> CollectorRegistry:
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
+
+
+def show_policies(registry: CollectorRegistry, service: str, **chosen: str) -> None:
+    """Which policy of each kind runs, as labels of ``pinyon_<service>_policies_info``."""
+    Info(f"pinyon_{service}_policies", "The policies that run, as they were chosen.", registry=registry).info(chosen)
 
 
 class MetricsServer:

@@ -2,19 +2,19 @@
 
 import pytest
 
-from pinyon.placement.policies import POLICIES
+from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.runtime.settings import load_settings
 from services.conductor.settings import ConductorSettings
 
 
 def test_every_policy_of_the_library_can_be_chosen():
-    for name in POLICIES:
-        assert load_settings(ConductorSettings, ["--policy", name], {}).policy == name
+    for name in PLACEMENT_POLICIES.names:
+        assert load_settings(ConductorSettings, ["--placement", name], {}).placement == name
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--policy", "nonsense"], ["--kvcache-balancing-threshold", "0.5"], ["--lease-ms", "0"], ["--no-such", "1"]],
+    [["--placement", "nonsense"], ["--lease-ms", "0"], ["--no-such", "1"]],
 )
 def test_nonsense_ends_with_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:

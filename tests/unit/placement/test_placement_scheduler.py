@@ -6,9 +6,9 @@ from pinyon.core.errors import InvalidArgument, NotFound, Rejected, ResourceExha
 from pinyon.core.layout import KvLayout
 from pinyon.placement.index import Intake
 from pinyon.placement.instances import InstanceLoad
-from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.least_loaded import LeastLoaded
-from pinyon.placement.policies import POLICIES, make_policy
+from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from tests.unit.placement.conftest import DECODE, MIXED, PREFILL, STORE, hold, info, keys, make_fleet, member
@@ -72,8 +72,8 @@ def test_a_remote_prefix_must_be_longer_by_the_threshold(fleet):
     hold(fleet, "p0", range(40))
     hold(fleet, "p1", range(40))
     hold(fleet, "s0", range(80))
-    assert Scheduler(fleet, KvCacheCentric(2.0)).schedule(ask(blocks=100), 0.0).fetches == ()
-    (span,) = Scheduler(fleet, KvCacheCentric(1.9)).schedule(ask(blocks=100), 0.0).fetches
+    assert Scheduler(fleet, KvCacheCentric(KvCacheCentricSettings(2.0))).schedule(ask(blocks=100), 0.0).fetches == ()
+    (span,) = Scheduler(fleet, KvCacheCentric(KvCacheCentricSettings(1.9))).schedule(ask(blocks=100), 0.0).fetches
     assert (span.first_block, span.block_count) == (40, 40)
 
 
@@ -129,11 +129,22 @@ def test_the_baseline_ignores_caches(fleet):
 
 
 def test_policies_by_name():
-    assert [make_policy(name, 2.0).name for name in POLICIES] == list(POLICIES)
-    with pytest.raises(ValueError, match="known"):
-        make_policy("nonsense", 2.0)
+    assert [PLACEMENT_POLICIES.make(name).name for name in PLACEMENT_POLICIES.names] == list(PLACEMENT_POLICIES.names)
+    with pytest.raises(ValueError, match="known: kvcache_centric, least_loaded"):
+        PLACEMENT_POLICIES.make("nonsense")
     with pytest.raises(ValueError, match="at least 1"):
-        KvCacheCentric(0.5)
+        PLACEMENT_POLICIES.make("kvcache_centric:balancing_threshold=0.5")
+
+
+def test_an_option_reaches_the_policy(fleet):
+    hold(fleet, "p0", range(10))
+    hold(fleet, "p1", range(5))
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=1_000_000))
+    fetched = []
+    for threshold in ("2.0", "1.9"):
+        policy = PLACEMENT_POLICIES.make(f"kvcache_centric:balancing_threshold={threshold}")
+        fetched.append(len(Scheduler(fleet, policy).schedule(ask(threshold), 0.0).fetches))
+    assert fetched == [0, 1]
 
 
 # -- where it decodes

@@ -6,7 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.request import Role
-from pinyon.routing.least_loaded import Candidate, choose_pair
+from pinyon.routing.least_loaded import LeastLoaded
+from pinyon.routing.policy import Candidate, Pair, serving_groups
+
+
+def choose_pair(fleet, in_flight, total_tokens, exclude=()) -> Pair | None:
+    return LeastLoaded().choose(serving_groups(fleet, total_tokens, exclude), in_flight)
 
 
 def instance(name: str, role: Role = Role.MIXED, group: str = "g", **facts: int) -> Candidate:
