@@ -32,7 +32,11 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", default="", help="name clients ask for; default: the model's own")
     engines = "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take"
     add("--engine", default="numpy", choices=("numpy", "instant", "paced"), help=engines)
-    add("--engine-profile", default="", help="what a paced engine imitates: a profile's name, or a JSON file")
+    add(
+        "--engine-profile",
+        default="",
+        help="what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file",
+    )
     for name, registry in POLICIES.items():
         add(f"--{name}", default="", help=f"{name} policy: {registry.described}")
     add("--pool-blocks", type=int, default=1024, help="KV blocks per worker (default 1024)")

@@ -71,7 +71,9 @@ class Worker:
         self.settings = settings
         card = card or load_card(settings.model or None, settings.served_model_name or None)
         if engine is None:
-            engine = create_engine(settings.engine, card, settings.pool_blocks, settings.block_tokens)
+            engine = create_engine(
+                *(settings.engine, card, settings.pool_blocks, settings.block_tokens), profile=settings.engine_profile
+            )
         self.engine = engine
         self.served = Served(instance_id, Role(settings.role), card, engine.layout, engine.num_blocks)
         self.address = ""

@@ -7,11 +7,21 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from pinyon.batching import BATCHING_POLICIES
+from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.runtime.settings import Address, service_config
 from pinyon.runtime.transfer import TransferSettings
+from services.worker.engines.profile import built_in_profiles, load_profile
 
 __all__ = ["WorkerSettings"]
+
+
+def _profile(name: str) -> str:
+    try:
+        load_profile(name)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return name
 
 
 class WorkerSettings(TransferSettings):
@@ -26,7 +36,10 @@ class WorkerSettings(TransferSettings):
 
     model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
     served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
-    engine: Literal["numpy", "instant"] = Field("numpy", description="what computes tokens")
+    engine: Literal["numpy", "instant", "paced"] = Field("numpy", description="what computes tokens")
+    engine_profile: Annotated[str, AfterValidator(_profile)] = Field(
+        "tiny", description=f"what a paced engine imitates: {', '.join(built_in_profiles())}, or a JSON file"
+    )
     pool_blocks: int = Field(1024, ge=2, le=1 << 20, description="KV blocks of the pool")
     block_tokens: int = Field(32, ge=1, le=1024, description="tokens per KV block")
     eviction: Annotated[str, AfterValidator(EVICTION_POLICIES.checked)] = Field(

@@ -10,6 +10,8 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.model.card import ModelCard
 from services.worker.engines.instant import InstantEngine
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
+from services.worker.engines.paced import PacedEngine
+from services.worker.engines.profile import load_profile
 from services.worker.engines.protocol import Engine, StepResult
 
 __all__ = [
@@ -18,12 +20,13 @@ __all__ = [
     "Engine",
     "InstantEngine",
     "NumpyLlamaEngine",
+    "PacedEngine",
     "PrefillChunk",
     "StepResult",
     "create_engine",
 ]
 
-ENGINES = ("numpy", "instant")
+ENGINES = ("numpy", "instant", "paced")
 
 
 def create_engine(
@@ -32,10 +35,15 @@ def create_engine(
     num_blocks: int,
     block_tokens: int,
     pool: npt.NDArray[np.float32] | None = None,
+    *,
+    profile: str = "tiny",
 ) -> Engine:
-    """``kind`` is one of :data:`ENGINES`. ``pool``: see :class:`Engine`; allocated when None."""
+    """``kind`` is one of :data:`ENGINES`. ``pool``: see :class:`Engine`; allocated when None. ``profile``: what a paced
+    engine imitates, see :func:`load_profile`."""
     if kind == "numpy":
         return NumpyLlamaEngine.from_card(card, num_blocks, block_tokens, pool)
     if kind == "instant":
         return InstantEngine(card.config, num_blocks, block_tokens, pool)
+    if kind == "paced":
+        return PacedEngine(card.config, num_blocks, block_tokens, load_profile(profile), pool)
     raise InvalidArgument(f"engine must be one of {list(ENGINES)}, got {kind!r}", field="engine")

@@ -114,4 +114,4 @@ def load_settings(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "settings"
-        refuse(f"--{where.replace('_', '-')}: {first['msg']}, got {first.get('input')!r}")
+        refuse(f"--{where.replace('_', '-')}: {first['msg'].removeprefix('Value error, ')}, got {first.get('input')!r}")

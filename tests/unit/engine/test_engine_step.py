@@ -15,7 +15,7 @@ from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument
 from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config
 from pinyon.model.card import load_card
-from services.worker.engines import blas, create_engine
+from services.worker.engines import ENGINES, blas, create_engine
 from services.worker.engines.attention import LENGTH_STEP, padded_length
 from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
@@ -31,7 +31,7 @@ def numpy_engine() -> Engine:
     return create_engine("numpy", load_card(), 64, 16)
 
 
-@pytest.fixture(params=["numpy", "instant"])
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
     return create_engine(request.param, load_card(), 16, 16)
 

@@ -1,0 +1,97 @@
+"""An engine whose steps take as long as a profile says, and that computes nothing: it sleeps.
+
+For trying scheduling live: many instances share two cores and yet each is as busy or idle as the machine it stands for.
+Tokens are printable by the built-in byte tokenizer and a pure function of the request's seed and the token's place, so
+they do not depend on where and how a request runs. KV has no content: one number per token and plane, so that the
+bookkeeping of blocks, leases, fetches and pushes is real and the bytes are few. The time that KV would take on a
+network is therefore not paced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pinyon.batching.step import DecodeSlot, PrefillChunk
+from pinyon.core.clock import Clock
+from pinyon.core.layout import KvLayout
+from pinyon.core.request import SamplingParams
+from pinyon.model.config import ModelConfig
+from services.worker.engines.checks import check_step
+from services.worker.engines.profile import EngineProfile
+from services.worker.engines.protocol import StepResult
+from services.worker.engines.sampling import uniform
+
+__all__ = ["PacedEngine"]
+
+CATCH_UP_S = 0.005
+"""A step that begins within this time of the last one's end counts from there: what sleeping overshoots and what the
+engine loop needs between two steps then does not add up over many steps."""
+
+
+class PacedEngine:
+    """``clock`` and ``sleep`` are in seconds; ``sleep`` may overshoot."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_tokens: int,
+        profile: EngineProfile,
+        pool: npt.NDArray[np.float32] | None = None,
+        *,
+        clock: Clock = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.config = config
+        self.layout = KvLayout(config.num_layers, kv_heads=1, head_dim=1, block_tokens=block_tokens)
+        self.num_blocks = num_blocks
+        self.pool = np.zeros((num_blocks, *self.layout.shape), np.float32) if pool is None else pool
+        self._profile = profile
+        self._clock = clock
+        self._sleep = sleep
+        self._ended_s = 0.0
+
+    def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
+        check_step(self.config, self.layout, self.num_blocks, prefills, decodes)
+        seconds = self._profile.step_seconds(
+            ((chunk.start, chunk.start + len(chunk.tokens)) for chunk in prefills),
+            (slot.position + 1 for slot in decodes),
+        )
+        now_s = self._clock()
+        end_s = (self._ended_s if now_s - self._ended_s < CATCH_UP_S else now_s) + seconds
+        hooked = [chunk for chunk in prefills if chunk.wait_layer is not None or chunk.on_layer is not None]
+        layers = self.layout.layers
+        for layer in range(layers) if hooked else ():
+            self._sleep_until(end_s - seconds * (1 - layer / layers))
+            for chunk in hooked:
+                if chunk.on_layer is not None:
+                    chunk.on_layer(layer)
+                if chunk.wait_layer is not None:
+                    waiting_s = self._clock()
+                    chunk.wait_layer(layer)
+                    end_s += self._clock() - waiting_s  # a GPU would stand still, too
+        self._sleep_until(end_s)
+        self._ended_s = end_s
+        return StepResult(
+            [
+                None
+                if chunk.sampling is None
+                else self._token(chunk.sampling, chunk.sample_index, chunk.start + len(chunk.tokens) - 1)
+                for chunk in prefills
+            ],
+            [self._token(slot.sampling, slot.sample_index, slot.position) for slot in decodes],
+        )
+
+    def _sleep_until(self, instant_s: float) -> None:
+        left_s = instant_s - self._clock()
+        if left_s > 0:
+            self._sleep(left_s)
+
+    def _token(self, sampling: SamplingParams, index: int, position: int) -> int:
+        """A letter; the token before it stands at ``position``."""
+        letter = int(26 * uniform(sampling.seed, (index << 32) + position))
+        return (ord("a") + letter) % self.config.vocab_size

@@ -1,0 +1,53 @@
+"""A paced cluster with chosen policies: what ``./dev up --engine paced --eviction fifo ...`` starts."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pinyon.core.errors import InvalidArgument
+from services.cluster import POLICIES, ClusterSpec, LocalCluster
+from tests.cluster.observe import Scrape
+
+CHOSEN = {"placement": "least_loaded", "routing": "round_robin", "batching": "fcfs", "eviction": "fifo"}
+
+
+def complete(cluster: LocalCluster, number: int) -> tuple[str, str, str]:
+    """Text, how it ended, policy."""
+    fields = {"model": "pinyon-tiny", "prompt": "Where is it?", "max_tokens": 12, "seed": number % 2}
+    headers = {"content-type": "application/json", "x-pinyon-report": "1"}
+    request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        answer = json.loads(reply.read())
+    (choice,) = answer["choices"]
+    return choice["text"], choice["finish_reason"], answer["pinyon"]["policy"]
+
+
+def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
+    spec = ClusterSpec(
+        prefill=0, decode=0, mixed=2, stores=0, engine="paced", engine_profile="tiny", pool_blocks=64, **CHOSEN
+    )
+    with LocalCluster(spec, tmp_path) as cluster, ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda number: complete(cluster, number), range(16)))
+        assert {(end, policy) for _, end, policy in answers} == {("length", "least_loaded")}
+        # one text per seed, whichever instance gave it
+        assert [text for text, *_ in answers] == [answers[number % 2][0] for number in range(16)]
+        assert answers[0][0] != answers[1][0]
+        scrape = Scrape(cluster)
+        assert scrape.total("pinyon_worker_generated_tokens_total") == 16 * 12
+        shown = {name: set(labels) for (_, name, labels), _ in scrape.samples.items() if name.endswith("policies_info")}
+        assert shown == {
+            "pinyon_worker_policies_info": {"fcfs", "fifo"},
+            "pinyon_conductor_policies_info": {"least_loaded"},
+            "pinyon_lb_policies_info": {"round_robin"},
+        }
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_policy_that_is_unknown_is_refused_before_anything_starts(kind):
+    with pytest.raises(InvalidArgument, match=f"no {kind} policy 'nonsense'; known: ") as caught:
+        ClusterSpec(**{kind: "nonsense"})
+    assert caught.value.field == kind

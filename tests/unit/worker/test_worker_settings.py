@@ -1,0 +1,36 @@
+"""The worker's settings agree with the engines there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinyon.model import load_card
+from pinyon.runtime.settings import load_settings
+from services.worker.engines import ENGINES, create_engine
+from services.worker.engines.profile import built_in_profiles
+from services.worker.settings import WorkerSettings
+
+
+def test_every_engine_can_be_chosen_and_made() -> None:
+    for name in ENGINES:
+        settings = load_settings(WorkerSettings, ["--engine", name], {})
+        engine = create_engine(settings.engine, load_card(), 8, 16, profile=settings.engine_profile)
+        assert engine.num_blocks == 8
+
+
+def test_every_profile_can_be_chosen() -> None:
+    for name in built_in_profiles():
+        assert load_settings(WorkerSettings, ["--engine-profile", name], {}).engine_profile == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [(["--engine", "abacus"], ENGINES), (["--engine-profile", "abacus"], built_in_profiles())],
+)
+def test_nonsense_ends_with_status_2_and_a_list(arguments, known, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load_settings(WorkerSettings, arguments, {})
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err
+    assert arguments[0] in message
+    assert all(name in message for name in known)
