@@ -1,4 +1,4 @@
-"""Everyone in turn, whatever they do: the baseline of SkyWalker §9 and of most load balancers."""
+"""Everyone in turn, whatever they do: the baseline of SkyWalker §5 and of most load balancers."""
 
 from __future__ import annotations
 
