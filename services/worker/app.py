@@ -130,7 +130,8 @@ class Worker:
         self.decodes = Decodes(self.core, self.prefills, self.peers, self._metrics)
         self.sessions = LbSessions(self.decodes)
         register_gauges(self._registry, self)
-        show_policies(self._registry, "worker", eviction=settings.eviction, batching=settings.batching)
+        chosen = {"engine": settings.engine, "eviction": settings.eviction, "batching": settings.batching}
+        show_policies(self._registry, "worker", **chosen)
         register_transfer_metrics(self._registry, self.transfer)
         engine_loop.start()
         self.core.storage.start()
