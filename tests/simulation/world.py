@@ -29,7 +29,7 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
-from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.routing.queue import RequestQueue
@@ -374,7 +374,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.queue = RequestQueue(plan.lb_slots, plan.lb_queue)
         self.fleet = Fleet(BlockIndex(1 << 20), InFlightTable(100_000, 60.0, 600.0, 600.0), 16)
-        self.scheduler = Scheduler(self.fleet, KvCacheCentric(1.0))
+        self.scheduler = Scheduler(self.fleet, KvCacheCentric(KvCacheCentricSettings(1.0)))
         self.instances: dict[str, Instance] = {}
         self._boots = itertools.count(1)
         self.requests: dict[int, Request] = {}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pinyon.batching.step import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import SamplingParams

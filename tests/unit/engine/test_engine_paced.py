@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.batching.step import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import FailedPrecondition, InvalidArgument
 from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config
