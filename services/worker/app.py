@@ -6,7 +6,6 @@ import asyncio
 import functools
 import secrets
 import time
-from typing import cast
 
 from prometheus_client import CollectorRegistry
 
@@ -16,7 +15,9 @@ from pinyon.batching import BATCHING_POLICIES, StepLimits, StepPlan, StepSchedul
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.eviction import EVICTION_POLICIES
+from pinyon.messages.segment import segment_to_proto
 from pinyon.model import ModelCard, load_card
+from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
@@ -27,22 +28,23 @@ from pinyon.runtime.transfer import register_transfer_metrics, start_transfer_en
 from pinyon.store.client import StoreClient
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
-from pinyon.transfer import Access, TransferEngine
+from pinyon.transfer import Access
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.engine_loop import EngineLoop
 from services.worker.engines import Engine, create_engine
 from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import BlockSource, Fetcher
-from services.worker.kv.layers import LayerTransfer
+from services.worker.kv.lending import BlockReadServicer, LeaseLimits
 from services.worker.kv.storage import ObjectStore, Storage
+from services.worker.ledger import Ledger
 from services.worker.metrics import WorkerMetrics, register_gauges
-from services.worker.parts import Core
+from services.worker.parts import Parts
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
-from services.worker.report import Journal, WorkerReport, instance_info
+from services.worker.report import WorkerReport, instance_info
 from services.worker.served import Served
-from services.worker.servicer import BlockReadServicer, WorkerServicer
+from services.worker.servicer import WorkerServicer
 from services.worker.settings import WorkerSettings
 from services.worker.step_members import StepMembers, StepOutcome
 
@@ -103,15 +105,13 @@ class Worker:
         )
         members = StepMembers(StepScheduler(BATCHING_POLICIES.make(settings.batching), limits))
         engine_loop = EngineLoop(self.engine, members, clock, self._observe)
-        layers = LayerTransfer(self.transfer, served.layout)
-        # The reader uses nothing of the transfer engine but what stands in front of it.
-        self._reader = BlockReader(cast("TransferEngine", layers))
+        self._reader = BlockReader(self.transfer)
         # Waiting for a layer holds up the whole step: fine where nobody decodes.
-        layered = layers if served.role is Role.PREFILL and source is None else None
+        layered = self.transfer if served.role is Role.PREFILL and source is None else None
         if store is None and settings.redis_url:
             store = self._store = StoreClient(self.transfer, StoreMetadata(settings.redis_url), self._reader)
-        journal = Journal(self._metrics.prefill)
-        self.core = Core(
+        ledger = Ledger(self._metrics.prefill)
+        self.parts = Parts(
             settings=settings,
             served=served,
             cache=cache,
@@ -121,29 +121,35 @@ class Worker:
             region=region,
             fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s, layered),
             storage=Storage(cache, region, store, settings.store_queue_blocks, settings.store_timeout_s),
-            journal=journal,
+            ledger=ledger,
             telemetry=self._telemetry,
             clock=clock,
         )
-        self.prefills = Prefills(self.core)
-        self.peers = PrefillPeers(self.core, self.engine.pool.data)
-        self.decodes = Decodes(self.core, self.prefills, self.peers, self._metrics)
+        self.prefills = Prefills(self.parts)
+        self.peers = PrefillPeers(self.parts, self.engine.pool.data)
+        self.decodes = Decodes(self.parts, self.prefills, self.peers, self._metrics)
         self.sessions = LbSessions(self.decodes)
-        register_gauges(self._registry, self)
+        register_gauges(self._registry, self.parts, self.prefills, self.peers, self.decodes, self.sessions)
         chosen = {"engine": settings.engine, "eviction": settings.eviction, "batching": settings.batching}
         show_policies(self._registry, "worker", **chosen)
         register_transfer_metrics(self._registry, self.transfer)
         engine_loop.start()
-        self.core.storage.start()
+        self.parts.storage.start()
         self.server = GrpcServer(settings.listen)
         self.server.add(
             worker_pb2_grpc.add_WorkerServiceServicer_to_server,
-            WorkerServicer(self.core, self.prefills, self.sessions),
+            WorkerServicer(self.parts, self.prefills, self.sessions, self.load),
             worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
         )
         self.server.add(
             kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
-            BlockReadServicer(self.core),
+            BlockReadServicer(
+                cache,
+                # Only the region that is open for reading: the other keys belong to single prefill sessions.
+                segment_to_proto(self.transfer.descriptor([region])),
+                LeaseLimits(settings.lease_s, settings.max_lease_s),
+                self._telemetry,
+            ),
             kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"],
         )
         self.address = settings.reachable(await self.server.start())
@@ -151,14 +157,14 @@ class Worker:
             info = instance_info(
                 served, self.transfer.boot_id.hex(), self.address, settings.max_batch, settings.geography
             )
-            self.report = ReportSession(settings.conductor, info, WorkerReport(self.core, self.prefills, self.decodes))
-            self.core.journal.on_end = self.report.wake
+            self.report = ReportSession(settings.conductor, info, WorkerReport(cache.pool, ledger, self.load))
+            ledger.on_end = self.report.wake
             self.report.start()
         return self.address
 
     async def stop(self, drain_s: float) -> None:
         """Take nothing new, finish what is here within ``drain_s``, then end everything and give all back."""
-        self.core.draining = True
+        self.parts.draining = True
         await self.server.begin_drain()
         if self.report is not None:
             self.report.wake()
@@ -171,13 +177,25 @@ class Worker:
             await self.report.close()
         await self.peers.close()
         await self.server.drain(0.5)
-        await self.core.engine_loop.close()
-        await self.core.storage.close()
+        await self.parts.engine_loop.close()
+        await self.parts.storage.close()
         if self._store is not None:
             await self._store.close()
         await self._reader.close()
-        self.core.cache.close()
+        self.parts.cache.close()
         await asyncio.to_thread(self.transfer.close)
+
+    def load(self) -> InstanceLoad:
+        """How busy it is now."""
+        pool = self.parts.cache.pool
+        return InstanceLoad(
+            pending_requests=self.decodes.pending + self.prefills.queue.foreign,
+            running_requests=self.parts.members.running,
+            pending_prefill_tokens=self.prefills.queue.pending_tokens,
+            used_blocks=pool.used,
+            cached_blocks=pool.cached,
+            draining=self.parts.draining,
+        )
 
     def _observe(self, plan: StepPlan, outcome: StepOutcome, sampled: int) -> None:
         self._metrics.step(plan, outcome, sampled)
@@ -186,7 +204,7 @@ class Worker:
             return
         now_s = self._clock()
         if self._last_decode_s:
-            self.core.journal.decoded(len(plan.decodes), now_s - self._last_decode_s)
+            self.parts.ledger.decoded(len(plan.decodes), now_s - self._last_decode_s)
         self._last_decode_s = now_s
 
 

@@ -5,25 +5,22 @@ They are read in the metrics server's thread: what they read is a number, or a c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from prometheus_client.core import Metric
-
-    from pinyon.batching import StepPlan
-    from services.worker.app import Worker
-    from services.worker.prefill.job import PrefillOutcome
-    from services.worker.step_members import StepOutcome
+from pinyon.batching import StepPlan
+from services.worker.decode.decodes import Decodes
+from services.worker.decode.lb_sessions import LbSessions
+from services.worker.orders import PrefillOutcome
+from services.worker.parts import Parts
+from services.worker.prefill.peers import PrefillPeers
+from services.worker.prefill.prefills import Prefills
+from services.worker.step_members import StepOutcome
 
 __all__ = ["WorkerMetrics", "register_gauges"]
 
@@ -100,39 +97,45 @@ class _Totals(Collector):
             yield CounterMetricFamily(name, text, value=read())
 
 
-def register_gauges(registry: CollectorRegistry, worker: Worker) -> None:
+def register_gauges(
+    registry: CollectorRegistry,
+    parts: Parts,
+    prefills: Prefills,
+    peers: PrefillPeers,
+    decodes: Decodes,
+    sessions: LbSessions,
+) -> None:
     """Gauges of a running worker. All but the last five are zero when it is idle."""
-    core, prefills, decodes = worker.core, worker.prefills, worker.decodes
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
         "owned_requests": ("Requests that hold anything here.", lambda: decodes.owned),
         "pending_requests": ("Requests accepted and not yet in the batch.", lambda: decodes.pending),
-        "running_requests": ("Requests in the batch.", lambda: core.members.running),
+        "running_requests": ("Requests in the batch.", lambda: parts.members.running),
         "queued_prefills": ("Prompts that wait to be computed.", lambda: prefills.queue.queued),
         "running_prefills": ("Prompts being fetched, computed or sent.", lambda: prefills.queue.active),
         "pending_prefill_tokens": ("Prompt tokens accepted and not computed.", lambda: prefills.queue.pending_tokens),
-        "room_waiters": ("Requests and prompts that wait for KV blocks.", lambda: core.cache.waiting),
+        "room_waiters": ("Requests and prompts that wait for KV blocks.", lambda: parts.cache.waiting),
         "pushes": ("Prompts being sent to a decode instance.", lambda: prefills.pushing),
-        "remote_prefills": ("Prompts computed elsewhere that are not settled.", lambda: worker.peers.in_flight),
-        "leases": ("Leases of readers.", lambda: core.cache.leases),
-        "outbox_tokens": ("Tokens not sent yet.", lambda: worker.sessions.unsent),
-        "store_queue_blocks": ("Blocks that wait for the KV store.", lambda: core.storage.pending),
-        "used_blocks": ("KV blocks with references.", lambda: core.cache.pool.used),
-        "cached_blocks": ("KV blocks kept only for reuse.", lambda: core.cache.pool.cached),
-        "free_blocks": ("KV blocks without content.", lambda: core.cache.pool.free),
-        "total_blocks": ("KV blocks of the pool.", lambda: core.cache.pool.total),
-        "lb_sessions": ("Load balancers connected.", lambda: worker.sessions.count),
-        "prefill_peers": ("Prefill instances connected.", lambda: worker.peers.sessions),
+        "remote_prefills": ("Prompts computed elsewhere that are not settled.", lambda: peers.in_flight),
+        "leases": ("Leases of readers.", lambda: parts.cache.leases),
+        "outbox_tokens": ("Tokens not sent yet.", lambda: sessions.unsent),
+        "store_queue_blocks": ("Blocks that wait for the KV store.", lambda: parts.storage.pending),
+        "used_blocks": ("KV blocks with references.", lambda: parts.cache.pool.used),
+        "cached_blocks": ("KV blocks kept only for reuse.", lambda: parts.cache.pool.cached),
+        "free_blocks": ("KV blocks without content.", lambda: parts.cache.pool.free),
+        "total_blocks": ("KV blocks of the pool.", lambda: parts.cache.pool.total),
+        "lb_sessions": ("Load balancers connected.", lambda: sessions.count),
+        "prefill_peers": ("Prefill instances connected.", lambda: peers.sessions),
     }
     for name, (text, read) in gauges.items():
         Gauge(f"pinyon_worker_{name}", text, registry=registry).set_function(read)
     registry.register(
         _Totals(
             {
-                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: core.cache.pool.evicted),
-                "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: core.storage.stored),
-                "pinyon_worker_dropped_blocks": ("Blocks not put into the KV store.", lambda: core.storage.dropped),
-                "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: core.fetcher.failures),
-                "pinyon_worker_cut_sessions": ("Sessions cut off as too slow.", lambda: worker.sessions.cut),
+                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: parts.cache.pool.evicted),
+                "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
+                "pinyon_worker_dropped_blocks": ("Blocks not put into the KV store.", lambda: parts.storage.dropped),
+                "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),
+                "pinyon_worker_cut_sessions": ("Sessions cut off as too slow.", lambda: sessions.cut),
             }
         )
     )

@@ -12,16 +12,16 @@ from services.worker.engine_loop import EngineLoop
 from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import Fetcher
 from services.worker.kv.storage import Storage
-from services.worker.report import Journal
+from services.worker.ledger import Ledger
 from services.worker.served import Served
 from services.worker.settings import WorkerSettings
 from services.worker.step_members import StepMembers
 
-__all__ = ["Core"]
+__all__ = ["Parts"]
 
 
 @dataclass(eq=False)
-class Core:
+class Parts:
     """Everything here lives on one event loop, except the engine's thread and the transfer engine's."""
 
     settings: WorkerSettings
@@ -34,7 +34,7 @@ class Core:
     """The pool, readable by peers; the engine's own requests name it as the local side."""
     fetcher: Fetcher
     storage: Storage
-    journal: Journal
+    ledger: Ledger
     telemetry: Telemetry
     clock: Clock
     draining: bool = False

@@ -127,15 +127,15 @@ class HeldLayers:
 
     def __init__(self, worker) -> None:
         self.order: list[str] = []
-        layers = worker.core.fetcher._layers
-        transfer, begun, step = layers._transfer, threading.Event(), worker.engine.step
+        fetcher = worker.parts.fetcher
+        transfer, begun, step = fetcher._layers, threading.Event(), worker.engine.step
 
         def begin(prefills, decodes):
             self.order.append("step")
             begun.set()
             return step(prefills, decodes)
 
-        worker.core.engine_loop._engine = SimpleNamespace(step=begin)
+        worker.parts.engine_loop._engine = SimpleNamespace(step=begin)
 
         def group():
             parts = []
@@ -155,7 +155,7 @@ class HeldLayers:
 
             return SimpleNamespace(submit=submit, wait_async=wait_async)
 
-        layers._transfer = SimpleNamespace(group=group, transfer_async=transfer.transfer_async)
+        fetcher._layers = SimpleNamespace(group=group, transfer_async=transfer.transfer_async)
 
 
 class LateHandle:
@@ -205,9 +205,9 @@ async def test_a_fetch_that_fails_late_is_computed_and_nothing_wrong_is_kept(fle
     client, fresh_client = await fleet.client(d), await fleet.client(fresh)
     ask = (list(range(32, 32 + 6 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=6, ignore_eos=True))
     check([ask], await run_all(client, p, d, [ask]))
-    layers, reader = other.core.fetcher._layers, other._reader
+    fetcher, reader = other.parts.fetcher, other._reader
     if fault == "a layer is lost":
-        transfer = layers._transfer
+        transfer = fetcher._layers
 
         def group():
             real, submitted = transfer.group(), []
@@ -220,14 +220,14 @@ async def test_a_fetch_that_fails_late_is_computed_and_nothing_wrong_is_kept(fle
 
             return SimpleNamespace(submit=submit, wait_async=real.wait_async)
 
-        layers._transfer = SimpleNamespace(group=group, transfer_async=transfer.transfer_async)
+        fetcher._layers = SimpleNamespace(group=group, transfer_async=transfer.transfer_async)
     else:
 
         async def late(*args, **kwargs):
             assert await reader.fetch(*args, **kwargs) == 6
             return 0
 
-        other.core.fetcher._source = SimpleNamespace(fetch=late)
+        fetcher._source = SimpleNamespace(fetch=late)
     # Other bytes than the prompt's KV, so that using them would show.
     p.engine.pool[:] = 1.0
     (answer,) = await fresh_client.submit(submission(*ask, prefill=other, decode=fresh, fetches=[peer_span(p, 0, 6)]))

@@ -414,13 +414,13 @@ async def test_a_stream_id_in_use_is_refused_and_the_stream_lives_on(fleet):
 async def test_a_hello_that_does_not_fit(fleet, change):
     p = await fleet.start("prefill", "p0")
     d = await fleet.start("decode", "d0")
+    from pinyon.messages.layout import layout_to_proto
     from pinyon.messages.segment import segment_to_proto
-    from services.worker.report import layout_to_proto
 
     hello = worker_pb2.PrefillHello(
         instance_id="d0",
         segment=segment_to_proto(d.transfer.descriptor()),
-        layout=layout_to_proto(d.served),
+        layout=layout_to_proto(d.served.layout),
         model_fingerprint=d.served.card.fingerprint,
     )
     if change is not None:
@@ -499,14 +499,14 @@ async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
     d.engine.release()
     assert (await answer.wait()).tokens == reference(PROMPT, LONG)
     await stopping
-    assert d.core.cache.pool.used == 0
+    assert d.parts.cache.pool.used == 0
     fleet.workers.remove(d)
     await fleet.idle()
 
 
 async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
     p, d = await fleet.pair()
-    report = WorkerReport(d.core, d.prefills, d.decodes)
+    report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load)
     client = await fleet.client(d)
     d.engine.hold()
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="taken"))

@@ -150,11 +150,11 @@ class Fleet:
         for worker in self.workers:
             assert await worker.decodes.drained(WAIT_S)
             assert await worker.prefills.drained(WAIT_S)
-            await worker.core.step_over()
+            await worker.parts.step_over()
         for worker in self.workers:
             left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
             assert not left, f"{worker.served.instance_id}: {left}"
-            worker.core.cache.check_integrity()
+            worker.parts.cache.check_integrity()
 
     async def close(self) -> None:
         for client in self.clients:
@@ -163,8 +163,8 @@ class Fleet:
             worker.engine.release()
         for worker in reversed(self.workers):  # those that open sessions first
             await worker.stop(0)
-            worker.core.cache.check_integrity()
-            assert worker.core.cache.pool.used == 0, worker.served.instance_id
+            worker.parts.cache.check_integrity()
+            assert worker.parts.cache.pool.used == 0, worker.served.instance_id
             assert worker.transfer.stats().requests_now == 0
 
 

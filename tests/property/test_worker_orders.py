@@ -13,7 +13,7 @@ from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role
 from pinyon.model import load_card
 from pinyon.transfer import RegionDescriptor, SegmentDescriptor
-from services.worker.orders import parse_hello, parse_prefill, parse_submission, parse_target
+from services.worker.convert import parse_hello, parse_prefill, parse_submission, parse_target
 from services.worker.served import Served
 
 u32 = st.integers(0, 2**32 - 1)

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Protocol
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, PinyonError, ResourceExhausted, Unavailable
-from services.worker.decode.request import DecodeRequest
+from services.worker.convert import parse_submission
+from services.worker.decode.request import DecodeObserver, DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
-from services.worker.orders import parse_submission
-from services.worker.parts import Core
+from services.worker.parts import Parts
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 
-__all__ = ["DecodeObserver", "Decodes"]
-
-
-class DecodeObserver(Protocol):
-    """Told of what metrics count."""
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def request_ended(self, update: worker_pb2.StreamUpdate) -> None: ...
+__all__ = ["Decodes"]
 
 
 class Decodes:
     """Owned by the event loop's thread."""
 
-    def __init__(self, core: Core, prefills: Prefills, peers: PrefillPeers, observer: DecodeObserver) -> None:
-        self.core = core
-        self.prefills = prefills
-        self.peers = peers
+    def __init__(self, parts: Parts, prefills: Prefills, peers: PrefillPeers, observer: DecodeObserver) -> None:
+        self.parts = parts
+        self._prefills = prefills
+        self._peers = peers
         self._observer = observer
         self._numbers = itertools.count(1)
         self._tasks: dict[DecodeRequest, asyncio.Task[None]] = {}
@@ -48,7 +38,7 @@ class Decodes:
     @property
     def pending(self) -> int:
         """Requests accepted and not yet in the batch."""
-        return max(0, self._unfinished - self.core.members.running)
+        return max(0, self._unfinished - self.parts.members.running)
 
     def submit(self, submission: worker_pb2.Submission, updates: UpdateBuffer) -> DecodeRequest:
         """Take a request in; its updates go to ``updates``.
@@ -58,15 +48,25 @@ class Decodes:
             ResourceExhausted: too many requests.
             Unavailable: draining.
         """
-        core = self.core
-        if core.draining:
-            raise Unavailable(f"{core.served.instance_id} is draining", field="decode_instance")
-        if len(self._tasks) >= core.settings.max_requests:
-            raise ResourceExhausted(f"{core.settings.max_requests} requests are here", retry_after_s=1.0)
-        order = parse_submission(submission, core.served, core.settings.request_timeout_s)
-        request = DecodeRequest(self, next(self._numbers), order, submission.stream_id, updates)
+        parts = self.parts
+        if parts.draining:
+            raise Unavailable(f"{parts.served.instance_id} is draining", field="decode_instance")
+        if len(self._tasks) >= parts.settings.max_requests:
+            raise ResourceExhausted(f"{parts.settings.max_requests} requests are here", retry_after_s=1.0)
+        order = parse_submission(submission, parts.served, parts.settings.request_timeout_s)
+        request = DecodeRequest(
+            parts,
+            self._prefills,
+            self._peers,
+            self._observer,
+            next(self._numbers),
+            order,
+            submission.stream_id,
+            updates,
+            self._ended,
+        )
         self._unfinished += 1
-        core.journal.decode_begun(order.request_id)
+        parts.ledger.decode_begun(order.request_id)
         task = asyncio.get_running_loop().create_task(request.run(), name="decode")
         self._tasks[request] = task
         task.add_done_callback(lambda _: self._gone(request))
@@ -75,16 +75,8 @@ class Decodes:
     def cancel(self, request: DecodeRequest, reason: str) -> None:
         request.abort.fire(Cancelled(reason))
 
-    # -- what a request says about itself
-
-    def first_token(self, seconds: float) -> None:
-        self._observer.first_token(seconds)
-
-    def ended(self, request: DecodeRequest, update: worker_pb2.StreamUpdate) -> None:
-        """Its last update was given out."""
+    def _ended(self) -> None:
         self._unfinished -= 1
-        self.core.journal.decode_ended(request.order.request_id)
-        self._observer.request_ended(update)
 
     def _gone(self, request: DecodeRequest) -> None:
         del self._tasks[request]
@@ -102,14 +94,8 @@ class Decodes:
 
     async def close(self) -> None:
         """End what is left, and wait until nothing of it is here."""
-        error: PinyonError = Unavailable(f"{self.core.served.instance_id} is stopping", field="decode_instance")
+        error: PinyonError = Unavailable(f"{self.parts.served.instance_id} is stopping", field="decode_instance")
         for request in list(self._tasks):
             request.abort.fire(error)
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
-
-
-def failed_update(update: worker_pb2.StreamUpdate, error: common_pb2.Error) -> None:
-    """A stream that never became a request ends here."""
-    update.finish_reason = common_pb2.FINISH_REASON_ERROR
-    update.error.CopyFrom(error)

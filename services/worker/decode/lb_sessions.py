@@ -10,10 +10,10 @@ import grpc
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
-from pinyon.runtime.interceptors import error_to_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.pace import Pace
-from services.worker.decode.decodes import Decodes, failed_update
+from services.worker.convert import failed_update
+from services.worker.decode.decodes import Decodes
 from services.worker.decode.request import DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
 
@@ -56,7 +56,7 @@ class LbSession:
     """``run`` ends when the load balancer has closed its side and everything is answered, or when it is gone."""
 
     def __init__(self, sessions: LbSessions) -> None:
-        settings = sessions.decodes.core.settings
+        settings = sessions.decodes.parts.settings
         self.updates = UpdateBuffer(settings.outbox_tokens, Pace(lambda: len(self._requests), time.monotonic))
         self._write_timeout_s = settings.write_timeout_s
         self._decodes = sessions.decodes
@@ -109,7 +109,7 @@ class LbSession:
                 raise InvalidArgument(f"stream {stream_id} is in use", field="stream_id")
             request = self._decodes.submit(submission, self.updates)
         except PinyonError as error:
-            failed_update(self.updates.update(stream_id), error_to_proto(error))
+            failed_update(self.updates.update(stream_id), error)
             return
         self._requests[stream_id] = request
         request.ended.add_done_callback(lambda _: self._ended(stream_id))

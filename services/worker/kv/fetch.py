@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
+from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
 from pinyon.runtime.logging import get_logger
-from pinyon.transfer import Region
+from pinyon.store.reader import Mover
+from pinyon.transfer import Region, TransferEngine
 from services.worker.abort import Abort
-from services.worker.kv.layers import LayerArrivals, LayerTransfer
-from services.worker.orders import FetchSpan, PrefillOrder
+from services.worker.kv.arrivals import LayerArrivals
+from services.worker.orders import PrefillOrder
 
 __all__ = ["BlockSource", "Fetched", "Fetcher", "LayeredFetch"]
 
@@ -40,8 +41,12 @@ class BlockSource(Protocol):
         *,
         request_id: str = "",
         traceparent: str = "",
+        arrivals: Mover | None = None,
     ) -> int:
-        """Leading blocks that arrived whole. When it returns or raises, nothing writes to the region any more."""
+        """Leading blocks that arrived whole; ``arrivals`` moves them, if given.
+
+        When it returns or raises, nothing writes to the region any more.
+        """
         ...
 
 
@@ -93,7 +98,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Reads into this worker's pool. ``layers`` must stand behind ``source``; without it blocks come whole."""
+    """Reads into this worker's pool. ``layers`` moves a prompt's last span layer by layer, if given."""
 
     def __init__(
         self,
@@ -102,7 +107,7 @@ class Fetcher:
         layout: KvLayout,
         clock: Clock,
         timeout_s: float,
-        layers: LayerTransfer | None = None,
+        layers: TransferEngine | None = None,
     ) -> None:
         self._source = source
         self._region = region
@@ -136,14 +141,16 @@ class Fetcher:
             if span.first > at or left_s <= 0:
                 break
             offsets = [block * self._layout.block_bytes for block in table[at:end]]
+            arrivals = None
+            if self._layers is not None and span is order.fetches[-1]:
+                arrivals = LayerArrivals(self._layers, self._layout)
             reading = asyncio.ensure_future(
-                self._read(span, keys[at:end], offsets, left_s, order.request_id, traceparent)
+                self._read(span, keys[at:end], offsets, left_s, order.request_id, traceparent, arrivals)
             )
-            layers = self._layers if span is order.fetches[-1] else None
-            arrived, arrivals = await self._arrive(reading, offsets[0], left_s, abort, layers)
-            if arrivals is not None:
+            arrived = await self._arrive(reading, arrivals, left_s, abort)
+            if arrivals is not None and not reading.done():
                 fetched.layered = LayeredFetch(arrived, arrivals, reading, self._clock, start_s)
-            if span.source == common_pb2.KV_SOURCE_STORE:
+            if span.source == KvSource.STORE:
                 fetched.store_blocks += arrived
             else:
                 fetched.peer_blocks += arrived
@@ -155,29 +162,25 @@ class Fetcher:
         return fetched
 
     async def _arrive(
-        self, reading: asyncio.Task[int], offset: int, left_s: float, abort: Abort, layers: LayerTransfer | None
-    ) -> tuple[int, LayerArrivals | None]:
-        """Blocks that arrived; or, with arrivals, whose first layer did while ``reading`` goes on."""
-        arrivals = LayerArrivals()
-        if layers is not None:
-            layers.announce(offset, arrivals)
-        waited = asyncio.ensure_future(
-            asyncio.wait((reading, arrivals.first_layer), timeout=left_s + 1.0, return_when=asyncio.FIRST_COMPLETED)
-        )
+        self, reading: asyncio.Task[int], arrivals: LayerArrivals | None, left_s: float, abort: Abort
+    ) -> int:
+        """Blocks that arrived; or, while ``reading`` goes on, blocks whose first layer did."""
+        first: set[asyncio.Future[int]] = {reading} if arrivals is None else {reading, arrivals.first_layer}
+        waited = asyncio.ensure_future(asyncio.wait(first, timeout=left_s + 1.0, return_when=asyncio.FIRST_COMPLETED))
         under_way = False
         try:
             await abort.wait(waited)
-            if not reading.done() and arrivals.first_layer.done():
+            if reading.done():
+                return reading.result()
+            if arrivals is not None and arrivals.first_layer.done():
                 under_way = True
-                return arrivals.first_layer.result(), arrivals
-            return (reading.result() if reading.done() else 0), None
+                return arrivals.first_layer.result()
+            return 0
         finally:
             waited.cancel()
             if not under_way:
                 reading.cancel()
                 await asyncio.wait((reading,))
-            if layers is not None:
-                layers.forget(offset)
 
     async def _read(
         self,
@@ -187,6 +190,7 @@ class Fetcher:
         timeout_s: float,
         request_id: str,
         traceparent: str,
+        arrivals: Mover | None,
     ) -> int:
         """Leading blocks that arrived; whatever goes wrong is 0 blocks."""
         try:
@@ -199,6 +203,7 @@ class Fetcher:
                 timeout_s,
                 request_id=request_id,
                 traceparent=traceparent,
+                arrivals=arrivals,
             )
         except PinyonError as error:
             _log.info("fetching from %s failed: %s", span.source_id, error.message, extra={"request_id": request_id})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pinyon.batching import LayerHook, Prompt, PromptQueue
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted, Unavailable
@@ -16,39 +15,19 @@ from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
 from services.worker.abort import Abort
+from services.worker.kv.arrivals import LayerLost
 from services.worker.kv.fetch import Fetched, LayeredFetch
-from services.worker.kv.layers import LayerLost
 from services.worker.kv.push import Push
-from services.worker.orders import PrefillOrder, PushTarget
-from services.worker.parts import Core
+from services.worker.orders import PrefillOrder, PrefillOutcome, PushTarget
+from services.worker.parts import Parts
 from services.worker.step_members import PrefillMember
 
-__all__ = ["PrefillJob", "PrefillOutcome"]
+__all__ = ["PrefillJob"]
 
 STOP_GRACE_S = 2.0
 """Writes under way are short; cutting them off costs the target's other transfers a reconnect."""
 
 _log = get_logger("prefill")
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillOutcome:
-    """The first token and what it took."""
-
-    token: int
-    queue_s: float
-    fetch_s: float
-    compute_s: float
-    push_s: float
-    computed_tokens: int
-    local_tokens: int
-    peer_tokens: int
-    store_tokens: int
-    fetched_bytes: int
-
-    @property
-    def reused_tokens(self) -> int:
-        return self.local_tokens + self.peer_tokens + self.store_tokens
 
 
 class PrefillJob:
@@ -59,7 +38,7 @@ class PrefillJob:
 
     def __init__(
         self,
-        core: Core,
+        parts: Parts,
         queue: PromptQueue,
         wake: Callable[[], None],
         prompt: Prompt,
@@ -72,7 +51,7 @@ class PrefillJob:
         self.abort = Abort()
         self.done: asyncio.Future[PrefillOutcome] = asyncio.get_running_loop().create_future()
         self.unconfirmed = False
-        self._core = core
+        self._parts = parts
         self._queue = queue
         self._wake = wake
         self._target = target
@@ -97,7 +76,7 @@ class PrefillJob:
         """The whole life after the queue. Never raises; ``done`` has the outcome."""
         outcome: PrefillOutcome | None = None
         error: PinyonError = Internal("the prefill ended unexpectedly")
-        with self._core.telemetry.span(
+        with self._parts.telemetry.span(
             "prefill", self.order.traceparent, request_id=self.order.request_id, tokens=len(self.order.tokens)
         ) as span:
             try:
@@ -126,9 +105,9 @@ class PrefillJob:
     # -- phases
 
     async def _phases(self, span: Span) -> PrefillOutcome:
-        core, order = self._core, self.order
+        parts, order = self._parts, self.order
         self.abort.check()
-        queue_s = core.clock() - self.prompt.arrived_s
+        queue_s = parts.clock() - self.prompt.arrived_s
         reservation = await self._reserve()
         local = reservation.held
         fetched = await self._fetch(reservation, span)
@@ -139,8 +118,8 @@ class PrefillJob:
             await self._forget_layers(reservation, local)
             fetched = Fetched(seconds=fetched.seconds)
             token = await self._compute(reservation, local)
-        reused = reservation.held * core.served.layout.block_tokens
-        pushed_from = core.clock()
+        reused = reservation.held * parts.served.layout.block_tokens
+        pushed_from = parts.clock()
         if self._push is not None:
             await self._finish_push(self._push)
         outcome = PrefillOutcome(
@@ -148,11 +127,11 @@ class PrefillJob:
             queue_s=queue_s,
             fetch_s=fetched.seconds if fetched.layered is None else fetched.layered.seconds,
             compute_s=self._compute_s,
-            push_s=core.clock() - pushed_from,
+            push_s=parts.clock() - pushed_from,
             computed_tokens=len(order.tokens) - reused,
-            local_tokens=local * core.served.layout.block_tokens,
-            peer_tokens=fetched.peer_blocks * core.served.layout.block_tokens,
-            store_tokens=fetched.store_blocks * core.served.layout.block_tokens,
+            local_tokens=local * parts.served.layout.block_tokens,
+            peer_tokens=fetched.peer_blocks * parts.served.layout.block_tokens,
+            store_tokens=fetched.store_blocks * parts.served.layout.block_tokens,
             fetched_bytes=fetched.bytes,
         )
         for key in ("queue_s", "fetch_s", "compute_s", "push_s", "computed_tokens", "reused_tokens"):
@@ -160,18 +139,18 @@ class PrefillJob:
         return outcome
 
     async def _reserve(self) -> Reservation:
-        cache = self._core.cache
+        cache = self._parts.cache
         if self._owned is not None:
             cache.extend(self._owned, self._reusable)
             return self._owned
-        waiting = cache.reserve(self._reusable, self._core.served.layout.blocks_for(len(self.order.tokens)))
+        waiting = cache.reserve(self._reusable, self._parts.served.layout.blocks_for(len(self.order.tokens)))
         full = ResourceExhausted("no KV memory free for the prompt", field="prefill_instance", retry_after_s=1)
         late = not waiting.done()
         if late:
             self._queue.waits_for_room(self.prompt.number)
             self._wake()
         try:
-            self._reservation = await self.abort.wait(waiting, full, self._core.settings.room_timeout_s)
+            self._reservation = await self.abort.wait(waiting, full, self._parts.settings.room_timeout_s)
         except BaseException:
             cache.withdraw(waiting)
             raise
@@ -183,11 +162,11 @@ class PrefillJob:
 
     async def _fetch(self, reservation: Reservation, span: Span) -> Fetched:
         """Blocks from elsewhere, as far as they arrive in time; the rest is computed."""
-        core, order = self._core, self.order
+        parts, order = self._parts, self.order
         first = reservation.held
         if order.no_reuse or not order.fetches or first >= len(self._reusable):
             return Fetched()
-        fetched = await core.fetcher.fetch(
+        fetched = await parts.fetcher.fetch(
             order, self._reusable, reservation.table, first, self.abort, span.traceparent
         )
         reservation.held = first + fetched.blocks
@@ -196,11 +175,11 @@ class PrefillJob:
 
     async def _forget_layers(self, reservation: Reservation, local: int) -> None:
         """Back to what is held here, with nothing under way any more in either direction."""
-        core = self._core
+        parts = self._parts
         if self._layered is not None:
             await self._layered.stop()
             self._layered = None
-        core.fetcher.failures += 1
+        parts.fetcher.failures += 1
         if self._push is not None:
             push, self._push = self._push, None
             if not await push.stop(STOP_GRACE_S):
@@ -213,14 +192,14 @@ class PrefillJob:
         """``complete``: leading blocks whose content is here."""
         if self._target is None:
             return
-        core = self._core
+        parts = self._parts
         self._push = Push(
-            core.transfer,
-            core.region.key,
-            core.served.layout,
+            parts.transfer,
+            parts.region.key,
+            parts.served.layout,
             reservation.table,
             self._target,
-            core.settings.push_timeout_s,
+            parts.settings.push_timeout_s,
         )
         self._push.blocks(0, complete)
 
@@ -232,7 +211,7 @@ class PrefillJob:
         """
         order, layered = self.order, self._layered
         complete = reservation.held - (0 if layered is None else layered.blocks)
-        start = reservation.held * self._core.served.layout.block_tokens
+        start = reservation.held * self._parts.served.layout.block_tokens
         self._advance_to(start)
         self._start_push(reservation, complete)
         self._published = local
@@ -249,8 +228,8 @@ class PrefillJob:
             failed=self._failed,
             hooks=self._hooks if self._push is not None or layered is not None else None,
         )
-        self._core.members.add_prefill(self._member)
-        self._core.engine_loop.wake()
+        self._parts.members.add_prefill(self._member)
+        self._parts.engine_loop.wake()
         token = await self.abort.wait(self._computed)
         if layered is not None:
             await self._settle_layers(layered, complete, start)
@@ -276,7 +255,7 @@ class PrefillJob:
                 push.layer(layer, start, end)
 
         if layered is not None and reservation is not None and self._first_chunk(start):
-            size = self._core.served.layout.block_tokens
+            size = self._parts.served.layout.block_tokens
             first, last = (reservation.held - layered.blocks) * size, reservation.held * size
 
             def wait_layer(layer: int) -> None:
@@ -288,7 +267,7 @@ class PrefillJob:
 
     def _first_chunk(self, start: int) -> bool:
         held = 0 if self._reservation is None else self._reservation.held
-        return start == held * self._core.served.layout.block_tokens
+        return start == held * self._parts.served.layout.block_tokens
 
     def _chunk_computed(self, start: int, end: int, token: int | None, seconds: float) -> None:
         self._compute_s += seconds
@@ -309,20 +288,20 @@ class PrefillJob:
     def _publish(self, end: int, *, store: bool = True) -> None:
         """The KV of ``[0, end)`` is in the pool: whole blocks of it may be reused from now on."""
         order, reservation = self.order, self._reservation
-        until = min(end // self._core.served.layout.block_tokens, len(order.keys))
+        until = min(end // self._parts.served.layout.block_tokens, len(order.keys))
         if order.no_reuse or reservation is None or until <= self._published:
             return
         blocks, keys = reservation.table[self._published : until], order.keys[self._published : until]
-        self._core.cache.publish(blocks, keys)
+        self._parts.cache.publish(blocks, keys)
         if store:  # what was fetched is in the store, or on its way there from where it was computed
-            self._core.storage.offer(keys, order.keys[0])
+            self._parts.storage.offer(keys, order.keys[0])
         self._published = until
         self._queue.published(self.prompt.number, keys)
         self._wake()
 
     def _failed(self, error: Exception) -> None:
         if self._member is not None:
-            self._core.members.remove_prefill(self._member)
+            self._parts.members.remove_prefill(self._member)
         if not self._computed.done():
             self._computed.set_exception(
                 error if isinstance(error, PinyonError) else Internal("the engine failed on this prompt")
@@ -340,19 +319,19 @@ class PrefillJob:
         self._push = None
 
     async def _clean_up(self) -> None:
-        core = self._core
+        parts = self._parts
         if self._member is not None:
-            core.members.remove_prefill(self._member)
+            parts.members.remove_prefill(self._member)
             if not self._computed.done():
-                await core.step_over()
+                await parts.step_over()
         if self._layered is not None:
             await self._layered.stop()
         if self._push is not None:
-            await core.step_over()
+            await parts.step_over()
             self.unconfirmed = not await self._push.stop(STOP_GRACE_S)
             self._push = None
         if self._finishing is not None:
             await asyncio.wait((self._finishing,))
             self._finishing.exception()
         if self._owned is None and self._reservation is not None:
-            core.cache.release(self._reservation.table)
+            parts.cache.release(self._reservation.table)

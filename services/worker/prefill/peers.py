@@ -18,10 +18,9 @@ from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed
-from pinyon.store.segments import segment_to_proto
 from pinyon.transfer import TransferError
-from services.worker.parts import Core
-from services.worker.report import layout_to_proto
+from services.worker.convert import hello_to_proto
+from services.worker.parts import Parts
 
 __all__ = ["PrefillPeers", "RemotePrefill"]
 
@@ -54,8 +53,8 @@ class RemotePrefill:
 class PrefillPeers:
     """Sessions by address. ``close`` ends all of them."""
 
-    def __init__(self, core: Core, pool: Any) -> None:
-        self.core = core
+    def __init__(self, parts: Parts, pool: Any) -> None:
+        self.parts = parts
         self.pool = pool
         self._sessions: dict[str, _PeerSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,7 +94,7 @@ class PrefillPeers:
         if not remote.settled.done():
             if not remote.result.done():
                 remote.session.cancel(remote.stream_id)
-            done, _ = await asyncio.wait((remote.settled,), timeout=self.core.settings.settle_s)
+            done, _ = await asyncio.wait((remote.settled,), timeout=self.parts.settings.settle_s)
             if not done:
                 remote.session.end(f"{remote.session.instance_id} did not answer a cancel")
                 await asyncio.wait((remote.settled,))
@@ -119,7 +118,7 @@ class _PeerSession:
         self.closing = False
         self.streams: dict[int, RemotePrefill] = {}
         self._peers = peers
-        self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.core.settings.max_requests + 16)
+        self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.parts.settings.max_requests + 16)
         self._next_id = 1
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cuts: set[asyncio.Task[None]] = set()
@@ -148,20 +147,14 @@ class _PeerSession:
     # -- life
 
     async def run(self) -> None:
-        core = self._peers.core
-        region = core.transfer.register_local_memory(self._peers.pool)
+        parts = self._peers.parts
+        region = parts.transfer.register_local_memory(self._peers.pool)
         channel = open_channel(self.address)
         tasks: set[asyncio.Future[None]] = {self._end}
         error: PinyonError = Unavailable(f"prefill instance {self.instance_id} is gone", field="prefill_instance")
         call: Any = None
         try:
-            segment = core.transfer.descriptor([region])
-            hello = worker_pb2.PrefillHello(
-                instance_id=core.served.instance_id,
-                segment=segment_to_proto(segment),
-                layout=layout_to_proto(core.served),
-                model_fingerprint=core.served.card.fingerprint,
-            )
+            hello = hello_to_proto(parts.served, parts.transfer.descriptor([region]))
             call = worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession()
             tasks |= {
                 asyncio.ensure_future(self._write(call, hello)),
@@ -196,7 +189,7 @@ class _PeerSession:
     async def _revoke(self, region: Any) -> None:
         failure: TransferError | None = None
         try:
-            await asyncio.to_thread(self._peers.core.transfer.unregister, region)
+            await asyncio.to_thread(self._peers.parts.transfer.unregister, region)
         except TransferError as error:
             _log.error("a peer's writes cannot be stopped: its target blocks stay unused", exc_info=error)
             failure = error
@@ -256,7 +249,7 @@ class _PeerSession:
             self._settle(remote)
 
     async def _cut(self, remote: RemotePrefill, boot_id: bytes) -> None:
-        if await asyncio.to_thread(self._peers.core.transfer.drop_peer, boot_id):
+        if await asyncio.to_thread(self._peers.parts.transfer.drop_peer, boot_id):
             self._settle(remote)
         else:
             self.end(f"late writes of {self.instance_id} cannot be cut off")

@@ -10,7 +10,7 @@ from pinyon.batching import Prompt, PromptQueue
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.paging import Reservation
 from services.worker.orders import PrefillOrder, PushTarget
-from services.worker.parts import Core
+from services.worker.parts import Parts
 from services.worker.prefill.job import PrefillJob
 
 __all__ = ["Prefills"]
@@ -19,10 +19,10 @@ __all__ = ["Prefills"]
 class Prefills:
     """Owned by the event loop's thread."""
 
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        settings = core.settings
-        self.queue = PromptQueue(core.cache.pool, active=settings.active_prefills, limit=settings.max_prefills)
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        settings = parts.settings
+        self.queue = PromptQueue(parts.cache.pool, active=settings.active_prefills, limit=settings.max_prefills)
         self._numbers = itertools.count(1)
         self._jobs: dict[int, PrefillJob] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -41,12 +41,12 @@ class Prefills:
             ResourceExhausted: the queue is full.
             Unavailable: draining, and the request is not this instance's own.
         """
-        core = self.core
-        if core.draining and target is not None:
-            raise Unavailable(f"{core.served.instance_id} is draining", field="prefill_instance")
-        now_s = core.clock()
+        parts = self.parts
+        if parts.draining and target is not None:
+            raise Unavailable(f"{parts.served.instance_id} is draining", field="prefill_instance")
+        now_s = parts.clock()
         # Whatever is reused, the last token is computed: its logits are needed.
-        full = (len(order.tokens) - 1) // core.served.layout.block_tokens
+        full = (len(order.tokens) - 1) // parts.served.layout.block_tokens
         prompt = Prompt(
             number=next(self._numbers),
             tokens=len(order.tokens),
@@ -57,7 +57,7 @@ class Prefills:
             shared=not order.no_reuse,
         )
         self.queue.add(prompt, now_s)
-        job = self._jobs[prompt.number] = PrefillJob(core, self.queue, self._wake, prompt, order, target, owned)
+        job = self._jobs[prompt.number] = PrefillJob(parts, self.queue, self._wake, prompt, order, target, owned)
         self._wake()
         return job
 
@@ -77,7 +77,7 @@ class Prefills:
     async def close(self) -> None:
         """Cancel what is left and wait for it."""
         for job in list(self._jobs.values()):
-            self.cancel(job, Unavailable(f"{self.core.served.instance_id} is stopping", field="prefill_instance"))
+            self.cancel(job, Unavailable(f"{self.parts.served.instance_id} is stopping", field="prefill_instance"))
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
@@ -89,7 +89,7 @@ class Prefills:
 
     def _start(self) -> None:
         self._scheduled = False
-        for number in self.queue.start(self.core.clock()):
+        for number in self.queue.start(self.parts.clock()):
             job = self._jobs[number]
             task = asyncio.get_running_loop().create_task(job.run(), name="prefill")
             self._tasks[number] = task
@@ -98,11 +98,11 @@ class Prefills:
     def _finished(self, job: PrefillJob, _: object) -> None:
         del self._tasks[job.prompt.number]
         if job.done.exception() is None:
-            self.core.journal.prefill_measured(job.done.result())
+            self.parts.ledger.prefill_measured(job.done.result())
         self._end(job)
 
     def _end(self, job: PrefillJob) -> None:
         self.queue.end(job.prompt.number)
         del self._jobs[job.prompt.number]
-        self.core.journal.prefill_ended(job.order.request_id)
+        self.parts.ledger.prefill_ended(job.order.request_id)
         self._wake()

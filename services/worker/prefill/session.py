@@ -10,16 +10,16 @@ import grpc
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, DeadlineExceeded, FailedPrecondition, InvalidArgument, PinyonError
-from pinyon.runtime.interceptors import error_to_proto
+from pinyon.messages.error import error_to_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed
 from pinyon.transfer import SegmentDescriptor
-from services.worker.orders import parse_hello, parse_prefill, parse_target
-from services.worker.parts import Core
-from services.worker.prefill.job import PrefillJob, PrefillOutcome
+from services.worker.convert import parse_hello, parse_prefill, parse_target, report_to_proto
+from services.worker.parts import Parts
+from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.prefills import Prefills
 
-__all__ = ["PrefillSession", "report_to_proto"]
+__all__ = ["PrefillSession"]
 
 HELLO_S = 10.0
 WRITE_S = 10.0
@@ -30,18 +30,18 @@ _log = get_logger("prefill-session")
 class PrefillSession:
     """One decode instance. When its stream ends, its prompts are not computed any further."""
 
-    def __init__(self, core: Core, prefills: Prefills) -> None:
-        self._core = core
+    def __init__(self, parts: Parts, prefills: Prefills) -> None:
+        self._parts = parts
         self._prefills = prefills
         self._jobs: dict[int, PrefillJob] = {}
-        self._outbox: Outbox[worker_pb2.PrefillResult] = Outbox(2 * core.settings.max_prefills + 16)
+        self._outbox: Outbox[worker_pb2.PrefillResult] = Outbox(2 * parts.settings.max_prefills + 16)
 
     async def run(self, context: Any) -> None:
         """
         Raises:
             InvalidArgument, FailedPrecondition: the hello is missing or does not fit; see ``parse_hello``.
         """
-        served = self._core.served
+        served = self._parts.served
         if not served.role.prefills:
             raise FailedPrecondition(f"{served.instance_id} is a decode instance: it computes no prompts")
         try:
@@ -103,8 +103,8 @@ class PrefillSession:
         try:
             if stream_id in self._jobs:
                 raise InvalidArgument(f"stream {stream_id} is in use", field="stream_id")
-            order = parse_prefill(start, self._core.served)
-            job = self._prefills.submit(order, target=parse_target(start, segment, self._core.served))
+            order = parse_prefill(start, self._parts.served)
+            job = self._prefills.submit(order, target=parse_target(start, segment, self._parts.served))
         except PinyonError as error:
             self._put(worker_pb2.PrefillResult(stream_id=stream_id, error=error_to_proto(error)))
             return
@@ -124,13 +124,13 @@ class PrefillSession:
         if error is None:
             outcome = job.done.result()
             result.first_token = outcome.token
-            result.report.CopyFrom(report_to_proto(outcome, self._core.served.instance_id))
+            result.report.CopyFrom(report_to_proto(outcome, self._parts.served.instance_id))
         elif isinstance(error, PinyonError):
             result.error.CopyFrom(error_to_proto(error))
         else:
             result.error.CopyFrom(common_pb2.Error(code="INTERNAL", message="the prefill failed"))
         if job.unconfirmed:
-            result.unconfirmed_boot_id = self._core.transfer.boot_id
+            result.unconfirmed_boot_id = self._parts.transfer.boot_id
         self._put(result)
 
     def _put(self, result: worker_pb2.PrefillResult) -> None:
@@ -141,17 +141,3 @@ class PrefillSession:
         except PinyonError:
             _log.error("a decode instance does not read its results")
             self._outbox.close()
-
-
-def report_to_proto(outcome: PrefillOutcome, instance_id: str) -> worker_pb2.PrefillReport:
-    return worker_pb2.PrefillReport(
-        prefill_instance_id=instance_id,
-        queue_ms=1000 * outcome.queue_s,
-        fetch_ms=1000 * outcome.fetch_s,
-        compute_ms=1000 * outcome.compute_s,
-        push_ms=1000 * outcome.push_s,
-        computed_tokens=outcome.computed_tokens,
-        local_tokens=outcome.local_tokens,
-        peer_tokens=outcome.peer_tokens,
-        store_tokens=outcome.store_tokens,
-    )

@@ -118,9 +118,10 @@ class PromptQueue:
         """False: what it needs next is being computed by another one, or others wait for KV memory before it."""
         if self._roomless and not prompt.owned:
             return False
-        reusable = prompt.keys[: prompt.reusable]
-        held = self._prefixes.match_prefix(reusable)
-        return held == len(reusable) or reusable[held] not in self._claims
+        if not prompt.reusable:
+            return True
+        held = self._prefixes.match_prefix(prompt.keys)
+        return held >= prompt.reusable or prompt.keys[held] not in self._claims
 
     def waits_for_room(self, number: int) -> None:
         """It waits for KV memory and gives its place to others: they may hold the room, and must not wait for it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import BlockKey, pack_keys
@@ -18,9 +19,9 @@ from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.store.background import Background
 from pinyon.store.peers import Peers
 from pinyon.store.segments import segment_from_proto
-from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferEngine, TransferRequest
+from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferRequest, TransferResult
 
-__all__ = ["MAX_KEYS", "BlockReader"]
+__all__ = ["MAX_KEYS", "BlockReader", "Mover"]
 
 MAX_KEYS = 4096
 """Keys in one Acquire or PutStart."""
@@ -30,10 +31,20 @@ LEASE_SLACK_S = 0.25
 """Asked for beyond the read's own deadline, and not used: a slow answer must not make a good read worthless."""
 
 
+class Mover(Protocol):
+    """What moves the bytes: :class:`pinyon.transfer.TransferEngine`, or what watches them arrive."""
+
+    async def transfer_async(
+        self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+    ) -> list[TransferResult]:
+        """One result per request. When it returns or raises, nothing moves any more."""
+        ...
+
+
 class BlockReader:
     """Fetches leased blocks into registered local memory. One per process; ``close`` it."""
 
-    def __init__(self, engine: TransferEngine, peers: Peers | None = None, *, clock: Clock = time.monotonic) -> None:
+    def __init__(self, engine: Mover, peers: Peers | None = None, *, clock: Clock = time.monotonic) -> None:
         """``peers`` may be shared and is then closed by its owner; without it the reader has its own."""
         self._engine = engine
         self._own_peers = peers is None
@@ -72,9 +83,11 @@ class BlockReader:
         *,
         request_id: str = "",
         traceparent: str = "",
+        arrivals: Mover | None = None,
     ) -> int:
         """Read block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
 
+        ``arrivals`` moves the bytes instead of the engine, if given: for whoever uses parts of a read before its end.
         Returns how many leading blocks arrived whole; the rest of the target holds anything. When this returns or
         raises (cancelled, too), nothing writes to the region any more.
 
@@ -91,6 +104,7 @@ class BlockReader:
             allow_gaps=False,
             request_id=request_id,
             traceparent=traceparent,
+            arrivals=arrivals,
         )
         return arrived.index(False) if False in arrived else len(arrived)
 
@@ -106,18 +120,20 @@ class BlockReader:
         allow_gaps: bool,
         request_id: str = "",
         traceparent: str = "",
+        arrivals: Mover | None = None,
     ) -> list[bool]:
         """Like :meth:`fetch`; says per key whether it arrived. With ``allow_gaps``, whatever the holder has."""
         if len(keys) != len(offsets):
             raise InvalidArgument("one offset per key is needed", field="offsets")
         deadline = self._clock() + timeout_s
+        mover = arrivals or self._engine
         arrived: list[bool] = []
         for start in range(0, len(keys), MAX_KEYS):
             part = slice(start, start + MAX_KEYS)
             request = kvstore_pb2.AcquireRequest(
                 keys=pack_keys(keys[part]), request_id=request_id, traceparent=traceparent, allow_gaps=allow_gaps
             )
-            got = await self._read_part(address, request, region, offsets[part], block_bytes, deadline)
+            got = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
             arrived += got
             if not allow_gaps and False in got:
                 break
@@ -131,6 +147,7 @@ class BlockReader:
         offsets: Sequence[int],
         block_bytes: int,
         deadline: float,
+        mover: Mover,
     ) -> list[bool]:
         arrived = [False] * len(offsets)
         asked = self._clock()
@@ -153,7 +170,7 @@ class BlockReader:
             left_s = min(deadline, lease_end) - self._clock()
             if not requests or left_s <= 0:
                 return arrived
-            results = await self._engine.transfer_async(requests, left_s)
+            results = await mover.transfer_async(requests, left_s)
             if self._clock() >= lease_end:
                 self.late += 1
                 return arrived

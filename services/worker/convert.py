@@ -1,0 +1,270 @@
+"""Messages to this worker's orders, and its answers to messages. What others ask meets its checks here.
+
+A wrong input raises :class:`InvalidArgument` (or :class:`NotFound` for an unknown model) that names the proto field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, pack_keys, tokens_to_bytes, unpack_keys
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError
+from pinyon.core.fetch_span import FetchSpan
+from pinyon.messages.checks import check_text
+from pinyon.messages.error import error_to_proto
+from pinyon.messages.fetch_span import fetch_span_to_proto, fetch_spans_from_proto
+from pinyon.messages.layout import layout_to_proto
+from pinyon.messages.request_class import class_from_proto, class_to_proto
+from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
+from pinyon.messages.segment import segment_from_proto, segment_to_proto
+from pinyon.transfer import SegmentDescriptor
+from services.worker.orders import GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
+from services.worker.served import Served
+
+__all__ = [
+    "failed_update",
+    "hello_to_proto",
+    "measurement_to_proto",
+    "parse_hello",
+    "parse_prefill",
+    "parse_submission",
+    "parse_target",
+    "prefill_to_proto",
+    "report_to_proto",
+]
+
+# -- what a load balancer asks
+
+
+def parse_submission(message: worker_pb2.Submission, served: Served, default_timeout_s: float) -> GenerateOrder:
+    """
+    Raises:
+        InvalidArgument, NotFound: see the module.
+        FailedPrecondition: this instance's role does not allow it, or the placement names another instance.
+    """
+    if not served.role.decodes:
+        raise FailedPrecondition(f"{served.instance_id} is a prefill instance: it generates nothing", field="placement")
+    check_text(message.request_id, "request_id")
+    request_class = class_from_proto(message.request_class)
+    if message.model and message.model != served.name:
+        raise NotFound(f"model {message.model!r} is not served here", field="model")
+    tokens = _tokens(message.prompt_tokens_le32, served)
+    sampling = sampling_from_proto(message.sampling)
+    generated = message.generated_tokens
+    if generated >= len(tokens):
+        raise InvalidArgument(
+            f"{generated} generated tokens leave nothing of a prompt of {len(tokens)}", field="generated_tokens"
+        )
+    if generated >= sampling.max_tokens:
+        raise InvalidArgument(
+            f"max_tokens {sampling.max_tokens} are generated already ({generated})", field="generated_tokens"
+        )
+    total = len(tokens) - generated + sampling.max_tokens
+    if total > served.max_context:
+        raise InvalidArgument(
+            f"prompt and max_tokens together need {total} tokens, over the context of {served.max_context}",
+            field="max_tokens",
+        )
+    keys = _keys(message.block_keys, len(tokens), served)
+    if not message.block_keys:
+        start = served.namespace(request_class.tenant)
+        keys = chain_block_keys(start, message.prompt_tokens_le32, served.layout.block_tokens)
+    prefill_id = prefill_address = ""
+    fetches: tuple[FetchSpan, ...] = ()
+    if message.HasField("placement"):
+        placement = message.placement
+        if placement.decode_instance_id != served.instance_id:
+            raise FailedPrecondition(
+                f"placed on {placement.decode_instance_id!r}, but this is {served.instance_id!r}", field="placement"
+            )
+        fetches = fetch_spans_from_proto(placement.fetches, len(keys))
+        if placement.prefill_instance_id != served.instance_id:
+            prefill_id, prefill_address = placement.prefill_instance_id, placement.prefill_address
+            if not prefill_id or not prefill_address:
+                raise InvalidArgument("the placement names no prefill instance", field="placement")
+    if not prefill_id and not served.role.prefills:
+        raise FailedPrecondition(
+            f"{served.instance_id} is a decode instance: a placement must name who computes the prompt",
+            field="placement",
+        )
+    return GenerateOrder(
+        request_id=message.request_id,
+        request_class=request_class,
+        tokens=tokens,
+        keys=keys,
+        sampling=sampling,
+        generated=generated,
+        prefill_instance_id=prefill_id,
+        prefill_address=prefill_address,
+        fetches=fetches,
+        timeout_s=message.timeout_ms / 1000 if message.timeout_ms else default_timeout_s,
+        traceparent=message.traceparent,
+        no_reuse=message.no_reuse,
+    )
+
+
+def failed_update(update: worker_pb2.StreamUpdate, error: PinyonError) -> None:
+    """A stream ends with an error."""
+    update.finish_reason = common_pb2.FINISH_REASON_ERROR
+    update.error.CopyFrom(error_to_proto(error))
+
+
+# -- what a decode instance asks of a prefill instance
+
+
+def hello_to_proto(served: Served, segment: SegmentDescriptor) -> worker_pb2.PrefillHello:
+    """``segment``: the decode instance's memory, open for the prefill instance's writes."""
+    return worker_pb2.PrefillHello(
+        instance_id=served.instance_id,
+        segment=segment_to_proto(segment),
+        layout=layout_to_proto(served.layout),
+        model_fingerprint=served.card.fingerprint,
+    )
+
+
+def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDescriptor:
+    """The decode instance's memory.
+
+    Raises:
+        InvalidArgument
+        FailedPrecondition: another model or KV layout.
+    """
+    check_text(message.instance_id, "hello.instance_id")
+    theirs, ours = message.layout, served.layout
+    shape = (theirs.layers, theirs.kv_heads, theirs.head_dim, theirs.block_tokens, theirs.dtype)
+    if shape != (ours.layers, ours.kv_heads, ours.head_dim, ours.block_tokens, ours.dtype):
+        raise FailedPrecondition(f"KV layout {shape} is not ours ({ours.layout_id})", field="hello.layout")
+    if message.model_fingerprint != served.card.fingerprint:
+        raise FailedPrecondition("the instances serve different weights", field="hello.model_fingerprint")
+    try:
+        segment = segment_from_proto(message.segment)
+    except InvalidArgument as error:
+        raise InvalidArgument(error.message, field="hello.segment") from error
+    if not segment.regions:
+        raise InvalidArgument("the segment has no region", field="hello.segment")
+    return segment
+
+
+def prefill_to_proto(
+    order: GenerateOrder, first_block: int, offsets: Iterable[int], timeout_s: float, traceparent: str
+) -> worker_pb2.PrefillStart:
+    """Ask for the prompt's KV at byte ``offsets`` of the hello's region, one for each block from ``first_block`` on."""
+    return worker_pb2.PrefillStart(
+        request_id=order.request_id,
+        request_class=class_to_proto(order.request_class),
+        prompt_tokens_le32=tokens_to_bytes(order.tokens),
+        block_keys=pack_keys(order.keys),
+        sampling=sampling_to_proto(order.sampling),
+        generated_tokens=order.generated,
+        fetches=[fetch_span_to_proto(span) for span in order.fetches],
+        target_offsets_bytes=offsets,
+        first_target_block=first_block,
+        timeout_ms=max(1, round(1000 * timeout_s)),
+        traceparent=traceparent,
+        no_reuse=order.no_reuse,
+    )
+
+
+def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOrder:
+    """
+    Raises:
+        InvalidArgument
+    """
+    check_text(message.request_id, "request_id")
+    tokens = _tokens(message.prompt_tokens_le32, served)
+    if len(tokens) > served.max_context:
+        raise InvalidArgument(
+            f"a prompt of {len(tokens)} tokens is over the context of {served.max_context}", field="prompt_tokens_le32"
+        )
+    keys = _keys(message.block_keys, len(tokens), served)
+    return PrefillOrder(
+        request_id=message.request_id,
+        tokens=tokens,
+        keys=keys,
+        sampling=sampling_from_proto(message.sampling),
+        sample_index=message.generated_tokens,
+        fetches=fetch_spans_from_proto(message.fetches, len(keys)),
+        no_reuse=message.no_reuse,
+        traceparent=message.traceparent,
+    )
+
+
+def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, served: Served) -> PushTarget:
+    """Where the KV of ``message``'s prompt goes, inside ``segment.regions[0]``.
+
+    Raises:
+        InvalidArgument
+    """
+    layout, region = served.layout, segment.regions[0]
+    blocks = layout.blocks_for(len(message.prompt_tokens_le32) // 4)
+    first, offsets = message.first_target_block, tuple(message.target_offsets_bytes)
+    if first > blocks or len(offsets) != blocks - first:
+        raise InvalidArgument(
+            f"{blocks} blocks of the prompt from {first} on need as many offsets, got {len(offsets)}",
+            field="target_offsets_bytes",
+        )
+    if offsets and max(offsets) + layout.block_bytes > region.length:
+        raise InvalidArgument("a target lies outside the region", field="target_offsets_bytes")
+    return PushTarget(segment, region.key, first, offsets)
+
+
+# -- what became of a prompt
+
+
+def report_to_proto(outcome: PrefillOutcome, instance_id: str) -> worker_pb2.PrefillReport:
+    """For the client: where its time went."""
+    return worker_pb2.PrefillReport(
+        prefill_instance_id=instance_id,
+        queue_ms=1000 * outcome.queue_s,
+        fetch_ms=1000 * outcome.fetch_s,
+        compute_ms=1000 * outcome.compute_s,
+        push_ms=1000 * outcome.push_s,
+        computed_tokens=outcome.computed_tokens,
+        local_tokens=outcome.local_tokens,
+        peer_tokens=outcome.peer_tokens,
+        store_tokens=outcome.store_tokens,
+    )
+
+
+def measurement_to_proto(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasurement:
+    """For the conductor: what its estimates learn from."""
+    return conductor_pb2.PrefillMeasurement(
+        computed_tokens=outcome.computed_tokens,
+        prefix_tokens=outcome.reused_tokens,
+        compute_us=round(outcome.compute_s * 1e6),
+        fetched_bytes=outcome.fetched_bytes,
+        fetch_us=round(outcome.fetch_s * 1e6),
+    )
+
+
+# -- parts of several messages
+
+
+def _tokens(raw: bytes, served: Served) -> Tokens:
+    if not raw:
+        raise InvalidArgument("the prompt is empty", field="prompt_tokens_le32")
+    if len(raw) % 4:
+        raise InvalidArgument(f"{len(raw)} bytes are no u32 tokens", field="prompt_tokens_le32")
+    tokens = np.frombuffer(raw, "<u4")
+    highest = int(tokens.max())
+    if highest >= served.card.config.vocab_size:
+        raise InvalidArgument(
+            f"token id {highest} is outside the vocabulary of {served.card.config.vocab_size}",
+            field="prompt_tokens_le32",
+        )
+    return tokens
+
+
+def _keys(packed: bytes, tokens: int, served: Served) -> list[BlockKey]:
+    if packed and len(packed) != KEY_BYTES * (tokens // served.layout.block_tokens):
+        raise InvalidArgument(
+            f"{tokens} tokens have {tokens // served.layout.block_tokens} block keys of {KEY_BYTES} bytes, "
+            f"got {len(packed)} bytes",
+            field="block_keys",
+        )
+    return unpack_keys(packed)

@@ -1,0 +1,99 @@
+"""Fetched KV layer by layer: computing begins when the first layer is here, while those above still arrive
+(Mooncake §3.1 step 2).
+
+The block reader asks for whole blocks and gets them; between it and the transfer engine the read is cut into one
+batch per layer, each of which can be waited for. What was read counts only when the reader says so at the end: it knows
+whether the lease covered all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from pinyon.core.errors import Unavailable
+from pinyon.core.layout import KvLayout
+from pinyon.transfer import TransferEngine, TransferHandle, TransferRequest, TransferResult
+
+__all__ = ["LayerArrivals", "LayerLost"]
+
+MAX_REQUESTS = 8192
+"""Blocks × layers above which a read stays whole: each request costs microseconds."""
+LAYER_WAIT_S = 0.5
+"""How long the engine's thread waits for one layer: everybody else in the step waits with it."""
+
+
+class LayerLost(Unavailable):
+    """A layer did not arrive in time. The blocks must be computed instead."""
+
+
+class LayerArrivals:
+    """The :class:`pinyon.store.reader.Mover` of one read. ``wait`` is for the engine's thread, all else for the loop.
+
+    The first batch is cut into layers unless it is too large; what the reader asks for after it comes whole.
+    """
+
+    def __init__(self, transfer: TransferEngine, layout: KvLayout) -> None:
+        self._transfer = transfer
+        self._layout = layout
+        self._handles: list[TransferHandle] = []
+        self.first_layer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Blocks under way, when their first layer has ended (well or not). Not done if the read stays whole."""
+        self.stalled_s = 0.0
+        """Time the engine's thread has waited."""
+
+    async def transfer_async(
+        self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+    ) -> list[TransferResult]:
+        """One result per request, as the transfer engine gives them: a block is here when all its layers are."""
+        layers, size = self._layout.layers, self._layout.layer_bytes
+        if self._handles or len(requests) * layers > MAX_REQUESTS:
+            return await self._transfer.transfer_async(requests, timeout_s)
+        group = self._transfer.group()
+        self._handles = [
+            group.submit(
+                [
+                    request._replace(
+                        local_offset=request.local_offset + layer * size,
+                        remote_offset=request.remote_offset + layer * size,
+                        length=size,
+                    )
+                    for request in requests
+                ],
+                timeout_s,
+            )
+            for layer in range(layers)
+        ]
+        self._tell_first(len(requests))
+        results = await group.wait_async()
+        by_layer = [results[start : start + len(requests)] for start in range(0, len(results), len(requests))]
+        return [next((part for part in parts if not part.ok), parts[-1]) for parts in zip(*by_layer, strict=True)]
+
+    def _tell_first(self, blocks: int) -> None:
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            if not self.first_layer.done():
+                self.first_layer.set_result(blocks)
+
+        def wake(_: TransferHandle) -> None:  # in a thread of the transfer engine
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(ended)
+
+        self._handles[0].add_done_callback(wake)
+
+    def wait(self, layer: int) -> None:
+        """Until the layer is here.
+
+        Raises:
+            LayerLost
+        """
+        handle = self._handles[layer]
+        if not handle.done:
+            start_s = time.perf_counter()
+            handle.wait(LAYER_WAIT_S)
+            self.stalled_s += time.perf_counter() - start_s
+        if not all(result.ok for result in handle.results()):
+            raise LayerLost(f"layer {layer} of the reused KV did not arrive")

@@ -1,0 +1,54 @@
+"""``BlockReadService``: peers read blocks that are complete here, under leases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.kvstore.v1 import kvstore_pb2
+from pinyon.messages.checks import keys_from_proto
+from pinyon.runtime.telemetry import Telemetry
+from services.worker.kv.cache import KvCache
+
+__all__ = ["BlockReadServicer", "LeaseLimits"]
+
+MAX_KEYS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLimits:
+    """A reader's time: when it names none, and at most."""
+
+    default_s: float
+    longest_s: float
+
+
+class BlockReadServicer:
+    """``pinyon.api.kvstore.v1.BlockReadService`` over ``segment``: the cache's memory, open to readers."""
+
+    def __init__(self, cache: KvCache, segment: common_pb2.Segment, limits: LeaseLimits, telemetry: Telemetry) -> None:
+        self._cache = cache
+        self._segment = segment
+        self._limits = limits
+        self._telemetry = telemetry
+
+    async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
+        keys = keys_from_proto(request.keys, MAX_KEYS)
+        lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._limits.default_s, self._limits.longest_s)
+        with self._telemetry.span("acquire", request.traceparent, request_id=request.request_id) as span:
+            lease_id, held = self._cache.lease(keys, lease_s, allow_gaps=request.allow_gaps)
+            span.set("blocks", len(held))
+        size = self._cache.layout.block_bytes
+        return kvstore_pb2.AcquireResponse(
+            lease_id=lease_id,
+            lease_ms=round(1000 * lease_s),
+            segment=self._segment,
+            blocks=[
+                kvstore_pb2.BlockLocation(index=index, offset_bytes=block * size, length_bytes=size)
+                for index, block in held
+            ],
+        )
+
+    async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Any) -> kvstore_pb2.ReleaseResponse:
+        return kvstore_pb2.ReleaseResponse(released=self._cache.end_lease(request.lease_id))

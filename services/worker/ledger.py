@@ -1,0 +1,76 @@
+"""What happened here since the conductor was last told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from services.worker.orders import PrefillOutcome
+
+__all__ = ["Ledger"]
+
+KEPT = 4096
+"""Entries kept of each kind while nobody asks; the oldest go first."""
+
+
+def _nobody() -> None:
+    """Nobody is reported to."""
+
+
+class Ledger:
+    """What happened since the last report. ``observe`` is told of every measured prefill at once.
+
+    ``on_end`` is called whenever a part of a request ended: the conductor counts its predicted load until it knows.
+    """
+
+    def __init__(self, observe: Callable[[PrefillOutcome], None]) -> None:
+        self._observe = observe
+        self.on_end: Callable[[], None] = _nobody
+        self._begun_decodes: deque[str] = deque(maxlen=KEPT)
+        self._ended_prefills: deque[str] = deque(maxlen=KEPT)
+        self._ended_decodes: deque[str] = deque(maxlen=KEPT)
+        self._measured: deque[PrefillOutcome] = deque(maxlen=KEPT)
+        self._between_tokens_s = 0.0
+        self._tokens = 0
+
+    def decode_begun(self, request_id: str) -> None:
+        """It goes with the next report: nobody waits for it."""
+        self._begun_decodes.append(request_id)
+
+    def prefill_ended(self, request_id: str) -> None:
+        self._ended_prefills.append(request_id)
+        self.on_end()
+
+    def decode_ended(self, request_id: str) -> None:
+        self._ended_decodes.append(request_id)
+        self.on_end()
+
+    def prefill_measured(self, outcome: PrefillOutcome) -> None:
+        self._observe(outcome)
+        self._measured.append(outcome)
+
+    def decoded(self, tokens: int, seconds: float) -> None:
+        """``tokens`` requests got a token each, ``seconds`` after the one before."""
+        self._tokens += tokens
+        self._between_tokens_s += tokens * seconds
+
+    def take_begun(self) -> list[str]:
+        begun = list(self._begun_decodes)
+        self._begun_decodes.clear()
+        return begun
+
+    def take_ended(self) -> tuple[list[str], list[str]]:
+        ended = list(self._ended_prefills), list(self._ended_decodes)
+        self._ended_prefills.clear()
+        self._ended_decodes.clear()
+        return ended
+
+    def take_measured(self) -> list[PrefillOutcome]:
+        measured = list(self._measured)
+        self._measured.clear()
+        return measured
+
+    def take_mean_tbt_ms(self) -> float:
+        mean = 1000 * self._between_tokens_s / self._tokens if self._tokens else 0.0
+        self._tokens, self._between_tokens_s = 0, 0.0
+        return mean
