@@ -345,7 +345,11 @@ BAD = [
     ({"block_keys": b"x" * 16}, "INVALID_ARGUMENT", "block_keys"),
     ({"model": "nobody"}, "NOT_FOUND", "model"),
     ({"request_id": "x" * 129}, "INVALID_ARGUMENT", "request_id"),
-    ({"tenant": "x" * 129}, "INVALID_ARGUMENT", "tenant"),
+    (
+        {"request_class": common_pb2.RequestClass(tenant="x" * 129)},
+        "INVALID_ARGUMENT",
+        "request_class.tenant",
+    ),
     ({"generated_tokens": 4}, "INVALID_ARGUMENT", "generated_tokens"),
     ({"generated_tokens": 1000}, "INVALID_ARGUMENT", "generated_tokens"),
     ({"sampling": common_pb2.SamplingParams()}, "INVALID_ARGUMENT", "max_tokens"),

@@ -49,7 +49,10 @@ class Prompt:
 
 
 class PromptQueue:
-    """At most ``limit`` prompts, of which ``active`` are on their way, not counting those that wait for KV memory."""
+    """At most ``limit`` prompts, of which ``active`` are on their way, not counting those that wait for KV memory.
+
+    ``now_s`` is for orders that look at the clock; this one does not.
+    """
 
     def __init__(self, prefixes: Prefixes, *, active: int, limit: int) -> None:
         self._prefixes = prefixes
