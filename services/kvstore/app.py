@@ -13,7 +13,7 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.service import ServiceContext
-from pinyon.runtime.transfer import register_transfer_metrics, start_transfer_engine
+from pinyon.runtime.transfer_engine import register_transfer_metrics, start_transfer_engine
 from pinyon.store.metadata import NodeRecord, StoreMetadata
 from services.kvstore.metrics import register_metrics
 from services.kvstore.node import StoreNode

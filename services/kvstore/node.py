@@ -7,7 +7,6 @@ import mmap
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, NotFound, PinyonError, Unavailable
@@ -51,7 +50,6 @@ class StoreNode:
         )
         self._readers = engine.register_local_memory(self._pool, access=Access.READ)
         self._writers: dict[int, Region] = {}
-        self._here = replace(engine.descriptor(), regions=())
         self._duties = Background()
         self._sooner = asyncio.Event()
         self._sweep_at_s = float("inf")
@@ -63,6 +61,11 @@ class StoreNode:
     def boot_id(self) -> str:
         """32 hex digits."""
         return self._engine.boot_id.hex()
+
+    @property
+    def segment(self) -> SegmentDescriptor:
+        """Where peers reach this process, and the one region that is open to readers."""
+        return self._engine.descriptor([self._readers])
 
     @property
     def writer_regions(self) -> int:
@@ -91,7 +94,7 @@ class StoreNode:
 
     def put_start(
         self, keys: Sequence[bytes], object_bytes: int, timeout_s: float
-    ) -> tuple[int, list[PutSlot], SegmentDescriptor | None]:
+    ) -> tuple[int, list[PutSlot], Region | None]:
         """``(put id, one slot per key, where to write)``. ``timeout_s`` 0 is the default.
 
         The put gets a region of its own over the pool, whose key nobody else knows, and that is gone when it ends.
@@ -111,7 +114,7 @@ class StoreNode:
             raise
         self._writers[put_id] = region
         self._sweep_by(timeout_s)
-        return put_id, slots, replace(self._here, regions=(region.descriptor(),))
+        return put_id, slots, region
 
     async def put_end(self, put_id: int, *, commit: bool) -> int:
         """How many objects became readable. Raises :class:`NotFound` for a put that ended, by its timeout perhaps."""
@@ -138,16 +141,14 @@ class StoreNode:
 
     # -- reading
 
-    def acquire(
-        self, keys: Sequence[bytes], lease_s: float, *, allow_gaps: bool
-    ) -> tuple[Lease, float, SegmentDescriptor | None]:
-        """``(lease, its length in seconds, where to read)``. ``lease_s`` 0 is the default."""
+    def acquire(self, keys: Sequence[bytes], lease_s: float, *, allow_gaps: bool) -> tuple[Lease, float]:
+        """The lease and its length in seconds. ``lease_s`` 0 is the default."""
         lease_s = min(lease_s or self._settings.lease_s, self._settings.lease_max_s)
         lease = self.table.acquire(keys, self._clock(), lease_s, allow_gaps=allow_gaps)
         if not lease.lease_id:
-            return lease, 0.0, None
+            return lease, 0.0
         self._sweep_by(lease_s)
-        return lease, lease_s, replace(self._here, regions=(self._readers.descriptor(),))
+        return lease, lease_s
 
     def release(self, lease_id: int) -> bool:
         return self.table.release(lease_id, self._clock())

@@ -7,7 +7,7 @@ from typing import Any
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.messages.checks import keys_from_proto
 from pinyon.messages.request_class import class_from_proto
-from pinyon.messages.segment import segment_to_proto
+from pinyon.messages.segment import region_to_proto, segment_to_proto
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.kv_object import SlotState
 from pinyon.store.node_calls import MAX_QUERY_KEYS
@@ -28,15 +28,20 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 
     def __init__(self, node: StoreNode) -> None:
         self._node = node
+        self._host = segment_to_proto(node.segment)
+        self._host.ClearField("regions")
 
     async def PutStart(self, request: kvstore_pb2.PutStartRequest, context: Any) -> kvstore_pb2.PutStartResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
-        put_id, slots, segment = self._node.put_start(keys, request.object_bytes, request.timeout_ms / 1000)
-        return kvstore_pb2.PutStartResponse(
+        put_id, slots, region = self._node.put_start(keys, request.object_bytes, request.timeout_ms / 1000)
+        reply = kvstore_pb2.PutStartResponse(
             put_id=put_id,
             slots=[kvstore_pb2.PutSlot(state=_STATES[slot.state], offset_bytes=slot.offset) for slot in slots],
-            segment=None if segment is None else segment_to_proto(segment),
         )
+        if region is not None:
+            reply.segment.CopyFrom(self._host)
+            reply.segment.regions.append(region_to_proto(region.descriptor()))
+        return reply
 
     async def PutEnd(self, request: kvstore_pb2.PutEndRequest, context: Any) -> kvstore_pb2.PutEndResponse:
         return kvstore_pb2.PutEndResponse(committed=await self._node.put_end(request.put_id, commit=request.commit))
@@ -68,18 +73,19 @@ class BlockReadServicer(kvstore_pb2_grpc.BlockReadServiceServicer):
     def __init__(self, node: StoreNode, telemetry: Telemetry) -> None:
         self._node = node
         self._telemetry = telemetry
+        self._segment = segment_to_proto(node.segment)
 
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
         request_class = class_from_proto(request.request_class)
         with self._telemetry.span("kvstore.acquire", request.traceparent, request_id=request.request_id) as span:
             span.classify(request_class)
-            lease, lease_s, segment = self._node.acquire(keys, request.lease_ms / 1000, allow_gaps=request.allow_gaps)
+            lease, lease_s = self._node.acquire(keys, request.lease_ms / 1000, allow_gaps=request.allow_gaps)
             span.set("blocks", len(lease.blocks))
         return kvstore_pb2.AcquireResponse(
             lease_id=lease.lease_id,
             lease_ms=int(lease_s * 1000),
-            segment=None if segment is None else segment_to_proto(segment),
+            segment=self._segment if lease.lease_id else None,
             blocks=[
                 kvstore_pb2.BlockLocation(index=index, offset_bytes=held.offset, length_bytes=held.size)
                 for index, held in lease.blocks

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.runtime.settings import Address, service_config
-from pinyon.runtime.transfer import TransferSettings
+from pinyon.runtime.transfer_engine import TransferSettings
 
 __all__ = ["KvStoreSettings"]
 

@@ -24,7 +24,7 @@ from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
-from pinyon.runtime.transfer import register_transfer_metrics, start_transfer_engine
+from pinyon.runtime.transfer_engine import register_transfer_metrics, start_transfer_engine
 from pinyon.store.client import StoreClient
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader

@@ -10,7 +10,7 @@ from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.runtime.settings import Address, service_config
-from pinyon.runtime.transfer import TransferSettings
+from pinyon.runtime.transfer_engine import TransferSettings
 from services.worker.engines.profile import built_in_profiles, load_profile
 
 __all__ = ["WorkerSettings"]

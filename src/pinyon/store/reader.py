@@ -16,10 +16,10 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import BlockKey, pack_keys
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.messages.segment import segment_from_proto
 from pinyon.store.background import Background
 from pinyon.store.peers import Peers
-from pinyon.store.segments import segment_from_proto
-from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferRequest, TransferResult
+from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 
 __all__ = ["MAX_KEYS", "BlockReader", "Mover"]
 
@@ -199,7 +199,6 @@ class BlockReader:
             self.malformed += 1
             return [], []
         source = segment.regions[0]
-        peer = SegmentDescriptor(segment.host, segment.port, segment.boot_id)
         held: list[int] = []
         requests: list[TransferRequest] = []
         for position, block in enumerate(reply.blocks):
@@ -218,7 +217,7 @@ class BlockReader:
                     Opcode.READ,
                     region.key,
                     offsets[block.index],
-                    peer,
+                    segment,
                     source.key,
                     block.offset_bytes,
                     block_bytes,

@@ -12,10 +12,10 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import BlockKey, pack_keys
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, Unavailable
+from pinyon.messages.segment import segment_from_proto
 from pinyon.store.background import Background
 from pinyon.store.peers import Peers
-from pinyon.store.segments import segment_from_proto
-from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferEngine, TransferRequest
+from pinyon.transfer import Opcode, Region, TransferEngine, TransferRequest
 
 __all__ = ["BlockWriter", "WriteOutcome"]
 
@@ -117,9 +117,8 @@ class BlockWriter:
             target = segment.regions[0]
             if slot.offset_bytes + object_bytes > target.length:
                 raise Unavailable("the node named a place outside its memory")
-            peer = SegmentDescriptor(segment.host, segment.port, segment.boot_id)
             requests.append(
-                TransferRequest(Opcode.WRITE, region.key, offset, peer, target.key, slot.offset_bytes, object_bytes)
+                TransferRequest(Opcode.WRITE, region.key, offset, segment, target.key, slot.offset_bytes, object_bytes)
             )
             outcomes.append(WriteOutcome.WRITTEN)
         return requests, outcomes

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.cli.transfer import pack_target, parse_size, parse_target, size_text
+from pinyon.cli.transfer_commands import pack_target, parse_size, parse_target, size_text
 from pinyon.core.errors import InvalidArgument
 from pinyon.transfer import InvalidTransfer, RegionDescriptor, SegmentDescriptor
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument, PinyonError
-from pinyon.runtime.transfer import TransferSettings, start_transfer_engine
+from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
 from pinyon.transfer import (
     InvalidTransfer,
     Opcode,

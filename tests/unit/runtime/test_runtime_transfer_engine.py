@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.runtime.transfer import TransferSettings, register_transfer_metrics, start_transfer_engine
+from pinyon.runtime.transfer_engine import TransferSettings, register_transfer_metrics, start_transfer_engine
 from pinyon.transfer import Opcode, TransferRequest
 
 
