@@ -231,8 +231,10 @@ class StoreClient:
         deadline: float,
         arrived: list[bool],
     ) -> None:
+        if self._clock() >= deadline:
+            return  # it is not asked, so nothing is learned about it
         try:
-            got = await self._reader.read(
+            result = await self._reader.read(
                 node.address,
                 [keys[index] for index in indexes],
                 region,
@@ -244,8 +246,11 @@ class StoreClient:
         except PinyonError as error:
             self._failed(node, error)
             return
-        self._avoidance.succeeded(str(node.life))
-        for index, whole in zip(indexes, got, strict=True):
+        if result.failed:
+            self._failed(node, Unavailable("a transfer failed"))
+        else:
+            self._avoidance.succeeded(str(node.life))
+        for index, whole in zip(indexes, result.arrived, strict=True):
             arrived[index] = whole
 
     # -- exists, remove

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import BlockKey, pack_keys
@@ -21,7 +21,7 @@ from pinyon.store.background import Background
 from pinyon.store.peers import Peers
 from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 
-__all__ = ["MAX_KEYS", "BlockReader", "Mover"]
+__all__ = ["MAX_KEYS", "BlockReader", "Mover", "ReadResult"]
 
 MAX_KEYS = 4096
 """Keys in one Acquire or PutStart."""
@@ -39,6 +39,15 @@ class Mover(Protocol):
     ) -> list[TransferResult]:
         """One result per request. When it returns or raises, nothing moves any more."""
         ...
+
+
+class ReadResult(NamedTuple):
+    """What became of a read."""
+
+    arrived: list[bool]
+    """Per key: all of it is here."""
+    failed: bool
+    """A transfer did not complete: the holder answers, but its bytes do not come."""
 
 
 class BlockReader:
@@ -94,7 +103,7 @@ class BlockReader:
         Raises:
             Unavailable, DeadlineExceeded, …: the holder cannot be asked. Nothing arrived then.
         """
-        arrived = await self.read(
+        arrived, _ = await self.read(
             address,
             keys,
             region,
@@ -121,23 +130,24 @@ class BlockReader:
         request_id: str = "",
         traceparent: str = "",
         arrivals: Mover | None = None,
-    ) -> list[bool]:
-        """Like :meth:`fetch`; says per key whether it arrived. With ``allow_gaps``, whatever the holder has."""
+    ) -> ReadResult:
+        """Like :meth:`fetch`, and says what did not arrive. With ``allow_gaps``, whatever the holder has."""
         if len(keys) != len(offsets):
             raise InvalidArgument("one offset per key is needed", field="offsets")
         deadline = self._clock() + timeout_s
         mover = arrivals or self._engine
         arrived: list[bool] = []
+        failed = False
         for start in range(0, len(keys), MAX_KEYS):
             part = slice(start, start + MAX_KEYS)
             request = kvstore_pb2.AcquireRequest(
                 keys=pack_keys(keys[part]), request_id=request_id, traceparent=traceparent, allow_gaps=allow_gaps
             )
-            got = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
+            got, failed = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
             arrived += got
-            if not allow_gaps and False in got:
+            if failed or (not allow_gaps and False in got):
                 break
-        return arrived + [False] * (len(keys) - len(arrived))
+        return ReadResult(arrived + [False] * (len(keys) - len(arrived)), failed)
 
     async def _read_part(
         self,
@@ -148,12 +158,13 @@ class BlockReader:
         block_bytes: int,
         deadline: float,
         mover: Mover,
-    ) -> list[bool]:
+    ) -> ReadResult:
         arrived = [False] * len(offsets)
+        nothing = ReadResult(arrived, failed=False)
         asked = self._clock()
         left_s = deadline - asked
         if left_s <= 0:
-            return arrived
+            return nothing
         request.lease_ms = round((left_s + LEASE_SLACK_S) * 1000)
         # Shielded: a lease that is granted while the caller gives up would else be known to nobody.
         acquiring = self._duties.run(self._acquire(address, request, left_s), "acquire")
@@ -163,24 +174,24 @@ class BlockReader:
             self._duties.run(self._release_unwanted(address, acquiring), "release")
             raise
         if not reply.lease_id:
-            return arrived
+            return nothing
         lease_end = asked + reply.lease_ms / 1000
         try:
             held, requests = self._plan(request, reply, region, offsets, block_bytes)
             left_s = min(deadline, lease_end) - self._clock()
             if not requests or left_s <= 0:
-                return arrived
+                return nothing
             results = await mover.transfer_async(requests, left_s)
             if self._clock() >= lease_end:
                 self.late += 1
-                return arrived
+                return nothing
         finally:
             self._duties.run(self._release(address, reply.lease_id), "release")
         for index, result in zip(held, results, strict=True):
             if result.ok:
                 arrived[index] = True
                 self.fetched_bytes += block_bytes
-        return arrived
+        return ReadResult(arrived, not all(result.ok for result in results))
 
     def _plan(
         self,

@@ -5,56 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-import grpc
 import pytest
 
-from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.messages.segment import segment_to_proto
 from pinyon.store.peers import Peers
 from pinyon.store.reader import LEASE_SLACK_S, BlockReader
 from pinyon.transfer import TransferEngine, TransferRequest, TransferResult
-
-WAIT_S = 20.0
-BLOCK = 1024
-KEYS = [bytes([number]) * 16 for number in range(8)]
-OFFSETS = [number * BLOCK for number in range(8)]
-
-
-class Holder(kvstore_pb2_grpc.BlockReadServiceServicer):
-    """Holds all keys, block ``i`` filled with ``i``; ``twist`` changes the answer."""
-
-    def __init__(self) -> None:
-        self.engine = TransferEngine()
-        self.engine.start()
-        self.memory = bytearray(b"".join(bytes([number]) * BLOCK for number in range(8)))
-        self.region = self.engine.register_local_memory(self.memory)
-        self.asked: list[kvstore_pb2.AcquireRequest] = []
-        self.leases: set[int] = set()
-        self.twist = lambda reply: None
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.reached = asyncio.Event()
-
-    async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: object) -> kvstore_pb2.AcquireResponse:
-        self.asked.append(request)
-        reply = kvstore_pb2.AcquireResponse(
-            lease_id=len(self.asked), lease_ms=request.lease_ms, segment=segment_to_proto(self.engine.descriptor())
-        )
-        for index in range(len(request.keys) // 16):
-            number = request.keys[index * 16]
-            reply.blocks.add(index=index, offset_bytes=number * BLOCK, length_bytes=BLOCK)
-        self.twist(reply)
-        if reply.lease_id:
-            self.leases.add(reply.lease_id)
-        self.reached.set()
-        await asyncio.shield(self.gate.wait())
-        return reply
-
-    async def Release(self, request: kvstore_pb2.ReleaseRequest, context: object) -> kvstore_pb2.ReleaseResponse:
-        self.leases.remove(request.lease_id)
-        return kvstore_pb2.ReleaseResponse(released=True)
-
+from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, serving
 
 class Place:
     """The reader's side."""
@@ -83,10 +42,12 @@ class LateEngine(TransferEngine):
 
     place: Place
     pass_s = 0.0
+    requests: Sequence[TransferRequest] = ()
 
     async def transfer_async(
         self, requests: Sequence[TransferRequest], timeout_s: float | None = None
     ) -> list[TransferResult]:
+        self.requests = requests
         results = await super().transfer_async(requests, timeout_s)
         self.place.now += self.pass_s
         return results
@@ -101,16 +62,12 @@ async def holder() -> AsyncIterator[Holder]:
 
 @pytest.fixture
 async def place(holder: Holder) -> AsyncIterator[Place]:
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server(holder, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    engine = LateEngine()
-    engine.start()
-    place = engine.place = Place(f"127.0.0.1:{port}", engine)
-    yield place
-    await place.reader.close()
-    await server.stop(None)
+    async with serving(holder) as address:
+        engine = LateEngine()
+        engine.start()
+        place = engine.place = Place(address, engine)
+        yield place
+        await place.reader.close()
     engine.close()
 
 
@@ -120,6 +77,13 @@ async def test_all_arrive_in_their_places(holder: Holder, place: Place) -> None:
     await place.settled(holder)
     assert holder.asked[0].lease_ms == round((WAIT_S + LEASE_SLACK_S) * 1000)
     assert place.reader.fetched_bytes == 8 * BLOCK
+
+
+async def test_the_way_to_the_holder_is_all_that_it_said(holder: Holder, place: Place) -> None:
+    assert await place.fetch() == 8
+    assert isinstance(place.engine, LateEngine)
+    assert {request.remote for request in place.engine.requests} == {holder.engine.descriptor()}
+    await place.settled(holder)
 
 
 async def test_nothing_held_is_no_error(holder: Holder, place: Place) -> None:
