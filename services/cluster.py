@@ -107,11 +107,15 @@ class ClusterSpec:
 class ServiceProcess:
     """One child process of the suite."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log_path: Path) -> None:
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[str], log_path: Path, inside: Sequence[str] = ()
+    ) -> None:
+        """``inside``: a command that becomes the one after it, such as ``ip netns exec NAME``."""
         self.name = name
         self.module = module
         self.arguments = list(arguments)
         self.log_path = log_path
+        self._inside = tuple(inside)
         self.endpoints: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self._ready_fd = -1
@@ -135,7 +139,7 @@ class ServiceProcess:
             "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))),
             "PYTHONUNBUFFERED": "1",
         }
-        command = [sys.executable, "-m", self.module, *self.arguments, "--ready-fd", str(writer)]
+        command = [*self._inside, sys.executable, "-m", self.module, *self.arguments, "--ready-fd", str(writer)]
         try:
             with self.log_path.open("ab") as log:
                 self.process = subprocess.Popen(

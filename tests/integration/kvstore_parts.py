@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
+from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
 from pinyon.store.client import PutResult, StoreClient
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
-from pinyon.transfer import Region, TransferEngine
+from pinyon.transfer import Region
 from services.kvstore.app import serving
 from services.kvstore.node import StoreNode
 from services.kvstore.settings import KvStoreSettings
@@ -84,9 +85,9 @@ async def running_node(redis_url: str, node_id: str = "kv-0", **settings: object
 class Client:
     """A store client over a buffer of ``slots`` objects."""
 
-    def __init__(self, redis_url: str, slots: int = 64) -> None:
-        self.engine = TransferEngine()
-        self.engine.start()
+    def __init__(self, redis_url: str, slots: int = 64, **transfer: str) -> None:
+        """``transfer``: settings of its transfer engine."""
+        self.engine = start_transfer_engine(TransferSettings(**transfer))  # type: ignore[arg-type]
         self.memory = bytearray(slots * OBJECT)
         self.region: Region = self.engine.register_local_memory(self.memory)
         self.reader = BlockReader(self.engine)
@@ -120,6 +121,14 @@ class Client:
             assert not whole or self.slot(slot) == content(number), f"object {number} holds something else"
         return arrived
 
+    async def fetch(self, address: str, numbers: Sequence[int]) -> int:
+        """Read from this holder; how many leading objects arrived, which are checked."""
+        self.memory[:] = bytes(len(self.memory))
+        keys, offsets = [key(each) for each in numbers], [slot * OBJECT for slot in range(len(numbers))]
+        arrived = await self.reader.fetch(address, keys, self.region, offsets, OBJECT, WAIT_S)
+        assert [self.slot(slot) for slot in range(arrived)] == [content(each) for each in numbers[:arrived]]
+        return arrived
+
     async def listed(self, numbers: Sequence[int]) -> list[int]:
         """How many readable replicas each object has by the metadata."""
         return [len(replicas) for replicas in await self.store.metadata.locate([key(each) for each in numbers])]
@@ -132,9 +141,9 @@ class Client:
 
 
 @asynccontextmanager
-async def client_of(redis_url: str, slots: int = 64) -> AsyncIterator[Client]:
+async def client_of(redis_url: str, slots: int = 64, **transfer: str) -> AsyncIterator[Client]:
     async with AsyncExitStack() as stack:
-        client = Client(redis_url, slots)
+        client = Client(redis_url, slots, **transfer)
         stack.push_async_callback(client.close)
         yield client
 

@@ -1,7 +1,8 @@
 """A process with one transfer engine, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
 
-``transfer_host_process.py CONFIG``, CONFIG a JSON object of the engine's keyword arguments in plain values. The first
-line on stdout says that the engine serves. The process ends when its stdin does, and is killed when its parent dies.
+``python -m tests.integration.transfer_host_process CONFIG``, CONFIG a JSON object of the engine's keyword arguments in
+plain values. The first line on stdout says that the engine serves. The process ends when its stdin does, and is killed
+when its parent dies.
 """
 
 from __future__ import annotations
@@ -137,9 +138,13 @@ class TransferHost:
         return {"threads": sorted(threads), "files": len(os.listdir("/proc/self/fd"))}
 
 
-def main() -> None:
-    # A frozen child sees no end of its stdin, but the kernel's SIGKILL ends it.
+def die_with_parent() -> None:
+    """A frozen child sees no end of its stdin, but the kernel's SIGKILL ends it."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    die_with_parent()
     with make_engine(json.loads(sys.argv[1])) as engine:
         host = TransferHost(engine)
         print(json.dumps({"ready": True}), flush=True)

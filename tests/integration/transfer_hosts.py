@@ -26,7 +26,7 @@ import numpy as np
 
 WAIT_S = 30.0
 """Longest wait for anything that must happen: far above what it takes, far below a hang."""
-_SCRIPT = Path(__file__).with_name("transfer_host_process.py")
+_ROOT = Path(__file__).resolve().parents[2]
 _PREFIX = "pinyon-rails"
 _numbers = itertools.count()
 
@@ -60,13 +60,16 @@ class SharedBuffer:
 
 
 class HostProcess:
-    """An engine in a process (transfer_host_process.py); commands and answers in order."""
+    """A process that a test drives, by default one with an engine; commands and answers in order."""
 
-    def __init__(self, config: dict[str, Any], netns: str = "") -> None:
+    def __init__(
+        self, config: dict[str, Any], netns: str = "", module: str = "tests.integration.transfer_host_process"
+    ) -> None:
         """Returns at once; the first ``ask`` waits until the process is up. ``netns``: where it lives."""
         inside = ["ip", "netns", "exec", netns] if netns else []
         self._process = subprocess.Popen(
-            [*inside, sys.executable, str(_SCRIPT), json.dumps(config)],
+            [*inside, sys.executable, "-m", module, json.dumps(config)],
+            cwd=_ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -15,6 +15,7 @@ from pinyon.store.reader import LEASE_SLACK_S, BlockReader
 from pinyon.transfer import TransferEngine, TransferRequest, TransferResult
 from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, serving
 
+
 class Place:
     """The reader's side."""
 

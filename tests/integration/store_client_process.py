@@ -1,0 +1,57 @@
+"""A process with one store client, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
+
+``python -m tests.integration.store_client_process CONFIG``, CONFIG a JSON object: ``redis_url``, ``slots``, and settings
+of the transfer engine. See :class:`tests.integration.transfer_hosts.HostProcess`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from tests.integration.kvstore_parts import Client, client_of
+from tests.integration.transfer_host_process import die_with_parent
+
+
+class StoreHost:
+    """Each ``do_*`` method is one command; its arguments and its answer are JSON values."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def do_put(self, count: int) -> dict[str, Any]:
+        result = await self._client.put(range(count))
+        return {"outcomes": [outcome.value for outcome in result.outcomes]}
+
+    async def do_get(self, count: int) -> dict[str, Any]:
+        """Checks the content of what arrives."""
+        await self._client.until_listed(range(count))
+        return {"arrived": sum(await self._client.get(range(count)))}
+
+    async def do_fetch(self, address: str, count: int) -> dict[str, Any]:
+        """Past the metadata, as workers read from each other."""
+        return {"arrived": await self._client.fetch(address, range(count))}
+
+    async def do_paths(self) -> dict[str, Any]:
+        """Bytes moved so far by ``transport local-nic remote-nic``."""
+        return {"bytes": {" ".join(one.path): one.nbytes for one in self._client.engine.stats().paths}}
+
+
+async def run(config: dict[str, Any]) -> None:
+    async with client_of(**config) as client:
+        host = StoreHost(client)
+        print(json.dumps({"ready": True}), flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            command = json.loads(line)
+            try:
+                answer = await getattr(host, "do_" + command.pop("op"))(**command)
+            except Exception as error:
+                answer = {"error": repr(error)}
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    asyncio.run(run(json.loads(sys.argv[1])))

@@ -1,0 +1,237 @@
+"""Which way KV takes between a store node or a worker and who reads and writes there: shared memory on one host, all
+NICs between two. The nodes are processes, and the two hosts network namespaces with four NICs each."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import redis
+
+from pinyon.core.request import SamplingParams
+from pinyon.runtime.redis_server import embedded_redis_executable, find_redis
+from pinyon.transfer import TransferEngine
+from pinyon.transfer.transports.shm.cma import shm_available
+from services.cluster import ServiceProcess
+from tests.integration.kvstore_parts import OBJECT, client_of
+from tests.integration.transfer_hosts import (
+    HostProcess,
+    Rails,
+    carried,
+    eventually,
+    why_no_rails,
+    why_no_shaping,
+)
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, peer_span, submission
+
+NO_SHM = shm_available() or ""
+shm = pytest.mark.skipif(bool(NO_SHM), reason=NO_SHM)
+NO_RAILS = why_no_rails() or why_no_shaping()
+rails = pytest.mark.skipif(bool(NO_RAILS), reason=NO_RAILS)
+
+START_S = 60.0
+MIB = 1 << 20
+NICS = ("eth0", "eth1", "eth2", "eth3")
+MANY = 32 * MIB // OBJECT
+
+
+def moved(engine: TransferEngine) -> dict[str, int]:
+    """Bytes by transport, as initiator."""
+    by_transport: dict[str, int] = {}
+    for one in engine.stats().paths:
+        by_transport[one.path.transport] = by_transport.get(one.path.transport, 0) + one.nbytes
+    return by_transport
+
+
+def scraped(service: ServiceProcess, metric: str) -> float:
+    with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=10) as reply:
+        (line,) = [line for line in reply.read().decode().splitlines() if line.startswith(metric + " ")]
+    return float(line.split()[1])
+
+
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[Callable[..., ServiceProcess]]:
+    processes: list[ServiceProcess] = []
+
+    def start(redis_url: str, *arguments: str, netns: str = "") -> ServiceProcess:
+        given = ["--instance-id", "kv-0", "--redis-url", redis_url, "--pool-mib", "64", "--node-lease-s", "60"]
+        inside = ("ip", "netns", "exec", netns) if netns else ()
+        process = ServiceProcess("kv-0", "services.kvstore", [*given, *arguments], tmp_path / "kv-0", inside)
+        processes.append(process)
+        process.spawn()
+        process.wait_ready(time.monotonic() + START_S)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    server = find_redis()
+    yield server.url
+    server.close()
+
+
+@shm
+async def test_on_one_host_the_store_is_written_and_read_by_shared_memory(
+    redis_url: str, start_node: Callable[..., ServiceProcess]
+) -> None:
+    node = start_node(redis_url)
+    async with client_of(redis_url) as client:
+        assert all((await client.put(range(8))).present)
+        assert moved(client.engine) == {"shm": 8 * OBJECT}
+        await client.until_listed(range(8))
+        assert await client.get(range(8)) == [True] * 8
+        assert moved(client.engine) == {"shm": 16 * OBJECT}
+        # The node copies what is put, and takes no part in what is read.
+        assert scraped(node, "pinyon_transfer_served_written_bytes_total") == 8 * OBJECT
+        assert scraped(node, "pinyon_transfer_served_read_bytes_total") == 0
+
+
+async def test_who_is_told_to_use_tcp_uses_it(redis_url: str, start_node: Callable[..., ServiceProcess]) -> None:
+    node = start_node(redis_url)
+    async with client_of(redis_url, transfer_transports="tcp") as client:
+        assert all((await client.put(range(8))).present)
+        await client.until_listed(range(8))
+        assert await client.get(range(8)) == [True] * 8
+        assert moved(client.engine) == {"tcp": 16 * OBJECT}
+        assert scraped(node, "pinyon_transfer_served_written_bytes_total") == 8 * OBJECT
+        assert scraped(node, "pinyon_transfer_served_read_bytes_total") == 8 * OBJECT
+
+
+@shm
+async def test_a_new_life_of_a_node_is_reached_by_shared_memory_too(
+    redis_url: str, start_node: Callable[..., ServiceProcess]
+) -> None:
+    first = start_node(redis_url)
+    async with client_of(redis_url) as client:
+        assert all((await client.put(range(4))).present)
+        first.kill()
+        start_node(redis_url, "--listen", first.endpoints["grpc"], "--transfer-listen", first.endpoints["transfer"])
+        client.store._nodes_until_s = 0.0
+        assert await client.get(range(4)) == [False] * 4
+        assert all((await client.put(range(4))).present)
+        await client.until_listed(range(4))
+        assert await client.get(range(4)) == [True] * 4
+        assert moved(client.engine) == {"shm": 12 * OBJECT}
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+@shm
+async def test_on_one_host_workers_read_from_each_other_by_shared_memory(fleet: Fleet) -> None:
+    """From one that never pushed to the reader, so that the answer to Acquire is all that is known of it."""
+    p, d = await fleet.pair()
+    other = await fleet.start("prefill", "p1")
+    client = await fleet.client(d)
+    ask = (list(range(32, 32 + 10 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=2, ignore_eos=True))
+    (answer,) = await client.submit(submission(*ask, prefill=p, decode=d))
+    await answer.wait()
+    (answer,) = await client.submit(submission(*ask, prefill=other, decode=d, fetches=[peer_span(p, 0, 10)]))
+    await answer.wait()
+    assert answer.last.usage.cached_peer_tokens == 10 * BLOCK_TOKENS
+    read = other.transfer.stats().read_bytes
+    assert read == 10 * other.served.layout.block_bytes
+    assert moved(other.transfer).keys() == {"shm"}
+    await fleet.idle()
+
+
+@pytest.fixture
+def two_hosts(
+    start_node: Callable[..., ServiceProcess], tmp_path: Path
+) -> Iterator[tuple[ServiceProcess, HostProcess]]:
+    """A store node (and Redis) on the far host, a store client on the near one, both with four NICs."""
+    hosts = Rails()
+    processes: list[HostProcess] = []
+    redis_process: subprocess.Popen[bytes] | None = None
+    try:
+        for rail in range(hosts.count):
+            hosts.shape(rail, 480)  # slow enough that each NIC is needed
+        near, far = hosts.names["near"], hosts.names["far"]
+        redis_process = redis_inside(far, tmp_path / "redis.sock")
+        url = "redis://10.77.0.2:6379/0"
+        nics = ",".join(NICS)
+        listen = ("--listen", "10.77.0.2:0", "--transfer-listen", "10.77.0.2:0", "--metrics-listen", "")
+        node = start_node(url, *listen, "--transfer-nics", nics, netns=far)
+        config = {"redis_url": url, "slots": MANY, "transfer_listen": "10.77.0.1:0", "transfer_nics": nics}
+        processes.append(HostProcess(config, near, "tests.integration.store_client_process"))
+        yield node, processes[0]
+    finally:
+        for process in processes:
+            process.close()
+        if redis_process is not None:
+            redis_process.kill()
+            redis_process.wait(START_S)
+        hosts.close()
+
+
+def redis_inside(netns: str, door: Path) -> subprocess.Popen[bytes]:
+    """A Redis at 10.77.0.2:6379 of the namespace, that answers. ``door`` is its Unix socket, for us outside."""
+    wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "KILL"]
+    executable = shutil.which("redis-server") or embedded_redis_executable()
+    assert executable, "no redis-server"
+    bind = ("--bind", "10.77.0.2", "--port", "6379", "--unixsocket", str(door), "--protected-mode", "no")
+    process = subprocess.Popen(
+        [*(wrapper if wrapper[0] else ()), *("ip", "netns", "exec", netns), executable, *bind, "--save", ""],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=door.parent,
+    )
+
+    def answers() -> bool:
+        assert process.poll() is None, "Redis has ended"
+        try:
+            with redis.Redis(unix_socket_path=str(door)) as connection:
+                return bool(connection.ping())
+        except redis.RedisError:
+            return False
+
+    eventually(answers, "Redis answers")
+    return process
+
+
+@rails
+@pytest.mark.slow
+def test_between_two_hosts_the_store_is_written_and_read_over_all_nics(
+    two_hosts: tuple[ServiceProcess, HostProcess],
+) -> None:
+    node, client = two_hosts
+    nbytes = MANY * OBJECT
+    assert set(client.ask("put", count=MANY)["outcomes"]) == {"stored"}
+    put = Shares(client, {}, {})
+    put.are_all_used(nbytes)
+    assert client.ask("get", count=MANY) == {"arrived": MANY}
+    get = Shares(client, put.paths, put.wire)
+    get.are_all_used(nbytes)
+    assert client.ask("fetch", address=node.endpoints["grpc"], count=MANY) == {"arrived": MANY}
+    Shares(client, get.paths, get.wire).are_all_used(nbytes)
+
+
+class Shares:
+    """What each way has carried since an earlier look: by the engine's own account, and by the interface's counters."""
+
+    def __init__(self, client: HostProcess, paths: dict[str, int], wire: dict[str, int]) -> None:
+        self.paths: dict[str, int] = client.ask("paths")["bytes"]
+        self.wire = carried(client.pid)
+        self._by_path = {path: nbytes - paths.get(path, 0) for path, nbytes in self.paths.items()}
+        self._by_nic = {nic: nbytes - wire.get(nic, 0) for nic, nbytes in self.wire.items()}
+
+    def are_all_used(self, nbytes: int) -> None:
+        print(self._by_path, self._by_nic)
+        assert set(self._by_path) == {f"tcp {nic} {nic}" for nic in NICS}
+        assert sum(self._by_path.values()) == nbytes
+        assert min(self._by_path.values()) >= MIB
+        assert min(self._by_nic.values()) >= MIB
