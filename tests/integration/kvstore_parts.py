@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
-from pinyon.store.client import PutResult, StoreClient
+from pinyon.store.client import NODES_FRESH_S, PutOutcome, PutResult, StoreClient
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
 from pinyon.transfer import Region
@@ -91,7 +92,14 @@ class Client:
         self.memory = bytearray(slots * OBJECT)
         self.region: Region = self.engine.register_local_memory(self.memory)
         self.reader = BlockReader(self.engine)
-        self.store = StoreClient(self.engine, StoreMetadata(redis_url), self.reader)
+        self._ahead_s = 0.0
+        # Redis gets all the time there is: that it answers slowly is no case here, and that it has gone shows at once.
+        metadata = StoreMetadata(redis_url, timeout_s=WAIT_S)
+        self.store = StoreClient(self.engine, metadata, self.reader, clock=lambda: time.monotonic() + self._ahead_s)
+
+    def forget_nodes(self) -> None:
+        """Let the time pass for which a list of nodes is believed."""
+        self._ahead_s += NODES_FRESH_S
 
     async def close(self) -> None:
         await self.store.close()
@@ -108,6 +116,11 @@ class Client:
 
     async def put(self, numbers: Sequence[int]) -> PutResult:
         return await self.store.put(self.fill(numbers), OBJECT, WAIT_S)
+
+    async def stored(self, numbers: Sequence[int]) -> None:
+        """Put objects that the store lacks."""
+        result = await self.put(numbers)
+        assert result.outcomes == (PutOutcome.STORED,) * len(numbers)
 
     def slot(self, slot: int) -> bytes:
         return bytes(self.memory[slot * OBJECT : (slot + 1) * OBJECT])

@@ -1,7 +1,7 @@
 """A process with one store client, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
 
-``python -m tests.integration.store_client_process CONFIG``, CONFIG a JSON object: ``redis_url``, ``slots``, and settings
-of the transfer engine. See :class:`tests.integration.transfer_hosts.HostProcess`.
+``python -m tests.integration.store_client_process CONFIG``, CONFIG a JSON object: ``redis_url``, ``slots``, and what the
+transfer engine is to be set to. See :class:`tests.integration.transfer_hosts.HostProcess`.
 """
 
 from __future__ import annotations

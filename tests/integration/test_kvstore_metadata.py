@@ -14,7 +14,7 @@ from pinyon.runtime.redis_server import RedisServer, find_redis
 from pinyon.store.metadata import BATCH, Life, NodeRecord, StoreMetadata
 from services.cluster import ServiceProcess
 from services.kvstore.settings import KvStoreSettings
-from tests.integration.kvstore_parts import OBJECT, WAIT_S, client_of, empty, eventually, key, running_node
+from tests.integration.kvstore_parts import WAIT_S, client_of, empty, eventually, key, running_node
 
 BOOT, OTHER = "a" * 32, "b" * 32
 NODE = NodeRecord("kv-0", BOOT, "127.0.0.1:1", 1 << 20)
@@ -155,30 +155,21 @@ async def test_redis_may_go_and_come_back_empty() -> None:
     server = find_redis()
     port = int(server.url.rpartition(":")[2].partition("/")[0])
     try:
-        async with (
-            running_node(server.url, node_lease_s=0.3, redis_timeout_s=0.3) as node,
-            client_of(server.url) as client,
-        ):
-            await client.put([1, 2])
+        async with running_node(server.url, node_lease_s=3.0) as node, client_of(server.url) as client:
+            assert [each.life for each in await client.store.nodes()] == [Life("kv-0", node.node.boot_id)]
+            await client.stored([1, 2])
             await client.until_listed([1, 2])
             await asyncio.to_thread(server.close)
-            client.store._nodes_until_s = 0.0
+            client.forget_nodes()
             with pytest.raises(Unavailable):
                 await client.put([3])
             # who knows the node still reads from it
-            keys = [key(1), key(2)]
-            assert await client.reader.fetch(node.address, keys, client.region, [0, OBJECT], OBJECT, WAIT_S) == 2
+            assert await client.fetch(node.address, [1, 2]) == 2
             await eventually(lambda: node.figure("metadata_failures_total"), "the node has noticed")
             node.node.remove([key(2)])
             server = await asyncio.to_thread(find_redis, "", port)
-            async with asyncio.timeout(WAIT_S):
-                while True:
-                    try:
-                        await client.until_listed([1])
-                        await client.until_listed([2], replicas=0)
-                        break
-                    except Unavailable:
-                        await asyncio.sleep(0.01)
+            await client.until_listed([1])  # at the node's next renewal
+            await client.until_listed([2], replicas=0)
             assert not node.context.stopping.is_set()
             assert await client.get([1]) == [True]
     finally:
@@ -218,7 +209,7 @@ async def test_a_killed_node_is_a_miss_and_its_next_life_starts_empty(
     numbers = range(32)
     async with client_of(redis_server.url) as client:
         for number in numbers:
-            await client.put([number])
+            await client.stored([number])
         await client.until_listed(numbers)
         await asyncio.to_thread(first.kill)  # its lease of 60 s stays
         arrived = await client.get(numbers)
@@ -226,10 +217,10 @@ async def test_a_killed_node_is_a_miss_and_its_next_life_starts_empty(
         lost = [number for number, whole in zip(numbers, arrived, strict=True) if not whole]
         assert all(await client.get([number for number in numbers if number not in lost]))
         again = await asyncio.to_thread(spawn, "kv-0")
-        client.store._nodes_until_s = 0.0
+        client.forget_nodes()
         assert await client.listed(lost) == [0] * len(lost)
         for number in lost:
-            assert any((await client.put([number])).present)
+            await client.stored([number])
         await client.until_listed(numbers)
         assert await client.get(numbers) == [True] * len(numbers)
         assert again.alive

@@ -86,7 +86,7 @@ async def test_on_one_host_the_store_is_written_and_read_by_shared_memory(
 ) -> None:
     node = start_node(redis_url)
     async with client_of(redis_url) as client:
-        assert all((await client.put(range(8))).present)
+        await client.stored(range(8))
         assert moved(client.engine) == {"shm": 8 * OBJECT}
         await client.until_listed(range(8))
         assert await client.get(range(8)) == [True] * 8
@@ -99,7 +99,7 @@ async def test_on_one_host_the_store_is_written_and_read_by_shared_memory(
 async def test_who_is_told_to_use_tcp_uses_it(redis_url: str, start_node: Callable[..., ServiceProcess]) -> None:
     node = start_node(redis_url)
     async with client_of(redis_url, transfer_transports="tcp") as client:
-        assert all((await client.put(range(8))).present)
+        await client.stored(range(8))
         await client.until_listed(range(8))
         assert await client.get(range(8)) == [True] * 8
         assert moved(client.engine) == {"tcp": 16 * OBJECT}
@@ -113,12 +113,12 @@ async def test_a_new_life_of_a_node_is_reached_by_shared_memory_too(
 ) -> None:
     first = start_node(redis_url)
     async with client_of(redis_url) as client:
-        assert all((await client.put(range(4))).present)
+        await client.stored(range(4))
         first.kill()
         start_node(redis_url, "--listen", first.endpoints["grpc"], "--transfer-listen", first.endpoints["transfer"])
-        client.store._nodes_until_s = 0.0
+        client.forget_nodes()
         assert await client.get(range(4)) == [False] * 4
-        assert all((await client.put(range(4))).present)
+        await client.stored(range(4))
         await client.until_listed(range(4))
         assert await client.get(range(4)) == [True] * 4
         assert moved(client.engine) == {"shm": 12 * OBJECT}

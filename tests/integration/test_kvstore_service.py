@@ -73,8 +73,7 @@ async def test_put_get_exists_remove_over_two_nodes(redis_url: str) -> None:
     ):
         assert [node.node_id for node in await client.store.nodes()] == ["kv-0", "kv-1"]
         for start in range(0, 24, 4):
-            result = await client.put(range(start, start + 4))
-            assert result.count(PutOutcome.STORED) == 4
+            await client.stored(range(start, start + 4))
         await client.until_listed(range(24))
         assert len(first.node.table) % 4 == len(second.node.table) % 4 == 0, "one put goes to one node"
         assert len(first.node.table)
@@ -90,7 +89,7 @@ async def test_put_get_exists_remove_over_two_nodes(redis_url: str) -> None:
 
 async def test_what_the_store_has_is_not_sent_again(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.put([1, 2])
+        await client.stored([1, 2])
         await client.until_listed([1, 2])
         result = await client.put([1, 2, 3, 3])
         expected = [PutOutcome.EXISTS, PutOutcome.EXISTS, PutOutcome.STORED, PutOutcome.EXISTS]
@@ -111,7 +110,8 @@ async def test_affinity_keeps_a_prompt_on_one_node(redis_url: str) -> None:
         client_of(redis_url) as client,
     ):
         for number in range(8):
-            await client.store.put(client.fill([number]), OBJECT, WAIT_S, affinity=key(0))
+            result = await client.store.put(client.fill([number]), OBJECT, WAIT_S, affinity=key(0))
+            assert result.outcomes == (PutOutcome.STORED,)
         assert sorted((len(first.node.table), len(second.node.table))) == [0, 8]
 
 
@@ -142,12 +142,12 @@ async def test_nobody_reads_wrong_bytes_while_everything_is_evicted(redis_url: s
 
 async def test_what_is_leased_is_neither_evicted_nor_overwritten(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.put([0, 1])
+        await client.stored([0, 1])
         acquire = kvstore_pb2.AcquireRequest(keys=key(0) + key(1) + key(77), lease_ms=60_000)
         lease = await call(node.address, READ, "Acquire", acquire)
         assert [block.index for block in lease.blocks] == [0, 1]
         for start in range(2, 2 + 2 * CAPACITY, 8):
-            await client.put(range(start, start + 8))
+            await client.stored(range(start, start + 8))
         result = await client.put(range(200, 200 + CAPACITY))
         assert result.count(PutOutcome.NO_SPACE) == 2
         await client.store.remove([key(1)])
@@ -166,12 +166,12 @@ async def test_what_is_leased_is_neither_evicted_nor_overwritten(redis_url: str)
         assert [client.slot(slot) for slot in range(2)] == [content(0), content(1)]
         assert (await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))).released
         assert node.nothing_is_left()
-        assert (await client.put(range(300, 300 + CAPACITY))).count(PutOutcome.STORED) == CAPACITY
+        await client.stored(range(300, 300 + CAPACITY))
 
 
 async def test_a_lease_ends_by_its_time(redis_url: str) -> None:
     async with running_node(redis_url, lease_max_s=0.05) as node, client_of(redis_url) as client:
-        await client.put([0])
+        await client.stored([0])
         lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0), lease_ms=60_000))
         assert lease.lease_ms == 50
         await eventually(node.nothing_is_left, "the lease is over")
@@ -182,7 +182,7 @@ async def test_a_lease_ends_by_its_time(redis_url: str) -> None:
 
 async def test_readers_cannot_write(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.put([0])
+        await client.stored([0])
         lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0)))
         segment = segment_from_proto(lease.segment)
         request = TransferRequest(Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, 0, OBJECT)
@@ -193,15 +193,19 @@ async def test_readers_cannot_write(redis_url: str) -> None:
 async def test_a_writer_that_dies_gives_its_room_back_and_cannot_write_late(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
         keys = b"".join(key(number) for number in range(CAPACITY))
-        start = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT, timeout_ms=50)
+        start = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT, timeout_ms=60_000)
         put = await call(node.address, STORE, "PutStart", start)
         assert node.figure("reserved_objects") == CAPACITY
+        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id))
+        start.timeout_ms = 50
+        put = await call(node.address, STORE, "PutStart", start)
+        assert {slot.state for slot in put.slots} == {kvstore_pb2.PUT_SLOT_STATE_RESERVED}
         # The writer is silent until its time is up.
         await eventually(lambda: node.figure("open_puts") == 0, "the put timed out")
         assert node.figure("expired_puts_total") == 1
         assert node.figure("used_bytes") == 0
         # Others get the room …
-        await client.put(range(50, 50 + CAPACITY))
+        await client.stored(range(50, 50 + CAPACITY))
         # … and the late writer gets neither at it nor at an end for its put.
         segment = segment_from_proto(put.segment)
         late = TransferRequest(
@@ -237,7 +241,7 @@ async def test_a_cancelled_put_gives_its_room_back(redis_url: str) -> None:
 
 async def test_a_cancelled_get_gives_its_leases_back(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.put(range(8))
+        await client.stored(range(8))
         keys, offsets = [key(number) for number in range(8)], [slot * OBJECT for slot in range(8)]
         cancelled = 0
         for turns in range(60):
@@ -255,13 +259,13 @@ async def test_a_cancelled_get_gives_its_leases_back(redis_url: str) -> None:
 async def test_a_node_that_stops_is_found_no_more_and_leaves_nothing_in_redis(redis_url: str) -> None:
     async with client_of(redis_url) as client:
         async with running_node(redis_url):
-            await client.put([1, 2])
+            await client.stored([1, 2])
             await client.until_listed([1, 2])
         metadata = client.store.metadata
         assert await metadata.nodes() == []
         assert await metadata.lives() == set()
         assert await metadata._redis.keys() == []
-        client.store._nodes_until_s = 0.0
+        client.forget_nodes()
         assert (await client.put([1])).outcomes == (PutOutcome.FAILED,)
         assert await client.get([1]) == [False]
 
@@ -275,7 +279,7 @@ async def test_what_an_earlier_life_listed_is_void_and_is_cleaned_up(redis_url: 
     async with running_node(redis_url) as node, client_of(redis_url) as client:
         assert await client.listed(range(20)) == [0] * 20
         assert await client.get([0, 1]) == [False, False]
-        assert (await client.put([0, 1])).count(PutOutcome.STORED) == 2
+        await client.stored([0, 1])
         await client.until_listed([0, 1])
         await eventually(lambda: node.figure("metadata_purged_blocks_total") == 20, "the old entries are gone")
 
@@ -290,8 +294,8 @@ async def test_what_an_earlier_life_listed_is_void_and_is_cleaned_up(redis_url: 
 
 async def test_a_process_that_took_the_name_stops_the_older_one(redis_url: str) -> None:
     async with (
-        running_node(redis_url, node_lease_s=0.3) as older,
-        running_node(redis_url, node_lease_s=0.3) as newer,
+        running_node(redis_url) as older,  # finds out at its next renewal, well before the newer one's lease can end
+        running_node(redis_url) as newer,
         client_of(redis_url) as client,
     ):
         await asyncio.wait_for(older.context.stopping.wait(), WAIT_S)
@@ -307,7 +311,7 @@ async def test_a_dead_node_is_skipped_and_then_avoided(redis_url: str) -> None:
         await client.store.metadata.add(dead.life, [(key(500), OBJECT)])
         # numbers whose first choice is the dead node and numbers whose first choice is not
         for number in range(12):
-            assert (await client.put([number])).outcomes == (PutOutcome.STORED,)
+            await client.stored([number])
         assert len(node.node.table) == 12
         assert len(client.store._avoidance) == 1
         await client.until_listed([3])
@@ -356,7 +360,7 @@ async def test_the_conductor_knows_what_the_node_holds(redis_url: str) -> None:
     try:
         async with running_node(redis_url, conductor=address) as node, client_of(redis_url) as client:
             await eventually(lambda: node.figure("report_sessions"), "registered")
-            await client.put([1, 2, 3])
+            await client.stored([1, 2, 3])
             await until_held([1, 2, 3, 4], 3)
             await client.store.remove([key(2)])
             await until_held([1, 2, 3, 4], 1)
