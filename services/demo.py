@@ -6,7 +6,9 @@ It starts the suite, talks to it over OpenAI's HTTP like any client, and fails i
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
+import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -20,14 +22,19 @@ from rich.live import Live
 from rich.table import Table
 
 from pinyon.core.errors import PinyonError, Unavailable
+from pinyon.transfer.transports.shm.cma import shm_available
 from services.cluster import ROOT, ClusterSpec, LocalCluster
+from services.scrape import Scrape
 
-__all__ = ["BATCH_CONCURRENCY", "Outcome", "demo_documents", "demo_requests", "run_demo"]
+__all__ = ["BATCH_CONCURRENCY", "Outcome", "demo_documents", "demo_requests", "run_demo", "show_ways"]
 
 MODEL = "pinyon-tiny"
 REQUEST_S = 60.0
 BATCH_CONCURRENCY = 2
 DOCUMENT_BYTES = 2600
+MAX_LOG_LINES = 100_000
+OTHER_WAYS_SHARE = 0.01
+"""Of the bytes; the transfer engine itself now and then tries whether another way is faster."""
 TURNS = (
     "Read this and say what the project is about:\n{document}",
     "Which parts does it have?",
@@ -242,6 +249,35 @@ def _verdict(console: Console, reused: list[Outcome], computed: list[Outcome]) -
     return True
 
 
+def show_ways(console: Console, cluster: LocalCluster) -> None:
+    """Which way the KV of both runs took, by the metrics of those who moved it."""
+    metrics = Scrape(cluster)
+    moved = {name: metrics.labelled("pinyon_transfer_path_bytes_total", name) for name in ("shm", "rdma", "tcp")}
+    ways = ", ".join(f"{_megabytes(nbytes)} by {name}" for name, nbytes in moved.items() if nbytes or name != "rdma")
+    stored, read = (metrics.total(f"pinyon_kvstore_{name}_bytes_total") for name in ("put", "get"))
+    store = f"{_megabytes(stored)} of it into the KV store, {_megabytes(read)} out of it"
+    console.print(f"KV moved between processes: {ways}; {store}.")
+    if moved["tcp"] > OTHER_WAYS_SHARE * sum(moved.values()):
+        console.print(f"Not by shm, though all are on this host: {_why_not_shm(cluster)}", markup=False)
+
+
+def _megabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.1f} MB"
+
+
+def _why_not_shm(cluster: LocalCluster) -> str:
+    """Of this process, which is like those of the suite, or by what they logged."""
+    unavailable = shm_available()
+    if unavailable:
+        return unavailable
+    for service in cluster.services.values():
+        with service.log_path.open(errors="replace") as log:
+            for line in itertools.islice(log, MAX_LOG_LINES):
+                if found := re.search(r"not using shm with a peer on this host: (.+)", line):
+                    return found[1]
+    return "no log says why; were other transports named in the environment?"
+
+
 def run_demo(log_dir: Path | None = None) -> int:
     """Run it; the exit status is 0 only if every answer is the same with and without reuse."""
     console = Console(width=None if Console().is_terminal else 110)
@@ -256,6 +292,7 @@ def run_demo(log_dir: Path | None = None) -> int:
         reused = _run(console, address, "With reuse", no_reuse=False)
         computed = _run(console, address, "The same without reuse", no_reuse=True)
         good = _verdict(console, reused, computed)
+        show_ways(console, cluster)
     except (PinyonError, OSError) as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False)
         return 1

@@ -18,7 +18,8 @@ from pinyon.core.layout import KvLayout
 from pinyon.runtime.redis_server import find_redis
 from services.cluster import LocalCluster, ServiceProcess
 from services.lb.auth import PUBLIC_TENANT
-from tests.cluster.observe import Scrape, wait_idle
+from services.scrape import Scrape
+from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 
 WAIT_S = 30.0

@@ -1,47 +1,12 @@
-"""Looking at a running cluster from outside: its metrics, and whether anything is left when it is idle."""
+"""Whether anything is left on a running cluster when it is idle."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import urllib.request
-from collections.abc import Collection
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from services.cluster import LocalCluster
-
-
-class Scrape:
-    """The metrics of every living service of a cluster, or of those in ``only``, at one moment."""
-
-    def __init__(self, cluster: LocalCluster, only: Collection[str] | None = None) -> None:
-        self.samples: dict[tuple[str, str, tuple[str, ...]], float] = {}
-        for name, service in cluster.services.items():
-            if not service.alive or (only is not None and name not in only):
-                continue
-            with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=5) as reply:
-                for family in text_string_to_metric_families(reply.read().decode()):
-                    for sample in family.samples:
-                        key = (name, sample.name, tuple(sample.labels.values()))
-                        self.samples[key] = self.samples.get(key, 0.0) + sample.value
-
-    def total(self, metric: str) -> float:
-        """Sum over services and labels. A metric nobody has is an error: a misspelt name must not read as zero."""
-        values = [value for (_, name, _), value in self.samples.items() if name == metric]
-        assert values, f"no service has a metric {metric}"
-        return sum(values)
-
-    def of(self, service: str, metric: str) -> float:
-        """Sum over the labels of one service's metric; it must have it."""
-        values = [value for (owner, name, _), value in self.samples.items() if (owner, name) == (service, metric)]
-        assert values, f"{service} has no metric {metric}"
-        return sum(values)
-
-    def labelled(self, metric: str, label: str) -> float:
-        """Sum over services of the samples with this label value; 0 where it has not occurred yet."""
-        return sum(value for (_, name, labels), value in self.samples.items() if name == metric and label in labels)
-
+from services.scrape import Scrape
 
 # What must be zero when nothing is going on, on every service: a slot, lease, buffer or queue entry that was left.
 IDLE_GAUGES = (

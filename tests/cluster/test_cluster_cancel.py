@@ -13,7 +13,8 @@ import pytest
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from services.cluster import ClusterSpec, LocalCluster
-from tests.cluster.observe import Scrape, wait_idle
+from services.scrape import Scrape
+from tests.cluster.observe import wait_idle
 
 SEED = 77
 

@@ -10,7 +10,8 @@ import grpc
 
 from pinyon.api.lb.v1 import lb_pb2_grpc
 from services.cluster import ClusterSpec, LocalCluster
-from tests.cluster.observe import Scrape, wait_idle
+from services.scrape import Scrape
+from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 
 SEED = 20260

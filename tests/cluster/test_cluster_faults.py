@@ -16,6 +16,7 @@ import pytest
 from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.runtime.interceptors import ERROR_METADATA_KEY, error_from_rpc
 from services.cluster import ClusterSpec, LocalCluster
+from services.scrape import Scrape
 from tests.cluster.fault_tools import (
     WAIT_S,
     WORKERS,
@@ -37,7 +38,7 @@ from tests.cluster.fault_tools import (
     value,
     whole,
 )
-from tests.cluster.observe import Scrape, wait_idle
+from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 
 SEED = 4711

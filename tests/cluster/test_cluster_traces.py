@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from services.cluster import ClusterSpec, LocalCluster
-from tests.cluster.observe import Scrape
+from services.scrape import Scrape
 
 
 class Span(NamedTuple):

@@ -1,6 +1,6 @@
 """A process with one store client, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
 
-``python -m tests.integration.store_client_process CONFIG``, CONFIG a JSON object: ``redis_url``, ``slots``, and what the
+``python -m tests.integration.store_client_process CONFIG``, CONFIG a JSON object: ``redis_url``, ``slots`` and what the
 transfer engine is to be set to. See :class:`tests.integration.transfer_hosts.HostProcess`.
 """
 

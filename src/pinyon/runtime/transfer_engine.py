@@ -127,8 +127,14 @@ def _tls(settings: TransferSettings) -> TlsFiles | None:
 _COUNTERS: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
     "read_bytes": ("Bytes read from peers", lambda stats: stats.read_bytes),
     "written_bytes": ("Bytes written to peers", lambda stats: stats.written_bytes),
-    "served_read_bytes": ("Bytes that peers read here", lambda stats: stats.served_read_bytes),
-    "served_written_bytes": ("Bytes that peers wrote here", lambda stats: stats.served_written_bytes),
+    "served_read_bytes": (
+        "Bytes that this process sent to peers that read here (tcp; shm and RDMA reads pass it by)",
+        lambda stats: stats.served_read_bytes,
+    ),
+    "served_written_bytes": (
+        "Bytes that this process took from peers that wrote here (tcp, shm; RDMA writes pass it by)",
+        lambda stats: stats.served_written_bytes,
+    ),
     "served_refusals": ("Ranges refused to peers", lambda stats: stats.served_refusals),
     "protocol_errors": ("Links closed because of what came over them", lambda stats: stats.protocol_errors),
     "auth_failures": ("Links refused because of the cluster secret", lambda stats: stats.auth_failures),

@@ -71,9 +71,9 @@ class TransferStats:
     """Completed, as initiator."""
     written_bytes: int = 0
     served_read_bytes: int = 0
-    """Sent to peers that READ from us."""
+    """Sent to peers that READ from us: by tcp. By shm and RDMA they read without us."""
     served_written_bytes: int = 0
-    """Received from peers that WRITE to us."""
+    """Taken from peers that WRITE to us, by tcp and shm. By RDMA they write without us."""
     requests: dict[str, int] = field(default_factory=dict)
     """By final status, as initiator."""
     failures: dict[str, int] = field(default_factory=dict)

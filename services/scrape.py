@@ -1,0 +1,45 @@
+"""A running cluster's metrics, from outside: for the demo and the tests."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Collection
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.cluster import LocalCluster
+
+__all__ = ["Scrape"]
+
+
+class Scrape:
+    """The metrics of every living service of a cluster, or of those in ``only``, at one moment."""
+
+    def __init__(self, cluster: LocalCluster, only: Collection[str] | None = None) -> None:
+        self.samples: dict[tuple[str, str, tuple[str, ...]], float] = {}
+        for name, service in cluster.services.items():
+            if not service.alive or (only is not None and name not in only):
+                continue
+            with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=5) as reply:
+                for family in text_string_to_metric_families(reply.read().decode()):
+                    for sample in family.samples:
+                        key = (name, sample.name, tuple(sample.labels.values()))
+                        self.samples[key] = self.samples.get(key, 0.0) + sample.value
+
+    def total(self, metric: str) -> float:
+        """Sum over services and labels. A metric nobody has is an error: a misspelt name must not read as zero."""
+        values = [value for (_, name, _), value in self.samples.items() if name == metric]
+        if not values:
+            raise LookupError(f"no service has a metric {metric}")
+        return sum(values)
+
+    def of(self, service: str, metric: str) -> float:
+        """Sum over the labels of one service's metric; it must have it."""
+        values = [value for (owner, name, _), value in self.samples.items() if (owner, name) == (service, metric)]
+        if not values:
+            raise LookupError(f"{service} has no metric {metric}")
+        return sum(values)
+
+    def labelled(self, metric: str, label: str) -> float:
+        """Sum over services of the samples with this label value; 0 where it has not occurred yet."""
+        return sum(value for (_, name, labels), value in self.samples.items() if name == metric and label in labels)
