@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-from pinyon.store.segments import segment_to_proto
+from pinyon.messages.segment import segment_to_proto
 from pinyon.transfer import TransferEngine
 
 WAIT_S = 20.0

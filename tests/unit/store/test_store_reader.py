@@ -9,7 +9,6 @@ import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
-from pinyon.messages.segment import segment_to_proto
 from pinyon.store.peers import Peers
 from pinyon.store.reader import LEASE_SLACK_S, BlockReader
 from pinyon.transfer import TransferEngine, TransferRequest, TransferResult
