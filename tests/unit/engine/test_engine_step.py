@@ -167,9 +167,9 @@ def test_builtin_model_is_quick_to_build_and_speaks_printable_gibberish() -> Non
     engine = create_engine("numpy", load_card(), 64, 32)
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.thread_time()  # whatever else runs on this machine
         create_engine("numpy", load_card(), 64, 32)
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     assert min(times) < 0.3
     tokenizer, eos = load_card().tokenizer, load_card().config.eos_token_ids[0]
     ended, distinct = 0, []

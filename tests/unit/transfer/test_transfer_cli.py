@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinyon.cli import main
 from pinyon.cli.transfer_commands import pack_target, parse_size, parse_target, size_text
 from pinyon.core.errors import InvalidArgument
 from pinyon.transfer import InvalidTransfer, RegionDescriptor, SegmentDescriptor
@@ -68,7 +69,9 @@ def test_bench_between_two_processes() -> None:
     assert path["bytes"] == moved
 
 
-def test_wrong_input_says_what_is_wrong() -> None:
+def test_wrong_input_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    done = pinyon("bench", "nonsense")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     for arguments, words in (
         (("bench", "nonsense"), "not a target"),
         (("bench", "--size", "big"), "not a size"),
@@ -78,7 +81,7 @@ def test_wrong_input_says_what_is_wrong() -> None:
         (("serve", "--secret-file", "/nonexistent/secret"), "cannot read"),
         (("serve", "--listen", "256.0.0.1:1"), "cannot listen"),
     ):
-        done = pinyon(*arguments)
-        assert done.returncode == 1
-        assert words in done.stderr
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert main(["transfer", *arguments]) == 1
+        said = capsys.readouterr().err
+        assert words in said
+        assert len(said.splitlines()) == 1, said

@@ -245,6 +245,7 @@ def test_one_reconnect_after_a_reset_and_it_fences_the_old_connection(engine) ->
         wire.pack_reply(wire.Frame(1, 1, 1, 100), b"\x09", 0),
         wire.pack_reply(wire.Frame(1, 1, 1, 100), b"\x01", 50),
     ],
+    ids=("noise", "other number", "other size", "empty refusal", "unknown refusal", "half done"),
 )
 def test_lying_answers_end_the_connection_and_write_nothing(engine, answer) -> None:
     def act(sock) -> None:
