@@ -10,10 +10,11 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
+from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.model import load_card
 from pinyon.routing.policies import ROUTING_POLICIES
-from pinyon.routing.queue import RequestQueue
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
@@ -47,6 +48,7 @@ class Lb:
     app: HttpApp
     http: HttpServer
     grpc: GrpcServer
+    journal: JournalFile | None
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
@@ -67,6 +69,8 @@ class Lb:
         await self.workers.close()
         await self.conductor.close()
         self.prompts.close()
+        if self.journal is not None:
+            self.journal.close()
 
 
 def build(
@@ -86,7 +90,9 @@ def build(
         view.update(message)
         workers.keep_only(view.addresses)
 
-    line = Line(RequestQueue(settings.in_flight_limit, settings.queue_limit), clock)
+    config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
+    journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
+    line = Line(FrontDecisions(config, journal).queue, clock)
     conductor = ConductorSession(
         settings.conductor, instance_id, on_instances, settings.conductor_timeout_s, lambda: line.in_flight
     )
@@ -128,7 +134,7 @@ def build(
         LbServicer(dispatcher, prompts, keys, settings.request_timeout_s, clock),
         lb_pb2.DESCRIPTOR.services_by_name["LbService"],
     )
-    return Lb(view, line, conductor, workers, prompts, dispatcher, app, http, server)
+    return Lb(view, line, conductor, workers, prompts, dispatcher, app, http, server, journal)
 
 
 async def run(settings: LbSettings, context: ServiceContext) -> None:

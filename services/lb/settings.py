@@ -7,12 +7,13 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from pinyon.routing.policies import ROUTING_POLICIES
-from pinyon.runtime.settings import Address, ServiceSettings, service_config
+from pinyon.runtime.journal_file import JournalSettings
+from pinyon.runtime.settings import Address, service_config
 
 __all__ = ["LbSettings"]
 
 
-class LbSettings(ServiceSettings):
+class LbSettings(JournalSettings):
     """The front door: OpenAI-compatible HTTP and gRPC, queue, placement, streams to the workers."""
 
     model_config = service_config("lb")

@@ -11,14 +11,15 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import BATCHING_POLICIES, StepLimits, StepPlan, StepScheduler
+from pinyon.batching import StepPlan
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
-from pinyon.eviction import EVICTION_POLICIES
+from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header
 from pinyon.messages.segment import segment_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.report_session import ReportSession
@@ -85,6 +86,7 @@ class Worker:
         self._clock = clock
         self._metrics = WorkerMetrics(registry)
         self._store: StoreClient | None = None
+        self._journal: JournalFile | None = None
         self._last_decode_s = 0.0
 
     # -- life
@@ -95,15 +97,9 @@ class Worker:
         self.transfer = start_transfer_engine(settings)
         # Peers may read what leases name; each prefill session gets a key of its own for writing.
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.READ)
-        cache = KvCache(
-            *(served.layout, served.pool_blocks, clock),
-            eviction=EVICTION_POLICIES.make(settings.eviction),
-            first_lease_id=1 + secrets.randbits(48),
-        )
-        limits = StepLimits(
-            settings.max_batch, settings.step_tokens, settings.prefill_chunk_tokens, settings.block_tokens
-        )
-        members = StepMembers(StepScheduler(BATCHING_POLICIES.make(settings.batching), limits))
+        decisions = self._decisions()
+        cache = KvCache(served.layout, decisions.pool, decisions.reservations, clock)
+        members = StepMembers(decisions.steps)
         engine_loop = EngineLoop(self.engine, members, clock, self._observe)
         self._reader = BlockReader(self.transfer)
         # Waiting for a layer holds up the whole step: fine where nobody decodes.
@@ -125,7 +121,7 @@ class Worker:
             telemetry=self._telemetry,
             clock=clock,
         )
-        self.prefills = Prefills(self.parts)
+        self.prefills = Prefills(self.parts, decisions.prompts)
         self.peers = PrefillPeers(self.parts, self.engine.pool.data)
         self.decodes = Decodes(self.parts, self.prefills, self.peers, self._metrics)
         self.sessions = LbSessions(self.decodes)
@@ -183,7 +179,27 @@ class Worker:
             await self._store.close()
         await self._reader.close()
         self.parts.cache.close()
+        if self._journal is not None:
+            self._journal.close()
         await asyncio.to_thread(self.transfer.close)
+
+    def _decisions(self) -> InstanceDecisions:
+        settings, served = self.settings, self.served
+        config = InstanceConfig(
+            pool_blocks=served.pool_blocks,
+            block_tokens=served.layout.block_tokens,
+            max_batch=settings.max_batch,
+            step_tokens=settings.step_tokens,
+            chunk_tokens=settings.prefill_chunk_tokens,
+            active_prefills=settings.active_prefills,
+            max_prefills=settings.max_prefills,
+            eviction=settings.eviction,
+            batching=settings.batching,
+            first_lease_id=1 + secrets.randbits(48),
+        )
+        header = journal_header(config, service="worker", instance_id=served.instance_id, role=served.role.value)
+        self._journal = settings.open_journal(JOURNAL_TYPES, header, self._clock)
+        return InstanceDecisions(config, self._journal)
 
     def load(self) -> InstanceLoad:
         """How busy it is now."""

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
+from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
 from services.worker.engines.profile import built_in_profiles, load_profile
@@ -24,7 +25,7 @@ def _profile(name: str) -> str:
     return name
 
 
-class WorkerSettings(TransferSettings):
+class WorkerSettings(TransferSettings, JournalSettings):
     """An engine instance that computes prompts, generates tokens, or both."""
 
     model_config = service_config("worker")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.request import Role
+from pinyon.decisions import replay_journal
 from tests.simulation.world import Plan, World
 
 MIXED = Plan()
@@ -52,6 +53,23 @@ def test_a_seed_is_a_history(mixed: World) -> None:
     same = played(MIXED, seed=1)
     assert (mixed.digest, mixed.counts) == (same.digest, same.counts)
     assert played(SMALL, seed=7).digest != played(SMALL, seed=8).digest
+
+
+def test_what_was_decided_is_decided_again_from_the_journals() -> None:
+    """One journal for the queue and for each boot of an instance, those that died included."""
+    world = played(Plan(**{**vars(SMALL), "journals": True}), seed=9)
+    assert len(world.journals) > 1 + len(SMALL.roles)
+    for name, lines in world.journals.items():
+        seen = replay_journal(lines)
+        assert (seen.calls, seen.differences) == (len(lines) - 1, []), name
+    lru = max((lines for name, lines in world.journals.items() if name != "lb"), key=len)
+    assert len(lru) > 1000
+    fifo = [lru[0].replace('"eviction":"lru"', '"eviction":"fifo"'), *lru[1:]]
+    assert replay_journal(fifo).different, "another policy decides the same of everything"
+
+
+def test_a_journal_changes_nothing() -> None:
+    assert played(Plan(**{**vars(SMALL), "journals": True}), seed=9).digest == played(SMALL, seed=9).digest
 
 
 @pytest.mark.parametrize("seed", range(20, 30))

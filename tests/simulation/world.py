@@ -15,16 +15,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from pinyon.batching import BatchRequest, Fcfs
-from pinyon.batching.prompt_queue import Prompt, PromptQueue
-from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler
+from pinyon.batching import BatchRequest, Prompt, PromptWork, StepPlan
 from pinyon.core.block_keys import BlockKey, pack_keys
 from pinyon.core.errors import PinyonError, Rejected, ResourceExhausted, Unavailable
+from pinyon.core.journal import Codec, Journal
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.eviction import Lru
-from pinyon.paging import BlockPool, LeaseTable
-from pinyon.paging.reservations import Grant, Reservation, Reservations
+from pinyon.decisions import (
+    JOURNAL_TYPES,
+    FrontConfig,
+    FrontDecisions,
+    InstanceConfig,
+    InstanceDecisions,
+    journal_header,
+)
+from pinyon.paging import Grant, Reservation
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
@@ -32,7 +37,6 @@ from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
-from pinyon.routing.queue import RequestQueue
 
 MODEL = "simulated"
 BLOCK = 16
@@ -57,6 +61,9 @@ class Plan:
     lease_s: float = 2.0
     room_timeout_s: float = 2.0
     ttft_slo_s: float = 1.5
+    eviction: str = "lru"
+    batching: str = "fcfs"
+    journals: bool = False
 
 
 @dataclass(eq=False)
@@ -104,10 +111,11 @@ class Instance:
     def __init__(self, world: World, name: str, boot: int, role: Role) -> None:
         self.name = name
         self.world = world
-        self.pool = BlockPool(world.plan.pool_blocks, Lru())
-        self.reservations = Reservations(self.pool, LeaseTable())
-        self.prompts = PromptQueue(self.pool, active=3, limit=64)
-        self.steps = StepScheduler(Fcfs(), StepLimits(16, 256, 128, BLOCK))
+        plan = world.plan
+        config = InstanceConfig(plan.pool_blocks, BLOCK, 16, 256, 128, 3, 64, plan.eviction, plan.batching)
+        decisions = InstanceDecisions(config, world.journal(f"{name}/{boot}", config))
+        self.pool, self.reservations = decisions.pool, decisions.reservations
+        self.prompts, self.steps = decisions.prompts, decisions.steps
         self.wanted: dict[int, Callable[[Reservation], None]] = {}
         self.jobs: dict[int, Attempt] = {}
         self.decodes: dict[int, Attempt] = {}
@@ -372,7 +380,9 @@ class World:
         self._numbers = itertools.count(1)
         self._digest = hashlib.sha256()
         self.counts: Counter[str] = Counter()
-        self.queue = RequestQueue(plan.lb_slots, plan.lb_queue)
+        self.journals: dict[str, list[str]] = {}
+        config = FrontConfig(plan.lb_slots, plan.lb_queue)
+        self.queue = FrontDecisions(config, self.journal("lb", config)).queue
         self.fleet = Fleet(BlockIndex(1 << 20), InFlightTable(100_000, 60.0, 600.0, 600.0), 16)
         self.scheduler = Scheduler(self.fleet, KvCacheCentric(KvCacheCentricSettings(1.0)))
         self.instances: dict[str, Instance] = {}
@@ -380,6 +390,14 @@ class World:
         self.requests: dict[int, Request] = {}
         for number, role in enumerate(plan.roles):
             self._boot(f"{role.value}-{number}", role)
+
+    def journal(self, name: str, config: InstanceConfig | FrontConfig) -> Journal | None:
+        """Where the named part's decisions are written, if they are."""
+        if not self.plan.journals:
+            return None
+        lines = self.journals[name] = []
+        header = journal_header(config, service=name)
+        return Journal(lambda line: lines.append(line + "\n"), lambda: self.now_s, Codec(JOURNAL_TYPES), header)
 
     # -- time
 

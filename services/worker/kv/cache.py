@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
-from pinyon.eviction import EvictionPolicy, Lru
-from pinyon.paging import BlockPool, Grant, LeaseTable, Reservation, Reservations
+from pinyon.paging import BlockPool, Grant, Reservation, Reservations
 
 __all__ = ["KvCache"]
 
@@ -18,18 +17,11 @@ __all__ = ["KvCache"]
 class KvCache:
     """Owned by the event loop's thread."""
 
-    def __init__(
-        self,
-        layout: KvLayout,
-        num_blocks: int,
-        clock: Clock,
-        *,
-        eviction: EvictionPolicy[int] | None = None,
-        first_lease_id: int = 1,
-    ) -> None:
+    def __init__(self, layout: KvLayout, pool: BlockPool, reservations: Reservations, clock: Clock) -> None:
         self.layout = layout
-        self.pool = BlockPool(num_blocks, Lru() if eviction is None else eviction)
-        self._reservations = Reservations(self.pool, LeaseTable(first_id=first_lease_id))
+        self.pool = pool
+        """To look at: whatever changes it goes through the reservations."""
+        self._reservations = reservations
         self._clock = clock
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Reservation]] = {}

@@ -19,10 +19,9 @@ __all__ = ["Prefills"]
 class Prefills:
     """Owned by the event loop's thread."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, queue: PromptQueue) -> None:
         self.parts = parts
-        settings = parts.settings
-        self.queue = PromptQueue(parts.cache.pool, active=settings.active_prefills, limit=settings.max_prefills)
+        self.queue = queue
         self._numbers = itertools.count(1)
         self._jobs: dict[int, PrefillJob] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}

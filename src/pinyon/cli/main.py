@@ -14,7 +14,7 @@ from pinyon import __version__
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.cli import topology, transfer_commands
+from pinyon.cli import journal, topology, transfer_commands
 from pinyon.runtime.channel import CHANNEL_OPTIONS
 
 __all__ = ["main"]
@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     send.add_argument("--timeout-s", type=float, default=120.0, help="default 120")
     send.set_defaults(run=generate)
 
+    journal.add_command(commands)
     topology.add_command(commands)
     transfer_commands.add_command(commands)
     return parser

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, Journal
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.settings import ServiceSettings, service_config
 
-__all__ = ["JournalFile"]
+__all__ = ["JournalFile", "JournalSettings"]
 
 BUFFER_BYTES = 1 << 16
 
 _log = get_logger("journal")
 
 
-class JournalFile:
+class JournalSettings(ServiceSettings):
+    """What a service that decides can be told about writing it down."""
+
+    model_config = service_config("service")
+
+    journal: str = Field("", description="file for what is decided and from which inputs; empty: none is written")
+    journal_mib: int = Field(256, ge=1, le=1 << 20, description="size at which the journal ends")
+
+    def open_journal(self, types: Iterable[type], header: Mapping[str, Any], clock: Clock) -> JournalFile | None:
+        """None when none is wanted. Raises as :class:`JournalFile` does."""
+        return JournalFile(self.journal, self.journal_mib << 20, types, header, clock) if self.journal else None
+
+
+class JournalFile(Journal):
     """Takes lines until ``limit_bytes``, then says so and takes no more; so it does when the disk refuses one.
 
     What is recorded goes on in either case: a journal is for looking back, nobody waits for it.
@@ -37,12 +53,14 @@ class JournalFile:
         self._path = path
         self._left = limit_bytes
         try:
-            self._file = Path(path).open("w", encoding="utf-8", buffering=BUFFER_BYTES)  # noqa: SIM115  # close()
+            # Nobody else's: block keys say who asked for the same.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(descriptor, "w", encoding="utf-8", buffering=BUFFER_BYTES)
         except OSError as error:
             raise InvalidArgument(f"cannot write {path}: {error.strerror}", field="journal") from None
-        self.journal = Journal(self._write, clock, Codec(types), header)
+        super().__init__(self._take, clock, Codec(types), header)
 
-    def _write(self, line: str) -> None:
+    def _take(self, line: str) -> None:
         if self._file.closed:
             return
         self._left -= len(line) + 1  # JSON without other than ASCII: characters are bytes

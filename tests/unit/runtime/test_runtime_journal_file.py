@@ -23,7 +23,7 @@ class Counter:
 def test_what_is_written_replays(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     file = JournalFile(str(path), 1 << 20, (), {"service": "test"})
-    counter = file.journal.record("counter", Counter(), ("add",))
+    counter = file.record("counter", Counter(), ("add",))
     for number in range(100):
         counter.add(number)
     file.close()
@@ -36,7 +36,7 @@ def test_what_is_written_replays(tmp_path: Path) -> None:
 def test_at_the_limit_the_file_ends_with_a_whole_line_and_the_module_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     file = JournalFile(str(path), 2000, (), {})
-    counter = file.journal.record("counter", Counter(), ("add",))
+    counter = file.record("counter", Counter(), ("add",))
     for _ in range(1000):
         counter.add(1)
     assert counter.total == 1000
@@ -51,7 +51,7 @@ def test_a_full_disk_ends_the_journal_and_nothing_else() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     file = JournalFile("/dev/full", 1 << 30, (), {})
-    counter = file.journal.record("counter", Counter(), ("add",))
+    counter = file.record("counter", Counter(), ("add",))
     for _ in range(10_000):
         counter.add(1)
     assert counter.total == 10_000

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pinyon.core.layout import KvLayout
-from services.worker.kv.cache import KvCache
+from tests.unit.worker.caches import new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]
@@ -20,7 +20,7 @@ def now():
 
 @pytest.fixture
 async def cache(now):
-    cache = KvCache(LAYOUT, 6, lambda: now[0])
+    cache = new_cache(LAYOUT, 6, lambda: now[0])
     yield cache
     cache.close()
     cache.check_integrity()
@@ -104,7 +104,7 @@ async def test_a_lease_ends_early(cache):
 
 
 async def test_the_timer_ends_leases_by_itself():
-    cache = KvCache(LAYOUT, 2, asyncio.get_running_loop().time)
+    cache = new_cache(LAYOUT, 2, asyncio.get_running_loop().time)
     held = cache.reserve([], 2).result()
     cache.publish(held.table, KEYS[:2])
     cache.lease(KEYS[:2], 0.01, allow_gaps=False)

@@ -9,8 +9,8 @@ import pytest
 from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.store.client import PutOutcome, PutResult
-from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import Storage
+from tests.unit.worker.caches import new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]
@@ -37,7 +37,7 @@ class Store:
 
 @pytest.fixture
 async def parts():
-    cache = KvCache(LAYOUT, 8, lambda: 0.0)
+    cache = new_cache(LAYOUT, 8, lambda: 0.0)
     blocks = cache.reserve([], 8).result().table
     cache.publish(blocks, KEYS)
     cache.release(blocks)
@@ -112,7 +112,7 @@ async def test_closing_in_the_middle_gives_everything_back(parts):
 
 
 async def test_no_store_takes_nothing():
-    cache = KvCache(LAYOUT, 2, lambda: 0.0)
+    cache = new_cache(LAYOUT, 2, lambda: 0.0)
     storage = Storage(cache, None, None, queue_blocks=3, timeout_s=1.0)
     storage.start()
     storage.offer(KEYS[:2], KEYS[0])

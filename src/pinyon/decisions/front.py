@@ -1,0 +1,29 @@
+"""What a load balancer decides by itself about its queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pinyon.core.journal import Journal
+from pinyon.routing.queue import RequestQueue
+
+__all__ = ["FrontConfig", "FrontDecisions"]
+
+QUEUE_INPUTS = ("enter", "leave", "cancel")
+
+
+@dataclass(frozen=True, slots=True)
+class FrontConfig:
+    """What the decisions depend on beside their inputs, in requests."""
+
+    slots: int
+    limit: int
+
+
+class FrontDecisions:
+    """The parts, wired. With a ``journal``, whatever they are told is written down."""
+
+    def __init__(self, config: FrontConfig, journal: Journal | None = None) -> None:
+        self.queue = RequestQueue(config.slots, config.limit)
+        if journal is not None:
+            self.queue = journal.record("queue", self.queue, QUEUE_INPUTS)

@@ -1,0 +1,46 @@
+"""Journals of a service's decisions: what their headers say, and their replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pinyon.batching import BatchRequest, Prompt, PromptWork, StepPlan
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.journal import Codec, Replay, replay
+from pinyon.core.request import RequestClass
+from pinyon.decisions.front import FrontConfig, FrontDecisions
+from pinyon.decisions.instance import InstanceConfig, InstanceDecisions
+from pinyon.paging import Grant, Reservation
+
+__all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
+
+JOURNAL_TYPES = (BatchRequest, Grant, Prompt, PromptWork, RequestClass, Reservation, StepPlan)
+"""The values that the decisions are told and that they answer."""
+
+_CONFIGS = {"instance": InstanceConfig, "front": FrontConfig}
+
+
+def journal_header(config: InstanceConfig | FrontConfig, **more: str) -> dict[str, Any]:
+    """``more`` is for people: which service wrote it."""
+    kind = next(kind for kind, one in _CONFIGS.items() if type(config) is one)
+    return {**more, "decisions": kind, "config": asdict(config)}
+
+
+def replay_journal(lines: Iterable[str]) -> Replay:
+    """See :func:`pinyon.core.journal.replay`."""
+    return replay(lines, _build, Codec(JOURNAL_TYPES))
+
+
+def _build(header: Mapping[str, Any]) -> Mapping[str, object]:
+    kind, config = header.get("decisions"), header.get("config")
+    try:
+        if kind == "instance":
+            instance = InstanceDecisions(InstanceConfig(**config))  # type: ignore[arg-type]  # that is what is tried
+            return {"reservations": instance.reservations, "prompts": instance.prompts, "steps": instance.steps}
+        if kind == "front":
+            return {"queue": FrontDecisions(FrontConfig(**config)).queue}  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"no configuration of {kind} decisions: {error}") from error
+    raise InvalidArgument(f"a journal of unknown decisions: {kind!r:.100}")

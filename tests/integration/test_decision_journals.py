@@ -1,0 +1,67 @@
+"""Live services write down what they decide, and it is decided again the same."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest_asyncio
+
+from pinyon.core.journal import Replay
+from pinyon.decisions import replay_journal
+from tests.integration.lb_harness import running_lb
+from tests.integration.test_worker_exactness import check, make_asks, run_all
+from tests.integration.worker_parts import Fleet, submission
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+def replayed(path: Path) -> Replay:
+    with path.open(encoding="utf-8") as lines:
+        seen = replay_journal(lines)
+    assert seen.differences == []
+    return seen
+
+
+async def test_a_pair_of_workers_decides_the_same_again(fleet: Fleet, tmp_path: Path) -> None:
+    """Pools that hold a few prompts only: evictions, waits for room, requests that are cancelled meanwhile."""
+    paths = {role: tmp_path / f"{role}.jsonl" for role in ("prefill", "decode")}
+    settings = {"blocks": 24, "prefill_chunk_tokens": 16, "max_batch": 2}
+    p = await fleet.start("prefill", "p0", journal=str(paths["prefill"]), **settings)
+    d = await fleet.start("decode", "d0", journal=str(paths["decode"]), **settings)
+    client = await fleet.client(d)
+    asks = make_asks(40, seed=24)
+    gone = await client.submit(*(submission(prompt, sampling, prefill=p, decode=d) for prompt, sampling in asks[:5]))
+    for answer in gone[::2]:
+        await client.cancel(answer)
+    check(asks, await run_all(client, p, d, asks))
+    for answer in gone:
+        await answer.wait()
+    await fleet.idle()
+    for worker in (d, p):
+        fleet.workers.remove(worker)
+        await worker.stop(0)
+    for role, path in paths.items():
+        assert path.stat().st_mode & 0o077 == 0, "block keys are nobody else's business"
+        seen = replayed(path)
+        assert seen.calls > 100, role
+        for module in ("reservations", "prompts"):
+            seen.modules[module].check_integrity()  # type: ignore[attr-defined]
+        assert seen.modules["reservations"].waiting == 0  # type: ignore[attr-defined]
+
+
+async def test_a_load_balancer_decides_the_same_again(tmp_path: Path) -> None:
+    path = tmp_path / "lb.jsonl"
+    async with running_lb(journal=str(path), in_flight_limit=2, queue_limit=2) as bench:
+        replies = await asyncio.gather(*(bench.complete(f"ask {number}", max_tokens=5) for number in range(12)))
+        await bench.idle()
+    assert {reply.status for reply in replies} == {200, 429}
+    seen = replayed(path)
+    entered = sum(reply.status == 200 for reply in replies)
+    assert seen.calls == len(replies) + entered
+    assert seen.modules["queue"].in_flight == 0  # type: ignore[attr-defined]

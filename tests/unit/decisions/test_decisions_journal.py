@@ -1,0 +1,101 @@
+"""What decisions are told is written down whole: nothing that changes them gets past a journal."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from pinyon.batching import PromptQueue, StepScheduler
+from pinyon.cli.main import main
+from pinyon.core.errors import InvalidArgument, ResourceExhausted
+from pinyon.core.journal import Codec, Journal
+from pinyon.decisions import (
+    JOURNAL_TYPES,
+    FrontConfig,
+    FrontDecisions,
+    InstanceConfig,
+    InstanceDecisions,
+    journal_header,
+    replay_journal,
+)
+from pinyon.decisions.front import QUEUE_INPUTS
+from pinyon.decisions.instance import PROMPT_INPUTS, RESERVATION_INPUTS, STEP_INPUTS
+from pinyon.paging import Reservations
+from pinyon.routing.queue import RequestQueue
+
+CONFIG = InstanceConfig(8, 16, 4, 64, 32, 2, 8)
+READS = {"check_integrity", "next_deadline"}
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (Reservations, RESERVATION_INPUTS),
+        (PromptQueue, PROMPT_INPUTS),
+        (StepScheduler, STEP_INPUTS),
+        (RequestQueue, QUEUE_INPUTS),
+    ],
+)
+def test_every_method_that_changes_a_module_is_an_input(module: type, inputs: tuple[str, ...]) -> None:
+    public = {name for name, _ in inspect.getmembers(module, inspect.isfunction) if not name.startswith("_")}
+    assert public - READS == set(inputs)
+
+
+def queue_lines() -> list[str]:
+    config = FrontConfig(slots=1, limit=1)
+    lines: list[str] = []
+    journal = Journal(
+        lambda line: lines.append(line + "\n"), lambda: 0.0, Codec(JOURNAL_TYPES), journal_header(config, service="lb")
+    )
+    queue = FrontDecisions(config, journal).queue
+    assert queue.enter(1, 0.0)
+    assert not queue.enter(2, 0.5)
+    with pytest.raises(ResourceExhausted):
+        queue.enter(3, 0.6)
+    assert queue.leave(1.0) == 2
+    assert not queue.cancel(2, 1.1)
+    assert queue.leave(2.0) is None
+    return lines
+
+
+def test_a_queue_decides_the_same_again() -> None:
+    seen = replay_journal(queue_lines())
+    assert (seen.calls, seen.different) == (6, 0)
+
+
+def test_the_command_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = queue_lines()
+    path.write_text("".join(lines))
+    assert main(["journal", str(path)]) == 0
+    assert capsys.readouterr().out == "6 calls, 0 decided otherwise\n"
+    path.write_text("".join(lines).replace('"slots":1', '"slots":2'))
+    assert main(["journal", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "line 3: queue.enter: was {'r': False}, is {'r': True}" in out
+    assert out.endswith("decided otherwise\n")
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense\n", b"\xff\xfe\n", b'{"pinyon_journal":1,"decisions":"lunch"}\n'])
+def test_the_command_refuses_what_is_no_journal(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(content)
+    assert main(["journal", str(path)]) == 1
+    assert str(path) in capsys.readouterr().err
+    assert main(["journal", str(tmp_path / "nowhere")]) == 1
+    assert "cannot read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", ['{"slots":1}', "[]", '{"slots":1,"limit":1,"more":1}'])
+def test_a_configuration_that_does_not_fit_is_refused(config: str) -> None:
+    with pytest.raises(InvalidArgument, match="configuration"):
+        replay_journal([f'{{"pinyon_journal":1,"decisions":"front","config":{config}}}\n'])
+
+
+def test_unknown_policies_are_refused() -> None:
+    with pytest.raises(ValueError, match="known: lru"):
+        InstanceDecisions(InstanceConfig(8, 16, 4, 64, 32, 2, 8, eviction="oracle"))
