@@ -40,10 +40,10 @@ async def start():
     for worker in workers:
         assert await worker.decodes.drained(WAIT_S)
         assert await worker.prefills.drained(WAIT_S)
-        await worker.core.step_over()
+        await worker.parts.step_over()
     for worker in workers:
         assert not {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
-        worker.core.cache.pool.check_integrity()
+        worker.parts.cache.pool.check_integrity()
     for worker in reversed(workers):
         await worker.stop(0)
 
