@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, NotFound, PinyonError, Unavailable
-from pinyon.eviction import EVICTION_POLICIES
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.paging import LeaseTable
 from pinyon.runtime.logging import get_logger
 from pinyon.store.allocator import OffsetAllocator
@@ -93,7 +94,7 @@ class StoreNode:
     # -- puts
 
     def put_start(
-        self, keys: Sequence[bytes], object_bytes: int, timeout_s: float
+        self, keys: Sequence[bytes], object_bytes: int, timeout_s: float, request_class: RequestClass = UNKNOWN_CLASS
     ) -> tuple[int, list[PutSlot], Region | None]:
         """``(put id, one slot per key, where to write)``. ``timeout_s`` 0 is the default.
 
@@ -102,7 +103,7 @@ class StoreNode:
         if self.draining:
             raise Unavailable("the store node is stopping")
         timeout_s = min(timeout_s or self._settings.put_timeout_s, self._settings.put_timeout_max_s)
-        put_id, slots = self.table.put_start(keys, object_bytes, self._clock(), timeout_s)
+        put_id, slots = self.table.put_start(keys, object_bytes, self._clock(), timeout_s, Traits.of(request_class))
         self._changed()  # something may have been evicted
         if not put_id:
             return 0, slots, None

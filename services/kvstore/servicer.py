@@ -33,7 +33,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 
     async def PutStart(self, request: kvstore_pb2.PutStartRequest, context: Any) -> kvstore_pb2.PutStartResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
-        put_id, slots, region = self._node.put_start(keys, request.object_bytes, request.timeout_ms / 1000)
+        put_id, slots, region = self._node.put_start(
+            keys, request.object_bytes, request.timeout_ms / 1000, class_from_proto(request.request_class)
+        )
         reply = kvstore_pb2.PutStartResponse(
             put_id=put_id,
             slots=[kvstore_pb2.PutSlot(state=_STATES[slot.state], offset_bytes=slot.offset) for slot in slots],

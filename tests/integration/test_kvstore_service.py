@@ -15,6 +15,8 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import PinyonError, Unavailable
+from pinyon.core.request import RequestClass
+from pinyon.eviction import Traits
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_rpc
@@ -51,6 +53,16 @@ def redis_server() -> Iterator[str]:
 async def redis_url(redis_server: str) -> str:
     await empty(redis_server)
     return redis_server
+
+
+async def test_the_class_of_a_put_stays_with_its_objects(redis_url: str) -> None:
+    request = RequestClass("file", 3, "s", "u", -1, 1.5, "anna", ("eu-west",))
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        result = await client.store.put(client.fill([1, 2]), OBJECT, WAIT_S, request_class=request)
+        assert result.count(PutOutcome.STORED) == 2
+        lease, _, _ = node.node.acquire([key(1), key(2)], 1.0, allow_gaps=False)
+        assert [held.traits for _, held in lease.blocks] == [Traits("file/3", 0, "anna")] * 2
+        node.node.release(lease.lease_id)
 
 
 async def call(address: str, stub: Any, method: str, request: Any) -> Any:
@@ -323,15 +335,23 @@ async def test_a_dead_node_is_skipped_and_then_avoided(redis_url: str) -> None:
 
 async def test_bad_requests_are_refused_by_field(redis_url: str) -> None:
     async with running_node(redis_url) as node:
+        wrong = common_pb2.RequestClass(kind="x" * 33)
         bad = [
             (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=b"short", object_bytes=1), "keys"),
             (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=b"", object_bytes=1), "keys"),
             (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=bytes(16 * 4097), object_bytes=1), "keys"),
             (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=bytes(16), object_bytes=0), "object_bytes"),
             (STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=bytes(16), object_bytes=1 << 40), "object_bytes"),
+            (
+                STORE,
+                "PutStart",
+                kvstore_pb2.PutStartRequest(keys=bytes(16), object_bytes=1, request_class=wrong),
+                "request_class.kind",
+            ),
             (STORE, "Exists", kvstore_pb2.ExistsRequest(keys=bytes(17)), "keys"),
             (STORE, "Remove", kvstore_pb2.RemoveRequest(keys=bytes(15)), "keys"),
             (READ, "Acquire", kvstore_pb2.AcquireRequest(keys=bytes(16 * 4097)), "keys"),
+            (READ, "Acquire", kvstore_pb2.AcquireRequest(keys=bytes(16), request_class=wrong), "request_class.kind"),
         ]
         for stub, method, request, field in bad:
             with pytest.raises(PinyonError) as caught:

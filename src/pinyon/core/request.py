@@ -155,6 +155,11 @@ class RequestClass:
     geographies: tuple[str, ...] = ()
     """Where it may be served; empty: anywhere."""
 
+    @property
+    def category(self) -> str:
+        """Type and turn: how likely its KV is used again ("KVCache cache in the wild" §4.2); empty: unknown."""
+        return f"{self.kind}/{self.turn}" if self.kind else ""
+
     def __post_init__(self) -> None:
         if self.kind:
             check_kind(self.kind, "kind")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
+from pinyon.core.request import RequestClass
+
 __all__ = ["NO_TRAITS", "EvictionPolicy", "Traits"]
 
 Item = TypeVar("Item", bound=Hashable)
@@ -22,6 +24,13 @@ class Traits(NamedTuple):
     """Request category, such as type and turn; empty = unknown."""
     offset: int = 0
     """Position of the block in its prompt, in blocks."""
+    tenant: str = ""
+    """Whose it is; empty = unknown."""
+
+    @classmethod
+    def of(cls, request: RequestClass, offset: int = 0) -> Traits:
+        """Those of a block that was computed for such a request."""
+        return cls(request.category, offset, request.tenant)
 
 
 NO_TRAITS = Traits()

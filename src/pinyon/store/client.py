@@ -17,6 +17,7 @@ from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.metadata import NodeRecord, Replica, StoreMetadata
 from pinyon.store.node_calls import NodeCalls
@@ -124,13 +125,14 @@ class StoreClient:
         timeout_s: float,
         *,
         affinity: bytes | None = None,
+        request_class: RequestClass = UNKNOWN_CLASS,
     ) -> PutResult:
         """Store ``(key, region, byte offset)`` objects of ``object_bytes`` each, those that the store lacks.
 
         Objects of one call go to one node, as long as it takes them, because runs of blocks are read as runs.
         ``affinity`` chooses the node: pass the first key of the prompt to keep a whole prompt together; by default the
-        first object's key. Takes ``timeout_s`` at most; when it returns or raises (cancelled, too), the memory is not
-        read any more.
+        first object's key. ``request_class`` is that of the request they were computed for. Takes ``timeout_s``
+        at most; when it returns or raises (cancelled, too), the memory is not read any more.
 
         Raises:
             Unavailable: Redis cannot be asked. Whatever happens to a single object is its outcome, not an error.
@@ -156,7 +158,9 @@ class StoreClient:
                 break
             for start in range(0, len(left), MAX_KEYS):
                 part = left[start : start + MAX_KEYS]
-                written = await self._write(node, [objects[index] for index in part], object_bytes, deadline)
+                written = await self._write(
+                    node, [objects[index] for index in part], object_bytes, deadline, request_class
+                )
                 for index, outcome in zip(part, written, strict=True):
                     outcomes[index] = _WRITTEN[outcome]
             left = [index for index in left if outcomes[index] in (PutOutcome.FAILED, PutOutcome.NO_SPACE)]
@@ -167,10 +171,16 @@ class StoreClient:
         return [by_id[node_id] for node_id in rank(affinity, by_id)[:PUT_ATTEMPTS]]
 
     async def _write(
-        self, node: NodeRecord, objects: Sequence[tuple[BlockKey, Region, int]], object_bytes: int, deadline: float
+        self,
+        node: NodeRecord,
+        objects: Sequence[tuple[BlockKey, Region, int]],
+        object_bytes: int,
+        deadline: float,
+        request_class: RequestClass,
     ) -> list[WriteOutcome]:
+        left_s = deadline - self._clock()
         try:
-            outcomes = await self._writer.write(node.address, objects, object_bytes, deadline - self._clock())
+            outcomes = await self._writer.write(node.address, objects, object_bytes, left_s, request_class)
         except PinyonError as error:
             self._failed(node, error)
             return [WriteOutcome.FAILED] * len(objects)

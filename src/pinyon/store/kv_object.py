@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from pinyon.eviction.policy import NO_TRAITS, Traits
+
 __all__ = ["KvObject", "Lease", "Put", "PutSlot", "SlotState", "TableCounters"]
 
 
@@ -34,6 +36,8 @@ class KvObject:
     size: int
     readers: int = 0
     listed: bool = True
+    traits: Traits = NO_TRAITS
+    """For the eviction policy."""
 
 
 @dataclass(slots=True, eq=False)

@@ -14,10 +14,12 @@ makes the room readable or free. So a late write can hit neither a readable obje
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
-from pinyon.eviction.policy import EvictionPolicy
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
@@ -58,7 +60,7 @@ class ObjectTable:
     # -- puts
 
     def put_start(
-        self, keys: Sequence[bytes], object_bytes: int, now_s: float, timeout_s: float
+        self, keys: Sequence[bytes], object_bytes: int, now_s: float, timeout_s: float, traits: Traits = NO_TRAITS
     ) -> tuple[int, list[PutSlot]]:
         """Reserve room for each key that is not here. ``(put id, one slot per key)``; id 0: nothing was reserved.
 
@@ -88,7 +90,7 @@ class ObjectTable:
                 self.counters.refused_slots += 1
                 slots.append(PutSlot(SlotState.NO_SPACE))
                 continue
-            made = KvObject(key, offset, object_bytes)
+            made = KvObject(key, offset, object_bytes, traits=traits)
             self._reserved[key] = made
             objects.append(made)
             slots.append(PutSlot(SlotState.RESERVED, offset))
@@ -145,7 +147,7 @@ class ObjectTable:
             self._note(each.key, stored=True)
             self._evictable_bytes += self._allocator.rounded(each.size)
             self.counters.stored_bytes += each.size
-        self._eviction.insert((each.key for each in reversed(put.objects)), now_s)
+        self._evictable(reversed(put.objects), now_s)
         self.counters.stored += len(put.objects)
         return len(put.objects)
 
@@ -193,18 +195,22 @@ class ObjectTable:
         return len(expired)
 
     def _unread(self, objects: list[KvObject], now_s: float) -> None:
-        idle: list[bytes] = []
+        idle: list[KvObject] = []
         for held in reversed(objects):
             held.readers -= 1
             if held.readers:
                 continue
             if held.listed:
                 self._evictable_bytes += self._allocator.rounded(held.size)
-                idle.append(held.key)
+                idle.append(held)
             else:
                 self._unlisted -= 1
                 self._allocator.free(held.offset)
-        self._eviction.insert(idle, now_s)
+        self._evictable(idle, now_s)
+
+    def _evictable(self, objects: Iterable[KvObject], now_s: float) -> None:
+        for traits, alike in groupby(objects, key=attrgetter("traits")):
+            self._eviction.insert((each.key for each in alike), now_s, traits)
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Which can be read here. What is still being put cannot."""

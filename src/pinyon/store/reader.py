@@ -16,6 +16,8 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import BlockKey, pack_keys
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
 from pinyon.store.background import Background
 from pinyon.store.peers import Peers
@@ -93,6 +95,7 @@ class BlockReader:
         request_id: str = "",
         traceparent: str = "",
         arrivals: Mover | None = None,
+        request_class: RequestClass = UNKNOWN_CLASS,
     ) -> int:
         """Read block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
 
@@ -114,6 +117,7 @@ class BlockReader:
             request_id=request_id,
             traceparent=traceparent,
             arrivals=arrivals,
+            request_class=request_class,
         )
         return arrived.index(False) if False in arrived else len(arrived)
 
@@ -130,6 +134,7 @@ class BlockReader:
         request_id: str = "",
         traceparent: str = "",
         arrivals: Mover | None = None,
+        request_class: RequestClass = UNKNOWN_CLASS,
     ) -> ReadResult:
         """Like :meth:`fetch`, and says what did not arrive. With ``allow_gaps``, whatever the holder has."""
         if len(keys) != len(offsets):
@@ -141,7 +146,11 @@ class BlockReader:
         for start in range(0, len(keys), MAX_KEYS):
             part = slice(start, start + MAX_KEYS)
             request = kvstore_pb2.AcquireRequest(
-                keys=pack_keys(keys[part]), request_id=request_id, traceparent=traceparent, allow_gaps=allow_gaps
+                keys=pack_keys(keys[part]),
+                request_id=request_id,
+                traceparent=traceparent,
+                allow_gaps=allow_gaps,
+                request_class=class_to_proto(request_class),
             )
             got, failed = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
             arrived += got

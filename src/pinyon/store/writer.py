@@ -12,6 +12,8 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import BlockKey, pack_keys
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, Unavailable
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
 from pinyon.store.background import Background
 from pinyon.store.peers import Peers
@@ -57,7 +59,12 @@ class BlockWriter:
         await self._duties.close(ABORT_S)
 
     async def write(
-        self, address: str, objects: Sequence[tuple[BlockKey, Region, int]], object_bytes: int, timeout_s: float
+        self,
+        address: str,
+        objects: Sequence[tuple[BlockKey, Region, int]],
+        object_bytes: int,
+        timeout_s: float,
+        request_class: RequestClass = UNKNOWN_CLASS,
     ) -> list[WriteOutcome]:
         """Put up to ``MAX_KEYS`` ``(key, region, byte offset)`` objects; one outcome each.
 
@@ -73,6 +80,7 @@ class BlockWriter:
             keys=pack_keys([key for key, _, _ in objects]),
             object_bytes=object_bytes,
             timeout_ms=round((timeout_s + PUT_SLACK_S) * 1000),
+            request_class=class_to_proto(request_class),
         )
         # Shielded: room that is reserved while the caller gives up would else be known to nobody until its timeout.
         starting = self._duties.run(self._call(address, "PutStart", request, timeout_s), "put start")
