@@ -184,6 +184,7 @@ def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOr
     keys = _keys(message.block_keys, len(tokens), served)
     return PrefillOrder(
         request_id=message.request_id,
+        request_class=class_from_proto(message.request_class),
         tokens=tokens,
         keys=keys,
         sampling=sampling_from_proto(message.sampling),

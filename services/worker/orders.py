@@ -22,6 +22,7 @@ class PrefillOrder:
     """A prompt to compute. ``keys`` are those of its full blocks."""
 
     request_id: str
+    request_class: RequestClass
     tokens: Tokens
     keys: list[BlockKey]
     sampling: SamplingParams

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import grpc
@@ -14,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.core.request import RequestClass
 from services.cluster import ClusterSpec, LocalCluster
 from services.scrape import Scrape
 
@@ -25,6 +27,8 @@ class Span(NamedTuple):
     id: bytes
     parent: bytes
     name: str
+    request_class: dict[str, str]
+    """Its attributes ``class.*``, in a form that compares."""
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -42,7 +46,9 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                 names = (facts["service.name"], facts["service.instance.id"])
                 for scope in resource.scope_spans:
                     for span in scope.spans:
-                        self.spans.append(Span(*names, span.trace_id, span.span_id, span.parent_span_id, span.name))
+                        said = {item.key: str(item.value) for item in span.attributes if item.key.startswith("class.")}
+                        ids = (span.trace_id, span.span_id, span.parent_span_id)
+                        self.spans.append(Span(*names, *ids, span.name, said))
             self.changed.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
 
@@ -80,7 +86,9 @@ def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
     ):
         stub = lb_pb2_grpc.LbServiceStub(channel)
         request = lb_pb2.GenerateRequest(
-            prompt="A long enough prompt for several blocks. " * 20, sampling=common_pb2.SamplingParams(max_tokens=4)
+            prompt="A long enough prompt for several blocks. " * 20,
+            sampling=common_pb2.SamplingParams(max_tokens=4),
+            labels=lb_pb2.RequestLabels(kind="file", turn=3, session="s-1", user="anna", priority=-2),
         )
         # The first run computes the prompt and stores it. With its prefill instance gone, and the other one empty,
         # a later run has to read from the store.
@@ -96,6 +104,14 @@ def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
     roots = [span for span in spans if span.parent not in ids]
     assert len(roots) == 1, f"not one tree: {[(span.instance, span.name) for span in roots]}"
     assert roots[0].service == "pinyon-lb"
+    # every hop was told the same class: load balancer, conductor, decode, prefill, store
+    said = roots[0].request_class
+    assert len(said) == len(fields(RequestClass))
+    assert all(text in said[name] for name, text in {
+        "class.kind": "file", "class.turn": "3", "class.session": "s-1", "class.user": "anna", "class.priority": "-2",
+        "class.tenant": "public",
+    }.items())  # fmt: skip
+    assert [(span.instance, span.name) for span in spans if span.request_class != said] == []
 
 
 def wait_stored(cluster: LocalCluster) -> None:

@@ -92,6 +92,7 @@ class DecodeRequest:
         with parts.telemetry.span(
             "decode", order.traceparent, request_id=order.request_id, prompt_tokens=len(order.tokens)
         ) as span:
+            span.classify(order.request_class)
             try:
                 await self._phases(span)
             except PinyonError as error:
@@ -163,6 +164,7 @@ class DecodeRequest:
         self._job = self._prefills.submit(
             PrefillOrder(
                 request_id=order.request_id,
+                request_class=order.request_class,
                 tokens=order.tokens,
                 keys=order.keys,
                 sampling=order.sampling,
@@ -190,7 +192,7 @@ class DecodeRequest:
             raise Internal("the prefill instance sent no token of the vocabulary")
         if not order.no_reuse:
             held, end = reservation.held, len(order.keys)
-            parts.cache.publish(reservation.table[held:end], order.keys[held:end])
+            parts.cache.publish(reservation.table[held:end], order.keys[held:end], order.request_class, held)
         self._report = result.report
         return result.first_token
 
@@ -205,6 +207,7 @@ class DecodeRequest:
                 max_new_tokens=order.max_new_tokens,
                 block_keys=tuple(order.keys),
                 arrived_s=self._arrived_s,
+                request_class=order.request_class,
             ),
             token=token,
             position=len(order.tokens),
@@ -253,8 +256,9 @@ class DecodeRequest:
         (self._last_key,) = chain_block_keys(parent, bytes(self._tail), layout.block_tokens)
         self._tail.clear()
         if self._reservation is not None and not order.no_reuse:
-            self._parts.cache.publish([self._reservation.table[index]], [self._last_key])
-            self._parts.storage.offer([self._last_key], order.keys[0] if order.keys else self._last_key)
+            made, affinity = [self._last_key], order.keys[0] if order.keys else self._last_key
+            self._parts.cache.publish([self._reservation.table[index]], made, order.request_class, index)
+            self._parts.storage.offer(made, affinity, order.request_class)
 
     def _failed(self, error: Exception) -> None:
         self.abort.fire(error if isinstance(error, PinyonError) else Internal("the engine failed on this request"))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.paging import BlockPool, Grant, Reservation, Reservations
 
 __all__ = ["KvCache"]
@@ -66,9 +67,11 @@ class KvCache:
         """See :meth:`Reservations.extend`."""
         self._give(self._reservations.extend(reservation, keys, self._clock()))
 
-    def publish(self, blocks: Sequence[int], keys: Sequence[BlockKey]) -> None:
+    def publish(
+        self, blocks: Sequence[int], keys: Sequence[BlockKey], request: RequestClass = UNKNOWN_CLASS, first: int = 0
+    ) -> None:
         """See :meth:`Reservations.publish`."""
-        self._reservations.publish(blocks, keys)
+        self._reservations.publish(blocks, keys, request, first)
 
     def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """See :meth:`Reservations.hold`."""

@@ -15,6 +15,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.reader import Mover
 from pinyon.transfer import Region, TransferEngine
@@ -42,6 +43,7 @@ class BlockSource(Protocol):
         request_id: str = "",
         traceparent: str = "",
         arrivals: Mover | None = None,
+        request_class: RequestClass = UNKNOWN_CLASS,
     ) -> int:
         """Leading blocks that arrived whole; ``arrivals`` moves them, if given.
 
@@ -145,7 +147,7 @@ class Fetcher:
             if self._layers is not None and span is order.fetches[-1]:
                 arrivals = LayerArrivals(self._layers, self._layout)
             reading = asyncio.ensure_future(
-                self._read(span, keys[at:end], offsets, left_s, order.request_id, traceparent, arrivals)
+                self._read(span, keys[at:end], offsets, left_s, order, traceparent, arrivals)
             )
             arrived = await self._arrive(reading, arrivals, left_s, abort)
             if arrivals is not None and not reading.done():
@@ -188,7 +190,7 @@ class Fetcher:
         keys: Sequence[BlockKey],
         offsets: Sequence[int],
         timeout_s: float,
-        request_id: str,
+        order: PrefillOrder,
         traceparent: str,
         arrivals: Mover | None,
     ) -> int:
@@ -201,12 +203,15 @@ class Fetcher:
                 offsets,
                 self._layout.block_bytes,
                 timeout_s,
-                request_id=request_id,
+                request_id=order.request_id,
                 traceparent=traceparent,
                 arrivals=arrivals,
+                request_class=order.request_class,
             )
         except PinyonError as error:
-            _log.info("fetching from %s failed: %s", span.source_id, error.message, extra={"request_id": request_id})
+            _log.info(
+                "fetching from %s failed: %s", span.source_id, error.message, extra={"request_id": order.request_id}
+            )
         except Exception:
-            _log.exception("fetching from %s failed", span.source_id, extra={"request_id": request_id})
+            _log.exception("fetching from %s failed", span.source_id, extra={"request_id": order.request_id})
         return 0

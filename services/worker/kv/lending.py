@@ -8,6 +8,7 @@ from typing import Any
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.messages.checks import keys_from_proto
+from pinyon.messages.request_class import class_from_proto
 from pinyon.runtime.telemetry import Telemetry
 from services.worker.kv.cache import KvCache
 
@@ -35,8 +36,10 @@ class BlockReadServicer:
 
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
+        request_class = class_from_proto(request.request_class)
         lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._limits.default_s, self._limits.longest_s)
         with self._telemetry.span("acquire", request.traceparent, request_id=request.request_id) as span:
+            span.classify(request_class)
             lease_id, held = self._cache.lease(keys, lease_s, allow_gaps=request.allow_gaps)
             span.set("blocks", len(held))
         size = self._cache.layout.block_bytes

@@ -10,10 +10,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import PinyonError
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.client import PutOutcome, PutResult
 from pinyon.transfer import Region
@@ -39,7 +40,20 @@ class ObjectStore(Protocol):
         timeout_s: float,
         *,
         affinity: bytes | None = None,
+        request_class: RequestClass = UNKNOWN_CLASS,
     ) -> PutResult: ...
+
+
+class _Waiting(NamedTuple):
+    """``block`` waits to be put with others of the same affinity, for a request of this class."""
+
+    block: int
+    affinity: BlockKey
+    request_class: RequestClass
+
+    def goes_with(self, first: _Waiting) -> bool:
+        """Whether one put takes both: equal affinity implies the tenant, and a put names one type and turn."""
+        return self.affinity == first.affinity and self.request_class.category == first.request_class.category
 
 
 class Storage:
@@ -53,7 +67,7 @@ class Storage:
         self._store = store if queue_blocks else None
         self._limit = queue_blocks
         self._timeout_s = timeout_s
-        self._queue: dict[BlockKey, tuple[BlockKey, int]] = {}
+        self._queue: dict[BlockKey, _Waiting] = {}
         self._writing = 0
         self._known: OrderedDict[BlockKey, None] = OrderedDict()
         self._wake = asyncio.Event()
@@ -72,7 +86,7 @@ class Storage:
         if self._store is not None:
             self._task = asyncio.create_task(self._run(self._store), name="storage")
 
-    def offer(self, keys: Sequence[BlockKey], affinity: BlockKey) -> None:
+    def offer(self, keys: Sequence[BlockKey], affinity: BlockKey, request_class: RequestClass = UNKNOWN_CLASS) -> None:
         """These blocks of the pool are new and complete. Blocks of equal ``affinity`` (their prompt's first key) go to
         one node, because they will be read together."""
         if self._task is None:
@@ -82,7 +96,7 @@ class Storage:
         self.dropped += max(0, len(wanted) - room)
         del wanted[room:]
         for index, block in self._cache.hold(wanted):
-            self._queue[wanted[index]] = (affinity, block)
+            self._queue[wanted[index]] = _Waiting(block, affinity, request_class)
         if self._queue:
             self._wake.set()
 
@@ -99,7 +113,7 @@ class Storage:
             self._task.cancel()
             await asyncio.wait((self._task,))
             self._task = None
-        self._cache.release(block for _, block in self._queue.values())
+        self._cache.release(each.block for each in self._queue.values())
         self._queue.clear()
 
     async def _run(self, store: ObjectStore) -> None:
@@ -107,31 +121,33 @@ class Storage:
             self._wake.clear()
             if not self._queue:
                 await self._wake.wait()
-            affinity, batch = self._next_batch()
+            first, batch = self._next_batch()
             self._writing = len(batch)
             try:
-                ok = await self._put(store, affinity, batch)
+                ok = await self._put(store, first, batch)
             finally:
                 self._writing = 0
                 self._cache.release(batch.values())
             if not ok:
                 await asyncio.sleep(PAUSE_S)
 
-    def _next_batch(self) -> tuple[BlockKey, dict[BlockKey, int]]:
-        """The longest waiting block and those that go with it."""
-        first, _ = next(iter(self._queue.values()))
-        together = ((key, block) for key, (affinity, block) in self._queue.items() if affinity == first)
+    def _next_batch(self) -> tuple[_Waiting, dict[BlockKey, int]]:
+        """The longest waiting block, and it with those that go with it."""
+        first = next(iter(self._queue.values()))
+        together = ((key, each.block) for key, each in self._queue.items() if each.goes_with(first))
         batch = dict(islice(together, BATCH_BLOCKS))
         for key in batch:
             del self._queue[key]
         return first, batch
 
-    async def _put(self, store: ObjectStore, affinity: BlockKey, batch: dict[BlockKey, int]) -> bool:
+    async def _put(self, store: ObjectStore, first: _Waiting, batch: dict[BlockKey, int]) -> bool:
         """False: the store is to be left alone for a while."""
         size = self._cache.layout.block_bytes
         objects = [(key, self._region, block * size) for key, block in batch.items()]
         try:
-            result = await store.put(objects, size, self._timeout_s, affinity=affinity)
+            result = await store.put(
+                objects, size, self._timeout_s, affinity=first.affinity, request_class=first.request_class
+            )
         except PinyonError as error:
             _log.info("the KV store took nothing: %s", error.message)
         except Exception:

@@ -79,6 +79,7 @@ class PrefillJob:
         with self._parts.telemetry.span(
             "prefill", self.order.traceparent, request_id=self.order.request_id, tokens=len(self.order.tokens)
         ) as span:
+            span.classify(self.order.request_class)
             try:
                 outcome = await self._phases(span)
             except PinyonError as failure:
@@ -292,9 +293,9 @@ class PrefillJob:
         if order.no_reuse or reservation is None or until <= self._published:
             return
         blocks, keys = reservation.table[self._published : until], order.keys[self._published : until]
-        self._parts.cache.publish(blocks, keys)
+        self._parts.cache.publish(blocks, keys, order.request_class, self._published)
         if store:  # what was fetched is in the store, or on its way there from where it was computed
-            self._parts.storage.offer(keys, order.keys[0])
+            self._parts.storage.offer(keys, order.keys[0], order.request_class)
         self._published = until
         self._queue.published(self.prompt.number, keys)
         self._wake()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pinyon.core.block_keys import BlockKey
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
 __all__ = ["BatchRequest", "BatchingPolicy"]
 
@@ -24,6 +25,8 @@ class BatchRequest:
     block_keys: tuple[BlockKey, ...] = ()
     """Keys of the prompt's full blocks: equal keys mean an equal prefix."""
     arrived_s: float = 0.0
+    """When it came to this instance, by the clock that ``admit`` is called with."""
+    request_class: RequestClass = UNKNOWN_CLASS
 
 
 class BatchingPolicy(Protocol):

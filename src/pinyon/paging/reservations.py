@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pinyon.core.block_keys import BlockKey
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.eviction.policy import Traits
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.leases import LeaseTable
 
@@ -98,10 +100,16 @@ class Reservations:
         reservation.held = end
         return self.release(replaced, now_s)
 
-    def publish(self, blocks: Sequence[int], keys: Sequence[BlockKey]) -> None:
-        """The blocks' content is complete and correct: they may be reused and read by others from now on."""
-        for block, key in zip(blocks, keys, strict=True):
-            self._pool.publish(block, key)
+    def publish(
+        self, blocks: Sequence[int], keys: Sequence[BlockKey], request: RequestClass = UNKNOWN_CLASS, first: int = 0
+    ) -> None:
+        """The blocks' content is complete and correct: they may be reused and read by others from now on.
+
+        ``request`` is the class of the request they were made for, ``first`` the place of the first one in its prompt:
+        what the eviction policy is told of them.
+        """
+        for offset, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
+            self._pool.publish(block, key, traits=Traits.of(request, offset))
 
     def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """``(index in keys, block)`` of every key that is held, with one reference each until :meth:`release`."""

@@ -8,6 +8,7 @@ import pytest
 
 from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.store.client import PutOutcome, PutResult
 from services.worker.kv.storage import Storage
 from tests.unit.worker.caches import new_cache
@@ -23,10 +24,12 @@ class Store:
         self.open = asyncio.Event()
         self.asked = asyncio.Event()
         self.puts: list[tuple[list[bytes], bytes]] = []
+        self.classes: list[RequestClass] = []
         self.error: Exception | None = None
 
-    async def put(self, objects, object_bytes, timeout_s, *, affinity=None):
+    async def put(self, objects, object_bytes, timeout_s, *, affinity=None, request_class=UNKNOWN_CLASS):
         assert all(offset % object_bytes == 0 for _, _, offset in objects)
+        self.classes.append(request_class)
         self.puts.append(([key for key, _, _ in objects], affinity))
         self.asked.set()
         await self.open.wait()
@@ -55,6 +58,19 @@ async def idle(storage: Storage) -> None:
     async with asyncio.timeout(10):
         while storage.pending:  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+
+async def test_a_put_is_for_one_kind_of_request(parts):
+    _, store, storage = parts
+    first, later = (RequestClass("chat", 1, "s", user) for user in ("anna", "bert"))
+    second_turn = RequestClass("chat", 2)
+    storage.offer(KEYS[:1], KEYS[0], first)
+    storage.offer(KEYS[1:2], KEYS[0], second_turn)
+    storage.offer(KEYS[2:3], KEYS[0], later)
+    store.open.set()
+    await idle(storage)
+    assert store.puts == [([KEYS[0], KEYS[2]], KEYS[0]), ([KEYS[1]], KEYS[0])]
+    assert store.classes == [first, second_turn]
 
 
 async def test_blocks_are_held_until_they_are_stored_and_stored_once(parts):
