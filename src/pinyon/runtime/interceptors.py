@@ -17,7 +17,7 @@ from pinyon.core.errors import Internal, PinyonError, error_from_code
 from pinyon.messages.error import error_from_proto, error_to_proto
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ERROR_METADATA_KEY", "ErrorInterceptor", "error_from_proto", "error_from_rpc", "error_to_proto"]
+__all__ = ["ERROR_METADATA_KEY", "ErrorInterceptor", "error_from_rpc"]
 
 ERROR_METADATA_KEY = "pinyon-error-bin"
 
