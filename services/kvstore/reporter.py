@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.request import Role
-from pinyon.messages.instance import info_to_proto
-from pinyon.placement.instances import InstanceInfo
+from pinyon.messages.instance import info_to_proto, load_to_proto
+from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from services.kvstore.node import StoreNode
 
 __all__ = ["StoreReport", "instance_info"]
@@ -33,11 +33,12 @@ class StoreReport:
 
     def load(self) -> conductor_pb2.InstanceLoad:
         table = self._node.table
-        return conductor_pb2.InstanceLoad(
+        load = InstanceLoad(
             used_blocks=table.leased_objects + table.reserved_objects,
             cached_blocks=table.idle_objects,
             draining=self._node.draining,
         )
+        return load_to_proto(load)
 
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return ()

@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import StepPlan
+from pinyon.core.request import FinishReason
+from pinyon.messages.finish_reason import finish_reason_to_proto
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.orders import PrefillOutcome
@@ -38,11 +39,7 @@ class WorkerMetrics:
         )
         self._local, self._peer, self._store = (reused.labels(source) for source in ("local", "peer", "store"))
         ended = Counter("pinyon_worker_requests", "Requests ended.", ["reason"], registry=registry)
-        self._ended = {
-            number: ended.labels(name.removeprefix("FINISH_REASON_").lower())
-            for name, number in common_pb2.FinishReason.items()
-            if number
-        }
+        self._ended = {finish_reason_to_proto(reason): ended.labels(reason.value) for reason in FinishReason}
         self._step = Histogram(
             "pinyon_worker_step_seconds", "Length of an engine step.", buckets=_SECONDS, registry=registry
         )

@@ -345,13 +345,11 @@ BAD = [
     ({"block_keys": b"x" * 16}, "INVALID_ARGUMENT", "block_keys"),
     ({"model": "nobody"}, "NOT_FOUND", "model"),
     ({"request_id": "x" * 129}, "INVALID_ARGUMENT", "request_id"),
-    (
-        {"request_class": common_pb2.RequestClass(tenant="x" * 129)},
-        "INVALID_ARGUMENT",
-        "request_class.tenant",
-    ),
+    ({"request_class": common_pb2.RequestClass(tenant="x" * 129)}, "INVALID_ARGUMENT", "request_class.tenant"),
     ({"generated_tokens": 4}, "INVALID_ARGUMENT", "generated_tokens"),
     ({"generated_tokens": 1000}, "INVALID_ARGUMENT", "generated_tokens"),
+    ({"request_class": common_pb2.RequestClass(turn=1 << 30)}, "INVALID_ARGUMENT", "request_class.turn"),
+    ({"request_class": common_pb2.RequestClass(user="\x1b[2J")}, "INVALID_ARGUMENT", "request_class.user"),
     ({"sampling": common_pb2.SamplingParams()}, "INVALID_ARGUMENT", "max_tokens"),
     ({"sampling": common_pb2.SamplingParams(max_tokens=1, temperature=3)}, "INVALID_ARGUMENT", "temperature"),
     (

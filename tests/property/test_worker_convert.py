@@ -41,9 +41,19 @@ placement = st.builds(
     decode_instance_id=st.sampled_from(["", "w"]),
     fetches=spans,
 )
+classes = st.builds(
+    common_pb2.RequestClass,
+    kind=st.sampled_from(["", "chat", "a b"]),
+    turn=u32 | small,
+    user=st.text(max_size=8),
+    priority=st.integers(-1002, 1002),
+    tenant=st.text(max_size=8),
+    geographies=st.lists(st.sampled_from(["eu-west", "é"]), max_size=2),
+)
 submissions = st.builds(
     worker_pb2.Submission,
     request_id=st.text(max_size=140),
+    request_class=st.none() | classes,
     model=st.sampled_from(["", "pinyon-tiny", "x"]),
     prompt_tokens_le32=tokens,
     block_keys=st.binary(max_size=40),
@@ -53,6 +63,7 @@ submissions = st.builds(
 )
 starts = st.builds(
     worker_pb2.PrefillStart,
+    request_class=st.none() | classes,
     prompt_tokens_le32=tokens,
     block_keys=st.binary(max_size=40),
     sampling=sampling,
