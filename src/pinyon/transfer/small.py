@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import LATE, SHUTDOWN, Chain, Outcome
@@ -73,13 +72,13 @@ class SmallTransfers:
         limits: TransferLimits,
         meter: Meter,
         clock: Clock,
-        is_running: Callable[[], bool],
     ) -> None:
+        self.running = False
+        """The engine takes requests."""
         self._memory = memory
         self._peers = peers
         self._meter = meter
         self._clock = clock
-        self._is_running = is_running
         self._most_bytes = min(_SMALL_BYTES, limits.stripe_min_bytes, limits.max_frame_bytes)
         self._chains: dict[Chain, int] = {}
         """With the number of their requests."""
@@ -125,7 +124,7 @@ class SmallTransfers:
         chain = Chain(plan, regions, started + budget_s, call.finished)
         self._chains[chain] = count  # before the state is read: whoever closes does it the other way round
         try:
-            if not self._is_running():
+            if not self.running:
                 raise EngineClosed("the engine is not running")
             if self._memory.pin(regions.values(), chain, chain.shut):
                 try:

@@ -15,7 +15,7 @@ from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.segment import KEY_BYTES, SegmentDescriptor
-from pinyon.transfer.slicing import ChainPlan, plan_chains, plan_one
+from pinyon.transfer.slicing import plan_chains, plan_one
 from pinyon.transfer.small import SmallTransfers
 from pinyon.transfer.stats import Meter
 
@@ -45,19 +45,19 @@ class Submissions:
         self._meter = meter
         self._clock = clock
         self._lock = threading.Lock()
-        self._running = self._closed = False
+        self._closed = False
         self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
-        self._small = SmallTransfers(memory, peers, limits, meter, clock, lambda: self._running)
+        self._small = SmallTransfers(memory, peers, limits, meter, clock)
         self._inflight_requests = 0
         self._queued_bytes = 0
 
     def open(self) -> None:
-        self._running = True
+        self._small.running = True
 
     def close(self) -> list[TransferHandle]:
         """Stop all that is in flight; returns the handles to be waited for."""
         with self._lock:
-            self._running, self._closed = False, True
+            self._small.running, self._closed = False, True
             live, small = list(self._live), self._small.chains()
         for handle in live:
             handle._stop(SHUTDOWN)
@@ -90,24 +90,20 @@ class Submissions:
         Raises:
             InvalidTransfer, TransferLimitReached, EngineClosed
         """
+        small = None
         if len(requests) == 1 and (timeout_s is None or timeout_s > 0):
             small = self._small.plan(requests[0])
-            if small is not None:
-                return self._run_small(*small, timeout_s)
-        regions, lengths = self._prepare(requests, timeout_s)
-        nbytes = sum(lengths)
-        locations = {key: region.location for key, region in regions.items()}
-        plan = plan_one(requests, nbytes, self._limits, locations, self._streams)
-        if plan is not None:
-            return self._run_small(plan, regions, timeout_s)
-        handle = self.new_handle(len(requests))
-        # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
-        self._start(handle, requests, regions, lengths, timeout_s, inline=True)
-        return handle.wait()
-
-    def _run_small(
-        self, plan: ChainPlan, regions: dict[bytes, Region], timeout_s: float | None
-    ) -> list[TransferResult]:
+        if small is None:
+            regions, lengths = self._prepare(requests, timeout_s)
+            locations = {key: region.location for key, region in regions.items()}
+            plan = plan_one(requests, sum(lengths), self._limits, locations, self._streams)
+            if plan is None:
+                handle = self.new_handle(len(requests))
+                # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
+                self._start(handle, requests, regions, lengths, timeout_s, inline=True)
+                return handle.wait()
+            small = plan, regions
+        plan, regions = small
         if self._inflight_requests + len(plan.slices) > self._limits.max_inflight_requests:
             raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
         budget_s = timeout_s if timeout_s is not None else self._limits.budget_s(plan.nbytes + self._queued_bytes)
@@ -136,7 +132,7 @@ class Submissions:
         nbytes = sum(lengths)
         now = self._clock()
         with self._lock:
-            if not self._running:
+            if not self._small.running:
                 raise EngineClosed("the engine is not running")
             if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
                 raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")

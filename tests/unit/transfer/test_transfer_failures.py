@@ -416,6 +416,24 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
     assert submissions.in_flight() == (0, 0)
 
 
+def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
+    now = 1000.0
+    memory = MemoryTable(1)
+    local = memory.register(bytearray(10), None, Access.READ)
+    peers = SimpleNamespace(submit=lambda chain: None)
+    submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), lambda: now)
+    submissions.open()
+    handle = submissions.new_handle(1)
+    remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))
+    submissions.submit(handle, [TransferRequest(WRITE, local.key, 0, remote, bytes(16), 0, 10)], 5.0)
+    now += 4.9
+    assert not handle.done
+    now += 0.2
+    assert handle.done
+    assert handle.result(0) == (TransferStatus.TIMEOUT, 0, Reason.DEADLINE)
+    assert submissions.in_flight() == (0, 0)
+
+
 def test_a_silent_path_is_avoided_even_when_deadlines_are_shorter_than_the_stall_limit(engine, start_peer) -> None:
     local = engine.register_local_memory(bytearray(SIZE))
     peer = start_peer(SIZE)

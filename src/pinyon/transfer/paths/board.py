@@ -34,7 +34,7 @@ class PathLimits:
     prior_rates: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"local": 8e9, "shm": 8e9, "rdma": 1e10, "tcp": 2e9})
     )
-    """Per transport, until something is measured."""
+    """Per transport, until something is measured; 1e9 for others."""
     sample_bytes: int = 256 << 10
     """Smaller chains say more about latency than about the rate: they are not measured."""
     rate_weight: float = 0.2
@@ -356,7 +356,7 @@ class PathBoard:
                 self._forget_one()
             transport = self._transports.get(path.transport)
             if transport is None:
-                transport = self._transports[path.transport] = _Rate(self.limits.prior_rates[path.transport])
+                transport = self._transports[path.transport] = _Rate(self.limits.prior_rates.get(path.transport, 1e9))
             record = self._records[path] = _Record(path, transport, path.local_nic in self._down)
         return record
 

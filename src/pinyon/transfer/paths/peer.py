@@ -68,9 +68,10 @@ class Peer:
 
     def learn(self, remote: SegmentDescriptor) -> None:
         """Use what ``remote`` says about the peer's addresses, if it says anything else than what we had."""
-        if self.queue.paths.is_news(remote):
+        paths = self.queue.paths
+        if remote is not paths.remote and paths.is_news(remote):
             with self.lock:
-                self.queue.paths.learn(remote)
+                paths.learn(remote)
                 self.queue.forget_only()
 
     def submit(self, chain: Chain, *, inline: bool = False) -> Path | None:

@@ -169,7 +169,8 @@ class PeerQueue:
     # --- what became of them ---
 
     def completed(self, chain: Chain, path: Path, ran_s: float, now: float) -> list[Chain]:
-        self._unassign(chain, path)
+        self.lanes[path].room += 1
+        del self.running[chain]
         if not chain.unbooked:
             self.board.completed(path, chain.nbytes, ran_s, now)
             self._learn_only(chain, path)

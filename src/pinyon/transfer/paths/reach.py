@@ -162,7 +162,7 @@ class PeerPaths:
     def is_news(self, remote: SegmentDescriptor) -> bool:
         """Does it say anything else about the peer's addresses than what we have?"""
         mine = self.remote
-        if remote is mine or (not remote.nics and not remote.shm):
+        if not remote.nics and not remote.shm:
             return False
         return remote.nics != mine.nics or remote.shm != mine.shm or remote.topology != mine.topology
 
