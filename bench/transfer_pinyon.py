@@ -1,6 +1,6 @@
 """pinyon's transfer engine as one side of a transfer.
 
-``option`` is the transport that is forced, or ``auto``; after a comma may follow the checksum mode.
+``option`` is the transport that is forced, or ``auto``; after a comma may follow ``off``: no checksums.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def _engine(option: str) -> TransferEngine:
     transport, _, checksum = option.partition(",")
     forced = None if transport == "auto" else (transport,)
     try:
-        engine = TransferEngine(host="127.0.0.1", transports=forced, checksum=checksum or "auto")
+        engine = TransferEngine(host="127.0.0.1", transports=forced, checksum=checksum or "on")
     except TransferError as error:
         raise Unavailable(str(error)) from None
     engine.start()

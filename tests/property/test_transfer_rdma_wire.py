@@ -90,10 +90,10 @@ def test_a_damaged_pair_stays_within_its_bounds(name: str, half: Half, where: in
         header = rdma_wire.parse_request(message[: rdma_wire.HEADER_BYTES])
         if header.op is not Op.PAIR:
             return
-        device, parsed = rdma_wire.parse_pair(bytes(message[rdma_wire.HEADER_BYTES :]))
+        hca, parsed = rdma_wire.parse_pair(bytes(message[rdma_wire.HEADER_BYTES :]))
     except WireError:
         return
-    assert 0 < len(device) <= 64
+    assert 0 < len(hca) <= 64
     assert 1 < parsed.queue_pair < 1 << 24
     assert parsed.first_packet < 1 << 24
     assert 1 <= parsed.mtu <= 5

@@ -45,7 +45,7 @@ class TransferSettings(ServiceSettings):
     transfer_tls_cert: str = Field("", description="certificate for TLS between transfer engines; empty: no TLS")
     transfer_tls_key: str = Field("", description="private key of the certificate")
     transfer_tls_ca: str = Field("", description="authority that peers' certificates must be signed by")
-    transfer_checksum: Literal["auto", "on", "off"] = Field("auto", description="checksums of tcp payloads")
+    transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
 
 
 def start_transfer_engine(settings: TransferSettings) -> TransferEngine:

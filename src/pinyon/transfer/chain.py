@@ -18,6 +18,7 @@ __all__ = [
     "LATE",
     "LOST",
     "NO_CONNECTION",
+    "NO_ROOM",
     "SHUTDOWN",
     "STALLED",
     "Chain",
@@ -45,6 +46,9 @@ BAD_BYTES = Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
 NO_CONNECTION = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
 STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
 LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+NO_ROOM = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+"""As many endpoints as may be were in use until the deadline. Unlike ``LATE``, from which it is told by identity, this
+says nothing about the path."""
 
 
 class Chain:

@@ -62,7 +62,7 @@ class TransferEngine:
         nics: Sequence[Nic] = (),
         topology: Topology | None = None,
         transports: Sequence[str] | None = None,
-        checksum: str = "auto",
+        checksum: str = "on",
         limits: TransferLimits | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -79,7 +79,7 @@ class TransferEngine:
             topology: which NICs are near to which memory; None means all alike (see :mod:`.host.discovery`).
             transports: which may be used to reach peers, best first, of ``local``, ``shm``, ``rdma``, ``tcp``. None:
                 those that work on this host. What is named here and does not work is an error.
-            checksum: of tcp payloads: "on", "off", or "auto" (where it costs less than about 5 %).
+            checksum: of tcp payloads: "on" or "off".
             clock: monotonic seconds, which deadlines, pauses and measured rates go by.
 
         Raises:
@@ -104,7 +104,7 @@ class TransferEngine:
         self._nics = built.nics
         self._shm = built.shm
         self._host_id = host_id()
-        self._acceptor = Acceptor(identity, self.limits, self._meter, built.services)
+        self._acceptor = Acceptor(identity, self.limits, self._meter, built.services, clock)
         reach = Reach(built.order, built.nics, topology, self.boot_id, self._host_id, self.limits)
         self._peers = Peers(reach, built.transports, self._meter, self._memory.staging.outbound, random.Random(), clock)
         self._submissions = Submissions(self._memory, self._peers, reach.streams, self.limits, self._meter, clock)

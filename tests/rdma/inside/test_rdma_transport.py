@@ -15,7 +15,9 @@ from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferLimi
 from pinyon.transfer.chain import Outcome
 from pinyon.transfer.path import Path
 from pinyon.transfer.transports.rdma import server as rdma_server
-from pinyon.transfer.transports.rdma.verbs import Device, QueuePair
+from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
+from pinyon.transfer.transports.rdma.hca import Hca
+from pinyon.transfer.transports.rdma.queue_pair import QueuePair
 from tests.rdma.inside.nics import nic
 from tests.rdma.inside.rdma_hosts import (
     GENEROUS_S,
@@ -126,11 +128,11 @@ def test_the_nic_refuses_what_the_peer_did_not_grant(host_a: HostA, host_b: Host
     move = (local.key, 0, read_only, 0, 4096)
     assert host_a.run(host_b.segment, Opcode.READ, [move]) == COMPLETED
     before = host_b.ask("digest", 1)
-    endpoint = host_a.transport._pool.lease((host_b.segment.peer, RAIL_0))
-    assert endpoint is not None
+    endpoint = host_a.transport.lease(host_a.chain(host_b.segment, Opcode.READ, [move]), RAIL_0)
+    assert isinstance(endpoint, RdmaEndpoint)
     endpoint._grants[read_only] = endpoint._grants[read_only]._replace(access=Access.READ_WRITE)
     endpoint._grants[host_b.keys[0]] = endpoint._grants[read_only]._replace(rkey=0x7FFF_FF00)
-    host_a.transport._release(endpoint)
+    host_a.transport.release(endpoint)
     # the queue pair breaks, a fresh one asks again and hears the truth
     refused = host_a.run(host_b.segment, Opcode.WRITE, [move])
     assert refused == (TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.ACCESS_DENIED]))
@@ -172,7 +174,7 @@ def test_endpoints_are_capped_and_evicted_and_made_again(host_b: HostB) -> None:
             assert host.transport.endpoints == 1
             # the peer's end goes as well
             eventually(lambda: resources()["qp"] == before + 2, "one queue pair at each end")
-        assert host.transport._pool.evictions == 5
+        assert host.transport.evictions == 5
     finally:
         host.close()
 
@@ -303,8 +305,8 @@ def test_silence_on_the_wire_is_found_by_the_nics_retries(
     answering: list[QueuePair] = []
 
     class Recorded(QueuePair):
-        def __init__(self, device: Device, *, posts: bool) -> None:
-            super().__init__(device, posts=posts)
+        def __init__(self, hca: Hca, *, posts: bool) -> None:
+            super().__init__(hca, posts=posts)
             answering.append(self)
 
     monkeypatch.setattr(rdma_server, "QueuePair", Recorded)

@@ -36,7 +36,7 @@ def main() -> None:
     size, secret = int(sys.argv[1]), sys.argv[2].encode() or None
     limits, identity, meter = TransferLimits(), Identity(os.urandom(16), secret), Meter()
     memory = MemoryTable(limits.max_regions)
-    transport = ShmTransport(memory, limits, identity, meter, {})
+    transport = ShmTransport(memory, limits, identity, meter)
     acceptor = Acceptor(identity, limits, meter, {Service.SHM: transport.service})
     acceptor.listen_unix(transport.address)
     buffer = bytearray(b"\x5a") * size

@@ -1,4 +1,4 @@
-"""Checksums: what they cover, when they are taken, and what a wrong one does."""
+"""Checksums: what they cover, and what says whether they are taken."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pinyon.transfer import InvalidTransfer
-from pinyon.transfer.transports.tcp.checksum import ChecksumPolicy, Digest, checksum, seed_of
+from pinyon.transfer.transports.tcp.checksum import Digest, checksum, is_on, seed_of
 
 DATA = random.Random(5).randbytes(100_000)
 
@@ -33,45 +33,11 @@ def test_a_flipped_bit_an_exchanged_piece_and_another_request_show() -> None:
 
 
 def test_modes() -> None:
-    assert ChecksumPolicy("on").wanted(1 << 30, 1000)
-    assert not ChecksumPolicy("off").wanted(1, 1)
+    assert is_on("on")
+    assert not is_on("off")
+
+
+@pytest.mark.parametrize("mode", ["auto", "", "On", "sometimes"])
+def test_whether_bytes_are_checked_is_said_plainly(mode: str) -> None:
     with pytest.raises(InvalidTransfer):
-        ChecksumPolicy("sometimes")
-
-
-Kind = tuple[int, float, float]
-"""Bytes, seconds without a checksum, seconds with."""
-
-
-def shares(policy: ChecksumPolicy, kinds: list[Kind], frames: int, rng: random.Random) -> list[float]:
-    """Send frames of these kinds in turn; which share got a checksum. Now and then a frame takes ten times as long, as
-    on a machine that does other things too."""
-    got = [0] * len(kinds)
-    for _ in range(frames):
-        for index, (nbytes, without_s, with_s) in enumerate(kinds):
-            wanted = policy.wanted(nbytes, 1)
-            got[index] += wanted
-            if policy.watch:
-                seconds = with_s if wanted else without_s
-                seconds *= 10.0 if rng.random() < 0.3 else 1.0 + 0.02 * rng.random()
-                policy.observe(nbytes, 1, wanted, seconds)
-    return [count / frames for count in got]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_auto_takes_what_costs_little(seed) -> None:
-    rng = random.Random(seed)
-    policy = ChecksumPolicy("auto")
-    cheap, dear = (4096, 100e-6, 101e-6), (1 << 20, 200e-6, 260e-6)
-    shares(policy, [cheap, dear], 500, rng)
-    cheap_share, dear_share = shares(policy, [cheap, dear], 2000, rng)
-    assert cheap_share > 0.9
-    assert dear_share < 0.1
-    # The same bytes over a slower network: the checksum is hidden behind the wire.
-    slow = (1 << 20, 2e-3, 2.01e-3)
-    shares(policy, [slow], 20_000, rng)
-    assert shares(policy, [slow], 2000, rng)[0] > 0.9
-
-
-def test_the_first_frame_has_one() -> None:
-    assert ChecksumPolicy("auto").wanted(1, 1)
+        is_on(mode)

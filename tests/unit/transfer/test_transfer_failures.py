@@ -7,8 +7,10 @@ import os
 import random
 import socket
 import struct
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +33,7 @@ from pinyon.transfer.links import handshake
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.submissions import Submissions
+from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.tcp import wire
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, eventually, open_files, transfer_threads
 
@@ -447,3 +450,31 @@ def test_a_silent_path_is_avoided_even_when_deadlines_are_shorter_than_the_stall
     peer.thaw()
     eventually(lambda: engine.paths()[0][1].usable, "a probe brought the path back")
     assert engine.transfer(request)[0].ok
+
+
+def somebody_is_in(function: str) -> bool:
+    """Does any thread execute it now?"""
+    frames = list(sys._current_frames().values())
+    return any(frame.f_code.co_name == function for top in frames for frame, _ in traceback.walk_stack(top))
+
+
+@pytest.mark.skipif(shm_available() is not None, reason=str(shm_available()))
+def test_a_full_pool_does_not_make_the_path_avoided(start_peer) -> None:
+    """One link, and a WRITE to a frozen peer that holds it: the next one ends for want of room, not for a bad path."""
+    limits = TransferLimits(stall_s=GENEROUS_S, connect_s=GENEROUS_S, connections_per_peer=1)
+    peer = start_peer()
+    with TransferEngine(transports=("shm",), limits=limits) as engine:
+        local = engine.register_local_memory(bytearray(64))
+        requests = [TransferRequest(WRITE, local.key, at, peer.segment, peer.key, at, 8) for at in (0, 8, 16)]
+        assert engine.transfer(requests[:1])[0].status is TransferStatus.COMPLETED
+        peer.freeze()
+        held = engine.submit(requests[1:2])
+        eventually(lambda: somebody_is_in("exchange"), "the first one has the link")
+        (late,) = engine.submit(requests[2:], timeout_s=0.5).wait(GENEROUS_S)
+        assert (late.status, late.reason) == (TransferStatus.TIMEOUT, Reason.DEADLINE)
+        assert all(state.usable and not state.failures for _, state in engine.paths())
+        assert not any(path.failures for path in engine.stats().paths)
+        peer.thaw()
+        assert held.wait(GENEROUS_S)[0].status is TransferStatus.COMPLETED
+        assert engine.transfer(requests[2:])[0].status is TransferStatus.COMPLETED
+        assert engine.stats().outbound_connections_now == 1

@@ -1,4 +1,4 @@
-"""RDMA without a device: control messages, and what is said where RDMA cannot be used."""
+"""RDMA without an HCA: control messages, and what is said where RDMA cannot be used."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_pairing_round_trips() -> None:
     assert rdma_wire.parse_pair(body) == ("mlx5_1", HALF)
     header, body = split_reply(rdma_wire.pack_paired(Code.OK, HALF), Op.PAIR, 1)
     assert rdma_wire.parse_half(body) == HALF
-    header, body = split_reply(rdma_wire.pack_paired(Code.NO_DEVICE, None), Op.PAIR, 1)
-    assert (header.code, body) == (Code.NO_DEVICE, b"")
+    header, body = split_reply(rdma_wire.pack_paired(Code.NO_HCA, None), Op.PAIR, 1)
+    assert (header.code, body) == (Code.NO_HCA, b"")
 
 
 def test_resolving_round_trips() -> None:
@@ -110,12 +110,12 @@ def test_bad_halves(change: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("name", [b"", b"\xff", b"x" * 65, "é".encode() * 65])
-def test_bad_device_names(name: bytes) -> None:
+def test_bad_hca_names(name: bytes) -> None:
     with pytest.raises(WireError):
         rdma_wire.parse_pair(rdma_wire._NAME.pack(len(name), name) + rdma_wire._HALF.pack(*HALF))
 
 
-def test_a_device_name_has_nothing_behind_it() -> None:
+def test_an_hca_name_has_nothing_behind_it() -> None:
     with pytest.raises(WireError):
         rdma_wire.parse_pair(rdma_wire._NAME.pack(1, b"ab") + rdma_wire._HALF.pack(*HALF))
 
@@ -138,11 +138,11 @@ def test_bad_grants(grant: Grant) -> None:
 
 
 def test_without_pyverbs_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    verbs._pyverbs.cache_clear()
+    verbs.pyverbs.cache_clear()
     monkeypatch.setitem(sys.modules, "pyverbs", None)
     monkeypatch.setitem(sys.modules, "pyverbs.enums", None)
     reason = rdma_available()
-    verbs._pyverbs.cache_clear()
+    verbs.pyverbs.cache_clear()
     assert reason is not None
     assert "pip install 'pinyon[rdma]'" in reason
     assert "python3-pyverbs" in reason

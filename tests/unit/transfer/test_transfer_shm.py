@@ -20,11 +20,12 @@ from pathlib import Path as FilePath
 import pytest
 
 from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chain import Chain, Outcome
-from pinyon.transfer.links.acceptor import Acceptor, Inbound
+from pinyon.transfer.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
@@ -108,14 +109,44 @@ def start_peer() -> Iterator[Callable[..., ShmPeer]]:
         peer.close()
 
 
+class StepClock:
+    """The monotonic clock, which a copy reads before each of its pieces; the test can do something at one of them."""
+
+    def __init__(self) -> None:
+        self._then: Callable[[], object] | None = None
+        self.left = 0
+        """Readings until then."""
+
+    def at(self, reading: int, then: Callable[[], object]) -> None:
+        """Call ``then`` at the so many-th reading from now."""
+        self.left, self._then = reading, then
+
+    def __call__(self) -> float:
+        if self._then is not None:
+            self.left -= 1
+            if not self.left:
+                then, self._then = self._then, None
+                then()
+        return time.monotonic()
+
+
 class Near:
     """This process's side: a transport and a local region."""
 
-    def __init__(self, limits: TransferLimits = LIMITS, secret: bytes | None = None, size: int = SIZE) -> None:
+    def __init__(
+        self,
+        limits: TransferLimits = LIMITS,
+        secret: bytes | None = None,
+        size: int = SIZE,
+        piece_bytes: int = cma.PIECE_BYTES,
+    ) -> None:
+        self.clock = StepClock()
         self.meter = Meter()
         self.identity = Identity(os.urandom(16), secret)
         self.table = MemoryTable(limits.max_regions)
-        self.transport = ShmTransport(self.table, limits, self.identity, self.meter, {})
+        self.transport = ShmTransport(
+            self.table, limits, self.identity, self.meter, clock=self.clock, piece_bytes=piece_bytes
+        )
         self.memory = bytearray(size)
         self.region = self.table.register(self.memory, "cpu:0", Access.NONE)
         self.ended: list[Outcome] = []
@@ -275,21 +306,13 @@ def test_no_completed_read_has_what_came_after_unregister(near, start_peer, leng
     assert refused > 10
 
 
-def test_a_read_that_ends_while_its_region_is_unregistered_is_refused(near, start_peer, monkeypatch) -> None:
-    peer = start_peer()
+def test_a_read_that_ends_while_its_region_is_unregistered_is_refused(make_near, start_peer) -> None:
+    near, peer = make_near(piece_bytes=50_000), start_peer()
     other = bytes.fromhex(peer.ask("register", 100_000, int(Access.READ)))
-    monkeypatch.setattr(cma, "PIECE_BYTES", 50_000)
-    chain = near.chain(READ, peer.segment, [(0, peer.key, 0, 100_000), (100_000, other, 0, 100_000)])
-    pieces = []
-    endpoint_check = near.transport.run.__globals__["_Endpoint"]._check
-
-    def check(endpoint: object, chain: Chain) -> None:
-        pieces.append(1)
-        if len(pieces) == 4:
-            peer.ask("unregister", other.hex())
-        endpoint_check(endpoint, chain)
-
-    monkeypatch.setattr(near.transport.run.__globals__["_Endpoint"], "_check", check)
+    parts = [(0, peer.key, 0, 100_000), (100_000, other, 0, 100_000)]
+    assert near.run(READ, peer.segment, parts) == DONE  # from now on it knows where they lie
+    chain = near.chain(READ, peer.segment, parts)
+    near.clock.at(4, lambda: peer.ask("unregister", other.hex()))  # before the last of four pieces
     assert near.transport.run(chain, SHM).refusals == bytes([0, Reason.UNKNOWN_REGION])
 
 
@@ -307,9 +330,8 @@ def test_a_killed_peer(near, start_peer) -> None:
     assert not near.transport.probe(peer.segment, SHM, time.monotonic() + GENEROUS_S)
 
 
-def test_kills_at_random_points(make_near, start_peer, rng, monkeypatch) -> None:
-    monkeypatch.setattr(cma, "PIECE_BYTES", 64 << 10)
-    near = make_near()
+def test_kills_at_random_points(make_near, start_peer, rng) -> None:
+    near = make_near(piece_bytes=64 << 10)
     for opcode in [READ, WRITE] * 5:
         peer = start_peer()
         near.memory[:] = bytes(SIZE) if opcode is READ else b"\x77" * SIZE
@@ -371,13 +393,11 @@ def test_the_deadline_ends_a_write_to_a_frozen_peer(make_near, start_peer) -> No
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 @pytest.mark.parametrize("interrupt", [False, True])
-def test_a_chain_is_stopped_or_interrupted(near, start_peer, monkeypatch, opcode, interrupt) -> None:
-    monkeypatch.setattr(cma, "PIECE_BYTES", 64 << 10)
-    peer = start_peer()
+def test_a_chain_is_stopped_or_interrupted(make_near, start_peer, opcode, interrupt) -> None:
+    near, peer = make_near(piece_bytes=64 << 10), start_peer()
     assert near.run(READ, peer.segment, [(0, peer.key, 0, 8)]) == DONE
     chain = near.chain(opcode, peer.segment, [(0, peer.key, 0, SIZE)])
     cancelled = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
-    pieces = []
 
     def stop() -> None:
         if interrupt:
@@ -385,17 +405,8 @@ def test_a_chain_is_stopped_or_interrupted(near, start_peer, monkeypatch, opcode
         else:
             chain.stop(cancelled)
 
-    endpoint_class = near.transport.run.__globals__["_Endpoint"]
-    endpoint_check = endpoint_class._check
-
-    def check(endpoint: object, chain: Chain) -> None:
-        pieces.append(1)
-        if len(pieces) == 2:
-            stop()
-        endpoint_check(endpoint, chain)
-
     if opcode is READ:
-        monkeypatch.setattr(endpoint_class, "_check", check)
+        near.clock.at(1, stop)  # noticed before the second piece
     else:
         peer.freeze()
         threading.Timer(0.1, stop).start()
@@ -404,7 +415,6 @@ def test_a_chain_is_stopped_or_interrupted(near, start_peer, monkeypatch, opcode
     assert near.transport.endpoints == 0
     assert chain.stopped is not interrupt
     if opcode is READ:
-        assert len(pieces) == 2
         assert near.memory[: 64 << 10] == b"\x5a" * (64 << 10)
         assert near.memory[64 << 10 :] == bytes(SIZE - (64 << 10))  # and nothing after run() has returned
     else:
@@ -627,11 +637,11 @@ def test_a_write_from_memory_that_is_not_there_ends_the_link(near, start_peer) -
 class Local:
     """A served region in this process."""
 
-    def __init__(self, limits: TransferLimits) -> None:
+    def __init__(self, limits: TransferLimits, piece_bytes: int = cma.PIECE_BYTES) -> None:
         self.table = MemoryTable(8)
         self.meter = Meter()
         identity = Identity(os.urandom(16))
-        self.transport = ShmTransport(self.table, limits, identity, self.meter, {})
+        self.transport = ShmTransport(self.table, limits, identity, self.meter, piece_bytes=piece_bytes)
         self.acceptor = Acceptor(identity, limits, self.meter, {Service.SHM: self.transport.service})
         self.acceptor.listen_unix(self.transport.address)
         self.memory = bytearray(SIZE)
@@ -640,15 +650,26 @@ class Local:
 
 
 @pytest.fixture
-def local() -> Iterator[Local]:
-    one = Local(LIMITS)
-    yield one
-    one.transport.close()
-    one.acceptor.close()
+def make_local() -> Iterator[Callable[..., Local]]:
+    served: list[Local] = []
+
+    def make(piece_bytes: int = cma.PIECE_BYTES) -> Local:
+        served.append(Local(LIMITS, piece_bytes))
+        return served[-1]
+
+    yield make
+    for one in served:
+        one.transport.close()
+        one.acceptor.close()
 
 
-def test_unregister_ends_a_write_in_mid_copy(near, local, monkeypatch) -> None:
-    monkeypatch.setattr(cma, "PIECE_BYTES", 64 << 10)
+@pytest.fixture
+def local(make_local) -> Local:
+    return make_local()
+
+
+def test_unregister_ends_a_write_in_mid_copy(near, make_local, monkeypatch) -> None:
+    local = make_local(64 << 10)
     near.memory[:] = b"\x77" * SIZE
     copying, unregistering = threading.Event(), threading.Event()
     pieces = []
@@ -718,13 +739,15 @@ def test_many_threads_many_regions(make_near, local, rng) -> None:
 def test_endpoints_are_capped_probed_forgotten_and_expire(near, local) -> None:
     transport = near.transport
     deadline = time.monotonic() + GENEROUS_S
-    held = [transport._set_up(local.segment, SHM, deadline, 0) for _ in range(2)]
-    assert near.run(READ, local.segment, [(0, local.region.key, 0, 8)]).reason is Reason.BUSY
+    parts = [(0, local.region.key, 0, 8)]
+    held = [transport.lease(near.chain(READ, local.segment, parts), SHM) for _ in range(2)]
+    assert transport.run(near.chain(READ, local.segment, parts, timeout_s=0.01), SHM) is NO_ROOM
     assert transport.probe(local.segment, SHM, deadline)
-    transport._release(held[0])
+    assert transport.endpoints == 2
+    transport.release(held[0])
     transport.forget(local.segment, SHM)
     assert transport.endpoints == 1
-    transport._release(held[1])  # of a path that was forgotten meanwhile
+    transport.release(held[1])  # of a path that was forgotten meanwhile
     assert transport.endpoints == 0
     assert transport.probe(local.segment, SHM, deadline)
     transport.maintain(time.monotonic())
@@ -734,8 +757,22 @@ def test_endpoints_are_capped_probed_forgotten_and_expire(near, local) -> None:
     assert transport.probe(local.segment, SHM, deadline)
     transport.close()
     assert transport.endpoints == 0
-    assert not transport._pool.in_use
-    assert near.run(READ, local.segment, [(0, local.region.key, 0, 8)]).status is TransferStatus.FAILED
+    assert near.run(READ, local.segment, parts) == SHUTDOWN
+
+
+def test_a_chain_waits_for_an_endpoint(near, local) -> None:
+    transport = near.transport
+    parts = [(0, local.region.key, 0, 8)]
+    held = [transport.lease(near.chain(READ, local.segment, parts), SHM) for _ in range(2)]
+    outcomes: list[Outcome] = []
+    waiter = threading.Thread(target=lambda: outcomes.append(near.run(READ, local.segment, parts)))
+    waiter.start()
+    eventually(lambda: transport.waiting == 1, "the chain waits")
+    transport.release(held[0])
+    waiter.join(GENEROUS_S)
+    assert outcomes == [DONE]
+    transport.release(held[1])
+    assert transport.endpoints == 2
 
 
 def test_no_file_is_left_open(make_near, start_peer, impostor) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links import handshake
 from pinyon.transfer.links.endpoint_pool import EndpointPool
@@ -18,7 +19,7 @@ from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.inbound import Inbound, LinkService
 from pinyon.transfer.stats import Meter
 
-__all__ = ["Acceptor", "Inbound", "LinkService"]
+__all__ = ["Acceptor"]
 
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -33,12 +34,18 @@ class Acceptor:
     """
 
     def __init__(
-        self, identity: Identity, limits: TransferLimits, meter: Meter, services: Mapping[int, LinkService]
+        self,
+        identity: Identity,
+        limits: TransferLimits,
+        meter: Meter,
+        services: Mapping[int, LinkService],
+        clock: Clock = time.monotonic,
     ) -> None:
         self.identity = identity
         self.limits = limits
         self.services = services
         self._meter = meter
+        self._clock = clock
         self._lock = threading.Lock()
         self._rested = threading.Condition(self._lock)
         self._waiting = 0
@@ -105,7 +112,7 @@ class Acceptor:
         evicted: list[Inbound] | None = None
         inbound = None
         try:
-            inbound = Inbound(self, sock)
+            inbound = Inbound(self, sock, self._clock)
             with self._lock:
                 evicted = self._make_room(inbound)
                 if evicted is not None:
@@ -128,10 +135,10 @@ class Acceptor:
 
     def _make_room(self, inbound: Inbound) -> list[Inbound] | None:
         """Lock held. Those evicted; None: there is no room even after a moment in which a link may come to rest."""
-        end = time.monotonic() + _ROOM_S
+        end = self._clock() + _ROOM_S
         while not self._closing.is_set():
             evicted = self._pool.reserve(inbound)
-            remaining = end - time.monotonic()
+            remaining = end - self._clock()
             if evicted is not None or remaining <= 0:
                 return evicted
             self._waiting += 1
@@ -144,7 +151,7 @@ class Acceptor:
         if hello.replaces:
             with self._lock:
                 replaced = self._by_identity.get((hello.client_boot, hello.replaces))
-            if replaced is not None and not _end([replaced], self.limits.stall_s):
+            if replaced is not None and not _end([replaced], self.limits.stall_s, self._clock):
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
         with self._lock:
@@ -162,7 +169,7 @@ class Acceptor:
     def release(self, inbound: Inbound) -> None:
         """From now on the link may be evicted."""
         with self._lock:
-            kept = self._pool.release(inbound, time.monotonic())
+            kept = self._pool.release(inbound, self._clock())
             if self._waiting:
                 self._rested.notify_all()
         if not kept:
@@ -181,15 +188,11 @@ class Acceptor:
         """End all links of that peer. True: nothing it sent before can reach memory any more."""
         with self._lock:
             victims = [one for identity, one in self._by_identity.items() if identity[0] == client_boot]
-        return _end(victims, max(self.limits.stall_s, 5.0))
+        return _end(victims, max(self.limits.stall_s, 5.0), self._clock)
 
-    def count(self, counter: str) -> None:
+    def count(self, name: str) -> None:
         with self._meter.lock:
-            setattr(self._meter, counter, getattr(self._meter, counter) + 1)
-
-    def served(self, opcode: int, nbytes: int, refused: int) -> None:
-        with self._meter.lock:
-            self._meter.served(opcode, nbytes, refused)
+            setattr(self._meter, name, getattr(self._meter, name) + 1)
 
     @property
     def links(self) -> int:
@@ -208,14 +211,14 @@ class Acceptor:
             self._listeners.clear()
             os.close(self._wake)
             self._wake = -1
-        _end(inbound, 10.0)
+        _end(inbound, 10.0, self._clock)
 
 
-def _end(links: list[Inbound], timeout_s: float) -> bool:
+def _end(links: list[Inbound], timeout_s: float, clock: Clock) -> bool:
     """Abort links and wait for their threads; True when all are gone."""
-    deadline = time.monotonic() + timeout_s
+    deadline = clock() + timeout_s
     for link in links:
         link.abort()
     for link in links:
-        link.thread.join(max(0.0, deadline - time.monotonic()))
+        link.thread.join(max(0.0, deadline - clock()))
     return not any(link.thread.is_alive() for link in links)

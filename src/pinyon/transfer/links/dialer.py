@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.chain import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
@@ -48,12 +49,12 @@ _FINAL = (Reason.STALE_SEGMENT, Reason.UNAUTHENTICATED)
 """Answers that the same request would get again, by any path."""
 
 
-def dial_failure(error: BaseException, deadline: float) -> Outcome | None:
+def dial_failure(error: BaseException, deadline: float, now_s: float) -> Outcome | None:
     """How a chain with this deadline ends that got no link; None for a defect."""
     if isinstance(error, DialRefused):
         return Outcome(TransferStatus.REFUSED if error.reason in _FINAL else TransferStatus.FAILED, error.reason)
     if isinstance(error, (Stalled, DeadlineReached, TimeoutError)):
-        return LATE if time.monotonic() >= deadline else STALLED
+        return LATE if now_s >= deadline else STALLED
     if isinstance(error, WireError):
         return BAD_BYTES
     return NO_CONNECTION if isinstance(error, OSError) else None
@@ -87,8 +88,9 @@ def dial(
     source: str = "",
     device: str = "",
     replaces: int = 0,
+    clock: Clock = time.monotonic,
 ) -> Link:
-    """Connect and shake hands before ``deadline`` (monotonic seconds) or the connect limit, whichever is first.
+    """Connect and shake hands before ``deadline`` (the clock's seconds) or the connect limit, whichever is first.
 
     Args:
         expected_boot: the peer's boot id; a process with another one refuses.
@@ -99,22 +101,22 @@ def dial(
     Raises:
         DialRefused, WireError, OSError (``TimeoutError`` when nobody answers), Stalled, DeadlineReached
     """
-    limit = min(deadline, time.monotonic() + limits.connect_s)
-    remaining = limit - time.monotonic()
-    if remaining <= 0:
+    now = clock()
+    limit = min(deadline, now + limits.connect_s)
+    if limit <= now:
         raise DeadlineReached
     sock = (
-        _connect_tcp(address, remaining, source, device)
+        _connect_tcp(address, limit, source, device, clock)
         if isinstance(address, tuple)
-        else _connect_unix(address, remaining)
+        else _connect_unix(address, limit - now)
     )
     stream: Stream | None = None
     try:
         if identity.client_tls is not None and isinstance(address, tuple):
-            stream = TlsStream(sock, identity.client_tls, limits.stall_s, limits.socket_buffer_bytes)
+            stream = TlsStream(sock, identity.client_tls, limits.stall_s, limits.socket_buffer_bytes, clock)
             stream.shake_hands(limit)
         else:
-            stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s)
+            stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, clock)
         link = Link(stream, next(_link_ids))
         _shake_hands(link, expected_boot, service, identity, limit, replaces)
     except BaseException as error:
@@ -128,14 +130,13 @@ def dial(
     return link
 
 
-def _connect_tcp(address: tuple[str, int], timeout_s: float, source: str, device: str) -> socket.socket:
+def _connect_tcp(address: tuple[str, int], deadline: float, source: str, device: str, clock: Clock) -> socket.socket:
     """Like ``socket.create_connection``, bound to the device first: to each address of the name until one answers."""
-    deadline = time.monotonic() + timeout_s
     last: OSError | None = None
     for family, kind, proto, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, proto)
         try:
-            sock.settimeout(max(deadline - time.monotonic(), 0.001))
+            sock.settimeout(max(deadline - clock(), 0.001))
             if device and hasattr(socket, "SO_BINDTODEVICE"):
                 with contextlib.suppress(OSError):  # no such device or not allowed: the source address has to do
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())

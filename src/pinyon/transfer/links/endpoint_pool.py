@@ -7,7 +7,7 @@ closes what a method hands back.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from pinyon.transfer.links.sieve import Sieve
@@ -205,6 +205,10 @@ class EndpointPool(Generic[K, E]):
         for endpoint in shelf.in_use:
             self._entries[endpoint].leaving = True
         return self._leave_all(list(shelf.idle))
+
+    def drop_if(self, failed: Callable[[K], bool]) -> list[E]:
+        """``drop`` for every key of which that is true."""
+        return [endpoint for key in list(self._shelves) if failed(key) for endpoint in self.drop(key)]
 
     def expire(self, now: float, idle_s: float) -> list[E]:
         """Those not used for ``idle_s`` seconds leave."""

@@ -8,18 +8,18 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.errors import WireError
+from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links import handshake
+from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
 from pinyon.transfer.links.tls import TlsStream
 
-if TYPE_CHECKING:
-    from pinyon.transfer.links.acceptor import Acceptor
-
-__all__ = ["Inbound", "LinkService"]
+__all__ = ["Door", "Inbound", "LinkService"]
 
 _log = logging.getLogger(__name__)
 _TLS_RECORD = b"\x16\x03"
@@ -38,16 +38,45 @@ class LinkService(Protocol):
         ...
 
 
+class Door(Protocol):
+    """What an accepted link needs of the one who let it in."""
+
+    identity: Identity
+    limits: TransferLimits
+    services: Mapping[int, LinkService]
+
+    def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
+        """Enter a link whose handshake is through, after the one it replaces has ended."""
+        ...
+
+    def take(self, inbound: Inbound) -> bool:
+        """From now on the link is not evicted. False: it has been."""
+        ...
+
+    def release(self, inbound: Inbound) -> None:
+        """From now on the link may be evicted."""
+        ...
+
+    def ended(self, inbound: Inbound) -> None:
+        """Nothing of the link is left."""
+        ...
+
+    def count(self, name: str) -> None:
+        """One more protocol error or refused identity (a counter of ``StatsRecorder``)."""
+        ...
+
+
 class Inbound:
     """One accepted link and its thread."""
 
-    def __init__(self, acceptor: Acceptor, sock: socket.socket) -> None:
-        self._acceptor = acceptor
+    def __init__(self, door: Door, sock: socket.socket, clock: Clock = time.monotonic) -> None:
+        self._door = door
+        self._clock = clock
         self._sock = sock
         self._aborted = False
         self._resting = False
-        limits = acceptor.limits
-        self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s)
+        limits = door.limits
+        self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, clock)
         self.identity: tuple[bytes, int] | None = None
         """Client boot id and link id, once the handshake is through."""
         self.thread = threading.Thread(target=self._work, name="pinyon-transfer-in", daemon=True)
@@ -63,7 +92,7 @@ class Inbound:
     def work(self) -> bool:
         """Before serving a request: from now on the link is in use and not evicted. False: it has been, end."""
         if self._resting:
-            if not self._acceptor.take(self):
+            if not self._door.take(self):
                 return False
             self._resting = False
         return True
@@ -72,7 +101,7 @@ class Inbound:
         """After serving a request: until the next ``work`` the link may be evicted to make room for another."""
         if not self._resting:
             self._resting = True
-            self._acceptor.release(self)
+            self._door.release(self)
 
     def receive_bytes(self, count: int, deadline: float) -> bytes:
         data = bytearray(count)
@@ -82,13 +111,13 @@ class Inbound:
     def _work(self) -> None:
         hard = True
         try:
-            deadline = time.monotonic() + self._acceptor.limits.connect_s
+            deadline = self._clock() + self._door.limits.connect_s
             service = self._shake_hands(deadline) if self._secure(deadline) else None
             if service is not None:
                 service.serve(self)
             hard = False  # also after a refusal: a reset could overtake the answer
         except WireError as error:
-            self._acceptor.count("protocol_errors")
+            self._door.count("protocol_errors")
             _log.info("a transfer link broke the protocol: %s", error)
         except (OSError, Stalled, DeadlineReached) as error:
             _log.debug("a transfer link ended: %r", error)
@@ -101,11 +130,11 @@ class Inbound:
                 except Exception:
                     _log.exception("cleaning up after a transfer link failed")
             self.stream.close(hard=hard)
-            self._acceptor.ended(self)
+            self._door.ended(self)
 
     def _secure(self, deadline: float) -> bool:
         """Wrap a tcp stream in TLS if we have it. False: the peer does not, or has it and we do not; it was told."""
-        context = self._acceptor.identity.server_tls
+        context = self._door.identity.server_tls
         if self._sock.family == socket.AF_UNIX:
             return True
         wanted = handshake.MAGIC if context is None else _TLS_RECORD
@@ -113,9 +142,9 @@ class Inbound:
         if not first.startswith(wanted):
             if first.startswith((handshake.MAGIC, _TLS_RECORD)):
                 # Plain bytes either way: a plain initiator reads a refusal, a TLS one fails at its first record.
-                self._acceptor.count("auth_failures")
+                self._door.count("auth_failures")
                 self.receive_bytes(handshake.HELLO_BYTES, deadline)
-                boot = bytes(len(self._acceptor.identity.boot_id))
+                boot = bytes(len(self._door.identity.boot_id))
                 refusal = handshake.HelloCode.AUTH, boot, bytes(handshake.NONCE_BYTES), b"", None
                 self.stream.send([handshake.pack_hello_reply(*refusal)], deadline)
                 return False
@@ -123,24 +152,24 @@ class Inbound:
                 raise ConnectionResetError("the peer closed the connection")
             raise WireError("not a pinyon transfer connection")
         if context is not None:
-            limits = self._acceptor.limits
-            secured = TlsStream(self._sock, context, limits.stall_s, limits.socket_buffer_bytes)
+            limits = self._door.limits
+            secured = TlsStream(self._sock, context, limits.stall_s, limits.socket_buffer_bytes, self._clock)
             self.stream = secured
             if self._aborted:  # before the line above, when it hit the socket that is no more
                 return False
             try:
                 secured.shake_hands(deadline)
             except ssl.SSLError:
-                self._acceptor.count("auth_failures")
+                self._door.count("auth_failures")
                 raise
         return True
 
     def _shake_hands(self, deadline: float) -> LinkService | None:
-        acceptor = self._acceptor
-        secret, boot_id = acceptor.identity.secret, acceptor.identity.boot_id
+        door = self._door
+        secret, boot_id = door.identity.secret, door.identity.boot_id
         hello_bytes = self.receive_bytes(handshake.HELLO_BYTES, deadline)
         version, hello = handshake.parse_hello(hello_bytes)
-        service = acceptor.services.get(hello.service)
+        service = door.services.get(hello.service)
         code = handshake.HelloCode.OK
         if version != handshake.VERSION:
             code = handshake.HelloCode.VERSION
@@ -149,7 +178,7 @@ class Inbound:
         elif hello.expected_boot != boot_id:
             code = handshake.HelloCode.STALE
         elif secret is None:
-            code = acceptor.admit(self, hello) if service is not None else handshake.HelloCode.NO_SERVICE
+            code = door.admit(self, hello) if service is not None else handshake.HelloCode.NO_SERVICE
         ok = code is handshake.HelloCode.OK
         reply = handshake.pack_hello_reply(
             code,
@@ -159,17 +188,17 @@ class Inbound:
             secret if ok else None,
         )
         if code is handshake.HelloCode.AUTH:
-            acceptor.count("auth_failures")
+            door.count("auth_failures")
         self.stream.send([reply], deadline)
         if not ok or secret is None:
             return service if ok else None
         proof = self.receive_bytes(handshake.MAC_BYTES, deadline)
         if not handshake.verify_client(secret, hello_bytes, reply, proof):
             code = handshake.HelloCode.AUTH
-            acceptor.count("auth_failures")
+            door.count("auth_failures")
         elif service is None:
             code = handshake.HelloCode.NO_SERVICE
         else:
-            code = acceptor.admit(self, hello)
+            code = door.admit(self, hello)
         self.stream.send([handshake.pack_accept(code)], deadline)
         return service if code is handshake.HelloCode.OK else None

@@ -15,6 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from pinyon.core.clock import Clock
+
 __all__ = ["Spinner"]
 
 _BETTER = 0.8
@@ -50,18 +52,24 @@ class Spinner:
     __slots__ = (
         "_asleep_s",
         "_began",
+        "_clock",
         "_every",
         "_limit_s",
         "_polled",
         "_polling_s",
         "_receive",
+        "_seats",
         "_until_try",
         "_waited_s",
     )
 
-    def __init__(self, sock: socket.socket, limit_s: float) -> None:
-        """``limit_s``: polls take no longer than this; 0 never polls."""
+    def __init__(
+        self, sock: socket.socket, limit_s: float, clock: Clock = time.monotonic, seats: deque[None] = _seats
+    ) -> None:
+        """``limit_s``: polls take no longer than this; 0 never polls. ``seats``: one per thread that may poll."""
         self._receive = sock.recv_into
+        self._clock = clock
+        self._seats = seats
         self._limit_s = limit_s
         self._polling_s = 0.0
         """How long waits take that begin with polling."""
@@ -81,7 +89,7 @@ class Spinner:
         """
         if not self._limit_s:
             return None
-        clock = time.monotonic
+        clock, seats = self._clock, self._seats
         self._began = began = clock()
         if self._waited_s >= 0.0:  # of the last wait: learnt from now, when there is time
             self._learn(self._waited_s)
@@ -95,7 +103,7 @@ class Spinner:
         if not pays:
             return None
         try:
-            _seats.pop()
+            seats.pop()
         except IndexError:
             return None
         self._polled = True
@@ -112,12 +120,12 @@ class Spinner:
                     self._waited_s = clock() - began
                     return moved
         finally:
-            _seats.append(None)
+            seats.append(None)
 
     def slept(self) -> None:
         """The bytes that ``poll`` did not get have come."""
         if self._limit_s:
-            self._waited_s = time.monotonic() - self._began
+            self._waited_s = self._clock() - self._began
 
     def _learn(self, waited_s: float) -> None:
         if self._polled:

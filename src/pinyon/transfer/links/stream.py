@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.links.spinner import Spinner
 
 __all__ = ["DeadlineReached", "Stalled", "Stream"]
@@ -41,12 +42,20 @@ class Stream:
     _timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
     """What a call raises when its tick ends without a byte."""
 
-    def __init__(self, sock: socket.socket, stall_s: float, buffer_bytes: int, spin_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        stall_s: float,
+        buffer_bytes: int,
+        spin_s: float = 0.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self._sock = sock
+        self._clock = clock
         self._tick_s = stall_s / _TICKS_PER_STALL
         self._armed_s = 0.0
         self._quiet = 0
-        self._spinner = Spinner(sock, spin_s)
+        self._spinner = Spinner(sock, spin_s, clock)
         self.poll = self._spinner.poll
         """``poll(buffer)``: bytes that came within the polling time (0: the peer closed); None when none did."""
         sock.settimeout(None)
@@ -58,7 +67,7 @@ class Stream:
     def _arm(self, deadline: float) -> None:
         """Before a call that may block: it returns at the next tick, or at the deadline if that is sooner. Far from the
         deadline it is always the tick, so the callers look themselves whether there is anything to do."""
-        remaining = deadline - time.monotonic()
+        remaining = deadline - self._clock()
         if remaining <= 0:
             raise DeadlineReached
         timeout = min(self._tick_s, max(remaining, _MIN_TIMEOUT_S))
@@ -88,7 +97,7 @@ class Stream:
         left = sum(map(len, buffers))
         self._quiet = 0
         while left:
-            if deadline - time.monotonic() < self._tick_s or self._armed_s != self._tick_s:
+            if deadline - self._clock() < self._tick_s or self._armed_s != self._tick_s:
                 self._arm(deadline)
             try:
                 moved = self._send_some(rest)
@@ -113,7 +122,7 @@ class Stream:
         left = sum(map(len, buffers))
         self._quiet = 0
         while left:
-            if deadline - time.monotonic() < self._tick_s or self._armed_s != self._tick_s:
+            if deadline - self._clock() < self._tick_s or self._armed_s != self._tick_s:
                 self._arm(deadline)
             try:
                 moved = self._receive_some(rest)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.links.stream import DeadlineReached, Stream
 
@@ -60,18 +61,26 @@ class TlsStream(Stream):
     _timeouts = (TimeoutError, BlockingIOError)
     _sock: ssl.SSLSocket
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, stall_s: float, buffer_bytes: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        stall_s: float,
+        buffer_bytes: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
         """Takes over ``sock``, connected; its side of TLS is the context's. ``shake_hands`` comes next."""
         server_side = context.protocol == ssl.PROTOCOL_TLS_SERVER
         wrapped = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
-        super().__init__(wrapped, stall_s, buffer_bytes)  # no polling: a record's bytes are no bytes of ours yet
+        # No polling: a record's bytes are no bytes of ours yet.
+        super().__init__(wrapped, stall_s, buffer_bytes, clock=clock)
 
     def shake_hands(self, deadline: float) -> None:
         """
         Raises:
             DeadlineReached, OSError (``ssl.SSLError`` when the peer or its certificate is not right)
         """
-        remaining = deadline - time.monotonic()
+        remaining = deadline - self._clock()
         if remaining <= 0:
             raise DeadlineReached
         self._sock.settimeout(remaining)  # of the handshake as a whole

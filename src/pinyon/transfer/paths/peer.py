@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.memory.buffers import HOST_PREFIX
 from pinyon.transfer.memory.staging_pool import StagingPool
 from pinyon.transfer.path import Path, Tiers
@@ -139,6 +139,8 @@ class Peer:
     def _no_progress(self, chain: Chain, outcome: Outcome, elapsed_s: float) -> bool:
         """The deadline was sooner than the stall limit, but late enough for a path that works: else a caller with short
         deadlines would lose a share of its requests to a dead path for ever."""
+        if outcome is NO_ROOM:
+            return False
         late = outcome.reason is Reason.DEADLINE or chain.expired
         return late and elapsed_s > _SILENT_S and chain.nbytes < elapsed_s * self._limits.min_rate_bytes_s
 

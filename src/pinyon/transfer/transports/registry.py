@@ -10,9 +10,9 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.acceptor import LinkService
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.links.inbound import LinkService
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.base import Transport
@@ -68,15 +68,15 @@ def build_transports(
 
     transports: dict[str, Transport] = {"local": LocalTransport(memory, clock=clock)}
     services: dict[int, LinkService] = {}
-    tcp = TcpTransport(memory, limits, identity, meter, _named(nics, "tcp"), checksum=checksum)
+    tcp = TcpTransport(memory, limits, identity, meter, _named(nics, "tcp"), checksum=checksum, clock=clock)
     transports["tcp"], services[Service.TCP] = tcp, tcp.service
     published = [nic for nic in nics if nic.transport == "tcp"]
     shm_address = ""
     if "shm" not in reasons:
-        shm = ShmTransport(memory, limits, identity, meter, {})
+        shm = ShmTransport(memory, limits, identity, meter, clock=clock)
         transports["shm"], services[Service.SHM], shm_address = shm, shm.service, shm.address
     if "rdma" not in reasons:
-        rdma = RdmaTransport(memory, limits, identity, meter, _named(nics, "rdma"))
+        rdma = RdmaTransport(memory, limits, identity, meter, _named(nics, "rdma"), clock=clock)
         transports["rdma"], services[Service.RDMA] = rdma, rdma.service
         published += rdma.nics
     return Built(transports, order, services, tuple(published), shm_address)

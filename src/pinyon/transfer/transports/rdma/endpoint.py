@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import select
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from pinyon.core.clock import Clock
+from pinyon.transfer.chain import LOST, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.dialer import Link
+from pinyon.transfer.links.endpoints import Endpoint, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
-from pinyon.transfer.request import Opcode
+from pinyon.transfer.memory.region import Access
+from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.transports.rdma import wire as rdma_wire
-from pinyon.transfer.transports.rdma.hcas import DeviceTable
-from pinyon.transfer.transports.rdma.verbs import REMOTE_ACCESS_ERROR, SUCCESS, Device, QueuePair, VerbsError, Work
+from pinyon.transfer.transports.rdma.hca import Hca
+from pinyon.transfer.transports.rdma.hcas import HcaTable
+from pinyon.transfer.transports.rdma.queue_pair import REMOTE_ACCESS_ERROR, SUCCESS, QueuePair, Work
+from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Grant, Op
 
-__all__ = ["AccessLost", "Endpoint"]
+__all__ = ["RdmaEndpoint"]
+
+_log = logging.getLogger(__name__)
 
 TOUCH_S = 1.0
 """The peer hears at least this often that the queue pair is in use: it evicts only what was silent for longer."""
@@ -29,59 +38,56 @@ timeout (on soft-RoCE it took longer, was asked for again, and speed fell to a t
 _POLL_S = 50e-6
 """Completions are polled for so long before the thread sleeps: less than it takes to wake up."""
 _TICK_S = 0.1
-"""A sleeping thread looks after its device this often."""
+"""A sleeping thread looks after its HCA this often."""
 _BLIND_S = 0.001
 """Between polls when the completion channel's descriptor is not known."""
 
 
-class AccessLost(Exception):
-    """The peer's NIC refused a range that the peer had granted: the region was unregistered meanwhile."""
+class RdmaEndpoint(Endpoint):
+    """A queue pair that posts, on an HCA of this host, with the control link that it lives with."""
 
-
-class Endpoint:
-    """One thread uses it at a time; only ``abort`` may be called from others. Any exception leaves it unusable."""
-
-    def __init__(self, devices: DeviceTable, nic: str, limits: TransferLimits) -> None:
-        """A queue pair on this host's NIC; ``pair`` comes next.
+    def __init__(
+        self, link: Link, hcas: HcaTable, name: str, limits: TransferLimits, clock: Clock = time.monotonic
+    ) -> None:
+        """``name``: of the HCA. ``pair`` comes next.
 
         Raises:
             VerbsError
         """
-        self._devices = devices
+        super().__init__(link)
+        self._hcas = hcas
         self._limits = limits
-        self._link: Link | None = None
+        self._clock = clock
         self._grants: dict[bytes, Grant] = {}
+        """What the peer has granted; asked once per key."""
+        self._known = self._grants
+        """The same with what it has refused to the present chain."""
         self._spoke = 0.0
         self._largest = 0
-        self._aborted = False
-        self.reused = False
-        """It has carried a chain before this one."""
-        self.device: Device = devices.use(nic, self, self.abort)
+        """Bytes that one work request may move."""
+        self.hca: Hca = hcas.use(name, self, self.abort)
         try:
-            self._pair = QueuePair(self.device, posts=True)
+            self._pair = QueuePair(self.hca, posts=True)
         except BaseException:
-            devices.leave(self.device, self)
+            hcas.leave(self.hca, self)
             raise
 
-    def pair(self, link: Link, there: str, deadline: float) -> None:
-        """Take over the link, connect with a queue pair on the peer's NIC ``there``, and see that bytes get there.
+    def pair(self, there: str, deadline: float) -> None:
+        """Connect with a queue pair on the peer's HCA ``there``, and see that bytes get there.
 
         Raises:
             WireError, VerbsError, OSError, Stalled, DeadlineReached
         """
-        self._link = link
-        if self._aborted:
-            raise ConnectionAbortedError("stopped")
         first_packet = secrets.randbits(24)
-        device = self.device
-        mine = self._pair.half(first_packet, device.mtu, device.reads_out)
+        hca = self.hca
+        mine = self._pair.half(first_packet, hca.mtu, hca.reads_out)
         theirs = rdma_wire.parse_half(self._ask(Op.PAIR, rdma_wire.pack_pair(there, mine), 1, deadline))
-        if theirs.mtu > device.mtu or theirs.reads > device.reads_out:
+        if theirs.mtu > hca.mtu or theirs.reads > hca.reads_out:
             raise WireError("the peer's half has more than was offered")
         self._pair.connect(theirs, first_packet, theirs.mtu, theirs.reads)
-        self._largest = min(device.max_message, theirs.max_message, _WORK_BYTES)
+        self._largest = min(hca.max_message, theirs.max_message, _WORK_BYTES)
         sleeper = select.poll()
-        sleeper.register(link.stream.sock.fileno(), select.POLLIN)
+        sleeper.register(self.link.stream.sock.fileno(), select.POLLIN)
         if self._pair.fd >= 0:
             sleeper.register(self._pair.fd, select.POLLIN)
         self._sleeper = sleeper
@@ -89,40 +95,36 @@ class Endpoint:
         self._complete(deadline)
 
     def _ask(self, op: Op, request: bytes, count: int, deadline: float) -> bytes:
-        assert self._link is not None
-        stream = self._link.stream
-        self._spoke = time.monotonic()
+        stream = self.link.stream
+        self._spoke = self._clock()
         stream.send([request], deadline)
-        head = rdma_wire.parse_reply(self._link.receive_bytes(rdma_wire.HEADER_BYTES, deadline), op, count)
+        head = rdma_wire.parse_reply(self.link.receive_bytes(rdma_wire.HEADER_BYTES, deadline), op, count)
+        self.answered = True
         if head.code is not Code.OK:
             raise VerbsError(f"the peer answers {op.name} with {head.code.name}")
-        return self._link.receive_bytes(rdma_wire.body_bytes(head, reply=True), deadline)
+        return self.link.receive_bytes(rdma_wire.body_bytes(head, reply=True), deadline)
 
-    @property
-    def id(self) -> int:
-        """Of the control link; what a later one replaces."""
-        return 0 if self._link is None else self._link.id
+    def is_open(self) -> bool:
+        # Nothing comes on the link unasked, so whatever there is to read is its end.
+        return not self.aborted and not any(fd != self._pair.fd for fd, _ in self._sleeper.poll(0))
 
-    @property
-    def aborted(self) -> bool:
-        return self._aborted
+    def prepare(self, chain: Chain) -> None:
+        """Ask for what is not known of the chain's remote regions."""
+        try:
+            self._known = self._resolve({part.remote_region for part in chain.slices}, chain.deadline)
+        except VerbsError as error:
+            raise ConnectionError(str(error)) from None
 
-    @property
-    def closed_by_peer(self) -> bool:
-        """Nothing comes on the link unasked, so whatever there is to read is its end."""
-        return any(fd != self._pair.fd for fd, _ in self._sleeper.poll(0))
+    def exchange(self, chain: Chain) -> Outcome:
+        try:
+            work, refusals = _plan(chain, self._known, self.hca, self._largest)
+            self._move(chain.opcode, work, chain.deadline)
+        except VerbsError as error:
+            _log.info("RDMA from %s: %s", self.hca.nic.name, error)
+            return LOST
+        return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
-    @property
-    def largest(self) -> int:
-        """Bytes that one work request may move."""
-        return self._largest
-
-    def resolve(self, keys: Collection[bytes], deadline: float) -> dict[bytes, Grant]:
-        """What the peer grants for these region keys; asked once per key and endpoint.
-
-        Raises:
-            WireError, VerbsError, OSError, Stalled, DeadlineReached
-        """
+    def _resolve(self, keys: Collection[bytes], deadline: float) -> dict[bytes, Grant]:
         grants = self._grants
         unknown = [key for key in keys if key not in grants]
         refused: dict[bytes, Grant] = {}
@@ -134,14 +136,10 @@ class Endpoint:
                 (grants if grant.access else refused)[key] = grant
         return grants | refused if refused else grants
 
-    def move(self, opcode: Opcode, work: Sequence[Work], deadline: float) -> None:
-        """Post it all, in order, and wait until all of it is done.
-
-        Raises:
-            AccessLost, VerbsError, OSError (the link ended), Stalled, DeadlineReached
-        """
-        self._touch(time.monotonic(), deadline)
-        most = self.device.post_work
+    def _move(self, opcode: Opcode, work: Sequence[Work], deadline: float) -> None:
+        """Post it all, in order, and wait until all of it is done."""
+        self._touch(self._clock(), deadline)
+        most = self.hca.post_work
         at, outstanding = 0, 0
         while outstanding or at < len(work):
             while outstanding < 2 and at < len(work):
@@ -156,16 +154,15 @@ class Endpoint:
 
     def _touch(self, now: float, deadline: float) -> None:
         if now - self._spoke >= TOUCH_S:
-            assert self._link is not None
             self._spoke = now
-            self._link.stream.send([rdma_wire.pack_touch()], deadline)
+            self.link.stream.send([rdma_wire.pack_touch()], deadline)
 
     def _complete(self, deadline: float) -> None:
         """Wait for one completion."""
         pair = self._pair
-        began = time.monotonic()
+        began = self._clock()
         polled_until = began + _POLL_S
-        while (status := pair.poll()) is None and time.monotonic() < polled_until:
+        while (status := pair.poll()) is None and self._clock() < polled_until:
             pass
         looked = began
         while status is None:
@@ -173,7 +170,7 @@ class Endpoint:
             status = pair.poll()
             if status is not None:
                 break
-            now = time.monotonic()
+            now = self._clock()
             if now >= deadline:
                 raise DeadlineReached
             if now - began >= self._limits.stall_s:
@@ -181,12 +178,12 @@ class Endpoint:
             self._touch(now, deadline)
             if now - looked >= _TICK_S:
                 looked = now
-                if not self.device.usable:
-                    raise VerbsError(f"{self.device.nic.name} does not work any more")
+                if not self.hca.usable:
+                    raise VerbsError(f"{self.hca.nic.name} does not work any more")
             self._sleep(min(deadline, began + self._limits.stall_s, looked + _TICK_S) - now)
             status = pair.poll()
         if status == REMOTE_ACCESS_ERROR:
-            raise AccessLost
+            raise TryAgain("the peer has unregistered a region that it had granted")
         if status != SUCCESS:
             raise VerbsError(f"work ended with status {status}")
 
@@ -202,15 +199,51 @@ class Endpoint:
             else:
                 raise ConnectionResetError("the control link ended")
 
-    def abort(self) -> None:
-        """Make whoever uses it stop soon."""
-        self._aborted = True
-        if self._link is not None:
-            self._link.stream.abort()
-
-    def close(self) -> None:
-        """On return nothing of it touches local memory any more. Its user calls it, or the pool's owner when idle."""
+    def close(self, *, hard: bool) -> None:
         self._pair.close()
-        if self._link is not None:
-            self._link.stream.close(hard=True)
-        self._devices.leave(self.device, self)
+        super().close(hard=hard)
+        self._hcas.leave(self.hca, self)
+
+
+def _plan(chain: Chain, grants: Mapping[bytes, Grant], hca: Hca, largest: int) -> tuple[list[Work], bytes | None]:
+    """Work requests of at most ``largest`` bytes for all slices that the grants allow, neighbours joined, and a code
+    per slice if any is refused.
+
+    Raises:
+        VerbsError: local memory cannot be registered with the NIC.
+    """
+    needed = Access.READ if chain.opcode is Opcode.READ else Access.READ_WRITE
+    work: list[Work] = []
+    refusals = bytearray(len(chain.slices))
+    last_key, base, next_lkey = b"", 0, 0
+    local = lkey = remote = rkey = length = 0
+    for position, (_, near, near_offset, far, far_offset, nbytes) in enumerate(chain.slices):
+        code, access, next_rkey, address, size = grants[far]
+        if code or access < needed or far_offset + nbytes > size:
+            refusals[position] = code or (Reason.ACCESS_DENIED if access < needed else Reason.OUT_OF_RANGE)
+            continue
+        if near != last_key:
+            next_lkey, _, base = hca.register(chain.regions[near])
+            last_key = near
+        near_offset += base
+        far_offset += address
+        if (
+            near_offset == local + length
+            and far_offset == remote + length
+            and next_lkey == lkey
+            and next_rkey == rkey
+            and length + nbytes <= largest
+        ):
+            length += nbytes
+            continue
+        if length:
+            work.append((local, lkey, remote, rkey, length))
+        while nbytes > largest:
+            work.append((near_offset, next_lkey, far_offset, next_rkey, largest))
+            near_offset += largest
+            far_offset += largest
+            nbytes -= largest
+        local, lkey, remote, rkey, length = near_offset, next_lkey, far_offset, next_rkey, nbytes
+    if length:
+        work.append((local, lkey, remote, rkey, length))
+    return work, bytes(refusals) if any(refusals) else None

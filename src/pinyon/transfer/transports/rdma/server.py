@@ -5,15 +5,18 @@ from __future__ import annotations
 import secrets
 import time
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.region import Access
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Reason
 from pinyon.transfer.transports.rdma import wire as rdma_wire
-from pinyon.transfer.transports.rdma.hcas import DeviceTable
-from pinyon.transfer.transports.rdma.verbs import Device, QueuePair, VerbsError
+from pinyon.transfer.transports.rdma.hca import Hca
+from pinyon.transfer.transports.rdma.hcas import HcaTable
+from pinyon.transfer.transports.rdma.queue_pair import QueuePair
+from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Grant, Op
 
 __all__ = ["RdmaServer"]
@@ -25,26 +28,29 @@ REST_S = 4.0
 class RdmaServer:
     """Serves the links of service ``RDMA``: one queue pair each, which ends with the link."""
 
-    def __init__(self, memory: MemoryTable, limits: TransferLimits, devices: DeviceTable) -> None:
+    def __init__(
+        self, memory: MemoryTable, limits: TransferLimits, hcas: HcaTable, clock: Clock = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._memory = memory
         self._limits = limits
-        self._devices = devices
+        self._hcas = hcas
 
     def serve(self, inbound: Inbound) -> None:
-        device: Device | None = None
+        hca: Hca | None = None
         head = memoryview(bytearray(rdma_wire.HEADER_BYTES))
         while self._wait(inbound, head):
             header = rdma_wire.parse_request(head)
-            deadline = time.monotonic() + self._limits.stall_s
+            deadline = self._clock() + self._limits.stall_s
             body = inbound.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
             if header.op is Op.PAIR:
-                if device is not None:
+                if hca is not None:
                     raise WireError("a second PAIR on a link")
-                device, answer = self._pair(inbound, body)
+                hca, answer = self._pair(inbound, body)
             elif header.op is Op.RESOLVE:
-                if device is None:
+                if hca is None:
                     raise WireError("RESOLVE before PAIR")
-                answer = self._resolve(device, body)
+                answer = self._resolve(hca, body)
             else:
                 continue
             inbound.stream.send([answer], deadline)
@@ -52,43 +58,43 @@ class RdmaServer:
     def _wait(self, inbound: Inbound, head: memoryview) -> bool:
         """The next request's header; False: the link is closed, was evicted or has been silent for too long."""
         resting = False
-        give_up = time.monotonic() + max(self._limits.idle_s, REST_S)
+        give_up = self._clock() + max(self._limits.idle_s, REST_S)
         while True:
-            now = time.monotonic()
+            now = self._clock()
             deadline = min(give_up, now + REST_S) if not resting else give_up
             if inbound.stream.receive_or_idle(head, deadline):
                 return not resting or inbound.work()
-            if time.monotonic() < deadline or deadline == give_up:
+            if self._clock() < deadline or deadline == give_up:
                 return False
             resting = True
             inbound.rest()
 
-    def _pair(self, inbound: Inbound, body: bytes) -> tuple[Device | None, bytes]:
+    def _pair(self, inbound: Inbound, body: bytes) -> tuple[Hca | None, bytes]:
         name, theirs = rdma_wire.parse_pair(body)
         try:
-            device = self._devices.use(name, inbound, inbound.abort)
+            hca = self._hcas.use(name, inbound, inbound.abort)
         except VerbsError:
-            return None, rdma_wire.pack_paired(Code.NO_DEVICE, None)
-        inbound.on_end.append(lambda: self._devices.leave(device, inbound))
+            return None, rdma_wire.pack_paired(Code.NO_HCA, None)
+        inbound.on_end.append(lambda: self._hcas.leave(hca, inbound))
         try:
-            pair = QueuePair(device, posts=False)
-            # destroyed before the device is left, and before anybody who waits for the link's end goes on
+            pair = QueuePair(hca, posts=False)
+            # destroyed before the HCA is left, and before anybody who waits for the link's end goes on
             inbound.on_end.append(pair.close)
             first_packet = secrets.randbits(24)
-            mtu, reads = min(theirs.mtu, device.mtu), min(theirs.reads, device.reads_in)
+            mtu, reads = min(theirs.mtu, hca.mtu), min(theirs.reads, hca.reads_in)
             pair.connect(theirs, first_packet, mtu, reads)
         except VerbsError:
             return None, rdma_wire.pack_paired(Code.NO_ROOM, None)
-        return device, rdma_wire.pack_paired(Code.OK, pair.half(first_packet, mtu, reads))
+        return hca, rdma_wire.pack_paired(Code.OK, pair.half(first_packet, mtu, reads))
 
-    def _resolve(self, device: Device, body: bytes) -> bytes:
+    def _resolve(self, hca: Hca, body: bytes) -> bytes:
         try:
-            grants = [self._grant(device, key) for key in rdma_wire.parse_keys(body)]
+            grants = [self._grant(hca, key) for key in rdma_wire.parse_keys(body)]
         except VerbsError:
             return rdma_wire.pack_resolved(Code.NO_ROOM, [])
         return rdma_wire.pack_resolved(Code.OK, grants)
 
-    def _grant(self, device: Device, key: bytes) -> Grant:
+    def _grant(self, hca: Hca, key: bytes) -> Grant:
         region = self._memory.get(key)
         if region is None:
             return Grant(Reason.UNKNOWN_REGION)
@@ -97,7 +103,7 @@ class RdmaServer:
         if region.device is not None and not region.direct:
             return Grant(Reason.OTHER_TRANSPORT)
         try:
-            registration = device.register(region)
+            registration = hca.register(region)
         except VerbsError:
             if region.device is not None and not region.direct:
                 return Grant(Reason.OTHER_TRANSPORT)

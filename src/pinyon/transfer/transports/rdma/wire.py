@@ -3,7 +3,7 @@
 They pass on an authenticated link (:mod:`.handshake`, service ``RDMA``) that lives as long as the queue pair it is for;
 the payload never does: it goes one-sided between the NICs. One request at a time (all integers big-endian)::
 
-    initiator → header(magic opcode code parts) + body       PAIR: device name, half; RESOLVE: count region keys
+    initiator → header(magic opcode code parts) + body       PAIR: HCA name, half; RESOLVE: count region keys
     server    → header(magic opcode|0x80 code parts) + body   PAIR: half; RESOLVE: count grants
     initiator → header TOUCH                                  no answer: the queue pair is in use
 
@@ -66,7 +66,7 @@ class Code(IntEnum):
     """The server's answer to a request."""
 
     OK = 0
-    NO_DEVICE = 1
+    NO_HCA = 1
     """Not one of its NICs, or not working at present."""
     NO_ROOM = 2
     """The NIC has no resources for another queue pair or memory registration."""
@@ -109,8 +109,8 @@ class Grant(NamedTuple):
     length: int = 0
 
 
-def pack_pair(device: str, half: Half) -> bytes:
-    name = device.encode()
+def pack_pair(hca: str, half: Half) -> bytes:
+    name = hca.encode()
     return _HEADER.pack(MAGIC, Op.PAIR, 0, 1) + _NAME.pack(len(name), name) + _HALF.pack(*half)
 
 
@@ -190,7 +190,7 @@ def body_bytes(header: Header, *, reply: bool) -> int:
 
 
 def parse_pair(data: bytes) -> tuple[str, Half]:
-    """Device name and initiator's half.
+    """HCA name and initiator's half.
 
     Raises:
         WireError
@@ -199,14 +199,14 @@ def parse_pair(data: bytes) -> tuple[str, Half]:
         raise WireError(f"a PAIR has {PAIR_BYTES} bytes")
     length, name = _NAME.unpack_from(data)
     if not 0 < length <= len(name) or any(name[length:]):
-        raise WireError("not a device name")
+        raise WireError("not the name of an HCA")
     try:
-        device = name[:length].decode()
+        hca = name[:length].decode()
     except UnicodeDecodeError:
-        raise WireError("not a device name") from None
-    if len(device) > MAX_NIC_CHARS:
-        raise WireError("not a device name")
-    return device, parse_half(data[_NAME.size :])
+        raise WireError("not the name of an HCA") from None
+    if len(hca) > MAX_NIC_CHARS:
+        raise WireError("not the name of an HCA")
+    return hca, parse_half(data[_NAME.size :])
 
 
 def parse_half(data: bytes) -> Half:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import time
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Opcode, Reason
 from pinyon.transfer.segment import Range
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import Move, PeerMemory
+from pinyon.transfer.transports.shm.cma import PIECE_BYTES, Move, PeerMemory
 from pinyon.transfer.transports.shm.link import LinkWatch, Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
 
@@ -27,20 +28,30 @@ _NO_SEAL = shm_wire.Seal(0, bytes(shm_wire.SEAL_BYTES))
 class ShmService:
     """Serves :attr:`pinyon.transfer.links.handshake.Service.SHM` links, which come by a Unix socket."""
 
-    def __init__(self, memory: MemoryTable, limits: TransferLimits, meter: Meter, seals: Seals) -> None:
+    def __init__(
+        self,
+        memory: MemoryTable,
+        limits: TransferLimits,
+        meter: Meter,
+        seals: Seals,
+        clock: Clock = time.monotonic,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
         self.memory = memory
+        self.clock = clock
         self.limits = limits
         self.seals = seals
+        self._piece_bytes = piece_bytes
         self._meter = meter
         self._told: set[str] = set()
         memory.on_unregister.append(seals.revoke)
 
     def serve(self, inbound: Inbound) -> None:
         stream = inbound.stream
-        deadline = time.monotonic() + self.limits.connect_s
+        deadline = self.clock() + self.limits.connect_s
         proof = shm_wire.parse_proof(inbound.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         try:
-            peer = meet(stream, proof.seal)
+            peer = meet(stream, proof.seal, self._piece_bytes)
         except Unreachable as why:
             if str(why) not in self._told:
                 self._told.add(str(why))
@@ -68,17 +79,17 @@ class _Session:
 
     def serve(self) -> None:
         inbound, limits = self._inbound, self._service.limits
-        stream, inbox = inbound.stream, self._inbox
+        stream, inbox, clock = inbound.stream, self._inbox, self._service.clock
         while True:
             got = stream.poll(inbox)
             if got is None:
                 inbound.rest()
-                got = stream.await_some(inbox, time.monotonic() + limits.idle_s)
+                got = stream.await_some(inbox, clock() + limits.idle_s)
                 if got and not inbound.work():
                     return
             if not got:
                 return
-            deadline = time.monotonic() + limits.base_deadline_s
+            deadline = clock() + limits.base_deadline_s
             if got < shm_wire.HEAD_BYTES:
                 stream.receive([inbox[got : shm_wire.HEAD_BYTES]], deadline)
                 got = shm_wire.HEAD_BYTES

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.dialer import Link
+from pinyon.transfer.links.endpoints import Endpoint
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.transports.tcp import wire
-from pinyon.transfer.transports.tcp.checksum import ChecksumPolicy, checksum, seed_of
+from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
 
 __all__ = ["Connection"]
@@ -22,75 +22,41 @@ _BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 _FAULT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
-class Connection:
-    """An authenticated link with the state of its frames. One chain uses it at a time."""
+class Connection(Endpoint):
+    """An authenticated link with the state of its frames."""
 
-    __slots__ = ("_aborted", "_frame_ids", "_inbox", "_link", "_policy", "_stream", "answered", "used")
+    __slots__ = ("_checked", "_frame_ids", "_inbox", "_stream")
 
-    def __init__(self, link: Link, policy: ChecksumPolicy) -> None:
-        self._link = link
+    def __init__(self, link: Link, *, checked: bool) -> None:
+        """``checked``: payloads carry a checksum."""
+        super().__init__(link)
         self._stream = link.stream
-        self._policy = policy
+        self._checked = checked
         self._frame_ids = itertools.count(1)
         self._inbox = memoryview(bytearray(INBOX_BYTES))
         """The reply's header, its refusals and the first bytes of its payload: one system call for a small answer."""
-        self._aborted = False
-        self.used = False
-        """It has been idle or served a chain, so the peer may have closed it meanwhile."""
-        self.answered = False
-        """Did any byte of the present frame's reply arrive?"""
-
-    @property
-    def id(self) -> int:
-        return self._link.id
-
-    @property
-    def closed_by_peer(self) -> bool:
-        """After an ``OSError``: it sat idle, broke before any answer, and nobody here aborted it."""
-        return self.used and not self.answered and not self._aborted
-
-    def abort(self) -> None:
-        """Make ``exchange`` end soon; from any thread."""
-        self._aborted = True
-        self._stream.abort()
-
-    def close(self, *, hard: bool) -> None:
-        self._stream.close(hard=hard)
 
     def exchange(self, chain: Chain) -> Outcome:
-        """One frame there, one answer back. Any exception leaves the connection unusable, as does a failed outcome.
-
-        Raises:
-            WireError, OSError, Stalled, DeadlineReached
-        """
+        """One frame there, one answer back."""
         if chain.nbytes <= _SMALL_BYTES and len(chain.slices) == 1:
             return self._exchange_small(chain)
         deadline, slices, nbytes = chain.deadline, chain.slices, chain.nbytes
-        policy = self._policy
-        frame_id = next(self._frame_ids)
-        count = len(slices)
-        frame = wire.Frame(chain.opcode, count, frame_id, nbytes, policy.wanted(nbytes, count))
+        frame = wire.Frame(chain.opcode, len(slices), next(self._frame_ids), nbytes, self._checked)
         head = wire.pack_frame(frame, [part[3:] for part in slices])
         seed = seed_of(head) if frame.checksum else None
-        self.answered = False
-        began = time.monotonic() if policy.watch else 0.0
         if chain.opcode is Opcode.READ:
             self._stream.send([head], deadline)
         else:
             send_payload(self._stream, head, _gather(chain, None), seed, deadline)
         got = self._stream.receive_some(self._inbox[:HEAD_START_BYTES], wire.FRAME_HEADER_BYTES, deadline)
-        outcome = self._answer(chain, frame, seed, got)
-        if began and outcome is _DONE:
-            policy.observe(nbytes, count, frame.checksum, time.monotonic() - began)
-        return outcome
+        return self._answer(chain, frame, seed, got)
 
     def _exchange_small(self, chain: Chain) -> Outcome:
         """The same for one small slice, without a detour: here every call shows in the latency."""
         _, local, offset, remote_region, remote_offset, nbytes = chain.slices[0]
-        opcode, stream, inbox, policy = chain.opcode, self._stream, self._inbox, self._policy
+        opcode, stream, inbox, checked = chain.opcode, self._stream, self._inbox, self._checked
         memory = chain.regions[local].view[offset : offset + nbytes]
         frame_id = next(self._frame_ids)
-        checked = policy.wanted(nbytes, 1)
         head = wire.pack_frame_of_one(
             wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, remote_region, remote_offset, nbytes
         )
@@ -99,8 +65,6 @@ class Connection:
         buffers: list[bytes | memoryview] = [head] if reading else [head, memory]
         if seed is not None and not reading:
             buffers.append(wire.pack_trailer(checksum([memory], seed)))
-        self.answered = False
-        began = time.monotonic() if policy.watch else 0.0
         stream.send(buffers, chain.deadline)
         # What a good answer looks like is worked out while it is on its way.
         payload = nbytes if reading else 0
@@ -118,9 +82,6 @@ class Connection:
             if seed is not None and checksum([inbox[at:end]], seed) != wire.parse_trailer(inbox[end:whole]):
                 return _BAD_CHECKSUM
             memory[:] = inbox[at:end]
-        self.used = True
-        if began:
-            policy.observe(nbytes, 1, checked, time.monotonic() - began)
         return _DONE
 
     def _answer(self, chain: Chain, frame: wire.Frame, seed: int | None, got: int) -> Outcome:
@@ -145,7 +106,6 @@ class Connection:
                 return _BAD_CHECKSUM
         elif got > at:
             raise WireError("bytes after the reply")
-        self.used = True
         return _DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
 

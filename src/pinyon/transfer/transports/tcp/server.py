@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
+from pinyon.core.clock import Clock
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
@@ -29,10 +30,13 @@ _SCRATCH_BYTES = 64 << 10
 class TcpService:
     """Serves the frames of all inbound tcp links, each in its link's thread."""
 
-    def __init__(self, memory: MemoryTable, limits: TransferLimits, meter: Meter) -> None:
+    def __init__(
+        self, memory: MemoryTable, limits: TransferLimits, meter: Meter, clock: Clock = time.monotonic
+    ) -> None:
         self._memory = memory
         self._limits = limits
         self._meter = meter
+        self._clock = clock
 
     def serve(self, inbound: Inbound) -> None:
         """A ``LinkService``: returns when the link is idle too long, evicted or closed in good order."""
@@ -43,12 +47,12 @@ class TcpService:
             got = stream.poll(window)
             if got is None:
                 inbound.rest()
-                got = stream.await_some(window, time.monotonic() + limits.idle_s)
+                got = stream.await_some(window, self._clock() + limits.idle_s)
                 if got and not inbound.work():
                     return
             if not got:
                 return
-            deadline = time.monotonic() + limits.base_deadline_s
+            deadline = self._clock() + limits.base_deadline_s
             got = self._serve_small(inbound, inbox, got, outbox, deadline)
             if not got:
                 window = inbox
@@ -134,7 +138,7 @@ class TcpService:
             if refusals is not None:
                 accepted = sum(part[2] for part, region in zip(ranges, found, strict=True) if region is not None)
             if self._memory.staging.regions:
-                patience = min(deadline, time.monotonic() + self._limits.stall_s)
+                patience = min(deadline, self._clock() + self._limits.stall_s)
                 staged = stage_ranges(self._memory.staging.inbound, frame.opcode, ranges, found, patience)
                 if staged is not None:
                     ranges, found = staged.ranges, staged.found

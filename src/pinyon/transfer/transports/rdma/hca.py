@@ -1,0 +1,178 @@
+"""An opened port of an HCA (an RDMA NIC), its protection domain and its memory registrations."""
+
+from __future__ import annotations
+
+import os
+import threading
+from ipaddress import IPv6Address
+from typing import Any, NamedTuple
+
+from pinyon.transfer.host.inventory import Gid, choose_gid
+from pinyon.transfer.host.nic import Nic
+from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.transports.rdma.verbs import VerbsError, character_device, free, pyverbs, verb
+from pinyon.transfer.transports.rdma.wire import MAX_MESSAGE_BYTES, MAX_READS
+
+__all__ = ["POST_WORK", "Hca", "Registration"]
+
+POST_WORK = 128
+"""Work requests per post, if the HCA has room for two posts."""
+_GIDS = 1024
+_WANTED_READS = 16
+"""READs that a queue pair has outstanding at most: what common HCAs offer."""
+_PORT_ACTIVE = 4
+_GID_KINDS = {0: "IB/RoCE v1", 1: "IB/RoCE v1", 2: "RoCE v2"}
+
+
+class Registration(NamedTuple):
+    """A region as one HCA knows it."""
+
+    lkey: int
+    rkey: int
+    base: int
+    """Address of the region's first byte, for work requests."""
+
+
+class Hca:
+    """One opened port of an HCA with a protection domain. Thread-safe; owned by ``HcaTable``."""
+
+    def __init__(self, nic: Nic) -> None:
+        """
+        Raises:
+            VerbsError: no such HCA, its port is not active, or it has no usable GID.
+        """
+        names = pyverbs()
+        self.nic = nic
+        self._lock = threading.Lock()
+        self._registered: dict[Region, tuple[Any, Registration]] = {}
+        self._answering: Any = None
+        with verb(f"{nic.name} cannot be opened"):
+            self.context = names.Context(name=nic.name)
+        try:
+            self._character_device = character_device(nic.name)
+            with verb(f"{nic.name} does not work"):
+                limits = self.context.query_device()
+                port = self.context.query_port(nic.port)
+                self.pd = names.PD(self.context)
+                table = self.context.query_gid_table(_GIDS)
+            if port.state != _PORT_ACTIVE:
+                raise VerbsError(f"port {nic.port} of {nic.name} is not active")
+            self.gid_index, self.gid = _find_gid(table, nic)
+            self.lid = port.lid
+            self.mtu = port.active_mtu
+            self.max_message = min(port.max_msg_sz, MAX_MESSAGE_BYTES)
+            self.post_work = max(1, min(POST_WORK, limits.max_qp_wr // 2, limits.max_cqe // 2 - 1))
+            self.reads_out = max(1, min(limits.max_qp_init_rd_atom, _WANTED_READS))
+            self.reads_in = max(1, min(limits.max_qp_rd_atom, MAX_READS))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def usable(self) -> bool:
+        """Its port is active and nobody wants to remove it."""
+        try:
+            with verb(self.nic.name):
+                return self.present and self.context.query_port(self.nic.port).state == _PORT_ACTIVE
+        except VerbsError:
+            return False
+
+    @property
+    def present(self) -> bool:
+        """False: it is being removed, which waits until we have closed it (or it is gone already)."""
+        return self._character_device is None or self._character_device.exists()
+
+    def register(self, region: Region) -> Registration:
+        """The region's registration, made at first use; it ends with :meth:`forget`.
+
+        Raises:
+            VerbsError: the region was unregistered meanwhile, or the NIC has no room.
+        """
+        known = self._registered.get(region)
+        if known is not None:
+            return known[1]
+        with self._lock:
+            if not region.alive:
+                raise VerbsError("the region is not registered any more")
+            if region not in self._registered:
+                with verb(f"{region.length} bytes cannot be registered with {self.nic.name} (see ulimit -l)"):
+                    handle, base = _register(self.pd, region)
+                    self._registered[region] = handle, Registration(handle.lkey, handle.rkey, base)
+            return self._registered[region][1]
+
+    def forget(self, region: Region) -> None:
+        """On return the NIC refuses every access to the region, by us and by peers."""
+        with self._lock:
+            known = self._registered.pop(region, None)
+            if known is not None:
+                with verb(f"{region.length} bytes cannot be deregistered from {self.nic.name}"):
+                    known[0].close()
+
+    @property
+    def registrations(self) -> int:
+        return len(self._registered)
+
+    def answering_queue(self) -> Any:
+        """A completion queue for queue pairs that never post anything."""
+        with self._lock:
+            if self._answering is None:
+                self._answering = pyverbs().CQ(self.context, 1, None, None, 0)
+            return self._answering
+
+    def close(self) -> None:
+        """Registrations, protection domain, context. Its queue pairs are closed before."""
+        with self._lock:
+            handles = [handle for handle, _ in self._registered.values()]
+            self._registered.clear()
+        for resource in (*handles, self._answering, getattr(self, "pd", None), self.context):
+            free(resource)
+
+
+def _register(pd: Any, region: Region) -> tuple[Any, int]:
+    """Make memory known to a NIC; the handle and the address by which work requests name the first byte.
+
+    The one place that tells kinds of memory apart. Memory of a GPU whose driver exports it as a dmabuf has the address
+    ``offset`` for its first byte. What cannot be registered so is staged from then on.
+    """
+    names = pyverbs()
+    memory = region.device
+    access = names.e.IBV_ACCESS_LOCAL_WRITE
+    if region.access >= Access.READ:
+        access |= names.e.IBV_ACCESS_REMOTE_READ
+    if region.access >= Access.READ_WRITE:
+        access |= names.e.IBV_ACCESS_REMOTE_WRITE
+    if memory is None:
+        return names.MR(pd, region.length, access, address=region.address), region.address
+    try:
+        exported = memory.dmabuf()
+        if exported is None:
+            raise VerbsError(f"memory on {region.location} is not offered as a dmabuf")
+        fd, offset = exported
+        try:
+            return names.DmaBufMR(pd, region.length, access, dmabuf=fd, offset=offset), offset
+        finally:
+            os.close(fd)
+    except BaseException:
+        region.direct = False  # from now on it is staged
+        raise
+
+
+def _find_gid(table: Any, nic: Nic) -> tuple[int, bytes]:
+    """Index and value of the GID that the NIC is configured with, by RoCE v2 if it can be had; else the best one."""
+    gids = [
+        Gid(entry.gid_index, _GID_KINDS.get(entry.gid_type, ""), _gid_text(entry))
+        for entry in table
+        if entry.port_num == nic.port
+    ]
+    if nic.address:
+        wanted = IPv6Address(nic.address)
+        gids = [gid for gid in gids if IPv6Address(gid.text) == wanted]
+    chosen = choose_gid(gids)
+    if chosen is None:
+        raise VerbsError(f"port {nic.port} of {nic.name} has no GID {nic.address}")
+    return chosen.index, IPv6Address(chosen.text).packed
+
+
+def _gid_text(entry: Any) -> str:
+    text = entry.gid_str
+    return str(text() if callable(text) else text)

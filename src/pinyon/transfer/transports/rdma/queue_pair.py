@@ -1,0 +1,206 @@
+"""Queue pairs: one end of a reliable connection each, and the work requests that it posts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from ipaddress import IPv6Address
+from typing import Any
+
+from pinyon.transfer.request import Opcode
+from pinyon.transfer.transports.rdma.hca import POST_WORK, Hca
+from pinyon.transfer.transports.rdma.verbs import VerbsError, free, open_channel, pyverbs, verb
+from pinyon.transfer.transports.rdma.wire import Half
+
+__all__ = ["REMOTE_ACCESS_ERROR", "SUCCESS", "QueuePair", "Work"]
+
+SUCCESS = 0
+REMOTE_ACCESS_ERROR = 10
+"""``IBV_WC_REM_ACCESS_ERR``: the peer's HCA does not know the rkey (any more), or not for this range or direction."""
+
+_HOPS = 64
+_MIN_RNR_TIMER = 12
+"""0.64 ms; must be set, but one-sided work needs no receives and never waits for one."""
+_ACK_TIMEOUT = 14
+"""4.096 µs x 2^14 = 67 ms until a packet is sent again; HCAs may take up to four times that."""
+_RETRIES = 6
+"""With the timeout above a dead path is found after 0.5 to 2 s. Not 7, the largest: soft-RoCE takes that for ever."""
+
+Work = tuple[int, int, int, int, int]
+"""One work request: local address, lkey, remote address, rkey, bytes."""
+
+
+class QueuePair:
+    """One end of a reliable connection. One thread uses it at a time.
+
+    Either it posts, two times ``hca.post_work`` requests at most, and has a completion queue of its own; or it only
+    answers the other end's one-sided work, for which its NIC needs nobody.
+    """
+
+    def __init__(self, hca: Hca, *, posts: bool) -> None:
+        """
+        Raises:
+            VerbsError: the HCA has no room.
+        """
+        self._names = names = pyverbs()
+        self.hca = hca
+        self._posts = posts
+        depth = 2 * hca.post_work if posts else 1
+        self._channel: Any = None
+        self._queue: Any = None
+        self._pair: Any = None
+        self.fd = -1
+        """Readable when a completion came after :meth:`arm`; -1: not known, poll instead."""
+        try:
+            with verb(f"no queue pair on {hca.nic.name}"):
+                if posts:
+                    self._channel, self.fd = open_channel(names, hca.context)
+                    # every work request may end in a completion when the queue pair breaks
+                    self._queue = names.CQ(hca.context, depth + 1, None, self._channel, 0)
+                queue = self._queue or hca.answering_queue()
+                room = names.QPCap(max_send_wr=depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
+                wanted = names.QPInitAttr(qp_type=names.e.IBV_QPT_RC, scq=queue, rcq=queue, cap=room, sq_sig_all=0)
+                self._pair = names.QP(hca.pd, wanted)
+                self.number = int(self._pair.qp_num)
+        except BaseException:
+            self.close()
+            raise
+
+    def half(self, first_packet: int, mtu: int, reads: int) -> Half:
+        """What the other end needs to know of this one."""
+        hca = self.hca
+        return Half(hca.gid, hca.lid, self.number, first_packet, mtu, reads, hca.max_message)
+
+    def connect(self, remote: Half, first_packet: int, mtu: int, reads: int) -> None:
+        """To the other end; ``mtu`` and ``reads`` are what both agreed on.
+
+        Raises:
+            VerbsError: no route to it, or a value the HCA does not take.
+        """
+        names = pyverbs()
+        nic = self.hca.nic
+        given = names.QPAttr(port_num=nic.port, path_mtu=mtu)
+        if not self._posts:
+            given.qp_access_flags = names.e.IBV_ACCESS_REMOTE_READ | names.e.IBV_ACCESS_REMOTE_WRITE
+        given.dest_qp_num = remote.queue_pair
+        given.rq_psn = remote.first_packet
+        given.sq_psn = first_packet
+        given.max_rd_atomic = reads if self._posts else 1
+        given.max_dest_rd_atomic = 1 if self._posts else reads
+        given.min_rnr_timer = _MIN_RNR_TIMER
+        given.timeout = _ACK_TIMEOUT
+        given.retry_cnt = given.rnr_retry = _RETRIES
+        with verb(f"{nic.name} cannot be connected"):
+            gid = names.GID(str(IPv6Address(remote.gid).exploded))
+            route = names.GlobalRoute(dgid=gid, sgid_index=self.hca.gid_index, hop_limit=_HOPS)
+            given.ah_attr = names.AHAttr(port_num=nic.port, is_global=1, gr=route, dlid=remote.lid)
+            self._pair.to_rts(given)
+
+    def post(self, opcode: Opcode, work: Sequence[Work]) -> None:
+        """At most ``hca.post_work`` requests, in this order; the last one's success completes them all.
+
+        Raises:
+            VerbsError: the queue pair is broken.
+        """
+        spare = _spare_chains[opcode]
+        try:
+            chain = spare.pop()
+        except IndexError:
+            chain = _WorkChain(opcode)
+        try:
+            chain.post(self._pair, work)
+        except self._names.PyverbsError as error:
+            raise VerbsError(f"cannot post: {error}") from None
+        finally:
+            spare.append(chain)
+
+    def ping(self) -> None:
+        """Post a WRITE of no bytes, which needs no memory: it completes when the way there and back works.
+
+        Raises:
+            VerbsError
+        """
+        names = pyverbs()
+        place = names.SGE(0, 0, 0)
+        request = names.SendWR(opcode=names.e.IBV_WR_RDMA_WRITE, num_sge=1, sg=[place])
+        try:
+            request.num_sge = 0
+            with verb("cannot post"):
+                self._pair.post_send(request)
+        finally:
+            request.close()
+            place.close()
+
+    def poll(self) -> int | None:
+        """Status of the next completion (``SUCCESS`` or one of ``ibv_wc_status``), None if there is none yet.
+
+        Raises:
+            VerbsError
+        """
+        try:
+            count, completions = self._queue.poll(1)
+        except self._names.PyverbsError as error:
+            raise VerbsError(f"cannot poll: {error}") from None
+        return int(completions[0].status) if count else None
+
+    def arm(self) -> None:
+        """From now on the next completion makes ``fd`` readable. Poll once more after it, before waiting.
+
+        Raises:
+            VerbsError
+        """
+        with verb("cannot arm"):
+            self._queue.req_notify()
+
+    def acknowledge(self) -> None:
+        """``fd`` was readable."""
+        with contextlib.suppress(VerbsError), verb("no event"):
+            self._channel.get_cq_event(self._queue)
+            self._queue.ack_events(1)
+
+    def close(self) -> None:
+        """On return the NIC neither reads nor writes memory for it any more. Idempotent."""
+        pair, queue, channel = self._pair, self._queue, self._channel
+        self._pair = self._queue = self._channel = None
+        self.fd = -1
+        for resource in (pair, queue, channel):
+            free(resource)
+
+
+class _WorkChain:
+    """Linked work requests, filled again for each post. A post uses the tail: so the last one, the only one that makes
+    a completion, is always the same."""
+
+    def __init__(self, opcode: Opcode) -> None:
+        names = pyverbs()
+        kind = names.e.IBV_WR_RDMA_READ if opcode is Opcode.READ else names.e.IBV_WR_RDMA_WRITE
+        places: list[Any] = []
+        requests: list[Any] = []
+        flags = names.e.IBV_SEND_SIGNALED
+        for _ in range(POST_WORK):
+            place = names.SGE(0, 0, 0)
+            following = requests[-1] if requests else None
+            request = names.SendWR(opcode=kind, num_sge=1, sg=[place], send_flags=flags, next_wr=following)
+            request.sg_list = place  # was a copy; from now on what is set in the place counts
+            places.append(place)
+            requests.append(request)
+            flags = 0
+        self._places = places[::-1]
+        self._requests = requests[::-1]
+
+    def post(self, pair: Any, work: Sequence[Work]) -> None:
+        first = POST_WORK - len(work)
+        at = first
+        places, requests = self._places, self._requests
+        for local, lkey, remote, rkey, length in work:
+            place = places[at]
+            place.addr = local
+            place.lkey = lkey
+            place.length = length
+            requests[at].set_wr_rdma(rkey, remote)
+            at += 1
+        pair.post_send(requests[first])
+
+
+_spare_chains: dict[Opcode, list[_WorkChain]] = {Opcode.READ: [], Opcode.WRITE: []}
+"""As many as posted at the same time once; kept for good, see the module."""

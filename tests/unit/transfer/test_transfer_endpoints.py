@@ -1,0 +1,352 @@
+"""What tcp, shm and rdma do alike: keeping endpoints, waiting for one, replacing what broke."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferLimits, TransferStatus
+from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.links.dialer import DialRefused
+from pinyon.transfer.links.endpoints import Endpoint, Endpoints, TryAgain
+from pinyon.transfer.links.stream import DeadlineReached, Stalled
+from pinyon.transfer.path import Path
+from pinyon.transfer.slicing import ChainPlan
+from pinyon.transfer.stats import Meter
+from tests.unit.transfer.conftest import GENEROUS_S, eventually
+
+READ, WRITE = Opcode.READ, Opcode.WRITE
+DONE = Outcome(TransferStatus.COMPLETED)
+REMOTE = SegmentDescriptor("127.0.0.1", 1, b"b" * 16)
+PATH, OTHER = Path("fake", "a", "x"), Path("fake", "b", "x")
+LIMITS = TransferLimits(max_endpoints=3, idle_s=10.0)
+
+
+class FakeLink:
+    def __init__(self, link_id: int) -> None:
+        self.id = link_id
+
+
+class FakeEndpoint(Endpoint):
+    """Does what the test says, chain after chain; completes when it says nothing."""
+
+    def __init__(self, link_id: int, replaces: int, script: list[object]) -> None:
+        super().__init__(FakeLink(link_id))
+        self.replaces = replaces
+        self.script = script
+        self.broken = False
+        self.closed: list[bool] = []
+        """How hard, each time."""
+
+    def is_open(self) -> bool:
+        return super().is_open() and not self.broken
+
+    def exchange(self, chain: Chain) -> Outcome:
+        step = self.script.pop(0) if self.script else DONE
+        if callable(step):
+            step = step(self, chain)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self, *, hard: bool) -> None:
+        self.closed.append(hard)
+
+
+class FakeTransport(Endpoints[FakeEndpoint]):
+    def __init__(self, cap: int = 2) -> None:
+        self.now = 100.0
+        self.meter = Meter()
+        super().__init__(cap, LIMITS, self.meter, lambda: self.now)
+        self.made: list[FakeEndpoint] = []
+        self.script: list[object] = []
+        """What every endpoint made from now on draws its steps from."""
+        self.dial_error: BaseException | None = None
+
+    def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> FakeEndpoint:
+        if self.dial_error is not None:
+            raise self.dial_error
+        self.made.append(FakeEndpoint(len(self.made) + 1, replaces, self.script))
+        return self.made[-1]
+
+    def chain(self, opcode: Opcode = READ, timeout_s: float = 1000.0) -> Chain:
+        return Chain(ChainPlan(REMOTE, opcode, [], 8), {}, self.now + timeout_s, lambda chain, outcome: None)
+
+    def lease_all(self, path: Path = PATH) -> list[FakeEndpoint]:
+        """As many as there may be of this path."""
+        leased = [self.lease(self.chain(), path) for _ in range(2)]
+        assert all(isinstance(endpoint, FakeEndpoint) for endpoint in leased)
+        return leased
+
+
+@pytest.fixture
+def transport() -> FakeTransport:
+    return FakeTransport()
+
+
+def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_one_chain_after_another_uses_one_endpoint(transport) -> None:
+    assert [transport.run(transport.chain(), PATH) for _ in range(5)] == [DONE] * 5
+    assert len(transport.made) == transport.endpoints == 1
+    assert transport.run(transport.chain(), OTHER) == DONE
+    assert transport.endpoints == 2
+
+
+# --- all in use ---
+
+
+def test_a_full_pool_is_waited_for(transport) -> None:
+    held = transport.lease_all()
+    waiter, outcomes = in_thread(lambda: transport.run(transport.chain(), PATH))
+    eventually(lambda: transport.waiting == 1, "the chain waits")
+    transport.release(held[0])
+    waiter.join(GENEROUS_S)
+    assert outcomes == [DONE]
+    assert len(transport.made) == 2  # what was released, not a new one
+    assert not transport.waiting
+
+
+def test_an_endpoint_that_broke_makes_room_too(transport) -> None:
+    held = transport.lease_all()
+    waiter, outcomes = in_thread(lambda: transport.run(transport.chain(), PATH))
+    eventually(lambda: transport.waiting == 1, "the chain waits")
+    transport.discard(held[0])
+    waiter.join(GENEROUS_S)
+    assert outcomes == [DONE]
+    assert len(transport.made) == 3
+
+
+def test_a_full_pool_until_the_deadline_is_not_the_paths_fault(transport) -> None:
+    transport.lease_all()
+    assert transport.run(transport.chain(timeout_s=0.0), PATH) is NO_ROOM
+    waiter, outcomes = in_thread(lambda: transport.run(transport.chain(timeout_s=5.0), PATH))
+    eventually(lambda: transport.waiting == 1, "the chain waits")
+    transport.now += 5.0
+    waiter.join(GENEROUS_S)
+    assert outcomes[0] is NO_ROOM
+    assert NO_ROOM == LATE  # for who made the request
+    assert NO_ROOM is not LATE
+
+
+def test_a_chain_that_ends_waits_no_longer(transport) -> None:
+    transport.lease_all()
+    chain = transport.chain()
+    waiter, outcomes = in_thread(lambda: transport.run(chain, PATH))
+    eventually(lambda: transport.waiting == 1, "the chain waits")
+    chain.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+    waiter.join(GENEROUS_S)
+    assert outcomes == [GONE]
+
+
+def test_the_close_ends_waiting_and_lets_go_of_what_is_released_later(transport) -> None:
+    held = transport.lease_all()
+    waiter, outcomes = in_thread(lambda: transport.run(transport.chain(), PATH))
+    eventually(lambda: transport.waiting == 1, "the chain waits")
+    transport.close()
+    waiter.join(GENEROUS_S)
+    assert outcomes == [SHUTDOWN]
+    assert transport.endpoints == 2
+    for endpoint in held:
+        transport.release(endpoint)
+        assert endpoint.closed == [False]
+    assert transport.endpoints == 0
+
+
+def test_the_cap_over_all_paths_evicts_what_rests(transport) -> None:
+    for path in (PATH, OTHER, Path("fake", "c", "x"), Path("fake", "d", "x")):
+        assert transport.run(transport.chain(), path) == DONE
+        assert transport.endpoints <= LIMITS.max_endpoints
+    assert transport.evictions == 1
+    assert sum(len(endpoint.closed) for endpoint in transport.made) == 1
+
+
+def test_a_connection_that_cannot_be_made_leaves_its_room(transport) -> None:
+    for error, outcome in (
+        (ConnectionRefusedError(), NO_CONNECTION),
+        (TimeoutError(), STALLED),
+        (WireError("nonsense"), BAD_BYTES),
+        (DialRefused(Reason.STALE_SEGMENT), Outcome(TransferStatus.REFUSED, Reason.STALE_SEGMENT)),
+        (DialRefused(Reason.BUSY), Outcome(TransferStatus.FAILED, Reason.BUSY)),
+    ):
+        transport.dial_error = error
+        for _ in range(3):
+            assert transport.run(transport.chain(), PATH) == outcome
+    transport.dial_error = KeyError("a defect")
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            transport.run(transport.chain(), PATH)
+    transport.dial_error = None
+    assert len(transport.lease_all()) == 2
+
+
+# --- what breaks ---
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (Stalled(), STALLED),
+        (DeadlineReached(), LATE),
+        (WireError("nonsense"), BAD_BYTES),
+        (ConnectionResetError(), LOST),
+        (Outcome(TransferStatus.FAILED, Reason.CHECKSUM), Outcome(TransferStatus.FAILED, Reason.CHECKSUM)),
+    ],
+)
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_what_fails_is_closed_hard_and_a_write_is_fenced(transport, opcode, error, outcome) -> None:
+    chain = transport.chain(opcode)
+    transport.script += [error]
+    assert transport.run(chain, PATH) == outcome
+    assert [endpoint.closed for endpoint in transport.made] == [[True]]
+    assert transport.endpoints == 0
+    assert chain.fence == (1 if opcode is WRITE else 0)
+    assert transport.run(chain, PATH) == DONE
+    assert transport.made[1].replaces == (1 if opcode is WRITE else 0)
+    assert chain.fence == 0
+    assert transport.meter.retries == 0
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_an_idle_endpoint_that_the_peer_closed_is_replaced_once(transport, opcode) -> None:
+    assert transport.run(transport.chain(opcode), PATH) == DONE
+    transport.script += [ConnectionResetError(), DONE]
+    assert transport.run(transport.chain(opcode), PATH) == DONE
+    assert [endpoint.replaces for endpoint in transport.made] == [0, 1]
+    assert transport.meter.retries == 1
+    transport.script += [ConnectionResetError(), ConnectionResetError()]
+    assert transport.run(transport.chain(opcode), PATH) == LOST  # the second one was fresh
+    assert len(transport.made) == 3
+    assert transport.endpoints == 0
+
+
+def test_an_idle_endpoint_that_broke_after_the_first_byte_is_not_replaced(transport) -> None:
+    assert transport.run(transport.chain(), PATH) == DONE
+
+    def half(endpoint: FakeEndpoint, chain: Chain) -> BaseException:
+        endpoint.answered = True
+        return ConnectionResetError()
+
+    transport.script += [half]
+    assert transport.run(transport.chain(), PATH) == LOST
+    assert len(transport.made) == 1
+
+
+def test_what_is_known_to_be_closed_is_not_leased(transport) -> None:
+    assert transport.run(transport.chain(), PATH) == DONE
+    transport.made[0].broken = True
+    assert transport.run(transport.chain(), PATH) == DONE
+    assert transport.made[0].closed == [True]
+    assert transport.endpoints == 1
+    assert transport.meter.retries == 0
+
+
+def test_grants_that_were_taken_back_are_asked_for_again_and_again_but_not_for_ever(transport) -> None:
+    transport.script += [TryAgain(), TryAgain(), DONE]
+    assert transport.run(transport.chain(WRITE), PATH) == DONE
+    assert [endpoint.replaces for endpoint in transport.made] == [0, 1, 2]
+    transport.script += [TryAgain()] * 9
+    assert transport.run(transport.chain(WRITE), PATH) == LOST
+    assert len(transport.script) == 6
+
+
+def test_an_interrupted_chain_is_not_repeated(transport) -> None:
+    assert transport.run(transport.chain(), PATH) == DONE
+
+    def interrupt(endpoint: FakeEndpoint, chain: Chain) -> BaseException:
+        chain.interrupt()
+        return ConnectionAbortedError()
+
+    transport.script += [interrupt]
+    assert transport.run(transport.chain(), PATH) == LOST
+    assert len(transport.made) == 1
+
+
+def test_a_chain_that_completes_while_it_is_stopped_leaves_no_aborted_endpoint(transport) -> None:
+    def stop(endpoint: FakeEndpoint, chain: Chain) -> Outcome:
+        chain.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+        return DONE
+
+    transport.script += [stop]
+    assert transport.run(transport.chain(), PATH) == DONE
+    assert transport.made[0].closed == [True]
+    assert transport.endpoints == 0
+
+
+def test_a_chain_that_ended_before_leaves_the_endpoint_as_it_is(transport) -> None:
+    chain = transport.chain()
+    chain.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+    assert transport.run(chain, PATH) is GONE
+    assert transport.endpoints == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), KeyError("a defect")])
+def test_a_defect_leaves_nothing_behind(transport, error) -> None:
+    transport.script += [error]
+    chain = transport.chain()
+    with pytest.raises(type(error)):
+        transport.run(chain, PATH)
+    assert transport.made[0].closed == [True]
+    assert transport.endpoints == 0
+    assert chain.claim(lambda: None)  # nobody runs it
+
+
+# --- keeping house ---
+
+
+def test_a_probe_is_fresh_and_kept_if_there_is_room(transport) -> None:
+    deadline = transport.now + 1.0
+    for number in range(1, 5):
+        assert transport.probe(REMOTE, PATH, deadline)
+        assert len(transport.made) == number
+        assert transport.endpoints == min(number, 2)
+    held = [transport.lease(transport.chain(), PATH) for _ in range(2)]
+    assert transport.probe(REMOTE, PATH, deadline)  # all are in use: it is alive
+    assert transport.made[-1].closed == [False]
+    assert transport.endpoints == 2
+    for endpoint in held:
+        transport.release(endpoint)
+    transport.dial_error = ConnectionRefusedError()
+    assert not transport.probe(REMOTE, PATH, deadline)
+
+
+def test_a_forgotten_path_loses_idle_endpoints_now_and_others_when_they_are_released(transport) -> None:
+    used, idle = transport.lease_all()
+    transport.release(idle)
+    assert transport.run(transport.chain(), OTHER) == DONE
+    transport.forget(REMOTE, PATH)
+    assert idle.closed == [False]
+    assert transport.endpoints == 2
+    transport.release(used)
+    assert used.closed == [False]
+    assert transport.endpoints == 1
+
+
+def test_the_paths_of_a_lost_nic_are_forgotten(transport) -> None:
+    for path in (PATH, OTHER):
+        assert transport.run(transport.chain(), path) == DONE
+    transport.forget_nics(["b", "none of ours"])
+    assert [endpoint.closed for endpoint in transport.made] == [[], [False]]
+
+
+def test_what_is_not_used_expires(transport) -> None:
+    assert transport.run(transport.chain(), PATH) == DONE
+    transport.now += 5.0
+    assert transport.run(transport.chain(), OTHER) == DONE
+    transport.maintain(transport.now + 4.0)
+    assert transport.endpoints == 2
+    transport.maintain(transport.now + 5.0)
+    assert [endpoint.closed for endpoint in transport.made] == [[False], []]
+    transport.maintain(transport.now + 10.0)
+    assert transport.endpoints == 0
