@@ -562,7 +562,7 @@ def test_a_server_that_proves_nothing(near, impostor) -> None:
 
 
 def test_a_server_that_lies_about_its_memory(near, impostor) -> None:
-    proof = shm_wire.pack_proof(shm_wire.OK, near.transport._seals.process)  # it is this process
+    proof = shm_wire.pack_proof(shm_wire.OK, near.transport.service.seals.process)  # it is this process
     request = shm_wire.Message(shm_wire.RESOLVE, 0, 1, 1, 0)
     nowhere = shm_wire.Place(0, 4096, 1 << 20, shm_wire.Seal(8192, b"s" * 16))
     not_sealed = nowhere._replace(address=near.region.address)
@@ -585,7 +585,7 @@ def dial_raw(near: Near, peer: ShmPeer) -> Link:
     """A link whose initiator is the test itself; after the proofs."""
     deadline = time.monotonic() + GENEROUS_S
     link = dial(peer.segment.shm, peer.segment.boot_id, Service.SHM, near.identity, LIMITS, deadline)
-    link.stream.send([shm_wire.pack_proof(shm_wire.OK, near.transport._seals.process)], deadline)
+    link.stream.send([shm_wire.pack_proof(shm_wire.OK, near.transport.service.seals.process)], deadline)
     assert shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.OK
     return link
 
@@ -613,7 +613,7 @@ def test_noise_ends_the_link_and_nothing_else(near, start_peer, rng) -> None:
 def test_an_initiator_that_does_not_prove_itself_is_told(near, start_peer) -> None:
     peer = start_peer()
     deadline = time.monotonic() + GENEROUS_S
-    for seal in (shm_wire.Seal(4096, b"s" * 16), near.transport._seals.process._replace(value=b"s" * 16)):
+    for seal in (shm_wire.Seal(4096, b"s" * 16), near.transport.service.seals.process._replace(value=b"s" * 16)):
         link = dial(peer.segment.shm, peer.segment.boot_id, Service.SHM, near.identity, LIMITS, deadline)
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, seal)], deadline)
         assert shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.UNREACHABLE
