@@ -22,8 +22,6 @@ __all__ = ["Dispatcher"]
 
 POLL_S = 0.5
 """An instance may become placeable without a change of the list (its load fell)."""
-RETRY_SAME_S = 2.5
-"""Before an instance that failed a request is tried again although nothing new was heard of it."""
 
 _log = get_logger("lb")
 
@@ -110,13 +108,17 @@ class Dispatcher:
             self._view.end(counted)
             if stream is not None:
                 stream.close()
-            if request.finish_reason is None:
+            if request.finish_reason is not None:
+                self._view.succeeded(placement)
+            else:
                 # Whoever still lives reports the end itself; who does not cannot.
                 self._conductor.release(attempt_id)
 
     def _retry_or_raise(self, request: Request) -> None:
         error = request.error
         assert error is not None
+        if (failed := request.failed_instance) is not None:
+            self._view.failed(failed, self._clock())
         if not request.retry(self._attempts):
             if error.grpc_code not in RETRY_CODES:
                 raise error
@@ -131,14 +133,15 @@ class Dispatcher:
 
     async def _place(self, request: Request) -> common_pb2.Placement:
         """Where the next attempt runs; waits a while for an instance if there is none."""
-        began_s, known = self._clock(), self._view.version
-        give_up_s = began_s + self._placement_wait_s
+        give_up_s = self._clock() + self._placement_wait_s
         while True:
             try:
                 return await self._conductor.place(request.schedule_request())
             except ConductorAway:
                 try:
-                    placement = self._view.choose(request.ask.model, request.total_tokens, request.exclude)
+                    placement = self._view.choose(
+                        request.ask.model, request.total_tokens, request.exclude, self._clock()
+                    )
                     self._metrics.fallbacks.inc()
                     return placement
                 except Unavailable as unavailable:
@@ -154,8 +157,7 @@ class Dispatcher:
             await self._view.wait_change(min(left_s, POLL_S))
             # One that failed us may have restarted under its old name; until something new is heard, its address may as
             # well still be dead, and the attempts are few.
-            if self._view.version != known or self._clock() - began_s >= RETRY_SAME_S:
-                request.exclude.clear()
+            request.exclude = self._view.avoided(request.exclude, self._clock())
 
 
 def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float) -> Delta:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey, namespace
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.layout import KvLayout
@@ -19,6 +20,9 @@ from pinyon.routing.policy import Candidate, RoutingPolicy, serving_groups
 __all__ = ["InstanceView", "ModelView"]
 
 TENANTS_MAX = 4096
+FIRST_PAUSE_S = 2.5
+"""Before an instance that failed a request is tried again although nothing new was heard of it."""
+MAX_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,9 @@ class InstanceView:
 
     def __init__(self, routing: RoutingPolicy) -> None:
         self._routing = routing
+        self._failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S)
+        self._heard: dict[str, tuple[str, str, bool]] = {}
+        """Boot id, address and whether it took requests, as listed last."""
         self._candidates: dict[str, list[Candidate]] = {}
         self._models: dict[str, ModelView] = {}
         self._groups: dict[str, str] = {}
@@ -49,6 +56,7 @@ class InstanceView:
         candidates: dict[str, list[Candidate]] = {}
         models: dict[str, ModelView] = {}
         groups: dict[str, str] = {}
+        heard: dict[str, tuple[str, str, bool]] = {}
         for instance in message.instances:
             info, load = instance.info, instance.load
             if not info.model or not info.address:
@@ -61,6 +69,9 @@ class InstanceView:
                 continue
             group = f"{info.model_fingerprint}/{layout.layout_id}"
             groups[info.instance_id] = group
+            heard[info.instance_id] = facts = info.boot_id, info.address, instance.schedulable
+            if instance.schedulable and facts != self._heard.get(info.instance_id):
+                self._failures.succeeded(info.instance_id)  # it has restarted or come back
             known = models.get(info.model)
             if known is None:
                 models[info.model] = ModelView(info.model_fingerprint, layout, info.max_context_tokens)
@@ -76,7 +87,7 @@ class InstanceView:
                 )
         if models != self._models:
             self._namespaces.clear()
-        self._candidates, self._models, self._groups = candidates, models, groups
+        self._candidates, self._models, self._groups, self._heard = candidates, models, groups, heard
         self.addresses = frozenset(each.address for found in candidates.values() for each in found)
         self.version = message.version
         self._changed.set()
@@ -116,10 +127,23 @@ class InstanceView:
         known, group = self._models.get(model), self._groups.get(instance_id)
         return known is None or group is None or group == f"{known.fingerprint}/{known.layout.layout_id}"
 
-    def choose(self, model: str, total_tokens: int, exclude: Collection[str]) -> common_pb2.Placement:
+    def failed(self, instance_id: str, now_s: float) -> None:
+        """It failed a request: left alone for a while, or until something new is heard of it."""
+        self._failures.failed(instance_id, now_s)
+
+    def succeeded(self, placement: common_pb2.Placement) -> None:
+        self._failures.succeeded(placement.prefill_instance_id)
+        self._failures.succeeded(placement.decode_instance_id)
+
+    def avoided(self, instance_ids: Iterable[str], now_s: float) -> set[str]:
+        """Those of them that failed lately."""
+        return {each for each in instance_ids if self._failures.avoids(each, now_s)}
+
+    def choose(self, model: str, total_tokens: int, exclude: Collection[str], now_s: float) -> common_pb2.Placement:
         """A placement without the conductor. Raises :class:`Unavailable`."""
-        groups = serving_groups(self._candidates.get(model, ()), total_tokens, exclude)
-        pair = self._routing.choose(groups, self._in_flight)
+        known = self._candidates.get(model, ())
+        avoided = self.avoided((each.instance_id for each in known), now_s)
+        pair = self._routing.choose(serving_groups(known, total_tokens, exclude, avoided), self._in_flight)
         if pair is None:
             raise Unavailable("No instance is available for this model.", retry_after_s=1.0)
         return common_pb2.Placement(

@@ -205,13 +205,20 @@ class Request:
         else:
             self.error = Unavailable("The instance gave the request up.")
 
+    @property
+    def failed_instance(self) -> str | None:
+        """Whom the last attempt's error speaks against; None when another instance would say the same."""
+        error, placement = self.error, self.placement
+        if error is None or placement is None or error.grpc_code not in RETRY_CODES:
+            return None
+        return placement.prefill_instance_id if error.field == PREFILL_FIELD else placement.decode_instance_id
+
     def retry(self, attempts: int) -> bool:
         """After ``error``: whether another attempt is worthwhile; if so, the failed instance is excluded."""
-        error, placement = self.error, self.placement
-        if error is None or placement is None or error.grpc_code not in RETRY_CODES or self.attempt >= attempts:
+        failed = self.failed_instance
+        if failed is None or self.attempt >= attempts:
             return False
-        failed_prefill = error.field == PREFILL_FIELD
-        self.exclude.add(placement.prefill_instance_id if failed_prefill else placement.decode_instance_id)
+        self.exclude.add(failed)
         return True
 
     def usage(self) -> Usage:

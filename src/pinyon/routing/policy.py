@@ -60,8 +60,16 @@ class RoutingPolicy(Protocol):
         ...
 
 
-def serving_groups(candidates: Sequence[Candidate], total_tokens: int, exclude: Collection[str] = ()) -> list[Group]:
-    """Groups that can serve a request of ``total_tokens`` (prompt and generation) without the excluded instances."""
+def serving_groups(
+    candidates: Sequence[Candidate],
+    total_tokens: int,
+    exclude: Collection[str] = (),
+    avoided: Collection[str] = (),
+) -> list[Group]:
+    """Groups that can serve a request of ``total_tokens`` (prompt and generation) without the excluded instances.
+
+    Those that just failed (``avoided``) are there only where it does not go without them.
+    """
     groups: dict[str, Group] = {}
     for candidate in candidates:
         if candidate.instance_id in exclude or 0 < candidate.max_context < total_tokens:
@@ -73,4 +81,15 @@ def serving_groups(candidates: Sequence[Candidate], total_tokens: int, exclude: 
             group.prefills.append(candidate)
         if candidate.role.decodes:
             group.decodes.append(candidate)
-    return [group for group in groups.values() if group.prefills and group.decodes]
+    serving = [group for group in groups.values() if group.prefills and group.decodes]
+    if not avoided:
+        return serving
+    sound = [Group(group.name, _without(group.prefills, avoided), _without(group.decodes, avoided)) for group in serving]
+    return [group for group in sound if group.prefills and group.decodes] or [
+        Group(every.name, some.prefills or every.prefills, some.decodes or every.decodes)
+        for every, some in zip(serving, sound, strict=True)
+    ]
+
+
+def _without(candidates: Sequence[Candidate], avoided: Collection[str]) -> list[Candidate]:
+    return [candidate for candidate in candidates if candidate.instance_id not in avoided]

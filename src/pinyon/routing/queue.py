@@ -6,6 +6,8 @@ that knows deadlines will.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from pinyon.core.errors import ResourceExhausted
 
 __all__ = ["RequestQueue"]
@@ -19,7 +21,7 @@ class RequestQueue:
     def __init__(self, slots: int, limit: int) -> None:
         self._slots = slots
         self._limit = limit
-        self._waiting: dict[int, float] = {}  # number → since when, in order of arrival
+        self._waiting: OrderedDict[int, float] = OrderedDict()  # number → since when
         self.in_flight = 0
 
     @property
@@ -47,12 +49,10 @@ class RequestQueue:
         """A request gives its slot back: the number of the one that has it now, if one waited."""
         if not self.in_flight:
             raise ValueError("nobody has a slot")
-        number = next(iter(self._waiting), None)
-        if number is None:
-            self.in_flight -= 1
-        else:
-            del self._waiting[number]
-        return number
+        if self._waiting:
+            return self._waiting.popitem(last=False)[0]
+        self.in_flight -= 1
+        return None
 
     def cancel(self, number: int, now_s: float) -> bool:
         """Whether the request was still waiting and is gone; if not, and it has a slot, it must :meth:`leave`."""

@@ -10,8 +10,8 @@ from pinyon.routing.least_loaded import LeastLoaded
 from pinyon.routing.policy import Candidate, Pair, serving_groups
 
 
-def choose_pair(fleet, in_flight, total_tokens, exclude=()) -> Pair | None:
-    return LeastLoaded().choose(serving_groups(fleet, total_tokens, exclude), in_flight)
+def choose_pair(fleet, in_flight, total_tokens, exclude=(), avoided=()) -> Pair | None:
+    return LeastLoaded().choose(serving_groups(fleet, total_tokens, exclude, avoided), in_flight)
 
 
 def instance(name: str, role: Role = Role.MIXED, group: str = "g", **facts: int) -> Candidate:
@@ -42,6 +42,16 @@ def test_own_requests_count_per_slot_then_what_was_reported():
     pair = choose_pair([instance("a", reported=5), instance("b", reported=1)], {}, 10)
     assert pair is not None
     assert pair.decode.instance_id == "b"
+
+
+def test_who_just_failed_is_chosen_last_but_chosen():
+    fleet = [instance("a"), instance("b"), instance("p", Role.PREFILL, "h"), instance("d", Role.DECODE, "h")]
+    chosen = []
+    for avoided in ((), "a", "ab", "abp", "abpd"):
+        pair = choose_pair(fleet, {"b": 9, "d": 99}, 10, (), avoided)
+        assert pair is not None
+        chosen.append(pair.decode.instance_id)
+    assert chosen == ["a", "b", "d", "a", "a"]
 
 
 def test_kv_never_moves_between_groups():
