@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
-
-import grpc
+from collections.abc import AsyncGenerator
+from typing import Any, cast
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
-from pinyon.runtime.logging import get_logger
+from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.pace import Pace
 from services.worker.convert import failed_update
 from services.worker.decode.decodes import Decodes
@@ -18,8 +17,6 @@ from services.worker.decode.request import DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
 
 __all__ = ["LbSession", "LbSessions"]
-
-_log = get_logger("lb-session")
 
 
 class LbSessions:
@@ -68,39 +65,34 @@ class LbSession:
         Raises:
             ResourceExhausted: the load balancer reads too slowly.
         """
-        reader = asyncio.ensure_future(self._read(context))
-        writer = asyncio.ensure_future(self._write(context))
-        broken = self.updates.overflow
+        stream: Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
+        stream = Accepted(context, self._write_timeout_s)
+        self.updates.overflow.add_done_callback(lambda overflow: stream.end(cast("PinyonError", overflow.exception())))
         try:
-            done, _ = await asyncio.wait((reader, writer, broken), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            if self._requests:  # nothing more comes in; what was asked is still answered
-                self._all_ended = asyncio.get_running_loop().create_future()
-                await asyncio.wait((self._all_ended, writer, broken), return_when=asyncio.FIRST_COMPLETED)
-            if broken.done():
-                broken.result()
-            self.updates.close()
-            await writer
+            await stream.run(self._take, self._messages(), self._drain)
         finally:
             for request in list(self._requests.values()):
                 self._decodes.cancel(request, "the load balancer went away")
             self.updates.close(discard=True)
-            for task in (reader, writer):
-                task.cancel()
-            await asyncio.wait((reader, writer))
-            for task in (reader, writer):
-                if not task.cancelled():
-                    task.exception()
 
-    async def _read(self, context: Any) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
-            for submission in message.submissions:
-                self._submit(submission)
-            for stream_id in message.cancel_stream_ids:
-                request = self._requests.get(stream_id)
-                if request is not None:
-                    self._decodes.cancel(request, "cancelled by the load balancer")
+    def _take(self, message: worker_pb2.SessionRequest) -> None:
+        for submission in message.submissions:
+            self._submit(submission)
+        for stream_id in message.cancel_stream_ids:
+            request = self._requests.get(stream_id)
+            if request is not None:
+                self._decodes.cancel(request, "cancelled by the load balancer")
+
+    async def _messages(self) -> AsyncGenerator[worker_pb2.SessionResponse, None]:
+        while (message := await self.updates.take()) is not None:
+            yield message
+
+    async def _drain(self) -> None:
+        """Nothing more comes in; what was asked is still answered."""
+        if self._requests:
+            self._all_ended = asyncio.get_running_loop().create_future()
+            await self._all_ended
+        self.updates.close()
 
     def _submit(self, submission: worker_pb2.Submission) -> None:
         stream_id = submission.stream_id
@@ -118,11 +110,3 @@ class LbSession:
         del self._requests[stream_id]
         if not self._requests and self._all_ended is not None and not self._all_ended.done():
             self._all_ended.set_result(None)
-
-    async def _write(self, context: Any) -> None:
-        while (message := await self.updates.take()) is not None:
-            try:
-                async with asyncio.timeout(self._write_timeout_s):
-                    await context.write(message)
-            except TimeoutError:
-                raise ResourceExhausted(f"the load balancer took no message for {self._write_timeout_s:g} s") from None

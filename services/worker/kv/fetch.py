@@ -1,6 +1,7 @@
 """Reused KV from other instances and the store, as far as it arrives in time.
 
 Whatever does not come is computed: a source that is gone, evicted a block or is slow costs at most the time limit.
+One that failed is not asked for a while.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
@@ -117,6 +119,7 @@ class Fetcher:
         self._clock = clock
         self._timeout_s = timeout_s
         self._layers = layers
+        self._avoidance = Avoidance()
         self.failures = 0
         """Spans of which not everything arrived."""
 
@@ -137,7 +140,7 @@ class Fetcher:
         start_s = self._clock()
         for span in order.fetches:
             at, end = first + fetched.blocks, min(span.end, len(keys))
-            if at >= end:
+            if at >= end or self._avoidance.avoids(span.address, self._clock()):
                 continue
             left_s = self._timeout_s - (self._clock() - start_s)
             if span.first > at or left_s <= 0:
@@ -196,7 +199,7 @@ class Fetcher:
     ) -> int:
         """Leading blocks that arrived; whatever goes wrong is 0 blocks."""
         try:
-            return await self._source.fetch(
+            arrived = await self._source.fetch(
                 span.address,
                 keys,
                 self._region,
@@ -208,7 +211,11 @@ class Fetcher:
                 arrivals=arrivals,
                 request_class=order.request_class,
             )
+            self._avoidance.succeeded(span.address)
+            return arrived
         except PinyonError as error:
+            if blames_peer(error):
+                self._avoidance.failed(span.address, self._clock())
             _log.info(
                 "fetching from %s failed: %s", span.source_id, error.message, extra={"request_id": order.request_id}
             )

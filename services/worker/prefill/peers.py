@@ -8,14 +8,12 @@ connections were cut, or the session's key was revoked, which ends with the sess
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
-import grpc
-
-from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable, error_from_code
-from pinyon.runtime.channel import open_channel
-from pinyon.runtime.interceptors import error_from_rpc
+from pinyon.runtime.duplex import Dialed, Method
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed
 from pinyon.transfer import TransferError
@@ -28,6 +26,11 @@ MAX_SESSIONS = 256
 MESSAGE_TOKENS = 256 * 1024
 """Prompt tokens in one message at most (unless one prompt has more): far below gRPC's 4 MiB."""
 WRITE_S = 10.0
+METHOD = Method(
+    "/pinyon.api.worker.v1.WorkerService/PrefillSession",
+    worker_pb2.PrefillSessionRequest,
+    worker_pb2.PrefillSessionResponse,
+)
 
 _log = get_logger("prefill-peers")
 
@@ -115,13 +118,16 @@ class _PeerSession:
     def __init__(self, peers: PrefillPeers, instance_id: str, address: str) -> None:
         self.instance_id = instance_id
         self.address = address
-        self.closing = False
         self.streams: dict[int, RemotePrefill] = {}
         self._peers = peers
+        self._stream = Dialed(address, METHOD, WRITE_S)
         self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.parts.settings.max_requests + 16)
         self._next_id = 1
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cuts: set[asyncio.Task[None]] = set()
+
+    @property
+    def closing(self) -> bool:
+        return self._stream.ending
 
     # -- for the owner of a request
 
@@ -140,50 +146,28 @@ class _PeerSession:
 
     def end(self, reason: str) -> None:
         """Break the session: its prefills fail, its region key is revoked."""
-        if not self._end.done():
-            self._end.set_exception(Unavailable(reason, field="prefill_instance"))
-            self._end.exception()
+        self._stream.end(Unavailable(reason))
 
     # -- life
 
     async def run(self) -> None:
         parts = self._peers.parts
         region = parts.transfer.register_local_memory(self._peers.pool)
-        channel = open_channel(self.address)
-        tasks: set[asyncio.Future[None]] = {self._end}
         error: PinyonError = Unavailable(f"prefill instance {self.instance_id} is gone", field="prefill_instance")
-        call: Any = None
         try:
             hello = hello_to_proto(parts.served, parts.transfer.descriptor([region]))
-            call = worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession()
-            tasks |= {
-                asyncio.ensure_future(self._write(call, hello)),
-                asyncio.ensure_future(self._read(call)),
-            }
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except grpc.aio.AioRpcError as failure:
-            error = self._named(error_from_rpc(failure))
-        except (PinyonError, TimeoutError) as failure:
+            await self._stream.run(self._take, self._requests(hello))
+        except PinyonError as failure:
             _log.info("session with %s ends: %s", self.address, failure)
+            error = self._named(failure)
         except Exception:
             _log.exception("session with %s failed", self.address)
         finally:
-            self.closing = True
+            self._stream.end()
             self._peers.forget(self)
             self._outbox.close()
             for remote in self.streams.values():
                 remote.fail(error)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            for task in tasks:
-                if not task.cancelled():
-                    task.exception()
-            if call is not None:
-                call.cancel()
-            await channel.close(None)
             await self._revoke(region)
 
     async def _revoke(self, region: Any) -> None:
@@ -213,23 +197,19 @@ class _PeerSession:
         code = error.grpc_code if error.grpc_code in ("FAILED_PRECONDITION", "INVALID_ARGUMENT") else "UNAVAILABLE"
         return error_from_code(code, f"prefill instance {self.instance_id}: {error.message}", field="prefill_instance")
 
-    async def _write(self, call: Any, hello: worker_pb2.PrefillHello) -> None:
-        message = worker_pb2.PrefillSessionRequest(hello=hello)
-        async with asyncio.timeout(WRITE_S):  # not wait_for: on Python 3.11 it may swallow a cancellation
-            await call.write(message)
+    async def _requests(self, hello: worker_pb2.PrefillHello) -> AsyncGenerator[worker_pb2.PrefillSessionRequest, None]:
+        yield worker_pb2.PrefillSessionRequest(hello=hello)
         while True:
             for message in _messages(await self._outbox.take_all()):
-                async with asyncio.timeout(WRITE_S):
-                    await call.write(message)
+                yield message
 
-    async def _read(self, call: Any) -> None:
-        async for message in call:
-            for result in message.results:
-                remote = self.streams.get(result.stream_id)
-                if remote is not None and not remote.result.done():
-                    self._take(remote, result)
+    def _take(self, message: worker_pb2.PrefillSessionResponse) -> None:
+        for result in message.results:
+            remote = self.streams.get(result.stream_id)
+            if remote is not None and not remote.result.done():
+                self._take_result(remote, result)
 
-    def _take(self, remote: RemotePrefill, result: worker_pb2.PrefillResult) -> None:
+    def _take_result(self, remote: RemotePrefill, result: worker_pb2.PrefillResult) -> None:
         if result.HasField("error"):
             remote.fail(
                 error_from_code(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
-
-import grpc
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, DeadlineExceeded, FailedPrecondition, InvalidArgument, PinyonError
 from pinyon.messages.error import error_to_proto
+from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed
 from pinyon.transfer import SegmentDescriptor
@@ -44,59 +45,43 @@ class PrefillSession:
         served = self._parts.served
         if not served.role.prefills:
             raise FailedPrecondition(f"{served.instance_id} is a decode instance: it computes no prompts")
-        try:
-            async with asyncio.timeout(HELLO_S):
-                first = await context.read()
-        except TimeoutError:
-            raise DeadlineExceeded("no hello came") from None
-        if first is grpc.aio.EOF or not first.HasField("hello"):  # type: ignore[attr-defined]  # not in the stubs
+        stream: Accepted[worker_pb2.PrefillSessionResponse, worker_pb2.PrefillSessionRequest]
+        stream = Accepted(context, WRITE_S)
+        first = await stream.first(HELLO_S)
+        if first is None or not first.HasField("hello"):
             raise InvalidArgument("the first message must have a hello", field="hello")
         segment = parse_hello(first.hello, served)
-        reader = asyncio.ensure_future(self._read(context, segment, first))
-        writer = asyncio.ensure_future(self._write(context))
-        try:
-            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            # The peer sends nothing more, so nobody waits for these; their results still say when they have ended.
-            self._cancel_all()
-            if self._jobs:
-                await asyncio.wait([job.done for job in self._jobs.values()])
-            self._outbox.close()
-            await writer
-        finally:
-            self._cancel_all()
-            self._outbox.close()
-            for task in (reader, writer):
-                task.cancel()
-            await asyncio.wait((reader, writer))
-            for task in (reader, writer):
-                if not task.cancelled():
-                    task.exception()
 
-    def _cancel_all(self) -> None:
-        for job in list(self._jobs.values()):
-            self._prefills.cancel(job, Cancelled("the decode instance went away"))
-
-    async def _read(self, context: Any, segment: SegmentDescriptor, message: Any) -> None:
-        while message is not grpc.aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
+        def take(message: worker_pb2.PrefillSessionRequest) -> None:
             for start in message.starts:
                 self._start(start, segment)
             for stream_id in message.cancel_stream_ids:
                 job = self._jobs.get(stream_id)
                 if job is not None:
                     self._prefills.cancel(job, Cancelled("cancelled by the decode instance"))
-            message = await context.read()
 
-    async def _write(self, context: Any) -> None:
         try:
+            take(first)
+            await stream.run(take, self._results(), self._drain)
+        finally:
+            self._cancel_all()
+            self._outbox.close()
+
+    async def _drain(self) -> None:
+        """The peer sends nothing more, so nobody waits for these; their results still say when they have ended."""
+        self._cancel_all()
+        if self._jobs:
+            await asyncio.wait([job.done for job in self._jobs.values()])
+        self._outbox.close()
+
+    def _cancel_all(self) -> None:
+        for job in list(self._jobs.values()):
+            self._prefills.cancel(job, Cancelled("the decode instance went away"))
+
+    async def _results(self) -> AsyncGenerator[worker_pb2.PrefillSessionResponse, None]:
+        with suppress(OutboxClosed):
             while True:
-                results = await self._outbox.take_all()
-                # Not wait_for: on Python 3.11 it may swallow a cancellation.
-                async with asyncio.timeout(WRITE_S):
-                    await context.write(worker_pb2.PrefillSessionResponse(results=results))
-        except OutboxClosed:
-            return
+                yield worker_pb2.PrefillSessionResponse(results=await self._outbox.take_all())
 
     def _start(self, start: worker_pb2.PrefillStart, segment: SegmentDescriptor) -> None:
         stream_id = start.stream_id
