@@ -84,7 +84,9 @@ def serving_groups(
     serving = [group for group in groups.values() if group.prefills and group.decodes]
     if not avoided:
         return serving
-    sound = [Group(group.name, _without(group.prefills, avoided), _without(group.decodes, avoided)) for group in serving]
+    sound = [
+        Group(group.name, _without(group.prefills, avoided), _without(group.decodes, avoided)) for group in serving
+    ]
     return [group for group in sound if group.prefills and group.decodes] or [
         Group(every.name, some.prefills or every.prefills, some.decodes or every.decodes)
         for every, some in zip(serving, sound, strict=True)
