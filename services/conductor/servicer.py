@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
-import grpc
-
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.errors import ResourceExhausted
 from pinyon.messages.checks import check_keys
@@ -20,8 +18,6 @@ from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
 
 __all__ = ["ConductorServicer"]
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 WRITE_S = 5.0
 """A session whose peer takes no message for this long has ended."""
@@ -47,16 +43,14 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         self._lb_sessions_max = lb_sessions_max
         self._lb_sessions = 0
 
-    async def Schedule(
-        self, request: conductor_pb2.ScheduleRequest, context: Context
-    ) -> conductor_pb2.ScheduleResponse:
+    async def Schedule(self, request: conductor_pb2.ScheduleRequest, context: Any) -> conductor_pb2.ScheduleResponse:
         return self._placer.place(request)
 
-    async def Release(self, request: conductor_pb2.ReleaseRequest, context: Context) -> conductor_pb2.ReleaseResponse:
+    async def Release(self, request: conductor_pb2.ReleaseRequest, context: Any) -> conductor_pb2.ReleaseResponse:
         return conductor_pb2.ReleaseResponse(released=self._placer.release(request.request_id))
 
     async def ListInstances(
-        self, request: conductor_pb2.ListInstancesRequest, context: Context
+        self, request: conductor_pb2.ListInstancesRequest, context: Any
     ) -> conductor_pb2.ListInstancesResponse:
         role = role_from_proto(request.role)
         everything = self._instance_list()
@@ -66,7 +60,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         return conductor_pb2.ListInstancesResponse(version=everything.version, instances=everything.instances)
 
     async def LookupBlocks(
-        self, request: conductor_pb2.LookupBlocksRequest, context: Context
+        self, request: conductor_pb2.LookupBlocksRequest, context: Any
     ) -> conductor_pb2.LookupBlocksResponse:
         match = self._fleet.index.match(check_keys(request.block_keys, "block_keys"))
         return conductor_pb2.LookupBlocksResponse(
@@ -77,9 +71,8 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
             ]
         )
 
-    async def ReportSession(self, _: object, context: Context) -> None:
-        stream: Accepted[conductor_pb2.ReportSessionResponse, conductor_pb2.ReportSessionRequest]
-        stream = Accepted(context, WRITE_S)
+    async def ReportSession(self, _: object, context: Any) -> None:
+        stream = Accepted[conductor_pb2.ReportSessionResponse, conductor_pb2.ReportSessionRequest](context, WRITE_S)
         reporter: Reporter | None = None
 
         async def take(message: conductor_pb2.ReportSessionRequest) -> None:
@@ -103,7 +96,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
             if reporter is not None:
                 self._membership.close(reporter)
 
-    async def ScheduleSession(self, _: object, context: Context) -> None:
+    async def ScheduleSession(self, _: object, context: Any) -> None:
         """Answers each message with one message, and pushes the instance list.
 
         A placement outlives its session: its request may be running. It ends by the instances' reports, by a release on
@@ -111,8 +104,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         """
         if self._lb_sessions >= self._lb_sessions_max:
             raise ResourceExhausted(f"{self._lb_sessions_max} sessions are open", retry_after_s=1.0)
-        stream: Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest]
-        stream = Accepted(context, WRITE_S)
+        stream = Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest](context, WRITE_S)
 
         async def take(message: conductor_pb2.ScheduleSessionRequest) -> None:
             for request_id in message.released_request_ids:

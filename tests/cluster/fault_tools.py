@@ -17,7 +17,7 @@ from pinyon.core.block_keys import chain_block_keys, namespace, pack_keys, token
 from pinyon.core.layout import KvLayout
 from pinyon.runtime.redis_server import find_redis
 from services.cluster import LocalCluster, ServiceProcess
-from services.lb.auth import PUBLIC_TENANT
+from services.lb.auth import PUBLIC
 from services.scrape import Scrape
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
@@ -147,7 +147,7 @@ def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
         info = next(each.info for each in instances if each.info.model)
         shape = info.layout
         layout = KvLayout(shape.layers, shape.kv_heads, shape.head_dim, shape.block_tokens, shape.dtype)
-        start = namespace(info.model_fingerprint, layout.layout_id, PUBLIC_TENANT)
+        start = namespace(info.model_fingerprint, layout.layout_id, PUBLIC.tenant)
         keys = chain_block_keys(start, tokens_to_bytes(prompt), BLOCK_TOKENS)
         reply = stub.LookupBlocks(conductor_pb2.LookupBlocksRequest(block_keys=pack_keys(keys)), timeout=WAIT_S)
     return {holder.instance_id: holder.prefix_blocks for holder in reply.holders}

@@ -65,8 +65,7 @@ class LbSession:
         Raises:
             ResourceExhausted: the load balancer reads too slowly.
         """
-        stream: Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
-        stream = Accepted(context, self._write_timeout_s)
+        stream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest](context, self._write_timeout_s)
         self.updates.overflow.add_done_callback(lambda overflow: stream.end(cast("PinyonError", overflow.exception())))
         try:
             await stream.run(self._take, self._messages(), self._drain)

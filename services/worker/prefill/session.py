@@ -45,8 +45,7 @@ class PrefillSession:
         served = self._parts.served
         if not served.role.prefills:
             raise FailedPrecondition(f"{served.instance_id} is a decode instance: it computes no prompts")
-        stream: Accepted[worker_pb2.PrefillSessionResponse, worker_pb2.PrefillSessionRequest]
-        stream = Accepted(context, WRITE_S)
+        stream = Accepted[worker_pb2.PrefillSessionResponse, worker_pb2.PrefillSessionRequest](context, WRITE_S)
         first = await stream.first(HELLO_S)
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("the first message must have a hello", field="hello")
