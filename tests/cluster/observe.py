@@ -45,7 +45,7 @@ def leftovers(cluster: LocalCluster) -> dict[str, float]:
     return {name: value for name in IDLE_GAUGES if (value := scrape.total(name))}
 
 
-async def wait_idle(cluster: LocalCluster, timeout_s: float = 30.0) -> None:
+async def wait_idle(cluster: LocalCluster, timeout_s: float = 90.0) -> None:
     """Until no leftovers are there; fails with what is left. Metrics have no event to wait for, so it polls.
 
     It yields to the event loop first and between looks: a socket that was dropped is closed by the loop.

@@ -119,7 +119,7 @@ def test_a_wrong_option_is_a_clear_message():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     assert result.returncode == 2
     assert "needs something that prefills" in result.stdout + result.stderr

@@ -20,6 +20,8 @@ from services.lb.app import Lb, build
 from services.lb.settings import LbSettings
 
 MODEL = "pinyon-tiny"
+WAIT_S = 60.0
+"""Longest wait for anything: it only ends what hangs."""
 BLOCK_TOKENS = 32
 
 
@@ -67,7 +69,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             self.changed.notify_all()
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(WAIT_S), self.changed:
             await self.changed.wait_for(condition)
 
     async def Session(self, requests, context):
@@ -189,7 +191,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
             event.set()
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(WAIT_S), self.changed:
             await self.changed.wait_for(condition)
 
     def instances(self) -> conductor_pb2.InstanceList:
@@ -273,7 +275,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
         )
 
 
-async def spin(condition, timeout_s: float = 10.0) -> None:
+async def spin(condition, timeout_s: float = WAIT_S) -> None:
     """Let the loop turn until ``condition``: for what has no event to wait for, such as a gauge."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
@@ -324,21 +326,21 @@ class Connection:
         self.writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (body or b""))
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             raw = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = raw[:-4].split("\r\n")
         return int(first.split()[1]), {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
 
     async def chunk(self) -> bytes:
         """One HTTP chunk; empty at the end."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             size = int(await self.reader.readuntil(b"\r\n"), 16)
             data = await self.reader.readexactly(size + 2)
         return data[:-2]
 
     async def reply(self) -> Reply:
         status, headers = await self.head()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             if "content-length" in headers:
                 return Reply(status, headers, await self.reader.readexactly(int(headers["content-length"])))
         body = b""
@@ -380,7 +382,7 @@ class Bench:
 
     async def connected(self) -> None:
         """Until the load balancer knows instances."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while not (self.lb.conductor.connected and self.lb.view.servable(MODEL)):
                 await self.lb.view.wait_change(0.05)
 

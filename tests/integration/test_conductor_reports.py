@@ -15,7 +15,7 @@ from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
 from services.conductor.settings import ConductorSettings
 
-WAIT_S = 15.0
+WAIT_S = 60.0
 
 
 def key(number: int) -> bytes:

@@ -17,7 +17,7 @@ from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
 from services.conductor.settings import ConductorSettings
 
-WAIT_S = 10.0
+WAIT_S = 40.0
 PREFILL, DECODE, STORE = common_pb2.ROLE_PREFILL, common_pb2.ROLE_DECODE, common_pb2.ROLE_STORE
 
 

@@ -23,7 +23,7 @@ from services.worker.engines.weights import builtin_weights
 from services.worker.settings import WorkerSettings
 
 BLOCK_TOKENS = 8
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 IDLE_GAUGES = (
     "owned_requests",

@@ -108,7 +108,6 @@ def _script(command: Sequence[str]) -> str:
         "HOME": "/tmp",
         "LANG": "C.UTF-8",
         "PATH": f"{CACHE}/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": f"{ROOT}/src:{ROOT}",
         "PINYON_RDMA_GUEST": "1",
     }
