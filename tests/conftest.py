@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
 # As in a worker: one BLAS thread per process, set before NumPy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# gRPC's core tells of every GOAWAY on standard error, from threads that no test's capture catches.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # The machine is shared: no deadline per example. A failing example prints how to reproduce it.
 settings.register_profile("pinyon", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

@@ -254,7 +254,7 @@ async def test_a_full_queue_is_429():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_takes_too_long_is_504(stream):
-    async with running_lb(request_timeout_s=0.3) as bench:
+    async with running_lb(request_timeout_s=1.5) as bench:
         worker = bench.workers[0]
         worker.go.clear()
         reply = await bench.complete(max_tokens=5, stream=stream)
@@ -393,7 +393,7 @@ async def test_grpc_clients_that_leave(how):
         worker.go.clear()
         worker.hold_after = 2
         request = lb_pb2.GenerateRequest(prompt="jay", sampling=common_pb2.SamplingParams(max_tokens=9))
-        call = stub(channel).Generate(request, timeout=0.3 if how == "deadline" else None)
+        call = stub(channel).Generate(request, timeout=1.5 if how == "deadline" else None)
         await call.read()
         if how == "cancel":
             call.cancel()
