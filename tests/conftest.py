@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.side_by_side import make_scheduler, rank, worker_count
+from tests.side_by_side import (  # noqa: F401 - hooks
+    pytest_collection_modifyitems,
+    pytest_configure_node,
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+    pytest_unconfigure,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,20 +33,3 @@ settings.load_profile("pinyon")
 
 def pytest_report_header() -> str:
     return f"OPENBLAS_NUM_THREADS={os.environ['OPENBLAS_NUM_THREADS']}"
-
-
-# -- side by side: ./dev test starts pytest-xdist, which asks these; the guest of tests/rdma has no pytest-xdist
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: rank(item.nodeid))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else worker_count(len(os.sched_getaffinity(0)))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    return make_scheduler(config, log)

@@ -1,14 +1,19 @@
-"""What pytest-xdist may run side by side, and what begins first.
+"""What pytest-xdist may run side by side, what begins first, and how all end when one has to.
 
 A file is run by one worker from its first test to its last, so that what its fixtures start is started once. Files that
 share the session's cluster count as one. What takes longest begins first, so that the end of a run is small pieces.
+
+The hooks take effect through ``conftest.py``. The guest of ``tests/rdma`` has no pytest-xdist and does not miss it.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
-__all__ = ["make_scheduler", "rank", "unit_of", "worker_count"]
+import pytest
 
 CLUSTER = "tests/cluster/shared"
 TOGETHER = {
@@ -16,8 +21,9 @@ TOGETHER = {
 }
 """Files that use the session's fixture ``cluster``."""
 FIRST = ("tests/rdma/", "tests/docker/", "tests/cluster/", "tests/integration/", "tests/property/", "tests/unit/")
-"""Folders in the order in which their units are handed out, and below:"""
-LONGEST = ("tests/cluster/test_cluster_faults.py", "tests/integration/test_transfer_chaos.py")
+"""Folders in the order in which their units are handed out, and below, what comes first in its folder."""
+LONGEST = ("tests/cluster/test_cluster_faults.py", CLUSTER, "tests/integration/test_transfer_chaos.py")
+STOP = pytest.StashKey[Path]()
 
 
 def unit_of(nodeid: str) -> str:
@@ -26,25 +32,70 @@ def unit_of(nodeid: str) -> str:
     return TOGETHER.get(file, file)
 
 
-def rank(nodeid: str) -> tuple[int, bool, str]:
+def rank(nodeid: str) -> tuple[int, int, str]:
     """Sorts tests; those of one unit stay together and, in a stable sort, in order."""
     unit = unit_of(nodeid)
     folder = next((number for number, name in enumerate(FIRST) if unit.startswith(name)), len(FIRST))
-    return folder, unit not in LONGEST, unit
+    return folder, LONGEST.index(unit) if unit in LONGEST else len(LONGEST), unit
 
 
-def worker_count(cpus: int) -> int:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
     """Twice the processors: half of what the larger tests take is waiting for other processes. At most eight."""
-    return min(max(2, 2 * cpus), 8)
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return min(max(2, 2 * len(os.sched_getaffinity(0))), 8)
 
 
-def make_scheduler(config: Any, log: Any) -> Any:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hands out units in the order of collection; whoever is idle takes the next."""
-    from xdist.scheduler import LoadScopeScheduling  # the guest of tests/rdma has none
+    from xdist.scheduler import LoadScopeScheduling
 
-    class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    class UnitScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid)
 
     config.option.loadscopereorder = False
     return UnitScheduling(config, log)
+
+
+# -- A worker that was given a file of tests would run it to its end though the session is over (-x). This tells it.
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    stash = node.config.stash
+    if STOP not in stash:
+        stash[STOP] = Path(tempfile.mkdtemp(prefix="pinyon-tests-"), "stop")
+    node.workerinput["stop"] = str(stash[STOP])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (session.shouldfail or session.shouldstop) and (stop := stop_file(session.config)) is not None:
+        stop.touch()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (stop := config.stash.get(STOP, None)) is not None:
+        stop.unlink(missing_ok=True)
+        stop.parent.rmdir()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    stop = stop_file(item.config)
+    if stop is None or not stop.exists():
+        return None
+    item.session.shouldstop = "another worker's test ended the session"
+    return True
+
+
+def stop_file(config: pytest.Config) -> Path | None:
+    """A worker's; None without pytest-xdist and in the process that leads the workers."""
+    name = getattr(config, "workerinput", {}).get("stop")
+    return None if name is None else Path(name)
