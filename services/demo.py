@@ -23,7 +23,8 @@ from rich.table import Table
 
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.transfer.transports.shm.cma import shm_available
-from services.cluster import ROOT, ClusterSpec, LocalCluster
+from services.cluster import ClusterSpec, LocalCluster
+from services.process import ROOT
 from services.scrape import Scrape
 
 __all__ = ["BATCH_CONCURRENCY", "Outcome", "demo_documents", "demo_requests", "run_demo", "show_ways"]

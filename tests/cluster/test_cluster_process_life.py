@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.cluster import ROOT
+from services.process import ROOT
 
 SMALL = (
     "--prefill",

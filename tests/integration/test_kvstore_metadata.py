@@ -12,8 +12,8 @@ import pytest
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pinyon.runtime.redis_server import RedisServer, find_redis
 from pinyon.store.metadata import BATCH, Life, NodeRecord, StoreMetadata
-from services.cluster import ServiceProcess
 from services.kvstore.settings import KvStoreSettings
+from services.process import ServiceProcess
 from tests.integration.kvstore_parts import WAIT_S, client_of, empty, eventually, key, running_node
 
 BOOT, OTHER = "a" * 32, "b" * 32

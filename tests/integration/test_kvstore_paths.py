@@ -18,7 +18,7 @@ from pinyon.core.request import SamplingParams
 from pinyon.runtime.redis_server import embedded_redis_executable, find_redis
 from pinyon.transfer import TransferEngine
 from pinyon.transfer.transports.shm.cma import shm_available
-from services.cluster import ServiceProcess
+from services.process import ServiceProcess
 from tests.integration.kvstore_parts import OBJECT, client_of
 from tests.integration.transfer_hosts import (
     HostProcess,
