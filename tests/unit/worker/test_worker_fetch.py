@@ -5,7 +5,7 @@ from __future__ import annotations
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
-from pinyon.core.request import SamplingParams
+from pinyon.core.request import RequestClass, SamplingParams
 from services.worker.abort import Abort
 from services.worker.kv.fetch import Fetched, Fetcher
 from services.worker.orders import PrefillOrder
@@ -37,7 +37,7 @@ class World:
         self.fetcher = Fetcher(self.source, None, LAYOUT, lambda: self.now_s, 1.0)  # type: ignore[arg-type]
 
     async def fetch(self, *spans: FetchSpan) -> Fetched:
-        order = PrefillOrder("id", None, KEYS, SamplingParams(1), 0, spans, False, "")  # type: ignore[arg-type]
+        order = PrefillOrder("id", RequestClass(), None, KEYS, SamplingParams(1), 0, spans, False, "")  # type: ignore[arg-type]
         return await self.fetcher.fetch(order, KEYS, [0, 1, 2, 3], 0, Abort(), "")
 
 
