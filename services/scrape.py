@@ -20,7 +20,7 @@ class Scrape:
         for name, service in cluster.services.items():
             if not service.alive or (only is not None and name not in only):
                 continue
-            with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=30) as reply:
                 for family in text_string_to_metric_families(reply.read().decode()):
                     for sample in family.samples:
                         key = (name, sample.name, tuple(sample.labels.values()))

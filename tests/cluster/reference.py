@@ -50,7 +50,7 @@ def random_sampling(random_: random.Random, max_tokens: int) -> SamplingParams:
 class Reference:
     """One engine, no cache: whole prompts, each in a step of its own, then token by token.
 
-    Answers are decoded abreast, which costs an eighth and changes no token (tests/property/test_engine_invariance.py).
+    Answers are decoded abreast, which costs a third and changes no token (tests/property/test_engine_invariance.py).
     """
 
     def __init__(self) -> None:
