@@ -261,6 +261,16 @@ def test_grants_that_were_taken_back_are_asked_for_again_and_again_but_not_for_e
     assert len(transport.script) == 6
 
 
+def test_what_broke_in_mid_transfer_and_is_not_reached_again_was_lost(transport) -> None:
+    def die(endpoint: FakeEndpoint, chain: Chain) -> BaseException:
+        transport.dial_error = ConnectionRefusedError()
+        return TryAgain()
+
+    transport.script += [die]
+    assert transport.run(transport.chain(), PATH) == LOST
+    assert transport.run(transport.chain(), PATH) == NO_CONNECTION
+
+
 def test_an_interrupted_chain_is_not_repeated(transport) -> None:
     assert transport.run(transport.chain(), PATH) == DONE
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
+from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.dialer import Link, dial_failure
@@ -36,7 +36,7 @@ _Key = tuple[PeerId, Path]
 
 
 class TryAgain(Exception):
-    """The endpoint broke because the peer has taken back what it had granted; a fresh one asks anew."""
+    """The endpoint broke in mid-transfer, but a fresh one may do: the peer ended its link, or took a grant back."""
 
 
 class Endpoint(ABC):
@@ -112,10 +112,11 @@ class Endpoints(ABC, Generic[E]):
         """See ``Transport.run``."""
         replaces = chain.fence
         outcome = LOST
+        midway = False
         for left in reversed(range(_TRIES)):
             endpoint = self.lease(chain, path, replaces)
             if isinstance(endpoint, Outcome):
-                return endpoint
+                return LOST if midway and endpoint is NO_CONNECTION else endpoint
             chain.fence = 0  # what it named has ended before this endpoint came to be
             claimed = again = False
             try:
@@ -127,7 +128,7 @@ class Endpoints(ABC, Generic[E]):
                     return GONE
                 outcome = endpoint.exchange(chain)
             except TryAgain:
-                outcome, again = LOST, True
+                outcome, again, midway = LOST, True, True
             except Stalled:
                 outcome = STALLED
             except DeadlineReached:

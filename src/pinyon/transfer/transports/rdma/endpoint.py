@@ -7,6 +7,7 @@ import secrets
 import select
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import NoReturn
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import LOST, Chain, Outcome
@@ -114,6 +115,8 @@ class RdmaEndpoint(Endpoint):
             self._known = self._resolve({part.remote_region for part in chain.slices}, chain.deadline)
         except VerbsError as error:
             raise ConnectionError(str(error)) from None
+        except OSError:
+            self._link_ended()
 
     def exchange(self, chain: Chain) -> Outcome:
         try:
@@ -122,7 +125,15 @@ class RdmaEndpoint(Endpoint):
         except VerbsError as error:
             _log.info("RDMA from %s: %s", self.hca.nic.name, error)
             return LOST
+        except OSError:
+            self._link_ended()
         return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+
+    def _link_ended(self) -> NoReturn:
+        """As the peer may do with one that sat idle; ``is_open`` comes too early to see all of them."""
+        if self.reused:
+            raise TryAgain("the control link ended") from None
+        raise ConnectionResetError("the control link ended") from None
 
     def _resolve(self, keys: Collection[bytes], deadline: float) -> dict[bytes, Grant]:
         grants = self._grants
