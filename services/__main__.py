@@ -44,6 +44,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--store-mib", type=int, default=256, help="DRAM pool of each store node in MiB (default 256)")
     add("--api-keys-file", default="", help="lines of KEY TENANT; default: no keys, one public tenant")
     add("--otlp-endpoint", default="", help="send traces there (http://host:4317)")
+    add("--journal", default="", metavar="DIR", help="write what workers and load balancers decide, one file each")
     add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add("--log-format", default="text", choices=("text", "json"))

@@ -72,6 +72,8 @@ class ClusterSpec:
     block_tokens: int = 32
     store_mib: int = 256
     api_keys_file: str = ""
+    journal: str = ""
+    """Folder for the journals of workers and load balancers; empty: none are written."""
     otlp_endpoint: str = ""
     log_level: str = "info"
     log_format: str = "text"
@@ -79,6 +81,8 @@ class ClusterSpec:
     """More arguments per kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
 
     def __post_init__(self) -> None:
+        if self.journal and not Path(self.journal).is_dir():
+            raise InvalidArgument(f"{self.journal} is no folder for journals", field="journal")
         for name in ("prefill", "decode", "mixed", "stores"):
             if not 0 <= getattr(self, name) <= 64:
                 raise InvalidArgument(f"{name} must be 0 to 64", field=name)
@@ -277,6 +281,9 @@ class LocalCluster:
         values = {name: getattr(self.spec, name) for name in names}
         return [part for name, value in values.items() if value for part in (f"--{name.replace('_', '-')}", value)]
 
+    def _journal(self, name: str) -> list[str]:
+        return ["--journal", str(Path(self.spec.journal).resolve() / f"{name}.jsonl")] if self.spec.journal else []
+
     def _conductor_arguments(self) -> list[str]:
         return [*self._chosen("placement"), *self._common("conductor", "conductor", self.spec.conductor_port)]
 
@@ -296,7 +303,7 @@ class LocalCluster:
             *("--model", spec.model, "--served-model-name", spec.served_model_name, "--engine", spec.engine),
             *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
             *("--transfer-listen", f"{spec.host}:0", *self._chosen("engine_profile", "batching", "eviction")),
-            *self._common("worker", name),
+            *(*self._common("worker", name), *self._journal(name)),
             *spec.extra.get(role, ()),
         ]
 
@@ -308,5 +315,5 @@ class LocalCluster:
             *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
             *("--model", spec.model, "--served-model-name", spec.served_model_name),
             *("--api-keys-file", spec.api_keys_file, *self._chosen("routing")),
-            *self._common("lb", f"lb-{index}", lb_port),
+            *(*self._common("lb", f"lb-{index}", lb_port), *self._journal(f"lb-{index}")),
         ]
