@@ -9,6 +9,7 @@ After any change, more prompts may be able to leave the queue: :meth:`PromptQueu
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -58,7 +59,7 @@ class PromptQueue:
         self._prefixes = prefixes
         self._slots = active
         self._limit = limit
-        self._queue: dict[int, Prompt] = {}
+        self._queue: OrderedDict[int, Prompt] = OrderedDict()  # a dict is slow to take from the front of
         self._active: dict[int, Prompt] = {}
         self._roomless: set[int] = set()
         self._claims: dict[BlockKey, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
@@ -24,7 +25,7 @@ class Fifo(Generic[Item]):
 
     def __init__(self) -> None:
         self._present: dict[Item, int] = {}  # to its place in the order of arrival
-        self._absent: dict[Item, int] = {}  # in the order of removal
+        self._absent: OrderedDict[Item, int] = OrderedDict()  # in the order of removal
         self._queue: list[tuple[int, Item]] = []  # a heap of the present ones, and of some that are not any more
         self._count = 0
 
@@ -45,7 +46,7 @@ class Fifo(Generic[Item]):
         for item in items:
             self._absent[item] = self._present.pop(item)
         while len(self._absent) > max(len(self._present), REMEMBERED_MIN):
-            del self._absent[next(iter(self._absent))]
+            self._absent.popitem(last=False)
         if len(self._queue) > 2 * len(self._present) + REMEMBERED_MIN:
             self._queue = [(place, item) for item, place in self._present.items()]
             heapq.heapify(self._queue)

@@ -6,6 +6,7 @@ Whatever gives blocks back returns the grants that became possible by it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -40,7 +41,8 @@ class Reservations:
     def __init__(self, pool: BlockPool, leases: LeaseTable[int]) -> None:
         self._pool = pool
         self._leases = leases
-        self._waiting: dict[int, tuple[Sequence[BlockKey], int]] = {}
+        # Not a dict: taking from its front again and again would look at every place that was taken before.
+        self._waiting: OrderedDict[int, tuple[Sequence[BlockKey], int]] = OrderedDict()
 
     # -- figures
 
