@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from pinyon.eviction.policy import NO_TRAITS, Traits
+from pinyon.eviction.policy import Traits, no_traits
 
 __all__ = ["Fifo"]
 
@@ -29,7 +29,9 @@ class Fifo(Generic[Item]):
         self._queue: list[tuple[int, Item]] = []  # a heap of the present ones, and of some that are not any more
         self._count = 0
 
-    def insert(self, items: Iterable[Item], now_s: float = 0.0, traits: Traits = NO_TRAITS) -> None:
+    def insert(
+        self, items: Iterable[Item], now_s: float = 0.0, traits_of: Callable[[Item], Traits] = no_traits
+    ) -> None:
         for item in items:
             place = self._absent.pop(item, None)
             if place is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from pinyon.eviction.policy import NO_TRAITS, Traits
+from pinyon.eviction.policy import Traits, no_traits
 
 __all__ = ["Lru"]
 
@@ -19,7 +19,9 @@ class Lru(Generic[Item]):
     def __init__(self) -> None:
         self._order: OrderedDict[Item, None] = OrderedDict()
 
-    def insert(self, items: Iterable[Item], now_s: float = 0.0, traits: Traits = NO_TRAITS) -> None:
+    def insert(
+        self, items: Iterable[Item], now_s: float = 0.0, traits_of: Callable[[Item], Traits] = no_traits
+    ) -> None:
         self._order.update((item, None) for item in items)
 
     def touch(self, item: Item, now_s: float = 0.0) -> None:

@@ -7,12 +7,12 @@ again. Clock values are arguments. ``Traits`` is the seam for policies that look
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
 from pinyon.core.request import RequestClass
 
-__all__ = ["NO_TRAITS", "EvictionPolicy", "Traits"]
+__all__ = ["NO_TRAITS", "EvictionPolicy", "Traits", "no_traits"]
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -36,11 +36,21 @@ class Traits(NamedTuple):
 NO_TRAITS = Traits()
 
 
+def no_traits(_: Hashable) -> Traits:
+    """Nothing is known of any item."""
+    return NO_TRAITS
+
+
 class EvictionPolicy(Protocol[Item]):
     """Chooses what goes among the items inserted. All methods are cheap; items are unique."""
 
-    def insert(self, items: Iterable[Item], now_s: float = 0.0, traits: Traits = NO_TRAITS) -> None:
-        """These became evictable now, in this order; none of them is in the policy."""
+    def insert(
+        self, items: Iterable[Item], now_s: float = 0.0, traits_of: Callable[[Item], Traits] = no_traits
+    ) -> None:
+        """These became evictable now, in this order; none of them is in the policy.
+
+        ``traits_of`` may be asked for their traits until this returns: most policies do not want to know.
+        """
         ...
 
     def touch(self, item: Item, now_s: float = 0.0) -> None:

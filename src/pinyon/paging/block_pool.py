@@ -36,7 +36,8 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
-        self._traits: dict[int, Traits] = {}
+        self._traits = [NO_TRAITS] * num_blocks
+        self._offsets = [0] * num_blocks
         self._by_key: dict[bytes, int] = {}
         self._changes = KeyChanges()
         self._evicted = 0
@@ -96,7 +97,7 @@ class BlockPool:
             self._refs[block] = 1
         return blocks
 
-    def publish(self, block: int, key: bytes, *, traits: Traits = NO_TRAITS) -> int:
+    def publish(self, block: int, key: bytes, *, traits: Traits = NO_TRAITS, offset: int = 0) -> int:
         """The block's content is complete and never changes again: ``key`` is readable from now on.
 
         If another block holds the key, that one keeps it and this one stays unkeyed. Returns the block that holds it.
@@ -110,8 +111,9 @@ class BlockPool:
         present = self._keys[block]
         if present is None:
             self._keys[block] = key
-            if traits is not NO_TRAITS:
-                self._traits[block] = traits
+            # One object for all blocks of a request, put together with the offset when a policy asks: few do.
+            self._traits[block] = traits
+            self._offsets[block] = offset
             self._changes.add(key)
         elif present != key:
             del self._by_key[key]
@@ -140,11 +142,10 @@ class BlockPool:
         self._cache(cached, now_s)
 
     def _cache(self, blocks: list[int], now_s: float) -> None:
-        if not self._traits:
-            self._eviction.insert(blocks, now_s)
-            return
-        for block in blocks:
-            self._eviction.insert((block,), now_s, self._traits.get(block, NO_TRAITS))
+        self._eviction.insert(blocks, now_s, self._traits_of)
+
+    def _traits_of(self, block: int) -> Traits:
+        return self._traits[block]._replace(offset=self._offsets[block])
 
     def remove(self, key: bytes) -> bool:
         """Forget the key. Its block is free as soon as nobody uses it. Whether it was held."""
@@ -162,7 +163,7 @@ class BlockPool:
         if key is None:
             raise RuntimeError(f"block {block} has no key")
         self._keys[block] = None
-        self._traits.pop(block, None)
+        self._traits[block] = NO_TRAITS
         del self._by_key[key]
         self._changes.remove(key)
 
@@ -226,7 +227,13 @@ class BlockPool:
                 len(free) + len(self._eviction) + sum(refs > 0 for refs in self._refs) != self._total,
                 "free + cached + used is not the total",
             ),
-            (any(self._keys[block] is None for block in self._traits), "traits of a block without a key"),
+            (
+                any(
+                    traits is not NO_TRAITS and key is None
+                    for key, traits in zip(self._keys, self._traits, strict=True)
+                ),
+                "traits of a block without a key",
+            ),
         ]
         broken = [text for wrong, text in faults if wrong]
         if broken:

@@ -110,8 +110,9 @@ class Reservations:
         ``request`` is the class of the request they were made for, ``first`` the place of the first one in its prompt:
         what the eviction policy is told of them.
         """
+        traits, publish = Traits.of(request), self._pool.publish
         for offset, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
-            self._pool.publish(block, key, traits=Traits.of(request, offset))
+            publish(block, key, traits=traits, offset=offset)
 
     def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """``(index in keys, block)`` of every key that is held, with one reference each until :meth:`release`."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import groupby
-from operator import attrgetter
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits
@@ -209,8 +207,10 @@ class ObjectTable:
         self._evictable(idle, now_s)
 
     def _evictable(self, objects: Iterable[KvObject], now_s: float) -> None:
-        for traits, alike in groupby(objects, key=attrgetter("traits")):
-            self._eviction.insert((each.key for each in alike), now_s, traits)
+        self._eviction.insert((each.key for each in objects), now_s, self._traits_of)
+
+    def _traits_of(self, key: bytes) -> Traits:
+        return self._readable[key].traits
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Which can be read here. What is still being put cannot."""

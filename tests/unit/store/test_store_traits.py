@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pinyon.core.request import RequestClass
 from pinyon.eviction import Lru
-from pinyon.eviction.policy import NO_TRAITS, Traits
+from pinyon.eviction.policy import NO_TRAITS, Traits, no_traits
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
@@ -22,10 +22,12 @@ class Noting(Lru[bytes]):
         super().__init__()
         self.told: list[tuple[bytes, Traits]] = []
 
-    def insert(self, items: Iterable[bytes], now_s: float = 0.0, traits: Traits = NO_TRAITS) -> None:
+    def insert(
+        self, items: Iterable[bytes], now_s: float = 0.0, traits_of: Callable[[bytes], Traits] = no_traits
+    ) -> None:
         known = list(items)
-        self.told += [(item, traits) for item in known]
-        super().insert(known, now_s, traits)
+        self.told += [(item, traits_of(item)) for item in known]
+        super().insert(known, now_s, traits_of)
 
 
 def put(table: ObjectTable, keys: list[bytes], traits: Traits = NO_TRAITS) -> None:
