@@ -7,8 +7,8 @@ module; ``replay`` makes the calls again on modules that the caller built anew a
 A journal is lines of JSON. The first one is a header (``build`` gets it and makes the modules); then one line per
 call: ``t`` seconds since the start, ``m`` module, ``c`` method, ``a`` arguments (``n`` named ones), and ``r`` the
 result or ``e`` the name of the error. Values that JSON does not know are objects with one key: ``{"b": hex}`` bytes,
-``{"t": [...]}`` a tuple, ``{"s": [...]}`` a set, ``{"k": [[key, value], ...]}`` a dict, ``{"v": [type, fields...]}`` a
-value of a named type.
+``{"p": [size, hex]}`` a list of bytes of one size (block keys), ``{"t": list}`` a tuple, ``{"s": [...]}`` a set,
+``{"k": [[key, value], ...]}`` a dict, ``{"v": [type, fields...]}`` a value of a named type.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Codec:
         if isinstance(value, bytes | bytearray | memoryview):
             return {"b": bytes(value).hex()}
         if isinstance(value, tuple):
-            items = [self.encode(item) for item in value]
-            return self._named(value, items) if hasattr(value, "_fields") else {"t": items}
+            if hasattr(value, "_fields"):
+                return self._named(value, [self.encode(item) for item in value])
+            return {"t": self._items(value)}
         if is_dataclass(value):
             return self._named(value, [self.encode(getattr(value, one.name)) for one in fields(value)])
         if isinstance(value, Mapping):
@@ -55,8 +56,17 @@ class Codec:
         if isinstance(value, set | frozenset):
             return {"s": sorted((self.encode(item) for item in value), key=json.dumps)}
         if isinstance(value, Sequence):
-            return [self.encode(item) for item in value]
+            return self._items(value)
         raise TypeError(f"a journal holds no {type(value).__name__}")
+
+    def _items(self, value: Sequence[Any]) -> Any:
+        """Long ones are block keys and block numbers: in one go."""
+        kinds = set(map(type, value))
+        if kinds == {int}:
+            return list(value)
+        if kinds == {bytes} and len(sizes := set(map(len, value))) == 1 and (size := sizes.pop()):
+            return {"p": [size, b"".join(value).hex()]}
+        return [self.encode(item) for item in value]
 
     def _named(self, value: Any, items: list[Any]) -> dict[str, Any]:
         name = type(value).__name__
@@ -74,8 +84,11 @@ class Codec:
             ((kind, content),) = value.items()
             if kind == "b":
                 return bytes.fromhex(content)
+            if kind == "p":
+                size, packed = content[0], bytes.fromhex(content[1])
+                return [packed[at : at + size] for at in range(0, len(packed), size)]
             if kind == "t":
-                return tuple(self.decode(item) for item in content)
+                return tuple(self.decode(content))
             if kind == "s":
                 return frozenset(self.decode(item) for item in content)
             if kind == "k":
@@ -88,7 +101,12 @@ class Codec:
 
 
 class Journal:
-    """Writes a header and then every recorded call. ``write`` gets whole lines without their end."""
+    """Writes a header and then every recorded call. ``write`` gets whole lines without their end.
+
+    ``ended`` says why nothing more is written, once that is so: recorded modules then work as if there were no journal.
+    """
+
+    ended = ""
 
     def __init__(self, write: Callable[[str], None], clock: Clock, codec: Codec, header: Mapping[str, Any]) -> None:
         self._write = write
@@ -109,25 +127,38 @@ class Journal:
 
     def called(self, name: str, method: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call the method and write it down."""
-        encode = self._codec.encode
-        entry: dict[str, Any] = {
-            "t": round(self._clock() - self._start_s, 6),
-            "m": name,
-            "c": method.__name__,
-            # before the call, which may change them
-            "a": [encode(arg) for arg in args],
-        }
-        if named:
-            entry["n"] = {key: encode(arg) for key, arg in named.items()}
+        entry: dict[str, Any] = {"t": round(self._clock() - self._start_s, 6), "m": name, "c": method.__name__}
+        # before the call, which may change them
+        if not self._add(entry, a=list(args), **({"n": dict(named)} if named else {})):
+            return method(*args, **named)
         try:
             result = method(*args, **named)
         except Exception as error:
             entry["e"] = type(error).__name__
             self._write(_line(entry))
             raise
-        entry["r"] = encode(result)
-        self._write(_line(entry))
+        if self._add(entry, r=result):
+            self._write(_line(entry))
         return result
+
+    def _add(self, entry: dict[str, Any], **values: Any) -> bool:
+        """What cannot be written down ends the journal, not the call."""
+        try:
+            for key, value in values.items():
+                if key == "n":
+                    entry[key] = {name: self._codec.encode(item) for name, item in value.items()}
+                elif key == "a":
+                    entry[key] = [self._codec.encode(item) for item in value]
+                else:
+                    entry[key] = self._codec.encode(value)
+        except TypeError as error:
+            self.end(str(error))
+            return False
+        return True
+
+    def end(self, reason: str) -> None:
+        """Write nothing more."""
+        self.ended = self.ended or reason
 
 
 class _Recorded:
@@ -143,6 +174,8 @@ class _Recorded:
             return found
 
         def call(*args: Any, **named: Any) -> Any:
+            if self._journal.ended:
+                return found(*args, **named)
             # an iterator could be read only once: by us or by the module
             held = [list(arg) if isinstance(arg, Iterator | KeysView | ValuesView) else arg for arg in args]
             return self._journal.called(self._name, found, held, named)
@@ -168,8 +201,14 @@ class Replay:
     """As they are after the last call."""
 
 
-def replay(lines: Iterable[str], build: Callable[[Mapping[str, Any]], Mapping[str, object]], codec: Codec) -> Replay:
-    """Make a journal's calls again. ``build`` makes the modules by their names from the header.
+def replay(
+    lines: Iterable[str],
+    build: Callable[[Mapping[str, Any]], Mapping[str, object]],
+    codec: Codec,
+    inputs: Mapping[str, Sequence[str]],
+) -> Replay:
+    """Make a journal's calls again. ``build`` makes the modules by their names from the header; ``inputs`` says which
+    methods of each were recorded: no other is called, whatever the journal says.
 
     A last line without an end (the process died while it wrote) is left out. Raises :class:`InvalidArgument`, with the
     line's number, for what is no journal.
@@ -187,11 +226,13 @@ def replay(lines: Iterable[str], build: Callable[[Mapping[str, Any]], Mapping[st
                     raise InvalidArgument(f"no journal of version {VERSION}")
                 modules = build(entry)
                 continue
+            if entry["c"] not in inputs[entry["m"]]:
+                raise InvalidArgument(f"{entry['c']!r:.100} is no input of {entry['m']}")
             method = getattr(modules[entry["m"]], entry["c"])
             args = [codec.decode(arg) for arg in entry["a"]]
             named = {key: codec.decode(arg) for key, arg in entry.get("n", {}).items()}
             was = {key: entry[key] for key in ("r", "e") if key in entry}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise InvalidArgument(f"line {number}: {type(error).__name__}: {error}") from error
         except InvalidArgument as error:
             raise InvalidArgument(f"line {number}: {error.message}") from None

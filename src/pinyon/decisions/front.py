@@ -9,7 +9,8 @@ from pinyon.routing.queue import RequestQueue
 
 __all__ = ["FrontConfig", "FrontDecisions"]
 
-QUEUE_INPUTS = ("enter", "leave", "cancel")
+FRONT_INPUTS = {"queue": ("enter", "leave", "cancel")}
+"""The methods that change something, by module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,4 +27,4 @@ class FrontDecisions:
     def __init__(self, config: FrontConfig, journal: Journal | None = None) -> None:
         self.queue = RequestQueue(config.slots, config.limit)
         if journal is not None:
-            self.queue = journal.record("queue", self.queue, QUEUE_INPUTS)
+            self.queue = journal.record("queue", self.queue, FRONT_INPUTS["queue"])

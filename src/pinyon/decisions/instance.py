@@ -11,12 +11,15 @@ from pinyon.paging import BlockPool, LeaseTable, Reservations
 
 __all__ = ["InstanceConfig", "InstanceDecisions"]
 
-PROMPT_INPUTS = ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end")
-RESERVATION_INPUTS = (
-    *("reserve", "withdraw", "extend", "publish", "hold", "release"),
-    *("lease", "end_lease", "expire"),
-)
-STEP_INPUTS = ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "decide", "fold")
+INSTANCE_INPUTS = {
+    "reservations": (
+        *("reserve", "withdraw", "extend", "publish", "hold", "release"),
+        *("lease", "end_lease", "expire"),
+    ),
+    "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
+    "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "decide", "fold"),
+}
+"""The methods that change something, by module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,6 @@ class InstanceDecisions:
         self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills)
         self.steps = StepScheduler(BATCHING_POLICIES.make(config.batching), limits)
         if journal is not None:
-            self.reservations = journal.record("reservations", self.reservations, RESERVATION_INPUTS)
-            self.prompts = journal.record("prompts", self.prompts, PROMPT_INPUTS)
-            self.steps = journal.record("steps", self.steps, STEP_INPUTS)
+            self.reservations = journal.record("reservations", self.reservations, INSTANCE_INPUTS["reservations"])
+            self.prompts = journal.record("prompts", self.prompts, INSTANCE_INPUTS["prompts"])
+            self.steps = journal.record("steps", self.steps, INSTANCE_INPUTS["steps"])

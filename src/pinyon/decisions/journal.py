@@ -10,8 +10,8 @@ from pinyon.batching import BatchRequest, Prompt, PromptWork, StepPlan
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, Replay, replay
 from pinyon.core.request import RequestClass
-from pinyon.decisions.front import FrontConfig, FrontDecisions
-from pinyon.decisions.instance import InstanceConfig, InstanceDecisions
+from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
+from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
 from pinyon.paging import Grant, Reservation
 
 __all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
@@ -30,7 +30,7 @@ def journal_header(config: InstanceConfig | FrontConfig, **more: str) -> dict[st
 
 def replay_journal(lines: Iterable[str]) -> Replay:
     """See :func:`pinyon.core.journal.replay`."""
-    return replay(lines, _build, Codec(JOURNAL_TYPES))
+    return replay(lines, _build, Codec(JOURNAL_TYPES), {**INSTANCE_INPUTS, **FRONT_INPUTS})
 
 
 def _build(header: Mapping[str, Any]) -> Mapping[str, object]:

@@ -79,11 +79,14 @@ class Reservations:
         grants: list[Grant] = []
         while self._waiting:
             number, (keys, total) = next(iter(self._waiting.items()))
-            held = [block for _, block in self._pool.acquire(keys[:total])]
+            reused = keys[:total]
+            # Asked at every release for the one in front: it must cost little while there is no room.
+            if not self._pool.has_room(reused, total):
+                break
+            held = [block for _, block in self._pool.acquire(reused)]
             fresh = self._pool.allocate(total - len(held), now_s=now_s)
             if fresh is None:
-                self._pool.release(held, now_s=now_s)
-                break
+                raise RuntimeError("the pool has less room than it said")
             del self._waiting[number]
             grants.append(Grant(number, Reservation(held + fresh, len(held))))
         return grants

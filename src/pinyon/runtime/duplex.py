@@ -104,11 +104,13 @@ class Duplex(Generic[Sent, Received]):
         everything: list[asyncio.Future[None]] = [self._ending, reader, *(() if writer is None else (writer,))]
         left = set(everything)
         try:
-            while not self._ending.done() and not last.done():
+            while not last.done():
                 _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
                 for each in everything:
                     if each.done() and (failure := _failure(each)) is not None:
                         raise failure
+                if self._ending.done():
+                    break
         finally:
             self.end()
             for each in everything[1:]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -54,28 +57,41 @@ class JournalFile(Journal):
         self._left = limit_bytes
         try:
             # Nobody else's: block keys say who asked for the same.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            self._file = os.fdopen(descriptor, "w", encoding="utf-8", buffering=BUFFER_BYTES)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidArgument(f"cannot write {path}: {error.strerror}", field="journal") from None
+        try:
+            if Path(path).is_file():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.fchmod(descriptor, 0o600)
+                os.ftruncate(descriptor, 0)
+        except OSError as error:
+            os.close(descriptor)
+            reason = "another process writes its journal there" if error.errno == errno.EWOULDBLOCK else error.strerror
+            raise InvalidArgument(f"cannot write {path}: {reason}", field="journal") from None
+        self._file = os.fdopen(descriptor, "w", encoding="utf-8", buffering=BUFFER_BYTES)
         super().__init__(self._take, clock, Codec(types), header)
 
     def _take(self, line: str) -> None:
-        if self._file.closed:
-            return
         self._left -= len(line) + 1  # JSON without other than ASCII: characters are bytes
         if self._left < 0:
-            _log.warning("the journal %s is as large as it may be: nothing more is written", self._path)
-            self.close()
+            self.end("it is as large as it may be")
+        if self.ended:
             return
         try:
             self._file.write(line + "\n")
         except OSError as error:
-            _log.warning("the journal %s ends: %s", self._path, error.strerror)
-            self.close()
+            self.end(str(error.strerror))
+
+    def end(self, reason: str) -> None:
+        if not self.ended:
+            _log.warning("the journal %s ends: %s", self._path, reason)
+        super().end(reason)
+        self.close()
 
     def close(self) -> None:
-        """Write what is buffered. Closing twice is fine."""
+        """Write what is buffered, and nothing after it. Closing twice is fine."""
+        self.ended = self.ended or "closed"
         try:
             self._file.close()
         except OSError as error:

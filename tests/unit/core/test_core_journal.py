@@ -32,6 +32,7 @@ class Parcel:
 
 
 CODEC = Codec((Colour, Pair, Parcel))
+INPUTS = {"shelf": ("put", "take_all")}
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -123,7 +124,7 @@ def again(lines: Sequence[str], limit: int | None = None) -> Replay:
     def build(header: Mapping[str, Any]) -> Mapping[str, object]:
         return {"shelf": Shelf(header["limit"] if limit is None else limit)}
 
-    return replay(lines, build, CODEC)
+    return replay(lines, build, CODEC, INPUTS)
 
 
 def test_a_replay_makes_the_same_calls_and_compares_the_answers() -> None:
@@ -161,9 +162,11 @@ def test_a_line_that_was_not_written_whole_is_left_out() -> None:
     [
         ('{"m":"shelf"}\n', "line 2: KeyError"),
         ('{"m":"desk","c":"put","a":[]}\n', "line 2: KeyError"),
-        ('{"m":"shelf","c":"burn","a":[]}\n', "line 2: AttributeError"),
+        ('{"m":"shelf","c":"burn","a":[]}\n', "'burn' is no input of shelf"),
         ("[]\n", "line 2: TypeError"),
         ("nonsense\n", "line 2: JSONDecodeError"),
+        ('{"m":"shelf","c":"__setattr__","a":["limit",9]}\n', "is no input of shelf"),
+        ('{"m":"shelf","c":"put","a":[' + "[" * 100_000 + "]" * 100_000 + "]}\n", "line 2: RecursionError"),
         ('{"m":"shelf","c":"put","a":[{"q":1}]}\n', "line 2: no value of a journal"),
     ],
 )
@@ -182,3 +185,14 @@ def test_only_methods_can_be_recorded() -> None:
     journal = Journal(lambda line: None, lambda: 0.0, CODEC, {})
     with pytest.raises(TypeError, match="count is no method"):
         journal.record("shelf", Shelf(1), ("count",))
+
+
+def test_what_cannot_be_written_down_ends_the_journal_and_not_the_call() -> None:
+    lines: list[str] = []
+    journal = Journal(lines.append, lambda: 0.0, CODEC, {})
+    shelf = journal.record("shelf", Shelf(9), ("put", "take_all"))
+    assert shelf.put(Parcel((b"a",)), 1.0) == 1
+    assert shelf.put(Parcel((complex(1, 2),)), 1.0) == 2  # type: ignore[arg-type]
+    assert "complex" in journal.ended
+    assert shelf.put(Parcel(()), 1.0) == 3
+    assert len(lines) == 2

@@ -20,8 +20,8 @@ from pinyon.decisions import (
     journal_header,
     replay_journal,
 )
-from pinyon.decisions.front import QUEUE_INPUTS
-from pinyon.decisions.instance import PROMPT_INPUTS, RESERVATION_INPUTS, STEP_INPUTS
+from pinyon.decisions.front import FRONT_INPUTS
+from pinyon.decisions.instance import INSTANCE_INPUTS
 from pinyon.paging import Reservations
 from pinyon.routing.queue import RequestQueue
 
@@ -32,10 +32,10 @@ READS = {"check_integrity", "next_deadline"}
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [
-        (Reservations, RESERVATION_INPUTS),
-        (PromptQueue, PROMPT_INPUTS),
-        (StepScheduler, STEP_INPUTS),
-        (RequestQueue, QUEUE_INPUTS),
+        (Reservations, INSTANCE_INPUTS["reservations"]),
+        (PromptQueue, INSTANCE_INPUTS["prompts"]),
+        (StepScheduler, INSTANCE_INPUTS["steps"]),
+        (RequestQueue, FRONT_INPUTS["queue"]),
     ],
 )
 def test_every_method_that_changes_a_module_is_an_input(module: type, inputs: tuple[str, ...]) -> None:

@@ -170,6 +170,14 @@ async def test_it_is_ended_and_cancelled_while_it_connects() -> None:
         assert await ends(early.run(lambda _: None, says(1, then=never()))) is None
 
 
+async def test_an_end_before_it_runs_is_its_end() -> None:
+    async with Server(echo) as server:
+        for reason in (None, Unavailable("not wanted any more")):
+            stream = dial(server.address)
+            stream.end(reason)
+            assert await ends(stream.run(lambda _: None, says(then=never()))) is reason
+
+
 async def test_a_peer_that_takes_nothing_is_frozen() -> None:
     async def endless() -> AsyncGenerator[Ask, None]:
         ids = [1] * 100_000

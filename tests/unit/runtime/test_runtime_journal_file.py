@@ -29,7 +29,7 @@ def test_what_is_written_replays(tmp_path: Path) -> None:
     file.close()
     file.close()
     with path.open() as lines:
-        seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()))
+        seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()), {"counter": ("add",)})
     assert (seen.calls, seen.different) == (100, 0)
 
 
@@ -42,7 +42,7 @@ def test_at_the_limit_the_file_ends_with_a_whole_line_and_the_module_goes_on(tmp
     assert counter.total == 1000
     assert path.stat().st_size <= 2000
     with path.open() as lines:
-        seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()))
+        seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()), {"counter": ("add",)})
     assert 10 < seen.calls < 100
     assert seen.different == 0
 
@@ -62,3 +62,16 @@ def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="cannot write") as error:
         JournalFile(str(tmp_path / "nowhere" / "journal.jsonl"), 1, (), {})
     assert error.value.field == "journal"
+
+
+def test_two_processes_do_not_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text("old")
+    path.chmod(0o644)
+    file = JournalFile(str(path), 1 << 20, (), {})
+    with pytest.raises(InvalidArgument, match="another process"):
+        JournalFile(str(path), 1 << 20, (), {})
+    file.close()
+    assert path.read_text().startswith("{")
+    assert path.stat().st_mode & 0o077 == 0
+    JournalFile(str(path), 1 << 20, (), {}).close()
