@@ -381,6 +381,7 @@ class World:
         self._digest = hashlib.sha256()
         self.counts: Counter[str] = Counter()
         self.journals: dict[str, list[str]] = {}
+        self._recording: list[Journal] = []
         config = FrontConfig(plan.lb_slots, plan.lb_queue)
         self.queue = FrontDecisions(config, self.journal("lb", config)).queue
         self.fleet = Fleet(BlockIndex(1 << 20), InFlightTable(100_000, 60.0, 600.0, 600.0), 16)
@@ -397,7 +398,9 @@ class World:
             return None
         lines = self.journals[name] = []
         header = journal_header(config, service=name)
-        return Journal(lambda line: lines.append(line + "\n"), lambda: self.now_s, Codec(JOURNAL_TYPES), header)
+        journal = Journal(lambda line: lines.append(line + "\n"), lambda: self.now_s, Codec(JOURNAL_TYPES), header)
+        self._recording.append(journal)
+        return journal
 
     # -- time
 
@@ -603,6 +606,7 @@ class World:
         """Every request ended once, and nothing is left anywhere."""
         wrong = {number: request.ends for number, request in self.requests.items() if len(request.ends) != 1}
         assert not wrong, wrong
+        assert not any(journal.ended for journal in self._recording)
         assert (self.queue.in_flight, self.queue.queued) == (0, 0)
         self.queue.check_integrity()
         assert (self.fleet.inflight.prefills, self.fleet.inflight.decodes) == (0, 0)
