@@ -73,6 +73,7 @@ class Request:
     """State of one request. The dispatcher acts, this knows."""
 
     __slots__ = (
+        "_class",
         "_drop_chars",
         "_drop_tokens",
         "_resumed",
@@ -111,6 +112,7 @@ class Request:
         self.error: PinyonError | None = None
         """Of the last attempt, if it failed."""
         self._usage: common_pb2.Usage | None = None
+        self._class = class_to_proto(ask.request_class)
         self._resumed = 0
         self._sent_chars = 0
         self._drop_chars = 0
@@ -126,7 +128,7 @@ class Request:
         return conductor_pb2.ScheduleRequest(
             request_id=self.attempt_id,
             model=ask.model,
-            request_class=class_to_proto(ask.request_class),
+            request_class=self._class,
             prompt_tokens=ask.prompt_tokens,
             block_keys=ask.block_keys,
             max_tokens=ask.sampling.max_tokens,
@@ -157,7 +159,7 @@ class Request:
         ask, resumed = self.ask, self._resumed
         message.request_id = attempt_id
         message.model = ask.model
-        message.request_class.CopyFrom(class_to_proto(ask.request_class))
+        message.request_class.CopyFrom(self._class)
         if resumed:
             message.prompt_tokens_le32 = ask.tokens_le32 + tokens_to_bytes(self.tokens[:resumed])
             message.generated_tokens = resumed
