@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pinyon.core.errors import InvalidArgument, Unauthenticated
 from pinyon.core.request import TENANT_CHARS_MAX, check_geographies, check_kind, check_priority
+from pinyon.runtime.logging import get_logger
 
 __all__ = ["PUBLIC", "ApiKeys", "Client", "load_api_keys"]
 
@@ -24,11 +25,13 @@ FILE_BYTES_MAX = 32 << 20
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
 
+_log = get_logger("lb.auth")
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
     """Who holds a key. ``kind`` and ``priority`` are for requests that name none; if there are ``geographies``, its
-    requests may be served nowhere else."""
+    requests may name no others and are carried with these. Nothing places by them yet."""
 
     tenant: str
     kind: str = ""
@@ -103,6 +106,8 @@ def load_api_keys(path: str) -> ApiKeys:
             raise _bad(f"entry {number}: the key must be 1 to {KEY_CHARS_MAX} printable characters without spaces")
         if keys.setdefault(key, client) != client:
             raise _bad(f"entry {number}: the key stands in the file already, with another entry")
+    if any(client.geographies for client in keys.values()):
+        _log.warning("the API keys file names geographies: carried with requests; nothing places by them yet")
     return ApiKeys(keys)
 
 

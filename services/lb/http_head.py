@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from typing import Any
+
+from xxhash import xxh3_128_hexdigest
 
 from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.core.request import check_geographies, check_kind, check_label, check_priority
@@ -145,21 +148,32 @@ def _ttft_slo(head: Head, value: str) -> None:
     head.ttft_slo_ms = int(text)
 
 
+def _label(value: str, name: str) -> str:
+    """UTF-8, or else Latin-1 as HTTP has it."""
+    with suppress(UnicodeDecodeError):
+        value = value.encode("latin-1").decode("utf-8")
+    return check_label(value.strip(), name)
+
+
 def _kind(head: Head, value: str) -> None:
-    head.labels.kind = check_kind(value.strip(), "x-pinyon-type")
+    text = value.strip()
+    head.labels.kind = check_kind(text, "x-pinyon-type") if text else ""
 
 
 def _session(head: Head, value: str) -> None:
-    head.labels.session = check_label(value.strip(), "x-pinyon-session")
+    head.labels.session = _label(value, "x-pinyon-session") or head.labels.session
 
 
 def _session_id(head: Head, value: str) -> None:
-    """What others call it; ours goes first, whichever comes first."""
-    head.labels.session = head.labels.session or check_label(value.strip(), "x-session-id")
+    """What others call it; ours goes first, whichever comes first. It may be a credential, or not meant for us at all:
+    only its hash is carried, and what does not fit is ignored."""
+    with suppress(InvalidArgument):
+        text = _label(value, "x-session-id")
+        head.labels.session = head.labels.session or (text and xxh3_128_hexdigest(text.encode("utf-8")))
 
 
 def _user(head: Head, value: str) -> None:
-    head.labels.user = check_label(value.strip(), "x-pinyon-user")
+    head.labels.user = _label(value, "x-pinyon-user")
 
 
 def _priority(head: Head, value: str) -> None:
@@ -170,7 +184,7 @@ def _priority(head: Head, value: str) -> None:
 
 
 def _geographies(head: Head, value: str) -> None:
-    names = tuple(name.strip() for name in value.split(","))
+    names = tuple(name.strip() for name in value.split(",")) if value.strip() else ()
     head.labels.geographies = check_geographies(names, "x-pinyon-geographies")
 
 

@@ -8,6 +8,7 @@ import re
 import socket
 
 import pytest
+from xxhash import xxh3_128_hexdigest
 
 from pinyon.api.common.v1 import common_pb2
 from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb
@@ -161,7 +162,13 @@ async def test_a_class_travels_with_its_request(tmp_path):
         assert sent.arrived_unix_s > 1.7e9
         sent.arrived_unix_s = 0
         assert sent == common_pb2.RequestClass(
-            kind="chat", turn=2, session="s1", user="bert", priority=5, tenant="anna", geographies=["eu-north"]
+            kind="chat",
+            turn=2,
+            session=xxh3_128_hexdigest(b"s1"),
+            user="bert",
+            priority=5,
+            tenant="anna",
+            geographies=["eu-north"],
         )
         wider = await bench.post("/v1/chat/completions", body, headers | {"x-pinyon-geographies": "us-east"})
         assert (wider.status, wider.json["error"]["param"]) == (400, "x-pinyon-geographies")

@@ -1,6 +1,7 @@
 """Whatever a peer sends, the conductor's parsers give a value or an InvalidArgument that names a field."""
 
 import string
+import unicodedata
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,13 +79,17 @@ def is_name(text: str, limit: int) -> bool:
     return 0 < len(text) <= limit and text[0].isalnum() and text.isascii() and set(text) <= NAME_CHARS
 
 
+def is_writable(text: str) -> bool:
+    return not any(unicodedata.category(character) == "Cc" for character in text)
+
+
 def good_class(message) -> bool:
     return (
         (not message.kind or is_name(message.kind, 32))
         and message.turn <= 1 << 20
-        and all(len(text) <= 256 and text.isprintable() for text in (message.session, message.user))
+        and all(len(text) <= 256 and is_writable(text) for text in (message.session, message.user))
         and len(message.tenant) <= 128
-        and message.tenant.isprintable()
+        and is_writable(message.tenant)
         and -1000 <= message.priority <= 1000
         and 0 <= message.arrived_unix_s < float("inf")
         and len(message.geographies) <= 16

@@ -35,6 +35,7 @@ PRIORITY_MAX = 1000
 GEOGRAPHIES_MAX = 16
 
 _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", re.ASCII)
+_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _GEOGRAPHY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -109,9 +110,10 @@ def check_kind(text: str, field: str) -> str:
 
 
 def check_label(text: str, field: str, limit: int = LABEL_CHARS_MAX) -> str:
-    """A name that only its client understands; may be empty."""
-    if len(text) > limit or not text.isprintable():
-        raise InvalidArgument(f"{field} must be at most {limit} printable characters", field=field)
+    """A name that only its client understands; may be empty. Refused is what breaks logs: control characters, and what
+    is no Unicode (lone surrogates)."""
+    if len(text) > limit or _UNFIT.search(text):
+        raise InvalidArgument(f"{field} must be at most {limit} characters, and no control characters", field=field)
     return text
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -23,9 +25,12 @@ def chat(*roles: str, **fields: object) -> Call:
     return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode())
 
 
-def labels(**headers: str) -> Labels:
-    """Headers by name, with ``_`` for ``-``."""
-    raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+def labels(**headers: str | bytes) -> Labels:
+    """Headers by name, with ``_`` for ``-``; text goes as UTF-8."""
+    raw = [
+        (name.replace("_", "-").encode(), value.encode() if isinstance(value, str) else value)
+        for name, value in headers.items()
+    ]
     return read_head({"path": "/", "headers": raw}, 1 << 16).labels
 
 
@@ -69,7 +74,44 @@ def test_the_user_is_openais():
 def test_our_session_header_goes_first(order):
     both = [("x_session_id", "theirs"), ("x_pinyon_session", "ours")][::order]
     assert labels(**dict(both)).session == "ours"
-    assert labels(x_session_id="theirs").session == "theirs"
+    theirs = labels(x_session_id="theirs").session
+    assert theirs
+    empty = [("x_session_id", "theirs"), ("x_pinyon_session", "")][::order]
+    assert labels(**dict(empty)).session == theirs, "empty is not said"
+
+
+def test_others_session_ids_are_told_apart_and_never_carried_as_they_came():
+    names = {text: labels(x_session_id=text).session for text in ("theirs", "Bearer s3cret", "theirs-2")}
+    assert len(set(names.values())) == 3
+    assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names.values())
+    assert labels(x_session_id="theirs").session == names["theirs"]
+
+
+@pytest.mark.parametrize("text", ["", "x" * 257, "x" * 5000, "\x1b[31m", "a\tb"])
+def test_others_session_ids_that_do_not_fit_are_ignored(text):
+    assert labels(x_session_id=text, x_pinyon_user="u") == Labels(user="u")
+    assert labels(x_session_id=text, x_pinyon_session="ours").session == "ours"
+
+
+@pytest.mark.parametrize("name", ["type", "session", "user", "geographies"])
+def test_an_empty_header_says_nothing(name):
+    assert labels(**{f"x_pinyon_{name}": " "}) == Labels()
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [("Łukasz".encode(), "Łukasz"), ("José".encode(), "José"), ("José".encode("latin-1"), "José")],
+)
+def test_headers_are_utf8_or_else_latin_1(sent, read):
+    said = labels(x_pinyon_user=sent, x_pinyon_session=sent)
+    assert (said.user, said.session) == (read, read)
+
+
+@pytest.mark.parametrize("text", ["\U0001f468\u200d\U0001f469\u200d\U0001f467", "a\u00a0b", "x" * 256])
+def test_whatever_can_be_written_is_a_name(text):
+    assert chat("user", user=text).user == text
+    assert labels(x_pinyon_user=text).user == text
+    assert RequestClass(user=text, session=text).user == text
 
 
 def test_a_header_never_widens_where_the_key_allows():
@@ -83,21 +125,21 @@ def test_a_header_never_widens_where_the_key_allows():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("x-pinyon-type", ""),
         ("x-pinyon-type", "x" * 33),
         ("x-pinyon-type", "a b"),
         ("x-pinyon-type", "grün"),
         ("x-pinyon-type", "-chat"),
         ("x-pinyon-session", "x" * 257),
         ("x-pinyon-session", "a\x00b"),
-        ("x-session-id", "\x1b[31m"),
+        ("x-pinyon-session", "\x1b[31m"),
+        ("x-pinyon-user", "a\nb"),
         ("x-pinyon-user", "x" * 257),
         ("x-pinyon-priority", "1001"),
         ("x-pinyon-priority", "-1001"),
         ("x-pinyon-priority", "high"),
         ("x-pinyon-priority", "1" * 5000),
         ("x-pinyon-priority", "1.0"),
-        ("x-pinyon-geographies", ""),
+        ("x-pinyon-geographies", ","),
         ("x-pinyon-geographies", "eu-west,"),
         ("x-pinyon-geographies", ",".join(["eu"] * 17)),
         ("x-pinyon-geographies", "x" * 65),
@@ -112,8 +154,8 @@ def test_a_strangers_header_is_refused_by_name(name, value):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("user", "x" * 257), ("user", "a\nb"), ("user", 7), ("safety_identifier", "x" * 257), ("priority", 1001),
-     ("priority", True), ("priority", "1")],
+    [("user", "x" * 257), ("user", "a\nb"), ("user", "a\x85b"), ("user", 7), ("safety_identifier", "x" * 257),
+     ("priority", 1001), ("priority", True), ("priority", "1")],
 )  # fmt: skip
 def test_a_strangers_field_is_refused_by_name(field, value):
     with pytest.raises(InvalidArgument) as caught:
@@ -131,6 +173,18 @@ def test_keys_say_what_their_requests_do_not(tmp_path, text):
     path = tmp_path / "keys"
     path.write_text(text)
     assert load_api_keys(str(path)).client("Bearer k") == KEY
+
+
+@pytest.mark.parametrize(
+    ("text", "warned"), [("k anna geographies=eu\nj bert geographies=us\n", 1), ("k anna type=file\n", 0)]
+)
+def test_geographies_that_nothing_places_by_are_warned_of_once(tmp_path, caplog, text, warned):
+    path = tmp_path / "keys"
+    path.write_text(text)
+    with caplog.at_level(logging.WARNING, logger="pinyon"):
+        load_api_keys(str(path))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
+    assert all("nothing places by them" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(
