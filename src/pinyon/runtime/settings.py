@@ -114,4 +114,5 @@ def load_settings(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "settings"
-        refuse(f"--{where.replace('_', '-')}: {first['msg'].removeprefix('Value error, ')}, got {first.get('input')!r}")
+        what, got = first["msg"].removeprefix("Value error, "), repr(first.get("input"))
+        refuse(f"--{where.replace('_', '-')}: {what}" + ("" if got in what else f", got {got}"))

@@ -45,6 +45,7 @@ def test_nonsense_ends_with_status_2_and_a_list(settings, field, registry, choic
     assert f"{registry.kind} policy" in message
     assert "known: " in message
     assert "{" in choice or all(name in message for name in registry.names)
+    assert message.count("nonsense") == 1 + ("{" in choice), "a message that names what was given does not repeat it"
 
 
 def test_a_value_out_of_bounds_names_option_bounds_and_policy(capsys):
