@@ -19,12 +19,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from pinyon.core.policies import Registry
+from pinyon.core.request import Role
 from pinyon.eviction import EVICTION_POLICIES
+from pinyon.messages.role import role_to_proto
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.redis_server import RedisServer, find_redis
@@ -218,7 +219,7 @@ class LocalCluster:
                 ready = [
                     instance
                     for instance in reply.instances
-                    if instance.schedulable or instance.info.role == common_pb2.ROLE_STORE
+                    if instance.schedulable or instance.info.role == role_to_proto(Role.STORE)
                 ]
                 if len(ready) == count:
                     return ready

@@ -10,10 +10,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.request import FinishReason
 from pinyon.messages.error import error_to_proto
+from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.runtime.duplex import Dialed, Method
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.pace import Pace
@@ -102,7 +103,9 @@ class WorkerStream:
         """End it from this side."""
         self.deliver(
             worker_pb2.StreamUpdate(
-                stream_id=self.stream_id, finish_reason=common_pb2.FINISH_REASON_ERROR, error=error_to_proto(error)
+                stream_id=self.stream_id,
+                finish_reason=finish_reason_to_proto(FinishReason.ERROR),
+                error=error_to_proto(error),
             )
         )
 

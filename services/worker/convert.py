@@ -9,15 +9,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, pack_keys, tokens_to_bytes, unpack_keys
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError
 from pinyon.core.fetch_span import FetchSpan
+from pinyon.core.request import FinishReason
 from pinyon.messages.checks import check_text
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.fetch_span import fetch_span_to_proto, fetch_spans_from_proto
+from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.layout import layout_to_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
@@ -110,7 +111,7 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
 
 def failed_update(update: worker_pb2.StreamUpdate, error: PinyonError) -> None:
     """A stream ends with an error."""
-    update.finish_reason = common_pb2.FINISH_REASON_ERROR
+    update.finish_reason = finish_reason_to_proto(FinishReason.ERROR)
     update.error.CopyFrom(error_to_proto(error))
 
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import BatchRequest
 from pinyon.core.block_keys import chain_block_keys, tokens_to_bytes
@@ -274,7 +273,7 @@ class DecodeRequest:
             return
         update = self._updates.update(self.stream_id)
         if isinstance(error, Cancelled):
-            update.finish_reason = common_pb2.FINISH_REASON_CANCELLED
+            update.finish_reason = finish_reason_to_proto(FinishReason.CANCELLED)
         else:
             failed_update(update, error)
         self._last_update(update)

@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.errors import Cancelled, DeadlineExceeded, FailedPrecondition, InvalidArgument, PinyonError
+from pinyon.core.errors import Cancelled, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, PinyonError
 from pinyon.messages.error import error_to_proto
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
@@ -112,7 +111,7 @@ class PrefillSession:
         elif isinstance(error, PinyonError):
             result.error.CopyFrom(error_to_proto(error))
         else:
-            result.error.CopyFrom(common_pb2.Error(code="INTERNAL", message="the prefill failed"))
+            result.error.CopyFrom(error_to_proto(Internal("the prefill failed")))
         if job.unconfirmed:
             result.unconfirmed_boot_id = self._parts.transfer.boot_id
         self._put(result)

@@ -11,17 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon import __version__
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.cli import journal, topology, transfer_commands
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import Role, SamplingParams
+from pinyon.messages.role import role_from_proto
+from pinyon.messages.sampling import sampling_to_proto
 from pinyon.runtime.channel import CHANNEL_OPTIONS
 
 __all__ = ["main"]
-
-
-def _role(value: common_pb2.Role) -> str:
-    return common_pb2.Role.Name(value).removeprefix("ROLE_").lower()
 
 
 def instances(arguments: argparse.Namespace) -> int:
@@ -42,10 +41,11 @@ def instances(arguments: argparse.Namespace) -> int:
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for instance in reply.instances:
         info, load = instance.info, instance.load
-        store = info.role == common_pb2.ROLE_STORE
+        role = role_from_proto(info.role)
+        store = role is Role.STORE
         state = "draining" if load.draining else ("" if instance.schedulable or store else "away")
         table.add_row(
-            *(info.instance_id, _role(info.role), info.address),
+            *(info.instance_id, role or "unspecified", info.address),
             "–" if store else f"{load.pending_requests}/{load.running_requests}",
             f"{load.used_blocks}+{load.cached_blocks}/{info.capacity_blocks or '–'}",
             state,
@@ -59,8 +59,8 @@ def generate(arguments: argparse.Namespace) -> int:
     request = lb_pb2.GenerateRequest(
         model=arguments.model,
         prompt=arguments.prompt,
-        sampling=common_pb2.SamplingParams(
-            max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed
+        sampling=sampling_to_proto(
+            SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed)
         ),
     )
     metadata = [("authorization", f"Bearer {arguments.api_key}")] if arguments.api_key else []
@@ -114,6 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
     except grpc.RpcError as error:
         sys.stderr.write(f"pinyon: {error.code().name}: {error.details()}\n")
+        return 1
+    except InvalidArgument as error:
+        sys.stderr.write(f"pinyon: {error.grpc_code}: {error.message}\n")
         return 1
     except KeyboardInterrupt:
         return 130
