@@ -27,7 +27,7 @@ from services.cluster import ClusterSpec, LocalCluster
 from services.process import ROOT
 from services.scrape import Scrape
 
-__all__ = ["BATCH_CONCURRENCY", "Outcome", "demo_documents", "demo_requests", "run_demo", "show_ways"]
+__all__ = ["BATCH_CONCURRENCY", "DemoAnswer", "demo_documents", "demo_requests", "run_demo", "show_ways"]
 
 MODEL = "pinyon-tiny"
 REQUEST_S = 60.0
@@ -56,7 +56,7 @@ QUESTIONS = (
 
 
 @dataclass
-class Outcome:
+class DemoAnswer:
     """One finished request as its client saw it. Times are seconds."""
 
     name: str
@@ -84,7 +84,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
-def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int | None, no_reuse: bool) -> Outcome:
+def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int | None, no_reuse: bool) -> DemoAnswer:
     """One streamed chat completion; greedy when ``seed`` is None, else sampled."""
     body = {
         "model": MODEL,
@@ -98,7 +98,7 @@ def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int |
     headers = {"content-type": "application/json", "x-pinyon-report": "1"}
     if no_reuse:
         headers["x-pinyon-no-reuse"] = "1"
-    outcome = Outcome(name)
+    outcome = DemoAnswer(name)
     connection = http.client.HTTPConnection(address, timeout=REQUEST_S)
     try:
         started = time.perf_counter()
@@ -131,7 +131,7 @@ class _Board:
     """The live table, and the list of outcomes behind it."""
 
     def __init__(self, title: str) -> None:
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[DemoAnswer] = []
         self.table = Table(title=title, title_justify="left", expand=False)
         for column, justify in (
             ("request", "left"),
@@ -144,7 +144,7 @@ class _Board:
         ):
             self.table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: DemoAnswer) -> None:
         self.outcomes.append(outcome)
         report = outcome.report
         sources = "/".join(str(report.get(f"{source}_tokens", 0)) for source in ("local", "peer", "store"))
@@ -164,7 +164,7 @@ def _escape(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def _conversation(address: str, name: str, document: str, seed: int | None, no_reuse: bool) -> Iterator[Outcome]:
+def _conversation(address: str, name: str, document: str, seed: int | None, no_reuse: bool) -> Iterator[DemoAnswer]:
     """One turn after the other; each prompt contains all that was said before."""
     messages = [{"role": "system", "content": "You answer from the text you are given."}]
     for number, turn in enumerate(TURNS, 1):
@@ -174,11 +174,11 @@ def _conversation(address: str, name: str, document: str, seed: int | None, no_r
         yield outcome
 
 
-def _batch(address: str, document: str, no_reuse: bool) -> Iterator[Outcome]:
+def _batch(address: str, document: str, no_reuse: bool) -> Iterator[DemoAnswer]:
     """Questions that share one long system prompt, a few at a time."""
     system = {"role": "system", "content": f"Answer from this document.\n{document}"}
 
-    def ask(item: tuple[int, str]) -> Outcome:
+    def ask(item: tuple[int, str]) -> DemoAnswer:
         number, question = item
         messages = [system, {"role": "user", "content": question}]
         seed = None if number % 2 else 1000 + number
@@ -196,13 +196,13 @@ def demo_documents() -> tuple[str, str]:
     return first, second
 
 
-def demo_requests(address: str, documents: tuple[str, str], *, no_reuse: bool) -> Iterator[Outcome]:
+def demo_requests(address: str, documents: tuple[str, str], *, no_reuse: bool) -> Iterator[DemoAnswer]:
     """The whole job, one outcome as each request finishes; the order of the outcomes is always the same."""
     yield from _conversation(address, "chat", documents[0], None, no_reuse)
     yield from _batch(address, documents[1], no_reuse)
 
 
-def _run(console: Console, address: str, title: str, *, no_reuse: bool) -> list[Outcome]:
+def _run(console: Console, address: str, title: str, *, no_reuse: bool) -> list[DemoAnswer]:
     board = _Board(title)
     with Live(board.table, console=console, refresh_per_second=8, vertical_overflow="visible"):
         for outcome in demo_requests(address, demo_documents(), no_reuse=no_reuse):
@@ -212,7 +212,7 @@ def _run(console: Console, address: str, title: str, *, no_reuse: bool) -> list[
     return board.outcomes
 
 
-def _verdict(console: Console, reused: list[Outcome], computed: list[Outcome]) -> bool:
+def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnswer]) -> bool:
     """State the difference; whether all texts are equal."""
     prompt = sum(outcome.prompt_tokens for outcome in reused)
     cached = sum(outcome.cached_tokens for outcome in reused)

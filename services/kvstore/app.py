@@ -19,7 +19,7 @@ from services.kvstore.metrics import register_metrics
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher
 from services.kvstore.reporter import StoreReport, instance_info
-from services.kvstore.servicer import BlockReadServicer, KvStoreServicer
+from services.kvstore.servicer import KvStoreServicer, StoredBlockServicer
 from services.kvstore.settings import KvStoreSettings
 
 __all__ = ["run", "serving"]
@@ -51,7 +51,7 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
         )
         server.add(
             kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
-            BlockReadServicer(node, context.telemetry),
+            StoredBlockServicer(node, context.telemetry),
             services["BlockReadService"],
         )
         bound = await server.start()

@@ -14,7 +14,7 @@ from pinyon.store.node_calls import MAX_QUERY_KEYS
 from pinyon.store.reader import MAX_KEYS
 from services.kvstore.node import StoreNode
 
-__all__ = ["BlockReadServicer", "KvStoreServicer"]
+__all__ = ["KvStoreServicer", "StoredBlockServicer"]
 
 _STATES = {
     SlotState.RESERVED: kvstore_pb2.PUT_SLOT_STATE_RESERVED,
@@ -69,7 +69,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         )
 
 
-class BlockReadServicer(kvstore_pb2_grpc.BlockReadServiceServicer):
+class StoredBlockServicer(kvstore_pb2_grpc.BlockReadServiceServicer):
     """Leases."""
 
     def __init__(self, node: StoreNode, telemetry: Telemetry) -> None:

@@ -28,8 +28,9 @@ REQUESTS_PER_MESSAGE = 64
 MESSAGE_BYTES = 2 << 20
 """Half of what a message may have, so that one more request always fits."""
 
-Ask = conductor_pb2.ScheduleSessionRequest
-METHOD = Method("/pinyon.api.conductor.v1.ConductorService/ScheduleSession", Ask, conductor_pb2.ScheduleSessionResponse)
+SessionRequest = conductor_pb2.ScheduleSessionRequest
+SessionResponse = conductor_pb2.ScheduleSessionResponse
+METHOD = Method("/pinyon.api.conductor.v1.ConductorService/ScheduleSession", SessionRequest, SessionResponse)
 _Outbox = Outbox[conductor_pb2.ScheduleRequest | str]
 
 _log = get_logger("lb.conductor")
@@ -60,7 +61,7 @@ class ConductorSession:
         self._answer_timeout_s = answer_timeout_s
         self._in_flight = in_flight
         self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, log=_log)
-        self._stream: Dialed[Ask, conductor_pb2.ScheduleSessionResponse]
+        self._stream: Dialed[SessionRequest, SessionResponse]
         self._spoken: asyncio.Future[_Outbox]
         self._heard = 0
         self._outbox: _Outbox | None = None
@@ -127,14 +128,14 @@ class ConductorSession:
 
     # -- the stream
 
-    async def _converse(self, stream: Dialed[Ask, conductor_pb2.ScheduleSessionResponse]) -> None:
+    async def _converse(self, stream: Dialed[SessionRequest, SessionResponse]) -> None:
         self._stream, self._spoken = stream, asyncio.get_running_loop().create_future()
         try:
             await stream.run(self._take, self._messages(self._spoken))
         finally:
             self._disconnected()
 
-    def _take(self, message: conductor_pb2.ScheduleSessionResponse) -> None:
+    def _take(self, message: SessionResponse) -> None:
         self._heard += 1
         if not self._spoken.done():  # it speaks: from here on it is asked
             self.sessions += 1
@@ -149,11 +150,11 @@ class ConductorSession:
             elif response.HasField("placement"):
                 self.release(response.request_id)  # nobody waits for it any more
 
-    async def _messages(self, spoken: asyncio.Future[_Outbox]) -> AsyncGenerator[Ask, None]:
-        yield Ask(lb_id=self._lb_id)
+    async def _messages(self, spoken: asyncio.Future[_Outbox]) -> AsyncGenerator[SessionRequest, None]:
+        yield SessionRequest(lb_id=self._lb_id)
         outbox = await spoken
         while True:
-            message = Ask()
+            message = SessionRequest()
             size = 0
             for item in await outbox.take_all():
                 if isinstance(item, str):
@@ -164,7 +165,7 @@ class ConductorSession:
                     size += len(item.block_keys) + 1024
                 if len(message.requests) >= REQUESTS_PER_MESSAGE or size >= MESSAGE_BYTES:
                     yield message
-                    message, size = Ask(), 0
+                    message, size = SessionRequest(), 0
             if size:
                 yield message
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import TURN_MAX, RequestClass
 from services.lb.auth import Client
-from services.lb.openai_parse import Call, Prompt
+from services.lb.openai_parse import Call, PromptInput
 
 __all__ = ["Labels", "classify"]
 
@@ -51,7 +51,7 @@ def classify(
     )
 
 
-def _turn(prompt: Prompt) -> int:
+def _turn(prompt: PromptInput) -> int:
     """As many as the user has spoken; 1 for what is no conversation."""
     spoken = sum(message.get("role") == "user" for message in prompt) if isinstance(prompt, list) else 0
     return min(TURN_MAX, max(1, spoken))

@@ -19,10 +19,10 @@ from pydantic_core import from_json
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import MAX_STOP_BYTES, MAX_STOP_STRINGS, PRIORITY_MAX, check_label
 
-__all__ = ["Call", "Messages", "Prompt", "parse_chat", "parse_completion"]
+__all__ = ["Call", "Messages", "PromptInput", "parse_chat", "parse_completion"]
 
 Messages = list[dict[str, Any]]
-Prompt = str | bytes | Messages
+PromptInput = str | bytes | Messages
 """Text, tokens as little-endian u32, or a conversation."""
 
 FIELDS_MAX = 64
@@ -34,7 +34,7 @@ class Call:
     """One call's body. ``max_tokens`` 0, ``seed`` None, ``priority`` None, ``user`` empty: not named."""
 
     model: str
-    prompt: Prompt
+    prompt: PromptInput
     prompt_field: str
     max_tokens: int = 0
     temperature: float = 1.0
@@ -126,7 +126,7 @@ def _call(values: dict[str, Any], prompt_field: str) -> Call:
     return call
 
 
-def _prompt(value: Any) -> Prompt:
+def _prompt(value: Any) -> PromptInput:
     """A string, ``[string]``, ``[token, …]`` or ``[[token, …]]``: one prompt per request."""
     if type(value) is str:
         if not value:

@@ -18,7 +18,7 @@ from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.model import ByteTokenizer, ModelCard
 from services.lb.instances import InstanceView
 from services.lb.key_chains import KeyChains
-from services.lb.openai_parse import Call, Prompt
+from services.lb.openai_parse import Call, PromptInput
 from services.lb.request import Ask
 
 __all__ = ["ContextExceeded", "Prompts"]
@@ -132,7 +132,7 @@ class Prompts:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._encode, prompt, call.prompt_field)
 
-    def _encode(self, prompt: Prompt, field: str) -> bytes:
+    def _encode(self, prompt: PromptInput, field: str) -> bytes:
         try:
             if type(prompt) is str:
                 return self._card.tokenizer.encode(prompt).tobytes()

@@ -19,7 +19,7 @@ from services.lb.auth import ApiKeys, Client
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_head import traceparent, unique_id
 from services.lb.labels import Labels, classify
-from services.lb.openai_parse import Call, Prompt
+from services.lb.openai_parse import Call, PromptInput
 from services.lb.prompts import Prompts
 from services.lb.request import Ask, Delta, Request
 
@@ -118,7 +118,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
     """The message as the values that HTTP bodies become too. ``temperature`` 0 is greedy here."""
     kind = request.WhichOneof("input")
-    field, prompt = "prompt", cast("Prompt", request.prompt)
+    field, prompt = "prompt", cast("PromptInput", request.prompt)
     if kind is None:
         raise InvalidArgument("one of prompt, prompt_tokens_le32 and conversation must be set", field="input")
     if kind == "prompt_tokens_le32":

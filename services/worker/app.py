@@ -36,7 +36,7 @@ from services.worker.engine_loop import EngineLoop
 from services.worker.engines import Engine, create_engine
 from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import BlockSource, Fetcher
-from services.worker.kv.lending import BlockReadServicer, LeaseLimits
+from services.worker.kv.lending import CachedBlockServicer, LeaseLimits
 from services.worker.kv.storage import ObjectStore, Storage
 from services.worker.ledger import Ledger
 from services.worker.metrics import WorkerMetrics, register_gauges
@@ -139,7 +139,7 @@ class Worker:
         )
         self.server.add(
             kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
-            BlockReadServicer(
+            CachedBlockServicer(
                 cache,
                 # Only the region that is open for reading: the other keys belong to single prefill sessions.
                 segment_to_proto(self.transfer.descriptor([region])),

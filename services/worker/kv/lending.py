@@ -12,7 +12,7 @@ from pinyon.messages.request_class import class_from_proto
 from pinyon.runtime.telemetry import Telemetry
 from services.worker.kv.cache import KvCache
 
-__all__ = ["BlockReadServicer", "LeaseLimits"]
+__all__ = ["CachedBlockServicer", "LeaseLimits"]
 
 MAX_KEYS = 4096
 
@@ -25,7 +25,7 @@ class LeaseLimits:
     longest_s: float
 
 
-class BlockReadServicer:
+class CachedBlockServicer:
     """``pinyon.api.kvstore.v1.BlockReadService`` over ``segment``: the cache's memory, open to readers."""
 
     def __init__(self, cache: KvCache, segment: common_pb2.Segment, limits: LeaseLimits, telemetry: Telemetry) -> None:

@@ -15,13 +15,15 @@ from services.worker.orders import PushTarget
 
 __all__ = ["Push", "layer_ranges", "whole_blocks"]
 
-Range = tuple[int, int, int]
+PushRange = tuple[int, int, int]
 """``(offset here, offset there, length)`` in bytes."""
 
 _ANSWERED = (TransferStatus.COMPLETED, TransferStatus.REFUSED)
 
 
-def whole_blocks(layout: KvLayout, table: Sequence[int], target: PushTarget, first: int, end: int) -> Iterator[Range]:
+def whole_blocks(
+    layout: KvLayout, table: Sequence[int], target: PushTarget, first: int, end: int
+) -> Iterator[PushRange]:
     """Blocks ``[first, end)`` of the prompt with all layers; those the target holds already are left out."""
     size = layout.block_bytes
     for block in range(max(first, target.first_block), end):
@@ -30,7 +32,7 @@ def whole_blocks(layout: KvLayout, table: Sequence[int], target: PushTarget, fir
 
 def layer_ranges(
     layout: KvLayout, table: Sequence[int], target: PushTarget, layer: int, start: int, end: int
-) -> Iterator[Range]:
+) -> Iterator[PushRange]:
     """One layer of the tokens ``[start, end)``; those in blocks the target holds already are left out."""
     size, tokens = layout.block_bytes, layout.block_tokens
     for block in range(max(start // tokens, target.first_block), layout.blocks_for(end)):
@@ -71,7 +73,7 @@ class Push:
         """Send one layer of tokens. Called in the engine's thread, in the middle of a step."""
         self._submit(layer_ranges(self._layout, self._table, self._target, layer, start, end))
 
-    def _submit(self, ranges: Iterable[Range]) -> None:
+    def _submit(self, ranges: Iterable[PushRange]) -> None:
         if self._stopped or self._error is not None:
             return
         key, segment, remote = self._region_key, self._target.segment, self._target.region_key
