@@ -138,7 +138,7 @@ class Client:
         """Read from this holder; how many leading objects arrived, which are checked."""
         self.memory[:] = bytes(len(self.memory))
         keys, offsets = [key(each) for each in numbers], [slot * OBJECT for slot in range(len(numbers))]
-        arrived = await self.reader.fetch(address, keys, self.region, offsets, OBJECT, WAIT_S)
+        arrived = (await self.reader.read(address, keys, self.region, offsets, OBJECT, WAIT_S)).leading
         assert [self.slot(slot) for slot in range(arrived)] == [content(each) for each in numbers[:arrived]]
         return arrived
 

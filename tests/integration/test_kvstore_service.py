@@ -257,7 +257,7 @@ async def test_a_cancelled_get_gives_its_leases_back(redis_url: str) -> None:
         keys, offsets = [key(number) for number in range(8)], [slot * OBJECT for slot in range(8)]
         cancelled = 0
         for turns in range(60):
-            fetch = asyncio.create_task(client.reader.fetch(node.address, keys, client.region, offsets, OBJECT, WAIT_S))
+            fetch = asyncio.create_task(client.reader.read(node.address, keys, client.region, offsets, OBJECT, WAIT_S))
             for _ in range(turns):
                 await asyncio.sleep(0)
             fetch.cancel()

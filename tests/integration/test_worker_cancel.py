@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from pinyon.core.request import SamplingParams
+from pinyon.store.reader import ReadResult
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, peer_span, reference, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
@@ -28,13 +29,13 @@ class HungSource:
         self.asked = asyncio.Event()
         self.ended = asyncio.Event()
 
-    async def fetch(self, *args, **kwargs) -> int:
+    async def read(self, *args, **kwargs) -> ReadResult:
         self.asked.set()
         try:
             await asyncio.Event().wait()
         finally:
             self.ended.set()
-        return 0
+        return ReadResult([], worked=None)
 
 
 class SlowGroup:

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from pinyon.core.request import SamplingParams
+from pinyon.store.reader import ReadResult
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, gauge, peer_span, reference, submission
 
 
@@ -224,10 +225,11 @@ async def test_a_fetch_that_fails_late_is_computed_and_nothing_wrong_is_kept(fle
     else:
 
         async def late(*args, **kwargs):
-            assert await reader.fetch(*args, **kwargs) == 6
-            return 0
+            result = await reader.read(*args, **kwargs)
+            assert result.leading == 6
+            return ReadResult([False] * 6, worked=None)
 
-        fetcher._source = SimpleNamespace(fetch=late)
+        fetcher._source = SimpleNamespace(read=late)
     # Other bytes than the prompt's KV, so that using them would show.
     p.engine.pool[:] = 1.0
     (answer,) = await fresh_client.submit(submission(*ask, prefill=other, decode=fresh, fetches=[peer_span(p, 0, 6)]))

@@ -14,12 +14,12 @@ from typing import Protocol
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
-from pinyon.core.errors import PinyonError
+from pinyon.core.errors import DeadlineExceeded, PinyonError
 from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
-from pinyon.store.reader import Mover
+from pinyon.store.reader import Mover, ReadResult
 from pinyon.transfer import Region, TransferEngine
 from services.worker.abort import Abort
 from services.worker.kv.arrivals import LayerArrivals
@@ -33,7 +33,7 @@ _log = get_logger("fetch")
 class BlockSource(Protocol):
     """What reads leased blocks of another process: :class:`pinyon.store.reader.BlockReader`."""
 
-    async def fetch(
+    async def read(
         self,
         address: str,
         keys: Sequence[BlockKey],
@@ -46,8 +46,8 @@ class BlockSource(Protocol):
         traceparent: str = "",
         arrivals: Mover | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
-    ) -> int:
-        """Leading blocks that arrived whole; ``arrivals`` moves them, if given.
+    ) -> ReadResult:
+        """Leading blocks that arrived whole, and whether the source did its part; ``arrivals`` moves them, if given.
 
         When it returns or raises, nothing writes to the region any more.
         """
@@ -58,8 +58,17 @@ class LayeredFetch:
     """The last span, still arriving: ``blocks`` are on their way, and ``reading`` ends when they are all here."""
 
     def __init__(
-        self, blocks: int, arrivals: LayerArrivals, reading: asyncio.Task[int], clock: Clock, start_s: float
+        self,
+        address: str,
+        offered_s: float,
+        blocks: int,
+        arrivals: LayerArrivals,
+        reading: asyncio.Task[int],
+        clock: Clock,
+        start_s: float,
     ) -> None:
+        self.address = address
+        self.offered_s = offered_s
         self.blocks = blocks
         self.arrivals = arrivals
         self.reading = reading
@@ -154,7 +163,7 @@ class Fetcher:
             )
             arrived = await self._arrive(reading, arrivals, left_s, abort)
             if arrivals is not None and not reading.done():
-                fetched.layered = LayeredFetch(arrived, arrivals, reading, self._clock, start_s)
+                fetched.layered = LayeredFetch(span.address, left_s, arrived, arrivals, reading, self._clock, start_s)
             if span.source == KvSource.STORE:
                 fetched.store_blocks += arrived
             else:
@@ -165,6 +174,14 @@ class Fetcher:
         fetched.bytes = fetched.blocks * self._layout.block_bytes
         fetched.seconds = self._clock() - start_s
         return fetched
+
+    def lost(self, layered: LayeredFetch) -> None:
+        """Its layers did not all come, or came too late; :meth:`LayeredFetch.stop` it after this."""
+        self.failures += 1
+        late = DeadlineExceeded("a layer did not come")
+        # A reading that is done was judged when it ended.
+        if not layered.reading.done() and blames_peer(late, layered.offered_s, self._timeout_s):
+            self._avoidance.failed(layered.address, self._clock())
 
     async def _arrive(
         self, reading: asyncio.Task[int], arrivals: LayerArrivals | None, left_s: float, abort: Abort
@@ -197,9 +214,11 @@ class Fetcher:
         traceparent: str,
         arrivals: Mover | None,
     ) -> int:
-        """Leading blocks that arrived; whatever goes wrong is 0 blocks."""
+        """Leading blocks that arrived, whatever goes wrong."""
+        arrived = 0
+        asked_s = self._clock()
         try:
-            arrived = await self._source.fetch(
+            result = await self._source.read(
                 span.address,
                 keys,
                 self._region,
@@ -211,14 +230,16 @@ class Fetcher:
                 arrivals=arrivals,
                 request_class=order.request_class,
             )
-            self._avoidance.succeeded(span.address)
-            return arrived
+            arrived = result.leading
+            result.raise_for_failure()
+            if result.worked:
+                self._avoidance.succeeded(span.address, asked_s)
         except PinyonError as error:
-            if blames_peer(error):
+            if blames_peer(error, timeout_s, self._timeout_s):
                 self._avoidance.failed(span.address, self._clock())
             _log.info(
                 "fetching from %s failed: %s", span.source_id, error.message, extra={"request_id": order.request_id}
             )
         except Exception:
             _log.exception("fetching from %s failed", span.source_id, extra={"request_id": order.request_id})
-        return 0
+        return arrived

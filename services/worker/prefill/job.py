@@ -178,9 +178,9 @@ class PrefillJob:
         """Back to what is held here, with nothing under way any more in either direction."""
         parts = self._parts
         if self._layered is not None:
+            parts.fetcher.lost(self._layered)
             await self._layered.stop()
             self._layered = None
-        parts.fetcher.failures += 1
         if self._push is not None:
             push, self._push = self._push, None
             if not await push.stop(STOP_GRACE_S):

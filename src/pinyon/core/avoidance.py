@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from pinyon.core.errors import PinyonError
 
 __all__ = ["Avoidance", "blames_peer"]
 
 _NOT_THE_PEER = frozenset(("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"))
+_FAIR_SHARE = 0.25
 
 
 class Avoidance:
@@ -16,19 +19,22 @@ class Avoidance:
         self._first_s = first_s
         self._max_s = max_s
         self._max_peers = max_peers
-        self._until: dict[str, tuple[float, float]] = {}  # peer → (until, length of the pause)
+        self._until: dict[str, tuple[float, float, float]] = {}  # peer → (until, length of the pause, last failure)
 
     def failed(self, peer: str, now_s: float) -> None:
-        until, pause = self._until.pop(peer, (0.0, 0.0))
+        until, pause, _ = self._until.pop(peer, (0.0, 0.0, 0.0))
         if not pause or now_s >= until:  # calls that began together and fail together count once
             pause = min(self._max_s, pause * 2 or self._first_s)
             until = now_s + pause
         if len(self._until) >= self._max_peers:
             del self._until[next(iter(self._until))]  # the one that failed longest ago
-        self._until[peer] = (until, pause)
+        self._until[peer] = (until, pause, now_s)
 
-    def succeeded(self, peer: str) -> None:
-        self._until.pop(peer, None)
+    def succeeded(self, peer: str, since_s: float = math.inf) -> None:
+        """What began at ``since_s`` went well: that says nothing against a failure after it."""
+        known = self._until.get(peer)
+        if known is not None and known[2] <= since_s:
+            del self._until[peer]
 
     def avoids(self, peer: str, now_s: float) -> bool:
         return self.left_s(peer, now_s) > 0
@@ -42,6 +48,11 @@ class Avoidance:
         return len(self._until)
 
 
-def blames_peer(error: PinyonError) -> bool:
-    """Whether it speaks against the peer; our own mistake does not, nor its way to say that it is busy."""
+def blames_peer(error: PinyonError, offered_s: float = math.inf, whole_s: float = math.inf) -> bool:
+    """Whether it speaks against the peer; our own mistake does not, nor its way to say that it is busy.
+
+    Nor is it to blame for being late when it was offered only a small remainder of the ``whole_s`` that there was.
+    """
+    if error.grpc_code == "DEADLINE_EXCEEDED" and offered_s < whole_s * _FAIR_SHARE:
+        return False
     return error.grpc_code not in _NOT_THE_PEER

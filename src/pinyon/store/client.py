@@ -7,6 +7,7 @@ node that failed is skipped and left alone for a growing pause; the store is a c
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
+from pinyon.core.errors import DeadlineExceeded, InvalidArgument, PinyonError, Unavailable
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.metadata import NodeRecord, Replica, StoreMetadata
@@ -159,7 +160,7 @@ class StoreClient:
             for start in range(0, len(left), MAX_KEYS):
                 part = left[start : start + MAX_KEYS]
                 written = await self._write(
-                    node, [objects[index] for index in part], object_bytes, deadline, request_class
+                    node, [objects[index] for index in part], object_bytes, deadline, timeout_s, request_class
                 )
                 for index, outcome in zip(part, written, strict=True):
                     outcomes[index] = _WRITTEN[outcome]
@@ -176,19 +177,23 @@ class StoreClient:
         objects: Sequence[tuple[BlockKey, Region, int]],
         object_bytes: int,
         deadline: float,
+        whole_s: float,
         request_class: RequestClass,
     ) -> list[WriteOutcome]:
-        left_s = deadline - self._clock()
+        asked_s = self._clock()
+        left_s = deadline - asked_s
+        if left_s <= 0:
+            return [WriteOutcome.FAILED] * len(objects)  # it is not asked, so nothing is learned about it
         try:
             outcomes = await self._writer.write(node.address, objects, object_bytes, left_s, request_class)
+            if WriteOutcome.FAILED in outcomes:
+                self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, whole_s)
+            else:
+                self._avoidance.succeeded(str(node.life), asked_s)
+            return outcomes
         except PinyonError as error:
-            self._failed(node, error)
+            self._failed(node, error, left_s, whole_s)
             return [WriteOutcome.FAILED] * len(objects)
-        if WriteOutcome.FAILED in outcomes:
-            self._failed(node, Unavailable("a transfer failed"))
-        else:
-            self._avoidance.succeeded(str(node.life))
-        return outcomes
 
     # -- get
 
@@ -209,7 +214,9 @@ class StoreClient:
         plan = self._sources(replicas, object_bytes)
         async with asyncio.TaskGroup() as group:  # on cancellation it waits until every transfer has let go
             for node, indexes in plan:
-                group.create_task(self._read(node, indexes, keys, region, offsets, object_bytes, deadline, arrived))
+                group.create_task(
+                    self._read(node, indexes, keys, region, offsets, object_bytes, deadline, timeout_s, arrived)
+                )
         return arrived
 
     def _sources(self, located: Sequence[Sequence[Replica]], object_bytes: int) -> list[tuple[NodeRecord, list[int]]]:
@@ -239,9 +246,12 @@ class StoreClient:
         offsets: Sequence[int],
         object_bytes: int,
         deadline: float,
+        whole_s: float,
         arrived: list[bool],
     ) -> None:
-        if self._clock() >= deadline:
+        asked_s = self._clock()
+        left_s = deadline - asked_s
+        if left_s <= 0:
             return  # it is not asked, so nothing is learned about it
         try:
             result = await self._reader.read(
@@ -250,18 +260,16 @@ class StoreClient:
                 region,
                 [offsets[index] for index in indexes],
                 object_bytes,
-                deadline - self._clock(),
+                left_s,
                 allow_gaps=True,
             )
+            for index, whole in zip(indexes, result.arrived, strict=True):
+                arrived[index] = whole
+            result.raise_for_failure()
+            if result.worked:
+                self._avoidance.succeeded(str(node.life), asked_s)
         except PinyonError as error:
-            self._failed(node, error)
-            return
-        if result.failed:
-            self._failed(node, Unavailable("a transfer failed"))
-        else:
-            self._avoidance.succeeded(str(node.life))
-        for index, whole in zip(indexes, result.arrived, strict=True):
-            arrived[index] = whole
+            self._failed(node, error, left_s, whole_s)
 
     # -- exists, remove
 
@@ -308,9 +316,11 @@ class StoreClient:
         now = self._clock()
         return [node for node in nodes if not self._avoidance.avoids(str(node.life), now)]
 
-    def _failed(self, node: NodeRecord, error: PinyonError) -> None:
+    def _failed(
+        self, node: NodeRecord, error: PinyonError, offered_s: float = math.inf, whole_s: float = math.inf
+    ) -> None:
         """Leave it alone for a while, unless that was not its fault."""
-        if not blames_peer(error):
+        if not blames_peer(error, offered_s, whole_s):
             _log.info("store node %s: %s", node.node_id, error.message)
             return
         self._avoidance.failed(str(node.life), self._clock())

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import BlockKey, pack_keys
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.errors import DeadlineExceeded, InvalidArgument, PinyonError
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
@@ -48,8 +48,19 @@ class ReadResult(NamedTuple):
 
     arrived: list[bool]
     """Per key: all of it is here."""
-    failed: bool
-    """A transfer did not complete: the holder answers, but its bytes do not come."""
+    worked: bool | None
+    """Whether the holder did what it said (a miss is fine). False: it answers, but its bytes do not come. None: nothing
+    was learned, because there was no time left to ask it, or we came back after the lease."""
+
+    @property
+    def leading(self) -> int:
+        """Keys without a gap from the first one on that arrived."""
+        return self.arrived.index(False) if False in self.arrived else len(self.arrived)
+
+    def raise_for_failure(self) -> None:
+        """Raises :class:`DeadlineExceeded` when the bytes did not come."""
+        if self.worked is False:
+            raise DeadlineExceeded("the bytes did not come")
 
 
 class BlockReader:
@@ -83,44 +94,6 @@ class BlockReader:
         if self._own_peers:
             await self.peers.close()
 
-    async def fetch(
-        self,
-        address: str,
-        keys: Sequence[BlockKey],
-        region: Region,
-        offsets: Sequence[int],
-        block_bytes: int,
-        timeout_s: float,
-        *,
-        request_id: str = "",
-        traceparent: str = "",
-        arrivals: Mover | None = None,
-        request_class: RequestClass = UNKNOWN_CLASS,
-    ) -> int:
-        """Read block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
-
-        ``arrivals`` moves the bytes instead of the engine, if given: for whoever uses parts of a read before its end.
-        Returns how many leading blocks arrived whole; the rest of the target holds anything. When this returns or
-        raises (cancelled, too), nothing writes to the region any more.
-
-        Raises:
-            Unavailable, DeadlineExceeded, …: the holder cannot be asked. Nothing arrived then.
-        """
-        arrived, _ = await self.read(
-            address,
-            keys,
-            region,
-            offsets,
-            block_bytes,
-            timeout_s,
-            allow_gaps=False,
-            request_id=request_id,
-            traceparent=traceparent,
-            arrivals=arrivals,
-            request_class=request_class,
-        )
-        return arrived.index(False) if False in arrived else len(arrived)
-
     async def read(
         self,
         address: str,
@@ -130,19 +103,27 @@ class BlockReader:
         block_bytes: int,
         timeout_s: float,
         *,
-        allow_gaps: bool,
+        allow_gaps: bool = False,
         request_id: str = "",
         traceparent: str = "",
         arrivals: Mover | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
     ) -> ReadResult:
-        """Like :meth:`fetch`, and says what did not arrive. With ``allow_gaps``, whatever the holder has."""
+        """Read block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
+
+        Leading blocks only, or with ``allow_gaps`` whatever the holder has. ``arrivals`` moves the bytes instead of the
+        engine, if given: for whoever uses parts of a read before its end. Where a block did not arrive the target holds
+        anything. When this returns or raises (cancelled, too), nothing writes to the region any more.
+
+        Raises:
+            Unavailable, DeadlineExceeded, …: the holder cannot be asked. Nothing arrived then.
+        """
         if len(keys) != len(offsets):
             raise InvalidArgument("one offset per key is needed", field="offsets")
         deadline = self._clock() + timeout_s
         mover = arrivals or self._engine
         arrived: list[bool] = []
-        failed = False
+        worked: bool | None = None
         for start in range(0, len(keys), MAX_KEYS):
             part = slice(start, start + MAX_KEYS)
             request = kvstore_pb2.AcquireRequest(
@@ -152,11 +133,12 @@ class BlockReader:
                 allow_gaps=allow_gaps,
                 request_class=class_to_proto(request_class),
             )
-            got, failed = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
-            arrived += got
-            if failed or (not allow_gaps and False in got):
+            got = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
+            arrived += got.arrived
+            worked = worked if got.worked is None else got.worked
+            if not got.worked or (not allow_gaps and False in got.arrived):
                 break
-        return ReadResult(arrived + [False] * (len(keys) - len(arrived)), failed)
+        return ReadResult(arrived + [False] * (len(keys) - len(arrived)), worked)
 
     async def _read_part(
         self,
@@ -169,11 +151,11 @@ class BlockReader:
         mover: Mover,
     ) -> ReadResult:
         arrived = [False] * len(offsets)
-        nothing = ReadResult(arrived, failed=False)
+        nothing, unknown = ReadResult(arrived, worked=True), ReadResult(arrived, worked=None)
         asked = self._clock()
         left_s = deadline - asked
         if left_s <= 0:
-            return nothing
+            return unknown
         request.lease_ms = round((left_s + LEASE_SLACK_S) * 1000)
         # Shielded: a lease that is granted while the caller gives up would else be known to nobody.
         acquiring = self._duties.run(self._acquire(address, request, left_s), "acquire")
@@ -188,19 +170,21 @@ class BlockReader:
         try:
             held, requests = self._plan(request, reply, region, offsets, block_bytes)
             left_s = min(deadline, lease_end) - self._clock()
-            if not requests or left_s <= 0:
+            if not requests:
                 return nothing
+            if left_s <= 0:
+                return unknown
             results = await mover.transfer_async(requests, left_s)
             if self._clock() >= lease_end:
                 self.late += 1
-                return nothing
+                return unknown
         finally:
             self._duties.run(self._release(address, reply.lease_id), "release")
         for index, result in zip(held, results, strict=True):
             if result.ok:
                 arrived[index] = True
                 self.fetched_bytes += block_bytes
-        return ReadResult(arrived, not all(result.ok for result in results))
+        return ReadResult(arrived, all(result.ok for result in results))
 
     def _plan(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pinyon.core.avoidance import Avoidance
+from pinyon.core.avoidance import Avoidance, blames_peer
+from pinyon.core.errors import DeadlineExceeded, Unavailable
 
 
 def test_the_pause_grows_with_failures_and_ends_with_a_success() -> None:
@@ -39,3 +40,21 @@ def test_what_is_left_of_a_pause_and_news_that_end_it():
     assert avoidance.left_s("a", 7.0) == 0
     avoidance.succeeded("a")
     assert not avoidance.avoids("a", -3.5)
+
+
+def test_a_success_that_began_before_the_last_failure_is_no_news():
+    avoidance = Avoidance(first_s=1.0)
+    avoidance.failed("a", 5.0)
+    avoidance.failed("a", 5.5)  # within the pause, and a failure all the same
+    avoidance.succeeded("a", 5.2)
+    assert avoidance.avoids("a", 5.9)
+    avoidance.succeeded("a", 5.6)
+    assert not avoidance.avoids("a", 5.9)
+
+
+def test_lateness_speaks_against_whom_a_fair_part_of_the_time_was_offered():
+    late = DeadlineExceeded("late")
+    assert blames_peer(late)
+    assert blames_peer(late, 0.3, 1.0)
+    assert not blames_peer(late, 0.2, 1.0)
+    assert blames_peer(Unavailable("gone"), 0.2, 1.0)

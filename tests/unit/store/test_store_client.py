@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
-from pinyon.store.client import StoreClient
+from pinyon.core.errors import DeadlineExceeded
+from pinyon.store.client import PutOutcome, StoreClient
 from pinyon.store.metadata import NodeRecord, Replica
 from pinyon.store.reader import BlockReader
+from pinyon.store.writer import WriteOutcome
 from pinyon.transfer import TransferEngine
 from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, serving
 
@@ -109,3 +111,31 @@ async def test_a_node_that_there_was_no_time_to_ask_is_neither_blamed_nor_truste
     caller.now = 1.4
     await caller.get()
     assert len(holder.asked) == 2, "the second pause is twice as long"
+
+
+async def test_a_node_that_is_offered_only_what_the_first_one_left_is_not_avoided(caller: Caller) -> None:
+    first, second = (NodeRecord(f"kv-{name}", name * 32, f"{name}:1") for name in "12")
+    asked: list[tuple[str, float]] = []
+
+    class Writer:
+        async def write(self, address: str, objects: Any, size: int, timeout_s: float, *_: Any) -> list[WriteOutcome]:
+            asked.append((address, timeout_s))
+            caller.now += timeout_s * 0.9
+            if len(asked) % 2:
+                return [WriteOutcome.FAILED] * len(objects)
+            raise DeadlineExceeded("late")
+
+    store: Any = caller.store
+    writer, store._writer = store._writer, Writer()
+    store._targets = lambda *_: [first, second]
+    store.metadata.locate = no_replicas
+    result = await caller.store.put([(KEYS[0], caller.region, 0)], BLOCK, 10.0)
+    assert result.outcomes == (PutOutcome.FAILED,)
+    assert [address for address, _ in asked] == [first.address, second.address]
+    caller.now = 9.0
+    assert store._usable([first, second]) == [second]
+    store._writer = writer
+
+
+async def no_replicas(keys: Sequence[bytes], nodes: Any = None) -> list[list[Replica]]:
+    return [[] for _ in keys]

@@ -10,7 +10,7 @@ import pytest
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.store.peers import Peers
-from pinyon.store.reader import LEASE_SLACK_S, BlockReader
+from pinyon.store.reader import LEASE_SLACK_S, BlockReader, ReadResult
 from pinyon.transfer import TransferEngine, TransferRequest, TransferResult
 from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, serving
 
@@ -27,7 +27,10 @@ class Place:
         self.reader = BlockReader(engine, clock=lambda: self.now)
 
     async def fetch(self, keys: Sequence[bytes] = KEYS, timeout_s: float = WAIT_S) -> int:
-        return await self.reader.fetch(self.address, keys, self.region, OFFSETS[: len(keys)], BLOCK, timeout_s)
+        return (await self.read(keys, timeout_s)).leading
+
+    async def read(self, keys: Sequence[bytes] = KEYS, timeout_s: float = WAIT_S) -> ReadResult:
+        return await self.reader.read(self.address, keys, self.region, OFFSETS[: len(keys)], BLOCK, timeout_s)
 
     async def settled(self, holder: Holder) -> None:
         await asyncio.wait_for(self.reader.settled(), WAIT_S)
@@ -97,6 +100,21 @@ async def test_what_arrives_after_the_lease_is_not_used(holder: Holder, place: P
     place.engine.pass_s = WAIT_S + LEASE_SLACK_S
     assert await place.fetch() == 0
     assert place.reader.late == 1
+    await place.settled(holder)
+
+
+async def test_what_a_read_says_of_the_holder(holder: Holder, place: Place) -> None:
+    assert (await place.read()).worked is True
+    assert (await place.read(timeout_s=0.0)).worked is None, "it was not asked"
+    assert isinstance(place.engine, LateEngine)
+    place.engine.pass_s = WAIT_S + LEASE_SLACK_S
+    assert (await place.read()).worked is None, "we were late"
+    place.engine.pass_s = 0.0
+    holder.twist = lambda reply: setattr(reply.segment.regions[0], "key", bytes(16))
+    assert (await place.read()).worked is False
+    holder.twist = lambda reply: reply.Clear()
+    assert (await place.read()).worked is True, "a miss is an answer"
+    holder.twist = lambda reply: None
     await place.settled(holder)
 
 
@@ -186,7 +204,7 @@ async def test_a_holder_that_is_not_there_is_an_error(holder: Holder, place: Pla
     with pytest.raises(Unavailable):
         await place.fetch()
     with pytest.raises(InvalidArgument):
-        await place.reader.fetch("127.0.0.1:9", KEYS, place.region, [0], BLOCK, 1.0)
+        await place.reader.read("127.0.0.1:9", KEYS, place.region, [0], BLOCK, 1.0)
     assert await place.fetch(timeout_s=0.0) == 0
 
 

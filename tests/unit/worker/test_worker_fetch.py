@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
+import asyncio
+from collections.abc import Callable
+
+from pinyon.core.errors import DeadlineExceeded, PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.store.reader import ReadResult
 from services.worker.abort import Abort
-from services.worker.kv.fetch import Fetched, Fetcher
+from services.worker.kv.fetch import Fetched, Fetcher, LayeredFetch
 from services.worker.orders import PrefillOrder
 
 LAYOUT = KvLayout(1, 1, 8, 16, "float32")
@@ -17,17 +21,22 @@ STORE = FetchSpan("store", "store:1", KvSource.STORE, 0, 4)
 
 
 class Source:
-    """Delivers everything, or fails by address."""
+    """Delivers everything, or fails by address, or says that nothing came of it; each read takes ``takes_s``."""
 
     def __init__(self) -> None:
         self.errors: dict[str, PinyonError] = {}
+        self.nothing: dict[str, bool | None] = {}
         self.asked: list[str] = []
+        self.passed: Callable[[], None] = lambda: None
 
-    async def fetch(self, address, keys, *_, **__) -> int:
+    async def read(self, address, keys, *_, **__) -> ReadResult:
         self.asked.append(address)
+        self.passed()
         if address in self.errors:
             raise self.errors[address]
-        return len(keys)
+        if address in self.nothing:
+            return ReadResult([False] * len(keys), self.nothing[address])
+        return ReadResult([True] * len(keys), worked=True)
 
 
 class World:
@@ -61,3 +70,56 @@ async def test_a_busy_source_has_not_failed() -> None:
     assert (await world.fetch(PEER)).blocks == 0
     world.source.errors.clear()
     assert (await world.fetch(PEER)).peer_blocks == 4
+
+
+async def test_a_source_whose_bytes_never_come_is_left_alone_and_one_not_asked_is_not_trusted() -> None:
+    world = World()
+    world.source.nothing["peer:1"] = False
+    for _ in range(2):
+        assert (await world.fetch(PEER)).blocks == 0
+    assert world.source.asked == ["peer:1"]
+    world.now_s = 0.6
+    world.source.nothing["peer:1"] = None
+    await world.fetch(PEER)
+    world.source.nothing["peer:1"] = False
+    await world.fetch(PEER)
+    world.now_s = 1.5
+    await world.fetch(PEER)
+    assert len(world.source.asked) == 3, "the second pause is twice as long: nothing was learned in between"
+
+
+async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late() -> None:
+    world = World()
+    first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
+
+    def takes() -> None:
+        world.now_s += 0.9
+
+    world.source.passed = takes
+    world.source.errors["b:1"] = DeadlineExceeded("late")
+    assert (await world.fetch(first, second)).blocks == 2
+    world.source.errors.clear()
+    world.source.passed = lambda: None
+    assert (await world.fetch(first, second)).blocks == 4
+
+
+async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> None:
+    world = World()
+    reading = asyncio.ensure_future(asyncio.Event().wait())
+    layered = LayeredFetch("peer:1", 1.0, 4, None, reading, lambda: 0.0, 0.0)  # type: ignore[arg-type]
+    world.fetcher.lost(layered)
+    await layered.stop()
+    assert (await world.fetch(PEER, STORE)).store_blocks == 4
+    assert world.source.asked == ["store:1"]
+
+
+async def test_a_success_says_nothing_of_a_failure_that_came_after_it_had_begun() -> None:
+    world = World()
+
+    def fails_meanwhile() -> None:
+        world.now_s += 0.1
+        world.fetcher._avoidance.failed("peer:1", world.now_s)
+
+    world.source.passed = fails_meanwhile
+    assert (await world.fetch(PEER)).peer_blocks == 4
+    assert (await world.fetch(PEER)).blocks == 0
