@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
@@ -15,6 +16,7 @@ __all__ = ["MetadataPublisher"]
 
 GAP_S = 0.02
 """Changes within this time travel together."""
+MAX_PAUSE_S = 2.0
 CLEAN_PERIOD_S = 5.0
 DEAD_GRACE_S = 30.0
 """A life without a record for this long is over; sooner, it may be one whose Redis was away for a moment."""
@@ -94,18 +96,18 @@ class MetadataPublisher:
     # -- the blocks
 
     async def _publish(self) -> None:
-        pause = GAP_S
+        pauses = Avoidance(first_s=2 * GAP_S, max_s=MAX_PAUSE_S, max_peers=1)
         while True:
             if not self._tell_all:
                 await self._wake.wait()
             self._wake.clear()
             try:
                 await self.publish()
-                pause = GAP_S
+                pauses.succeeded("redis")
             except PinyonError as error:
-                pause = min(2.0, 2 * pause)
+                pauses.failed("redis", self._clock())
                 _log.info("block metadata is late: %s", error.message)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(max(GAP_S, pauses.left_s("redis", self._clock())))
 
     async def publish(self) -> None:
         """Bring Redis up to date. After a failure the next call tells everything."""

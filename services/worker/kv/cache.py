@@ -26,6 +26,7 @@ class KvCache:
         self._clock = clock
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Reservation]] = {}
+        self._number_of: dict[asyncio.Future[Reservation], int] = {}
         self._lease_timer: asyncio.TimerHandle | None = None
 
     # -- figures
@@ -47,13 +48,14 @@ class KvCache:
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         grants = self._reservations.reserve(number, keys, total, self._clock())
         self._waiting[number] = future
+        self._number_of[future] = number
         self._give(grants)
         return future
 
     def withdraw(self, future: asyncio.Future[Reservation]) -> None:
         """The reservation is not wanted any more, whether it was granted meanwhile or not."""
         if future.cancel():
-            number = next(number for number, each in self._waiting.items() if each is future)
+            number = self._number_of.pop(future)
             del self._waiting[number]
             self._give(self._reservations.withdraw(number, self._clock()))
         elif not future.cancelled():
@@ -61,7 +63,9 @@ class KvCache:
 
     def _give(self, grants: Iterable[Grant]) -> None:
         for number, reservation in grants:
-            self._waiting.pop(number).set_result(reservation)
+            future = self._waiting.pop(number)
+            del self._number_of[future]
+            future.set_result(reservation)
 
     def extend(self, reservation: Reservation, keys: Sequence[BlockKey]) -> None:
         """See :meth:`Reservations.extend`."""

@@ -7,12 +7,15 @@ the newest are dropped and counted: the store is a cache.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey
+from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
@@ -24,8 +27,9 @@ __all__ = ["ObjectStore", "Storage"]
 
 BATCH_BLOCKS = 64
 KNOWN_KEYS = 65536
-PAUSE_S = 1.0
+FIRST_PAUSE_S = 1.0
 """After a failure: a store that is down must not be asked for every block."""
+MAX_PAUSE_S = 8.0
 
 _log = get_logger("storage")
 
@@ -60,13 +64,20 @@ class Storage:
     """``offer`` blocks; ``start`` and ``close`` on the event loop. Without a store everything is a no-op."""
 
     def __init__(
-        self, cache: KvCache, region: Region, store: ObjectStore | None, queue_blocks: int, timeout_s: float
+        self,
+        cache: KvCache,
+        region: Region,
+        store: ObjectStore | None,
+        queue_blocks: int,
+        timeout_s: float,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._cache = cache
         self._region = region
         self._store = store if queue_blocks else None
         self._limit = queue_blocks
         self._timeout_s = timeout_s
+        self._clock = clock
         self._queue: dict[BlockKey, _Waiting] = {}
         self._writing = 0
         self._known: OrderedDict[BlockKey, None] = OrderedDict()
@@ -117,37 +128,44 @@ class Storage:
         self._queue.clear()
 
     async def _run(self, store: ObjectStore) -> None:
+        pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         while True:
             self._wake.clear()
             if not self._queue:
                 await self._wake.wait()
-            first, batch = self._next_batch()
+            affinity, shared, batch = self._next_batch()
             self._writing = len(batch)
             try:
-                ok = await self._put(store, first, batch)
+                ok = await self._put(store, affinity, shared, batch)
             finally:
                 self._writing = 0
                 self._cache.release(batch.values())
-            if not ok:
-                await asyncio.sleep(PAUSE_S)
+            if ok:
+                pauses.succeeded("store")
+            else:
+                pauses.failed("store", self._clock())
+                await asyncio.sleep(pauses.left_s("store", self._clock()))
 
-    def _next_batch(self) -> tuple[_Waiting, dict[BlockKey, int]]:
-        """The longest waiting block, and it with those that go with it."""
+    def _next_batch(self) -> tuple[BlockKey, RequestClass, dict[BlockKey, int]]:
+        """The longest waiting block with those that go with it, their affinity, and what their classes share."""
         first = next(iter(self._queue.values()))
-        together = ((key, each.block) for key, each in self._queue.items() if each.goes_with(first))
+        together = ((key, each) for key, each in self._queue.items() if each.goes_with(first))
         batch = dict(islice(together, BATCH_BLOCKS))
         for key in batch:
             del self._queue[key]
-        return first, batch
+        shared = first.request_class
+        if any(each.request_class != shared for each in batch.values()):  # of several requests
+            shared = RequestClass(shared.kind, shared.turn, tenant=shared.tenant)
+        return first.affinity, shared, {key: each.block for key, each in batch.items()}
 
-    async def _put(self, store: ObjectStore, first: _Waiting, batch: dict[BlockKey, int]) -> bool:
+    async def _put(
+        self, store: ObjectStore, affinity: BlockKey, request_class: RequestClass, batch: dict[BlockKey, int]
+    ) -> bool:
         """False: the store is to be left alone for a while."""
         size = self._cache.layout.block_bytes
         objects = [(key, self._region, block * size) for key, block in batch.items()]
         try:
-            result = await store.put(
-                objects, size, self._timeout_s, affinity=first.affinity, request_class=first.request_class
-            )
+            result = await store.put(objects, size, self._timeout_s, affinity=affinity, request_class=request_class)
         except PinyonError as error:
             _log.info("the KV store took nothing: %s", error.message)
         except Exception:

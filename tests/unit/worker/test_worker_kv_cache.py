@@ -113,3 +113,19 @@ async def test_the_timer_ends_leases_by_itself():
     reservation = await asyncio.wait_for(waiting, 10)
     cache.release(reservation.table)
     cache.close()
+
+
+async def test_withdrawing_does_not_look_through_those_that_wait(cache):
+    held = cache.reserve([], 6).result()
+    waiting = [cache.reserve([], 1) for _ in range(100)]
+
+    class Unsearchable(dict):
+        def items(self):
+            raise AssertionError("all that wait were looked through")
+
+    cache._waiting = Unsearchable(cache._waiting)
+    for each in reversed(waiting):
+        cache.withdraw(each)
+    assert cache.waiting == 0
+    assert not cache._number_of
+    cache.release(held.table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,7 +63,7 @@ async def idle(storage: Storage) -> None:
 
 async def test_a_put_is_for_one_kind_of_request(parts):
     _, store, storage = parts
-    first, later = (RequestClass("chat", 1, "s", user) for user in ("anna", "bert"))
+    first, later = (RequestClass("chat", 1, "s", user, tenant="t") for user in ("anna", "bert"))
     second_turn = RequestClass("chat", 2)
     storage.offer(KEYS[:1], KEYS[0], first)
     storage.offer(KEYS[1:2], KEYS[0], second_turn)
@@ -70,7 +71,7 @@ async def test_a_put_is_for_one_kind_of_request(parts):
     store.open.set()
     await idle(storage)
     assert store.puts == [([KEYS[0], KEYS[2]], KEYS[0]), ([KEYS[1]], KEYS[0])]
-    assert store.classes == [first, second_turn]
+    assert store.classes == [RequestClass("chat", 1, tenant="t"), second_turn]
 
 
 async def test_blocks_are_held_until_they_are_stored_and_stored_once(parts):
@@ -118,6 +119,27 @@ async def test_a_store_that_fails_gets_nothing_for_a_while_and_blocks_come_back(
     storage.offer(KEYS[2:3], KEYS[0])
     await asyncio.sleep(0)
     assert len(store.puts) == 1
+
+
+async def test_pauses_grow_while_the_store_fails(parts, monkeypatch):
+    cache, store, _ = parts
+    slept: list[float] = []
+    now = [0.0]
+
+    async def sleep(delay_s: float) -> None:
+        slept.append(delay_s)
+        now[0] += delay_s
+
+    monkeypatch.setattr("services.worker.kv.storage.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    storage = Storage(cache, None, store, 3, 1.0, lambda: now[0])
+    storage.start()
+    store.open.set()
+    for number, error in enumerate([Unavailable("down"), Unavailable("down"), None, Unavailable("down")]):
+        store.error = error
+        storage.offer(KEYS[number : number + 1], KEYS[0])
+        await idle(storage)
+    await storage.close()
+    assert slept == [1.0, 2.0, 1.0]
 
 
 async def test_closing_in_the_middle_gives_everything_back(parts):
