@@ -84,11 +84,11 @@ def build(
     card = load_card(settings.model or None, settings.served_model_name or None)
     keys = load_api_keys(settings.api_keys_file)
     view = InstanceView(ROUTING_POLICIES.make(settings.routing))
-    workers = WorkerSessions(settings.unread_tokens)
+    workers = WorkerSessions(settings.unread_tokens, clock)
 
     def on_instances(message: conductor_pb2.InstanceList) -> None:
         view.update(message)
-        workers.keep_only(view.addresses)
+        workers.keep_only(view.addresses, view.renewed)
 
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)

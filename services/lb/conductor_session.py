@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
@@ -17,7 +17,7 @@ from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.messages.error import error_from_proto
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import Outbox, OutboxClosed
+from pinyon.runtime.outbox import MESSAGE_BYTES, Outbox, OutboxClosed
 from pinyon.runtime.pace import Pace
 
 __all__ = ["ConductorAway", "ConductorSession"]
@@ -25,8 +25,8 @@ __all__ = ["ConductorAway", "ConductorSession"]
 WRITE_S = 5.0
 OUTBOX_LIMIT = 65_536
 REQUESTS_PER_MESSAGE = 64
-MESSAGE_BYTES = 2 << 20
-"""Half of what a message may have, so that one more request always fits."""
+FRAME_BYTES = 8
+"""What an item takes in its message beside its own bytes."""
 
 SessionRequest = conductor_pb2.ScheduleSessionRequest
 SessionResponse = conductor_pb2.ScheduleSessionResponse
@@ -154,19 +154,7 @@ class ConductorSession:
         yield SessionRequest(lb_id=self._lb_id)
         outbox = await spoken
         while True:
-            message = SessionRequest()
-            size = 0
-            for item in await outbox.take_all():
-                if isinstance(item, str):
-                    message.released_request_ids.append(item)
-                    size += 128
-                else:
-                    message.requests.append(item)
-                    size += len(item.block_keys) + 1024
-                if len(message.requests) >= REQUESTS_PER_MESSAGE or size >= MESSAGE_BYTES:
-                    yield message
-                    message, size = SessionRequest(), 0
-            if size:
+            for message in _filled(await outbox.take_all()):
                 yield message
 
     def _disconnected(self) -> None:
@@ -176,3 +164,20 @@ class ConductorSession:
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(ConductorAway("the conductor went away"))
+
+
+def _filled(items: Iterable[conductor_pb2.ScheduleRequest | str]) -> Iterator[SessionRequest]:
+    """All of it in as few messages as the limits allow, in order."""
+    message, filled = SessionRequest(), 0
+    for item in items:
+        size = FRAME_BYTES + (len(item.encode()) if isinstance(item, str) else item.ByteSize())
+        if filled and (filled + size > MESSAGE_BYTES or len(message.requests) >= REQUESTS_PER_MESSAGE):
+            yield message
+            message, filled = SessionRequest(), 0
+        filled += size
+        if isinstance(item, str):
+            message.released_request_ids.append(item)
+        else:
+            message.requests.append(item)
+    if filled:
+        yield message

@@ -91,15 +91,20 @@ class Dispatcher:
         clock = self._clock
         keys_fit = self._view.keys_fit(request.ask.model, placement.decode_instance_id)
         attempt_id = request.attempt_id
-        request.begin_attempt(placement, clock())
+        placed_s = clock()
+        request.begin_attempt(placement, placed_s)
         counted = self._view.begin(placement)
-        stream = None
+        stream, computed = None, False
         try:
-            stream, submission = self._workers.open(placement.decode_address, request.ask.size_bytes, request.gap_s)
+            size_bytes = request.ask.size_bytes + placement.ByteSize()
+            stream, submission = self._workers.open(placement.decode_address, size_bytes, request.gap_s)
             request.fill(submission, attempt_id, keys_fit, clock())
             del submission
             while request.finish_reason is None and request.error is None:
                 delta = _fold(request, await stream.take(), clock())
+                if not computed and (delta.tokens or request.finish_reason is not None):
+                    computed = True
+                    self._view.succeeded(placement.prefill_instance_id, placed_s)
                 if delta.tokens or delta.text:
                     yield delta
         except Unavailable as error:
@@ -109,7 +114,7 @@ class Dispatcher:
             if stream is not None:
                 stream.close()
             if request.finish_reason is not None:
-                self._view.succeeded(placement)
+                self._view.succeeded(placement.decode_instance_id, placed_s)
             else:
                 # Whoever still lives reports the end itself; who does not cannot.
                 self._conductor.release(attempt_id)

@@ -49,6 +49,8 @@ class InstanceView:
         self._namespaces: dict[tuple[str, str], BlockKey] = {}
         self._changed = asyncio.Event()
         self.version = 0
+        self.renewed: frozenset[str] = frozenset()
+        """Addresses of instances that came, came back or restarted with the last list."""
         self.addresses: frozenset[str] = frozenset()
 
     def update(self, message: conductor_pb2.InstanceList) -> None:
@@ -57,6 +59,7 @@ class InstanceView:
         models: dict[str, ModelView] = {}
         groups: dict[str, str] = {}
         heard: dict[str, tuple[str, str, bool]] = {}
+        renewed: set[str] = set()
         for instance in message.instances:
             info, load = instance.info, instance.load
             if not info.model or not info.address:
@@ -72,6 +75,7 @@ class InstanceView:
             heard[info.instance_id] = facts = info.boot_id, info.address, instance.schedulable
             if instance.schedulable and facts != self._heard.get(info.instance_id):
                 self._failures.succeeded(info.instance_id)  # it has restarted or come back
+                renewed.add(info.address)
             known = models.get(info.model)
             if known is None:
                 models[info.model] = ModelView(info.model_fingerprint, layout, info.max_context_tokens)
@@ -89,6 +93,7 @@ class InstanceView:
             self._namespaces.clear()
         self._candidates, self._models, self._groups, self._heard = candidates, models, groups, heard
         self.addresses = frozenset(each.address for found in candidates.values() for each in found)
+        self.renewed = frozenset(renewed)
         self.version = message.version
         self._changed.set()
         self._changed = asyncio.Event()
@@ -131,9 +136,9 @@ class InstanceView:
         """It failed a request: left alone for a while, or until something new is heard of it."""
         self._failures.failed(instance_id, now_s)
 
-    def succeeded(self, placement: common_pb2.Placement) -> None:
-        self._failures.succeeded(placement.prefill_instance_id)
-        self._failures.succeeded(placement.decode_instance_id)
+    def succeeded(self, instance_id: str, placed_s: float) -> None:
+        """It did its part of an attempt that was placed then: no news about failures since."""
+        self._failures.succeeded(instance_id, placed_s)
 
     def avoided(self, instance_ids: Iterable[str], now_s: float) -> set[str]:
         """Those of them that failed lately."""

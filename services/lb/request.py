@@ -27,6 +27,10 @@ __all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Reques
 PREFILL_FIELD = "prefill_instance"
 """``error.field`` when the instance that failed is the one that computes the prompt."""
 
+_UTF8_MAX = 4
+FIXED_BYTES = 512
+"""Numbers, the kind, tags and lengths of a submission, and what a retry and a trace add to its id and traceparent."""
+
 NO_SLO_MS = 1 << 31
 
 STREAM_GAP_S = 0.002
@@ -58,8 +62,12 @@ class Ask:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in a message, generated tokens included."""
-        return len(self.tokens_le32) + len(self.block_keys) + 4 * self.sampling.max_tokens + 4096
+        """What it takes in a message at most, generated tokens included, the placement not."""
+        stop = sum(_UTF8_MAX * len(text) + 4 for text in self.sampling.stop)
+        ask = self.request_class
+        texts = (self.request_id, self.model, self.traceparent, ask.session, ask.user, ask.tenant, *ask.geographies)
+        tokens = len(self.tokens_le32) + len(self.block_keys) + 4 * self.sampling.max_tokens
+        return tokens + stop + sum(_UTF8_MAX * len(text) + 4 for text in texts) + FIXED_BYTES
 
 
 class Delta(NamedTuple):

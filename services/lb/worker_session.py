@@ -17,14 +17,13 @@ from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.runtime.duplex import Dialed, Method
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.outbox import MESSAGE_BYTES
 from pinyon.runtime.pace import Pace
 
 __all__ = ["WorkerSession", "WorkerStream"]
 
 WRITE_S = 10.0
 MESSAGES_MAX = 32
-MESSAGE_BYTES = 2 << 20
-"""More than this goes into another message, one large prompt excepted; gRPC takes 4 MiB."""
 CANCEL_BYTES = 16
 METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", worker_pb2.SessionRequest, worker_pb2.SessionResponse)
 
@@ -133,6 +132,15 @@ class WorkerSession:
     @property
     def streams(self) -> int:
         return len(self._streams)
+
+    @property
+    def ending(self) -> bool:
+        return self._stream.ending
+
+    @property
+    def spoke(self) -> bool:
+        """The instance has answered something."""
+        return self._stream.spoke
 
     def open(self, size_bytes: int, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
         """A stream, and the submission to fill in before the loop turns: it is part of the next message.

@@ -10,6 +10,7 @@ from typing import Any, cast
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
 from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.outbox import MESSAGE_BYTES, in_messages
 from pinyon.runtime.pace import Pace
 from services.worker.convert import failed_update
 from services.worker.decode.decodes import Decodes
@@ -84,7 +85,11 @@ class LbSession:
 
     async def _messages(self) -> AsyncGenerator[worker_pb2.SessionResponse, None]:
         while (message := await self.updates.take()) is not None:
-            yield message
+            if message.ByteSize() <= MESSAGE_BYTES:
+                yield message
+            else:  # many resumed requests replay their texts at once
+                for updates in in_messages(message.updates):
+                    yield worker_pb2.SessionResponse(updates=updates)
 
     async def _drain(self) -> None:
         """Nothing more comes in; what was asked is still answered."""

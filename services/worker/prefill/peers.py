@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable, error_from_code
-from pinyon.runtime.duplex import Dialed, Method
+from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import Outbox, OutboxClosed
+from pinyon.runtime.outbox import MESSAGE_BYTES, Outbox, OutboxClosed
 from pinyon.transfer import TransferError
 from services.worker.convert import hello_to_proto
 from services.worker.parts import Parts
@@ -23,8 +24,9 @@ from services.worker.parts import Parts
 __all__ = ["PrefillPeers", "RemotePrefill"]
 
 MAX_SESSIONS = 256
-MESSAGE_TOKENS = 256 * 1024
-"""Prompt tokens in one message at most (unless one prompt has more): far below gRPC's 4 MiB."""
+CANCEL_BYTES = 16
+FRAME_BYTES = 8
+"""What an item takes in its message beside its own bytes."""
 WRITE_S = 10.0
 METHOD = Method(
     "/pinyon.api.worker.v1.WorkerService/PrefillSession",
@@ -61,6 +63,7 @@ class PrefillPeers:
         self.pool = pool
         self._sessions: dict[str, _PeerSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S)
 
     @property
     def sessions(self) -> int:
@@ -76,9 +79,15 @@ class PrefillPeers:
 
         Raises:
             ResourceExhausted: too many sessions or unsent requests.
+            Unavailable: nobody was there a moment ago.
         """
         session = self._sessions.get(address)
-        if session is None or session.closing:
+        if session is not None and session.closing:
+            self.forget(session)
+            session = None
+        if session is None:
+            if self._pauses.avoids(address, self.parts.clock()):
+                raise Unavailable(f"prefill instance {instance_id} was not there", field="prefill_instance")
             if len(self._tasks) >= MAX_SESSIONS:
                 raise ResourceExhausted(f"{MAX_SESSIONS} prefill instances are connected", field="prefill_instance")
             session = _PeerSession(self, instance_id, address)
@@ -106,6 +115,10 @@ class PrefillPeers:
     def forget(self, session: _PeerSession) -> None:
         if self._sessions.get(session.address) is session:
             del self._sessions[session.address]
+            if session.spoke:
+                self._pauses.succeeded(session.address)
+            else:
+                self._pauses.failed(session.address, self.parts.clock())
 
     async def close(self) -> None:
         for session in list(self._sessions.values()):
@@ -128,6 +141,10 @@ class _PeerSession:
     @property
     def closing(self) -> bool:
         return self._stream.ending
+
+    @property
+    def spoke(self) -> bool:
+        return self._stream.spoke
 
     # -- for the owner of a request
 
@@ -238,14 +255,15 @@ class _PeerSession:
 def _messages(items: list[worker_pb2.PrefillStart | int]) -> list[worker_pb2.PrefillSessionRequest]:
     """All of it in as few messages as the size limit allows, in order."""
     message = worker_pb2.PrefillSessionRequest()
-    messages, tokens = [message], 0
+    messages, filled = [message], 0
     for item in items:
+        size = CANCEL_BYTES if isinstance(item, int) else item.ByteSize() + FRAME_BYTES
+        if filled and filled + size > MESSAGE_BYTES:
+            message, filled = worker_pb2.PrefillSessionRequest(), 0
+            messages.append(message)
+        filled += size
         if isinstance(item, int):
             message.cancel_stream_ids.append(item)
-            continue
-        tokens += len(item.prompt_tokens_le32) // 4
-        if tokens > MESSAGE_TOKENS and message.starts:
-            message, tokens = worker_pb2.PrefillSessionRequest(), len(item.prompt_tokens_le32) // 4
-            messages.append(message)
-        message.starts.append(item)
+        else:
+            message.starts.append(item)
     return messages

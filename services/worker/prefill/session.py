@@ -12,7 +12,7 @@ from pinyon.core.errors import Cancelled, DeadlineExceeded, FailedPrecondition, 
 from pinyon.messages.error import error_to_proto
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import Outbox, OutboxClosed
+from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 from pinyon.transfer import SegmentDescriptor
 from services.worker.convert import parse_hello, parse_prefill, parse_target, report_to_proto
 from services.worker.parts import Parts
@@ -79,7 +79,8 @@ class PrefillSession:
     async def _results(self) -> AsyncGenerator[worker_pb2.PrefillSessionResponse, None]:
         with suppress(OutboxClosed):
             while True:
-                yield worker_pb2.PrefillSessionResponse(results=await self._outbox.take_all())
+                for results in in_messages(await self._outbox.take_all()):
+                    yield worker_pb2.PrefillSessionResponse(results=results)
 
     def _start(self, start: worker_pb2.PrefillStart, segment: SegmentDescriptor) -> None:
         stream_id = start.stream_id

@@ -33,7 +33,7 @@ from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Accepted", "Dialed", "Duplex", "Method", "Redialer"]
+__all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "Accepted", "Dialed", "Duplex", "Method", "Redialer"]
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0

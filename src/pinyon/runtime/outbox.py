@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.runtime.pace import Pace
 
-__all__ = ["Outbox", "OutboxClosed"]
+__all__ = ["MESSAGE_BYTES", "Outbox", "OutboxClosed", "in_messages"]
+
+MESSAGE_BYTES = 2 << 20
+"""Of parts in one message at most, unless one part has more; gRPC takes 4 MiB."""
+FRAME_BYTES = 8
 
 Item = TypeVar("Item")
+Part = TypeVar("Part", bound=Message)
 
 
 class OutboxClosed(Exception):
@@ -68,3 +76,18 @@ class Outbox(Generic[Item]):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def in_messages(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """The parts of each message, in order: as many as its size allows."""
+    together: list[Part] = []
+    filled = 0
+    for part in parts:
+        size = part.ByteSize() + FRAME_BYTES
+        if together and filled + size > MESSAGE_BYTES:
+            yield together
+            together, filled = [], 0
+        together.append(part)
+        filled += size
+    if together:
+        yield together

@@ -59,5 +59,7 @@ def test_news_of_an_instance_and_its_success_end_the_pause():
     view.update(listed(a="2", b="1"))  # the same again
     view.update(listed(a="2", b="1", c="1"))  # news of another one
     assert view.avoided("abc", 0.0) == {"a"}
-    view.succeeded(common_pb2.Placement(prefill_instance_id="b", decode_instance_id="a"))
+    view.succeeded("a", -1.0)  # of a request that was placed before that
+    assert view.avoided("abc", 0.0) == {"a"}
+    view.succeeded("a", 0.0)
     assert view.avoided("abc", 0.0) == set()

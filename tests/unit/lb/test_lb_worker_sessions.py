@@ -1,0 +1,131 @@
+"""When an instance is dialed, and how large messages to it and to the conductor get."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import pytest
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import Unavailable
+from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.runtime.outbox import MESSAGE_BYTES
+from services.lb import conductor_session, worker_session
+from services.lb.request import Ask, Request
+from services.lb.worker_sessions import WorkerSessions
+
+
+class Stream:
+    """A dialed stream that ends when the test says so, and lets go of its session when it says that, too."""
+
+    dialed: ClassVar[list[Stream]] = []
+
+    def __init__(self, address: str, *_: Any) -> None:
+        self.ended, self.let_go = asyncio.Event(), asyncio.Event()
+        self.let_go.set()
+        self.spoke = self.ending = False
+        Stream.dialed.append(self)
+
+    async def run(self, *_: Any) -> None:
+        await self.ended.wait()
+        await self.let_go.wait()
+        raise Unavailable("gone")
+
+    def end(self, *_: Any) -> None:
+        self.ending = True
+        self.ended.set()
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+async def sessions(now: list[float], monkeypatch: pytest.MonkeyPatch):
+    Stream.dialed = []
+    monkeypatch.setattr(worker_session, "Dialed", Stream)
+    sessions = WorkerSessions(100, lambda: now[0])
+    yield sessions
+    for stream in Stream.dialed:
+        stream.let_go.set()
+    await sessions.close()
+
+
+async def gone(sessions: WorkerSessions) -> None:
+    task = next(iter(sessions._sessions.values()))._task
+    Stream.dialed[-1].end()
+    await asyncio.wait({task})
+
+
+async def test_a_dead_address_is_dialed_once_in_its_pause(sessions: WorkerSessions, now: list[float]) -> None:
+    for pause in (0.05, 0.1, 0.2):
+        sessions.open("d:1", 10, 0.0)
+        await gone(sessions)
+        now[0] += pause * 0.9
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                sessions.open("d:1", 10, 0.0)
+        sessions.open("d:2", 10, 0.0)  # another one
+        await gone(sessions)
+        now[0] += 1.0
+        sessions.keep_only(frozenset(("d:1", "d:2")), renewed=("d:2",))
+    assert len(Stream.dialed) == 6
+
+
+async def test_one_that_has_spoken_or_is_new_again_is_dialed_at_once(sessions: WorkerSessions) -> None:
+    sessions.open("d:1", 10, 0.0)
+    Stream.dialed[-1].spoke = True
+    await gone(sessions)
+    sessions.open("d:1", 10, 0.0)
+    await gone(sessions)
+    sessions.keep_only(frozenset(("d:1",)), renewed=("d:1",))
+    sessions.open("d:1", 10, 0.0)
+    assert len(Stream.dialed) == 3
+
+
+async def test_a_session_that_is_ending_is_replaced(sessions: WorkerSessions) -> None:
+    sessions.open("d:1", 10, 0.0)
+    await asyncio.sleep(0)
+    Stream.dialed[0].spoke = True
+    Stream.dialed[0].let_go.clear()
+    Stream.dialed[0].end()
+    stream, _ = sessions.open("d:1", 10, 0.0)
+    assert len(Stream.dialed) == 2
+    Stream.dialed[0].let_go.set()
+    await asyncio.wait(set(sessions._closing))
+    assert not stream.ended
+    assert sessions.streams == 1
+
+
+def test_a_submission_is_no_larger_than_was_said() -> None:
+    wide = "\N{GRINNING FACE}"
+    kind = RequestClass("k" * 32, 1 << 20, wide * 256, wide * 256, -1000, 1e9, wide * 128, ("g" * 64,) * 16)
+    sampling = SamplingParams(1000, 1.5, 1 << 30, 0.9, 2**64 - 1, (wide * 64,) * 16, ignore_eos=True)
+    ask = Ask("r" * 128, "m" * 128, kind, bytes(4096), b"k" * 512, sampling, traceparent="t" * 55)
+    request = Request(ask, 0.0, 1e6)
+    placement = common_pb2.Placement(prefill_instance_id="p" * 128, decode_instance_id="d" * 128)
+    for number in range(256):
+        placement.fetches.add(source_id=str(number) * 40, source_address="a" * 250, first_block=number)
+    for _ in range(3):
+        submission = worker_pb2.Submission(stream_id=2**63)
+        attempt_id = request.attempt_id
+        request.begin_attempt(placement, 0.0)
+        request.fill(submission, attempt_id, True, 0.0)
+        assert submission.ByteSize() <= ask.size_bytes + placement.ByteSize()
+        request.tokens += [128000] * 300
+
+
+def test_requests_to_the_conductor_fit_their_messages_in_order() -> None:
+    items: list[conductor_pb2.ScheduleRequest | str] = []
+    for number in range(100):
+        items += [conductor_pb2.ScheduleRequest(request_id=str(number), block_keys=bytes(700_000)), f"{number}" * 100]
+    messages = list(conductor_session._filled(items))
+    assert all(message.ByteSize() <= MESSAGE_BYTES for message in messages)
+    assert [each.request_id for message in messages for each in message.requests] == [str(n) for n in range(100)]
+    assert sum(len(message.released_request_ids) for message in messages) == 100
+    small = [conductor_pb2.ScheduleRequest(request_id="r")] * 130
+    assert [len(each.requests) for each in conductor_session._filled(small)] == [64, 64, 2]
