@@ -132,16 +132,20 @@ class StepMembers:
     def fold(self, step: EngineStep, outcome: StepOutcome) -> int:
         """Give every member that is still there its result. Returns the number of tokens sampled."""
         plan = step.plan
-        prefills = list(zip(step.prefills, plan.prefills, outcome.prefills, strict=True))
-        decodes = list(zip(step.decodes, outcome.decodes, strict=True))
-        counted = self._scheduler.fold(
-            plan,
-            [member.number for member, _, result in prefills if isinstance(result, Exception)],
-            [member.request.number for member, token in decodes if isinstance(token, Exception)],
-        )
+        failed_prefills = [
+            member.number
+            for member, result in zip(step.prefills, outcome.prefills, strict=True)
+            if isinstance(result, Exception)
+        ]
+        failed_decodes = [
+            member.request.number
+            for member, token in zip(step.decodes, outcome.decodes, strict=True)
+            if isinstance(token, Exception)
+        ]
+        counted = self._scheduler.fold(plan, failed_prefills, failed_decodes)
         share_s = outcome.elapsed_s / max(1, plan.tokens)
         sampled = len(counted.decodes)
-        for prefill, (_, start, end), result in prefills:
+        for prefill, (_, start, end), result in zip(step.prefills, plan.prefills, outcome.prefills, strict=True):
             if not prefill.alive:
                 continue
             if isinstance(result, Exception):
@@ -156,7 +160,7 @@ class StepMembers:
             except Exception as error:  # a defect in one member must not cost the others their tokens
                 self.remove_prefill(prefill)
                 prefill.failed(error)
-        for decode, token in decodes:
+        for decode, token in zip(step.decodes, outcome.decodes, strict=True):
             if not decode.alive:
                 continue
             if isinstance(token, Exception):

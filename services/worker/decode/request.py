@@ -11,6 +11,7 @@ from pinyon.batching import BatchRequest
 from pinyon.core.block_keys import chain_block_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
 from pinyon.core.request import FinishReason
+from pinyon.eviction import Traits
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
@@ -79,6 +80,7 @@ class DecodeRequest:
         self._report: worker_pb2.PrefillReport | None = None
         self._arrived_s = self._parts.clock()
         self._started = False
+        self._traits = Traits.of(order.request_class)
         # The last full block's key and the tokens after it: what the next block's key follows from.
         self._last_key = order.keys[-1] if order.keys else self._parts.served.namespace(order.request_class.tenant)
         covered = len(order.keys) * self._parts.served.layout.block_tokens
@@ -191,7 +193,7 @@ class DecodeRequest:
             raise Internal("the prefill instance sent no token of the vocabulary")
         if not order.no_reuse:
             held, end = reservation.held, len(order.keys)
-            parts.cache.publish(reservation.table[held:end], order.keys[held:end], order.request_class, held)
+            parts.cache.publish(reservation.table[held:end], order.keys[held:end], self._traits, held)
         self._report = result.report
         return result.first_token
 
@@ -256,7 +258,7 @@ class DecodeRequest:
         self._tail.clear()
         if self._reservation is not None and not order.no_reuse:
             made, affinity = [self._last_key], order.keys[0] if order.keys else self._last_key
-            self._parts.cache.publish([self._reservation.table[index]], made, order.request_class, index)
+            self._parts.cache.publish([self._reservation.table[index]], made, self._traits, index)
             self._parts.storage.offer(made, affinity, order.request_class)
 
     def _failed(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
-from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.eviction import NO_TRAITS, Traits
 from pinyon.paging import BlockPool, Grant, Reservation, Reservations
 
 __all__ = ["KvCache"]
@@ -72,10 +72,10 @@ class KvCache:
         self._give(self._reservations.extend(reservation, keys, self._clock()))
 
     def publish(
-        self, blocks: Sequence[int], keys: Sequence[BlockKey], request: RequestClass = UNKNOWN_CLASS, first: int = 0
+        self, blocks: Sequence[int], keys: Sequence[BlockKey], traits: Traits = NO_TRAITS, first: int = 0
     ) -> None:
         """See :meth:`Reservations.publish`."""
-        self._reservations.publish(blocks, keys, request, first)
+        self._reservations.publish(blocks, keys, traits, first)
 
     def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """See :meth:`Reservations.hold`."""

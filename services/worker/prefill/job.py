@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from pinyon.batching import LayerHook, Prompt, PromptQueue
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted, Unavailable
+from pinyon.eviction import Traits
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
@@ -67,6 +68,7 @@ class PrefillJob:
         self._position = 0
         """Tokens computed or reused, as the queue knows it."""
         self._reusable = order.keys[: prompt.reusable]
+        self._traits = Traits.of(order.request_class)
 
     @property
     def pushing(self) -> bool:
@@ -293,7 +295,7 @@ class PrefillJob:
         if order.no_reuse or reservation is None or until <= self._published:
             return
         blocks, keys = reservation.table[self._published : until], order.keys[self._published : until]
-        self._parts.cache.publish(blocks, keys, order.request_class, self._published)
+        self._parts.cache.publish(blocks, keys, self._traits, self._published)
         if store:  # what was fetched is in the store, or on its way there from where it was computed
             self._parts.storage.offer(keys, order.keys[0], order.request_class)
         self._published = until

@@ -15,7 +15,7 @@ __all__ = ["DecodeSlot", "LayerHook", "PrefillChunk"]
 LayerHook = Callable[[int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see DecodeSlot
 class PrefillChunk:
     """Prompt tokens at positions ``[start, start + len(tokens))``; the KV of ``[0, start)`` is in the pool, or arrives
     layer by layer while the step runs.

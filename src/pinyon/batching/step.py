@@ -34,7 +34,7 @@ class StepLimits:
     block_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: two are made in each step, and that takes three times as long
 class StepPlan:
     """One engine step: chunks of prompts, and the requests that get one token each."""
 

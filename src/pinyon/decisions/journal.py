@@ -12,11 +12,12 @@ from pinyon.core.journal import Codec, Replay, replay
 from pinyon.core.request import RequestClass
 from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
+from pinyon.eviction import Traits
 from pinyon.paging import Grant, Reservation
 
 __all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
 
-JOURNAL_TYPES = (BatchRequest, Grant, Prompt, PromptWork, RequestClass, Reservation, StepPlan)
+JOURNAL_TYPES = (BatchRequest, Grant, Prompt, PromptWork, RequestClass, Reservation, StepPlan, Traits)
 """The values that the decisions are told and that they answer."""
 
 _CONFIGS = {"instance": InstanceConfig, "front": FrontConfig}

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pinyon.core.block_keys import BlockKey
-from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.eviction.policy import Traits
+from pinyon.eviction.policy import NO_TRAITS, Traits
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.leases import LeaseTable
 
@@ -106,14 +105,14 @@ class Reservations:
         return self.release(replaced, now_s)
 
     def publish(
-        self, blocks: Sequence[int], keys: Sequence[BlockKey], request: RequestClass = UNKNOWN_CLASS, first: int = 0
+        self, blocks: Sequence[int], keys: Sequence[BlockKey], traits: Traits = NO_TRAITS, first: int = 0
     ) -> None:
         """The blocks' content is complete and correct: they may be reused and read by others from now on.
 
-        ``request`` is the class of the request they were made for, ``first`` the place of the first one in its prompt:
-        what the eviction policy is told of them.
+        ``traits`` are those of the request they were made for, ``first`` the place of the first one in its prompt: what
+        the eviction policy is told of them.
         """
-        traits, publish = Traits.of(request), self._pool.publish
+        publish = self._pool.publish
         for offset, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
             publish(block, key, traits=traits, offset=offset)
 

@@ -27,7 +27,7 @@ def test_traits_of_blocks() -> None:
     reservations = Reservations(pool, LeaseTable())
     ((_, room),) = reservations.reserve(1, (), 4, 0.0)
     keys = [bytes([number]) * 16 for number in range(4)]
-    reservations.publish(room.table[1:3], keys[1:3], RequestClass(kind="chat", turn=2, tenant="anna"), 1)
+    reservations.publish(room.table[1:3], keys[1:3], Traits.of(RequestClass(kind="chat", turn=2, tenant="anna")), 1)
     reservations.publish(room.table[3:], keys[3:])
     reservations.release(room.table, 1.0)
     # The deepest block goes first, so it comes first.
