@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pinyon.transfer import WireError
 from pinyon.transfer.segment import KEY_BYTES
 from pinyon.transfer.transports.rdma import wire as rdma_wire
-from pinyon.transfer.transports.rdma.wire import Code, Grant, Half, Op
+from pinyon.transfer.transports.rdma.wire import Code, Half, Op, RegionGrant
 
 halves = st.builds(
     Half,
@@ -25,12 +25,12 @@ halves = st.builds(
     st.integers(1, 1 << 31),
 )
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=63)
-refusals = st.integers(1, 3).map(Grant)
+refusals = st.integers(1, 3).map(RegionGrant)
 grants = st.one_of(
     refusals,
-    st.just(Grant(0)),
+    st.just(RegionGrant(0)),
     st.builds(
-        Grant,
+        RegionGrant,
         st.just(0),
         st.integers(1, 2),
         st.integers(0, 0xFFFFFFFF),
@@ -61,7 +61,7 @@ def test_pairs_round_trip(name: str, half: Half) -> None:
 
 
 @given(keys, st.lists(grants, min_size=1, max_size=20))
-def test_keys_and_grants_round_trip(asked: list[bytes], granted: list[Grant]) -> None:
+def test_keys_and_grants_round_trip(asked: list[bytes], granted: list[RegionGrant]) -> None:
     request = rdma_wire.pack_resolve(asked)
     assert rdma_wire.parse_request(request[: rdma_wire.HEADER_BYTES]).parts == len(asked)
     assert rdma_wire.parse_keys(request[rdma_wire.HEADER_BYTES :]) == asked
@@ -101,7 +101,7 @@ def test_a_damaged_pair_stays_within_its_bounds(name: str, half: Half, where: in
 
 
 @given(st.lists(grants, min_size=1, max_size=4), st.integers(0), st.integers(0, 255))
-def test_damaged_grants_stay_within_the_address_space(granted: list[Grant], where: int, value: int) -> None:
+def test_damaged_grants_stay_within_the_address_space(granted: list[RegionGrant], where: int, value: int) -> None:
     body = bytearray(rdma_wire.pack_resolved(Code.OK, granted)[rdma_wire.HEADER_BYTES :])
     body[where % len(body)] = value
     try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pinyon.transfer import WireError
 from pinyon.transfer.request import Reason
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.wire import Message, Place, Seal
+from pinyon.transfer.transports.shm.wire import Place, RequestHead, Seal
 
 keys = st.binary(min_size=16, max_size=16)
 addresses = st.integers(0, (1 << 62) - 1)
@@ -20,7 +20,7 @@ ids = st.integers(0, (1 << 64) - 1)
 seals = st.builds(Seal, addresses, keys)
 
 
-def split(data: bytes) -> tuple[Message, memoryview]:
+def split(data: bytes) -> tuple[RequestHead, memoryview]:
     head = shm_wire.parse_request(data[: shm_wire.HEAD_BYTES])
     return head, memoryview(data)[shm_wire.HEAD_BYTES : shm_wire.HEAD_BYTES + head.body_bytes]
 
@@ -53,7 +53,7 @@ places = st.builds(Place, st.sampled_from([0, Reason.UNKNOWN_REGION, Reason.ACCE
 
 @given(ids, st.lists(places, min_size=1, max_size=40))
 def test_places(message_id, given_places) -> None:
-    request = Message(shm_wire.RESOLVE, 0, len(given_places), message_id, 0)
+    request = RequestHead(shm_wire.RESOLVE, 0, len(given_places), message_id, 0)
     data = shm_wire.pack_places(request, given_places)
     head, body = data[: shm_wire.HEAD_BYTES], data[shm_wire.HEAD_BYTES :]
     assert shm_wire.parse_answer(head, shm_wire.RESOLVE, len(given_places), message_id) == shm_wire.OK
@@ -63,7 +63,7 @@ def test_places(message_id, given_places) -> None:
 @given(ids, st.none() | st.binary(min_size=1, max_size=40))
 def test_answers_to_writes(message_id, refusals) -> None:
     count = len(refusals) if refusals else 3
-    data = shm_wire.pack_answer(Message(shm_wire.WRITE, 0, count, message_id, count), refusals)
+    data = shm_wire.pack_answer(RequestHead(shm_wire.WRITE, 0, count, message_id, count), refusals)
     code = shm_wire.parse_answer(data[: shm_wire.HEAD_BYTES], shm_wire.WRITE, count, message_id)
     assert code == (shm_wire.SOME_REFUSED if refusals else shm_wire.OK)
     for wrong in ((shm_wire.RESOLVE, count, message_id), (shm_wire.WRITE, count + 1, message_id)):
@@ -80,8 +80,8 @@ def test_noise_is_a_wire_error(noise, count) -> None:
         shm_wire.parse_request,
         lambda data: shm_wire.parse_answer(data, shm_wire.WRITE, count, 1),
         lambda data: shm_wire.parse_places(data, count),
-        lambda data: shm_wire.parse_keys(memoryview(data), Message(shm_wire.RESOLVE, 0, count, 1, 0)),
-        lambda data: shm_wire.parse_ranges(memoryview(data), Message(shm_wire.WRITE, 0, count + 1, 1, 1)),
+        lambda data: shm_wire.parse_keys(memoryview(data), RequestHead(shm_wire.RESOLVE, 0, count, 1, 0)),
+        lambda data: shm_wire.parse_ranges(memoryview(data), RequestHead(shm_wire.WRITE, 0, count + 1, 1, 1)),
     ):
         with suppress(WireError):
             parse(noise)
@@ -112,7 +112,7 @@ def test_a_changed_write_is_another_valid_one_or_a_wire_error(at, change, messag
     ],
 )
 def test_bounds_of_requests(change) -> None:
-    message = Message(shm_wire.WRITE, 0, 2, 1, 7)._replace(**change)
+    message = RequestHead(shm_wire.WRITE, 0, 2, 1, 7)._replace(**change)
     with pytest.raises(WireError):
         shm_wire.parse_request(shm_wire._HEAD.pack(shm_wire.MAGIC, *message))
 

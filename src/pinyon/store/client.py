@@ -93,8 +93,8 @@ class StoreClient:
     ) -> None:
         self.metadata = metadata
         self._reader = reader
-        self._writer = BlockWriter(engine, reader.peers, clock=clock)
-        self._calls = NodeCalls(reader.peers)
+        self._writer = BlockWriter(engine, reader.channels, clock=clock)
+        self._calls = NodeCalls(reader.channels)
         self._clock = clock
         self._avoidance = Avoidance()
         self._nodes: list[NodeRecord] = []

@@ -8,7 +8,7 @@ from typing import Any
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import BlockKey, pack_keys
 from pinyon.core.errors import Unavailable
-from pinyon.store.peers import Peers
+from pinyon.store.node_channels import NodeChannels
 
 __all__ = ["MAX_QUERY_KEYS", "NodeCalls"]
 
@@ -19,8 +19,8 @@ MAX_QUERY_KEYS = 65536
 class NodeCalls:
     """Each raises the :class:`pinyon.core.errors.PinyonError` that the node answered with."""
 
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
+    def __init__(self, channels: NodeChannels) -> None:
+        self._channels = channels
 
     async def exists(self, address: str, keys: Sequence[BlockKey], timeout_s: float) -> list[bool]:
         answers: list[bool] = []
@@ -46,4 +46,4 @@ class NodeCalls:
         return reply
 
     async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
-        return await self._peers.call(address, kvstore_pb2_grpc.KvStoreServiceStub, method, request, timeout_s)
+        return await self._channels.call(address, kvstore_pb2_grpc.KvStoreServiceStub, method, request, timeout_s)

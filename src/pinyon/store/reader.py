@@ -20,7 +20,7 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
 from pinyon.store.background import Background
-from pinyon.store.peers import Peers
+from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 
 __all__ = ["MAX_KEYS", "BlockReader", "Mover", "ReadResult"]
@@ -66,11 +66,11 @@ class ReadResult(NamedTuple):
 class BlockReader:
     """Fetches leased blocks into registered local memory. One per process; ``close`` it."""
 
-    def __init__(self, engine: Mover, peers: Peers | None = None, *, clock: Clock = time.monotonic) -> None:
-        """``peers`` may be shared and is then closed by its owner; without it the reader has its own."""
+    def __init__(self, engine: Mover, channels: NodeChannels | None = None, *, clock: Clock = time.monotonic) -> None:
+        """``channels`` may be shared and is then closed by its owner; without it the reader has its own."""
         self._engine = engine
-        self._own_peers = peers is None
-        self.peers = peers or Peers()
+        self._own_channels = channels is None
+        self.channels = channels or NodeChannels()
         self._clock = clock
         self._duties = Background()
         self.malformed = 0
@@ -91,8 +91,8 @@ class BlockReader:
     async def close(self) -> None:
         """Wait for the releases under way."""
         await self._duties.close(RELEASE_S)
-        if self._own_peers:
-            await self.peers.close()
+        if self._own_channels:
+            await self.channels.close()
 
     async def read(
         self,
@@ -232,7 +232,7 @@ class BlockReader:
     async def _acquire(
         self, address: str, request: kvstore_pb2.AcquireRequest, timeout_s: float
     ) -> kvstore_pb2.AcquireResponse:
-        reply: kvstore_pb2.AcquireResponse = await self.peers.call(
+        reply: kvstore_pb2.AcquireResponse = await self.channels.call(
             address, kvstore_pb2_grpc.BlockReadServiceStub, "Acquire", request, timeout_s
         )
         return reply
@@ -240,7 +240,7 @@ class BlockReader:
     async def _release(self, address: str, lease_id: int) -> None:
         """If this fails, the lease ends by its time."""
         request = kvstore_pb2.ReleaseRequest(lease_id=lease_id)
-        await self.peers.call(address, kvstore_pb2_grpc.BlockReadServiceStub, "Release", request, RELEASE_S)
+        await self.channels.call(address, kvstore_pb2_grpc.BlockReadServiceStub, "Release", request, RELEASE_S)
 
     async def _release_unwanted(self, address: str, acquiring: asyncio.Task[kvstore_pb2.AcquireResponse]) -> None:
         await asyncio.wait({acquiring})

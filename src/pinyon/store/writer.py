@@ -16,7 +16,7 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
 from pinyon.store.background import Background
-from pinyon.store.peers import Peers
+from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, Region, TransferEngine, TransferRequest
 
 __all__ = ["BlockWriter", "WriteOutcome"]
@@ -45,9 +45,9 @@ _REFUSED = {
 class BlockWriter:
     """Puts are all or nothing: if one object's bytes do not arrive, the others' room is given back, too."""
 
-    def __init__(self, engine: TransferEngine, peers: Peers, *, clock: Clock = time.monotonic) -> None:
+    def __init__(self, engine: TransferEngine, channels: NodeChannels, *, clock: Clock = time.monotonic) -> None:
         self._engine = engine
-        self._peers = peers
+        self._channels = channels
         self._clock = clock
         self._duties = Background()
 
@@ -132,7 +132,7 @@ class BlockWriter:
         return requests, outcomes
 
     async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
-        return await self._peers.call(address, kvstore_pb2_grpc.KvStoreServiceStub, method, request, timeout_s)
+        return await self._channels.call(address, kvstore_pb2_grpc.KvStoreServiceStub, method, request, timeout_s)
 
     async def _abort(self, address: str, put_id: int) -> None:
         await self._call(address, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put_id, commit=False), ABORT_S)

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _NONE: frozenset[Path] = frozenset()
+_NO_TRANSPORT: frozenset[str] = frozenset()
 
 
 class Outcome(NamedTuple):
@@ -47,8 +48,8 @@ NO_CONNECTION = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
 STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
 LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 NO_ROOM = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-"""As many endpoints as may be were in use until the deadline. Unlike ``LATE``, from which it is told by identity, this
-says nothing about the path."""
+"""As many endpoints as may be were in use until the deadline, or for longer than a chain waits that may go elsewhere.
+Unlike ``LATE``, from which it is told by identity, this says nothing about the path."""
 
 
 class Chain:
@@ -68,8 +69,10 @@ class Chain:
         "attempts",
         "deadline",
         "done",
+        "elsewhere",
         "failure",
         "fence",
+        "full",
         "local_location",
         "nbytes",
         "opcode",
@@ -104,6 +107,10 @@ class Chain:
         self.attempts = 0
         self.tried: frozenset[Path] = _NONE
         """Paths that failed under this chain."""
+        self.full = _NO_TRANSPORT
+        """Transports that had no endpoint for it in good time."""
+        self.elsewhere = False
+        """A transport that was not full may serve it too: it need not wait for an endpoint until its deadline."""
         self.unbooked = False
         """Small, and on the only path there is: the path board need not know (see ``PeerQueue``)."""
         self.failure: Outcome | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
-from pinyon.store.peers import Peers
+from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import LEASE_SLACK_S, BlockReader, ReadResult
 from pinyon.transfer import TransferEngine, TransferRequest, TransferResult
 from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, serving
@@ -217,13 +217,13 @@ async def test_a_holder_that_does_not_answer_is_left_in_time(holder: Holder, pla
 
 
 async def test_channels_are_shared_and_a_bounded_number_stays_open() -> None:
-    peers = Peers(max_idle=2)
-    async with peers.use("127.0.0.1:1") as first, peers.use("127.0.0.1:1") as same:
+    channels = NodeChannels(max_idle=2)
+    async with channels.use("127.0.0.1:1") as first, channels.use("127.0.0.1:1") as same:
         assert first is same
-        async with peers.use("127.0.0.1:2"), peers.use("127.0.0.1:3"):
-            assert len(peers._peers) == 3
-        assert list(peers._peers) == ["127.0.0.1:1", "127.0.0.1:2"], "unused ones go, used ones stay"
-    await peers.close()
+        async with channels.use("127.0.0.1:2"), channels.use("127.0.0.1:3"):
+            assert len(channels._channels) == 3
+        assert list(channels._channels) == ["127.0.0.1:1", "127.0.0.1:2"], "unused ones go, used ones stay"
+    await channels.close()
     with pytest.raises(PinyonError):
-        async with peers.use("127.0.0.1:1"):
+        async with channels.use("127.0.0.1:1"):
             pass

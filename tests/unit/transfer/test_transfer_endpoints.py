@@ -75,6 +75,13 @@ class FakeTransport(Endpoints[FakeEndpoint]):
         self.made.append(FakeEndpoint(len(self.made) + 1, replaces, self.script))
         return self.made[-1]
 
+    def waits(self, path: Path) -> tuple[threading.Thread, list[object]]:
+        """A thread that waits for an endpoint, after those that wait already."""
+        before = self.waiting
+        waiter = in_thread(lambda: self.lease(self.chain(), path))
+        eventually(lambda: self.waiting == before + 1, "the chain waits")
+        return waiter
+
     def chain(self, opcode: Opcode = READ, timeout_s: float = 1000.0) -> Chain:
         return Chain(ChainPlan(REMOTE, opcode, [], 8), {}, self.now + timeout_s, lambda chain, outcome: None)
 
@@ -116,6 +123,87 @@ def test_a_full_pool_is_waited_for(transport) -> None:
     assert outcomes == [DONE]
     assert len(transport.made) == 2  # what was released, not a new one
     assert not transport.waiting
+
+
+def test_what_is_released_is_whose_who_has_waited_longest(transport) -> None:
+    """Not whose thread comes first: who releases and asks again at once, as a busy path does, comes last."""
+    held = [*transport.lease_all(), transport.lease(transport.chain(), OTHER)]
+    waiters = [transport.waits(Path("fake", "c", "x")), transport.waits(PATH)]
+    for released, (thread, leased) in zip(held, waiters, strict=False):
+        transport.release(released)
+        assert isinstance(transport.lease(transport.chain(timeout_s=0.0), PATH), Outcome)  # it is given away already
+        thread.join(GENEROUS_S)
+        assert not thread.is_alive()
+        assert isinstance(leased[0], FakeEndpoint)
+    assert held[0].closed == [False]  # it made room for another path
+    assert waiters[1][1] == [held[1]]
+    assert transport.endpoints == LIMITS.max_endpoints
+
+
+def test_who_waits_for_a_full_path_does_not_hold_up_others(transport) -> None:
+    held = transport.lease_all()
+    thread, leased = transport.waits(PATH)
+    assert transport.run(transport.chain(), OTHER) == DONE
+    transport.discard(held[0])
+    thread.join(GENEROUS_S)
+    assert isinstance(leased[0], FakeEndpoint)
+
+
+def test_who_stops_waiting_is_handed_nothing(transport) -> None:
+    held = transport.lease_all()
+    late = transport.chain()
+    gone, outcomes = in_thread(lambda: transport.lease(late, PATH))
+    eventually(lambda: transport.waiting == 1, "the chain waits")
+    thread, leased = transport.waits(PATH)
+    late.stop(LATE)
+    gone.join(GENEROUS_S)
+    assert outcomes == [GONE]
+    transport.release(held[0])
+    thread.join(GENEROUS_S)
+    assert leased == [held[0]]
+    assert not transport.waiting
+
+
+def test_who_is_handed_a_closed_endpoint_makes_a_new_one_in_its_place(transport) -> None:
+    held = transport.lease_all()
+    first, leased = transport.waits(PATH)
+    second, leased_later = transport.waits(PATH)
+    held[0].broken = True
+    transport.release(held[0])
+    first.join(GENEROUS_S)
+    assert leased == [transport.made[2]]
+    assert held[0].closed == [True]
+    transport.release(held[1])
+    second.join(GENEROUS_S)
+    assert leased_later == [held[1]]
+
+
+def test_a_chain_that_may_go_elsewhere_does_not_wait_long(transport) -> None:
+    transport.lease_all()
+    chain = transport.chain()
+    chain.elsewhere = True
+    waiter, outcomes = in_thread(lambda: transport.run(chain, PATH))
+    eventually(lambda: transport.waiting == 1, "the chain waits")
+    transport.now += 0.05
+    waiter.join(GENEROUS_S)
+    assert outcomes[0] is NO_ROOM
+    assert not transport.waiting
+
+
+def test_an_evicted_endpoint_whose_close_fails_takes_no_room(transport) -> None:
+    for path in (PATH, OTHER, Path("fake", "c", "x")):
+        assert transport.run(transport.chain(), path) == DONE
+
+    def fail(*, hard: bool) -> None:
+        raise KeyError("a defect")
+
+    for endpoint in transport.made:
+        endpoint.close = fail
+    with pytest.raises(KeyError):
+        transport.run(transport.chain(), Path("fake", "d", "x"))
+    assert transport.endpoints == 2
+    for path in (OTHER, Path("fake", "c", "x"), PATH):
+        assert isinstance(transport.lease(transport.chain(timeout_s=0.0), path), FakeEndpoint)
 
 
 def test_an_endpoint_that_broke_makes_room_too(transport) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
-from pinyon.transfer.chain import SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.path import Path
 from pinyon.transfer.paths.peer import Retired
@@ -500,6 +500,37 @@ def test_memory_that_a_transport_cannot_reach_is_reached_by_another(
     assert not bench.shm.open
     bench.end(bench.tcp.open[0])
     assert bench.results(bench.chains) == {DONE: 3}
+
+
+@pytest.mark.parametrize("nbytes", [10, MIB])
+def test_what_finds_no_room_goes_over_another_transport_and_blames_nobody(
+    make_bench: Callable[..., Bench], nbytes: int
+) -> None:
+    bench = make_bench(shm=True)
+    bench.call(bench.chain(nbytes))
+    bench.end(bench.shm.open[0])
+    bench.call(bench.chain(nbytes))
+    assert bench.shm.open[0].chain.elsewhere
+    bench.end(bench.shm.open[0], NO_ROOM)
+    bench.check()
+    assert not bench.tcp.open[0].chain.elsewhere  # it does not go back and forth
+    bench.end(bench.tcp.open[0])
+    bench.call(bench.chain(nbytes))
+    bench.end(bench.shm.open[0])  # which is as good as before for the next one
+    assert bench.results(bench.chains) == {DONE: 3}
+
+
+def test_what_finds_no_room_waits_where_nothing_else_is_usable(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(shm=True)
+    first, second = bench.submit(2)
+    bench.end(bench.shm.open[0], NO_ROOM)
+    while bench.tcp.open:
+        bench.end(bench.tcp.open[0], UNREACHED)
+    assert {one.chain for one in bench.shm.open} == {first, second}
+    for attempt in list(bench.shm.open):
+        bench.end(attempt, NO_ROOM)
+    bench.end_all(NO_ROOM)
+    assert bench.results([first, second]) == {NO_ROOM: 2}
 
 
 @pytest.mark.parametrize("outcome", [UNREACHED, LOST, REFUSED, CANCEL])

@@ -11,12 +11,12 @@ from pinyon.transfer import WireError
 from pinyon.transfer.transports.rdma import verbs
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.transport import rdma_available
-from pinyon.transfer.transports.rdma.wire import Code, Grant, Half, Op
+from pinyon.transfer.transports.rdma.wire import Code, Half, Op, RegionGrant
 
 GID = bytes(10) + b"\xff\xff\x0a\x00\x00\x01"
 HALF = Half(GID, 0, 17, 4711, 3, 16, 8 << 20)
 KEYS = [bytes([number]) * 16 for number in range(3)]
-GRANTS = [Grant(0, 2, 0xABCDEF01, 1 << 47, 4096), Grant(1), Grant(0)]
+GRANTS = [RegionGrant(0, 2, 0xABCDEF01, 1 << 47, 4096), RegionGrant(1), RegionGrant(0)]
 HEAD = rdma_wire.HEADER_BYTES
 
 
@@ -123,16 +123,16 @@ def test_an_hca_name_has_nothing_behind_it() -> None:
 @pytest.mark.parametrize(
     "grant",
     [
-        Grant(5),  # unknown refusal
-        Grant(0, 3, 1, 1, 1),  # unknown access
-        Grant(0, 1, 1, 1, 0),  # no bytes
-        Grant(0, 1, 1, (1 << 64) - 4, 8),  # around the end of the address space
-        Grant(0, 1, 1, 0, 1 << 63),
-        Grant(1, 0, 5),  # a refusal with a key
-        Grant(0, 0, 0, 7),  # not open to peers, yet an address
+        RegionGrant(5),  # unknown refusal
+        RegionGrant(0, 3, 1, 1, 1),  # unknown access
+        RegionGrant(0, 1, 1, 1, 0),  # no bytes
+        RegionGrant(0, 1, 1, (1 << 64) - 4, 8),  # around the end of the address space
+        RegionGrant(0, 1, 1, 0, 1 << 63),
+        RegionGrant(1, 0, 5),  # a refusal with a key
+        RegionGrant(0, 0, 0, 7),  # not open to peers, yet an address
     ],
 )
-def test_bad_grants(grant: Grant) -> None:
+def test_bad_grants(grant: RegionGrant) -> None:
     with pytest.raises(WireError):
         rdma_wire.parse_grants(rdma_wire._GRANT.pack(*grant))
 

@@ -563,7 +563,7 @@ def test_a_server_that_proves_nothing(near, impostor) -> None:
 
 def test_a_server_that_lies_about_its_memory(near, impostor) -> None:
     proof = shm_wire.pack_proof(shm_wire.OK, near.transport.service.seals.process)  # it is this process
-    request = shm_wire.Message(shm_wire.RESOLVE, 0, 1, 1, 0)
+    request = shm_wire.RequestHead(shm_wire.RESOLVE, 0, 1, 1, 0)
     nowhere = shm_wire.Place(0, 4096, 1 << 20, shm_wire.Seal(8192, b"s" * 16))
     not_sealed = nowhere._replace(address=near.region.address)
     for length in (8, 100_000):

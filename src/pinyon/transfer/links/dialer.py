@@ -23,7 +23,7 @@ __all__ = ["DialRefused", "Link", "dial", "dial_failure"]
 
 _link_ids = itertools.count(1)
 
-Address = tuple[str, int] | str
+LinkAddress = tuple[str, int] | str
 """IP address (or name) and port, or the path of a Unix socket; a path that begins with ``@`` is an abstract one."""
 
 
@@ -78,7 +78,7 @@ class Link:
 
 
 def dial(
-    address: Address,
+    address: LinkAddress,
     expected_boot: bytes,
     service: handshake.Service,
     identity: Identity,
@@ -86,7 +86,7 @@ def dial(
     deadline: float,
     *,
     source: str = "",
-    device: str = "",
+    interface: str = "",
     replaces: int = 0,
     clock: Clock = time.monotonic,
 ) -> Link:
@@ -95,7 +95,7 @@ def dial(
     Args:
         expected_boot: the peer's boot id; a process with another one refuses.
         source: local IP address to connect from, which chooses the local NIC; "" leaves it to the routing table.
-        device: network interface to bind to where that is possible, for hosts with several NICs on one network.
+        interface: network interface to bind to where that is possible, for hosts with several NICs on one network.
         replaces: id of a link of ours that the peer must have ended before it answers; 0 for none.
 
     Raises:
@@ -106,7 +106,7 @@ def dial(
     if limit <= now:
         raise DeadlineReached
     sock = (
-        _connect_tcp(address, limit, source, device, clock)
+        _connect_tcp(address, limit, source, interface, clock)
         if isinstance(address, tuple)
         else _connect_unix(address, limit - now)
     )
@@ -130,16 +130,16 @@ def dial(
     return link
 
 
-def _connect_tcp(address: tuple[str, int], deadline: float, source: str, device: str, clock: Clock) -> socket.socket:
-    """Like ``socket.create_connection``, bound to the device first: to each address of the name until one answers."""
+def _connect_tcp(address: tuple[str, int], deadline: float, source: str, interface: str, clock: Clock) -> socket.socket:
+    """Like ``socket.create_connection``, bound to the interface first: each address of the name until one answers."""
     last: OSError | None = None
     for family, kind, proto, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, proto)
         try:
             sock.settimeout(max(deadline - clock(), 0.001))
-            if device and hasattr(socket, "SO_BINDTODEVICE"):
-                with contextlib.suppress(OSError):  # no such device or not allowed: the source address has to do
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+            if interface and hasattr(socket, "SO_BINDTODEVICE"):
+                with contextlib.suppress(OSError):  # no such interface or not allowed: the source address has to do
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
             if source:
                 sock.bind((source, 0))
             sock.connect(where)

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
@@ -31,6 +32,8 @@ _TRIES = 3
 """Endpoints that one run may use up: one that the peer had closed, and when what it granted has changed."""
 _WAIT_S = 0.25
 """A chain that waits for an endpoint notices within this time that it was ended."""
+_PATIENCE_S = 0.05
+"""So long a chain waits for an endpoint that may go over another transport."""
 
 _Key = tuple[PeerId, Path]
 
@@ -82,10 +85,22 @@ class Endpoint(ABC):
 E = TypeVar("E", bound=Endpoint)
 
 
+class _Waiter(Generic[E]):
+    __slots__ = ("found", "fresh", "key", "wake")
+
+    def __init__(self, key: _Key, fresh: bool, lock: threading.Lock) -> None:
+        self.key = key
+        self.fresh = fresh
+        self.found: E | list[E] | None = None
+        """What was handed to it, as ``Endpoints._take`` gives it."""
+        self.wake = threading.Condition(lock)
+
+
 class Endpoints(ABC, Generic[E]):
     """The ``Transport`` methods of those transports. One with as many endpoints as it may have lets chains wait.
 
-    All methods are thread-safe.
+    What comes free is handed at once to whoever has waited longest of those it can serve. So whatever a newcomer finds
+    free is of no use to anybody who waits, and nobody starves beside a busy path. All methods are thread-safe.
     """
 
     def __init__(self, cap_per_path: int, limits: TransferLimits, meter: Meter, clock: Clock = time.monotonic) -> None:
@@ -94,10 +109,9 @@ class Endpoints(ABC, Generic[E]):
         self._meter = meter
         self._clock = clock
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._pool: EndpointPool[_Key, E] = EndpointPool(limits.max_endpoints, cap_per_path)
-        self.waiting = 0
-        """Chains that wait for an endpoint now."""
+        self._waiters: deque[_Waiter[E]] = deque()
+        """Longest wait first."""
 
     @abstractmethod
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> E:
@@ -162,55 +176,89 @@ class Endpoints(ABC, Generic[E]):
     def lease(self, chain: Chain, path: Path, replaces: int = 0) -> E | Outcome:
         """An endpoint that nobody else uses, a new one if it is to replace another; or why there is none.
 
-        When all that there may be are in use, it waits until one is released, the chain ends, or its deadline passes:
-        that is not the path's fault.
+        When all that there may be are in use, it waits until it is handed one, the chain ends, or its deadline passes;
+        not that long if the chain may go elsewhere. That there is no room is not the path's fault.
         """
         key = (chain.remote.peer, path)
-        while True:
-            with self._lock:
-                found = self._find(chain, key, fresh=replaces != 0)
-            if isinstance(found, list):
-                return self._make(chain, path, replaces, found)
-            if isinstance(found, Outcome):
-                return found
+        fresh = replaces != 0
+        with self._lock:
+            taken = self._take(key, fresh)
+            found = taken if taken is not None else self._wait(chain, key, fresh)
+        if isinstance(found, Outcome):
+            return found
+        if not isinstance(found, list):
             if found.is_open():
                 found.reused = True
                 return found
-            self.discard(found)
-
-    def _find(self, chain: Chain, key: _Key, *, fresh: bool) -> E | list[E] | Outcome:
-        """Lock held. An idle endpoint; or those that made room for a new one, to be closed; or why there is neither."""
-        pool = self._pool
-        while True:
-            endpoint = None if fresh else pool.lease(key)
-            if endpoint is not None:
-                return endpoint
-            evicted = pool.reserve(key)
-            if evicted is not None:
-                return evicted
-            if pool.closed:
+            found.close(hard=True)
+            with self._lock:  # its place is kept: who has waited does not wait again
+                self._pool.discard(found)
+                room = self._pool.reserve(key)
+            if room is None:
                 return SHUTDOWN
-            if chain.done:
-                return GONE
-            remaining = chain.deadline - self._clock()
-            if remaining <= 0:
-                return NO_ROOM
-            self.waiting += 1
-            try:
-                self._changed.wait(min(remaining, _WAIT_S))
-            finally:
-                self.waiting -= 1
+            found = room
+        return self._make(chain, path, replaces, found)
+
+    def _take(self, key: _Key, fresh: bool) -> E | list[E] | None:
+        """Lock held. An idle endpoint; or those that made room for a new one, to be closed; or neither is to be had."""
+        endpoint = None if fresh else self._pool.lease(key)
+        return endpoint if endpoint is not None else self._pool.reserve(key)
+
+    def _wait(self, chain: Chain, key: _Key, fresh: bool) -> E | list[E] | Outcome:
+        """Lock held. What is handed to this chain, as ``_take`` gives it; or why nothing is."""
+        waiter: _Waiter[E] = _Waiter(key, fresh, self._lock)
+        until = min(chain.deadline, self._clock() + _PATIENCE_S) if chain.elsewhere else chain.deadline
+        self._waiters.append(waiter)
+        try:
+            while waiter.found is None:
+                if self._pool.closed:
+                    return SHUTDOWN
+                if chain.done:
+                    return GONE
+                remaining = until - self._clock()
+                if remaining <= 0:
+                    return NO_ROOM
+                waiter.wake.wait(min(remaining, _WAIT_S))
+            return waiter.found
+        except BaseException:  # Ctrl-C in a blocking caller's thread
+            self._give_back(waiter)
+            raise
+        finally:
+            if waiter.found is None:
+                self._waiters.remove(waiter)
+
+    def _give_back(self, waiter: _Waiter[E]) -> None:
+        """Lock held. Its thread does not live to use what it may have been handed."""
+        if waiter.found is None:
+            return
+        if isinstance(waiter.found, list):
+            self._pool.cancel(waiter.key)
+            unused = waiter.found
+        else:
+            self._pool.discard(waiter.found)
+            unused = [waiter.found]
+        self._hand_over()
+        _close(unused)
+
+    def _hand_over(self) -> None:
+        """Lock held. One endpoint, or the room for one, may have come free."""
+        for waiter in self._waiters:
+            waiter.found = self._take(waiter.key, waiter.fresh)
+            if waiter.found is not None:
+                self._waiters.remove(waiter)
+                waiter.wake.notify()
+                return
 
     def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E]) -> E | Outcome:
         """A new endpoint, in use by the caller, for which there is room; or why there is none."""
         key = (chain.remote.peer, path)
-        _close(evicted)
         try:
+            _close(evicted)
             endpoint = self.connect(chain.remote, path, chain.deadline, replaces)
         except BaseException as error:
             with self._lock:
                 self._pool.cancel(key)
-                self._changed.notify_all()
+                self._hand_over()
             outcome = dial_failure(error, chain.deadline, self._clock())
             if outcome is None:
                 raise
@@ -225,8 +273,8 @@ class Endpoints(ABC, Generic[E]):
             kept = self._pool.release(endpoint, self._clock())
             if kept and endpoint.aborted:
                 kept = not self._pool.discard(endpoint)
-            if self.waiting:
-                self._changed.notify_all()  # each may wait for another path
+            if self._waiters:
+                self._hand_over()
         if not kept:
             endpoint.close(hard=endpoint.aborted)
 
@@ -235,7 +283,7 @@ class Endpoints(ABC, Generic[E]):
         endpoint.close(hard=True)
         with self._lock:
             self._pool.discard(endpoint)
-            self._changed.notify_all()
+            self._hand_over()
 
     # --- keeping house ---
 
@@ -255,15 +303,14 @@ class Endpoints(ABC, Generic[E]):
         if evicted is None:
             endpoint.close(hard=False)
         else:
-            _close(evicted)
             self.release(endpoint)
+            _close(evicted)
         return True
 
     def forget(self, remote: SegmentDescriptor, path: Path) -> None:
         """See ``Transport.forget``."""
         with self._lock:
             dropped = self._pool.drop((remote.peer, path))
-            self._changed.notify_all()
         _close(dropped)
 
     def forget_nics(self, names: Iterable[str]) -> None:
@@ -271,20 +318,23 @@ class Endpoints(ABC, Generic[E]):
         gone = set(names)
         with self._lock:
             dropped = self._pool.drop_if(lambda key: key[1].local_nic in gone)
-            self._changed.notify_all()
         _close(dropped)
 
     def maintain(self, now: float) -> None:
         """See ``Transport.maintain``."""
         with self._lock:
             expired = self._pool.expire(now, self._limits.idle_s)
-            self._changed.notify_all()
         _close(expired)
 
     @property
     def endpoints(self) -> int:
         """Open towards peers."""
         return self._pool.open
+
+    @property
+    def waiting(self) -> int:
+        """Chains that wait for an endpoint now."""
+        return len(self._waiters)
 
     @property
     def evictions(self) -> int:
@@ -295,7 +345,8 @@ class Endpoints(ABC, Generic[E]):
         """See ``Transport.close``."""
         with self._lock:
             left = self._pool.close()
-            self._changed.notify_all()
+            for waiter in self._waiters:
+                waiter.wake.notify()
         _close(left)
 
 

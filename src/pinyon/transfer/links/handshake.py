@@ -43,7 +43,7 @@ class Service(IntEnum):
     """What the initiator wants to speak after the set-up."""
 
     TCP = 1
-    """Frames with the payload inside (:mod:`.wire`)."""
+    """Frames with the payload inside (:mod:`pinyon.transfer.transports.tcp.wire`)."""
     SHM = 2
     """Requests for cross-memory copies, on a Unix socket."""
     RDMA = 3

@@ -125,6 +125,9 @@ class Peer:
         if outcome.refusals is not None and Reason.OTHER_TRANSPORT in outcome.refusals and not chain.stopped:
             self._reroute(chain, path, outcome.refusals, now)
             return
+        if outcome is NO_ROOM and chain.elsewhere and now < chain.deadline and not chain.stopped:
+            self._reroute(chain, path, None, now)
+            return
         with self.lock:
             if completed:
                 hopeless = self.queue.completed(chain, path, now - started, now)
@@ -144,10 +147,14 @@ class Peer:
         late = outcome.reason is Reason.DEADLINE or chain.expired
         return late and elapsed_s > _SILENT_S and chain.nbytes < elapsed_s * self._limits.min_rate_bytes_s
 
-    def _reroute(self, chain: Chain, path: Path, refusals: bytes, now: float) -> None:
-        """This transport cannot reach the memory: another one must. What was moved is moved again."""
+    def _reroute(self, chain: Chain, path: Path, refusals: bytes | None, now: float) -> None:
+        """This transport cannot reach the memory: another one must. What was moved is moved again. Without
+        ``refusals`` it has no endpoint for the chain: another one may."""
         with self.lock:
-            self.queue.reroute(chain, path, refusals)
+            if refusals is None:
+                self.queue.full(chain, path)
+            else:
+                self.queue.reroute(chain, path, refusals)
             retry = not self._closed
             if retry:
                 self.queue.again(chain)

@@ -40,9 +40,10 @@ class PeerQueue:
         self._new_lane = new_lane
         self._waiting: dict[tuple[str, str], deque[Chain]] = {}
         """By memory locations, none empty: what waits for a busy NIC does not hold up what wants another one."""
-        self._only: dict[tuple[str, str], tuple[Path, Lane]] = {}
-        """By memory locations, the one path of the best tier, as long as nothing is wrong with it: small chains are too
-        short to be measured and have no choice, so they pass by the board."""
+        self._only: dict[tuple[str, str], tuple[Path, Lane, bool]] = {}
+        """By memory locations, the one path of the best tier, as long as nothing is wrong with it, and whether another
+        transport serves them too: small chains are too short to be measured and have no choice, so they pass by the
+        board."""
         self._failed_at: dict[Path, float] = {}
 
     # --- books ---
@@ -74,6 +75,7 @@ class PeerQueue:
             if only is not None and only[1].room > 0:
                 only[1].room -= 1
                 chain.unbooked = True
+                chain.elsewhere = only[2]
                 chain.remote = self.paths.remote
                 self.running[chain] = only[0]
                 return only[0]
@@ -87,9 +89,9 @@ class PeerQueue:
             self._wait(chain)
             return None
         if inline:
-            self._assign(chain, path, lane)
+            self._assign(chain, path, lane, tiers)
             return path
-        return None if self._hand_over(chain, path, lane) else NO_THREAD
+        return None if self._hand_over(chain, path, lane, tiers) else NO_THREAD
 
     def pump(self, now: float) -> list[Chain]:
         """Give waiting chains to paths with room. Returns those that no path is left for."""
@@ -105,7 +107,7 @@ class PeerQueue:
                 continue
             chain = queue[0]
             tiers = self.tiers(chain)
-            path = self.board.choose(tiers, chain.nbytes) or self._last_resort(chain, tiers, now)
+            path = self._choose(chain, tiers) or self._last_resort(chain, tiers, now)
             if path is None:
                 if self.carries(tiers):  # what runs may bring an avoided path back, or fail too
                     continue
@@ -115,12 +117,21 @@ class PeerQueue:
                 if lane.room <= 0:
                     continue
                 queue.popleft()
-                if not self._hand_over(chain, path, lane):
+                if not self._hand_over(chain, path, lane, tiers):
                     chain.failure = NO_THREAD
                     hopeless.append(chain)
                 self._waiting[where] = self._waiting.pop(where)  # next time others are first
             turns.append(where)
         return hopeless
+
+    def _choose(self, chain: Chain, tiers: Tiers) -> Path | None:
+        """A usable path, of a transport that was not full for this chain if there is one."""
+        if chain.full:
+            others = tuple(tier for tier in tiers if tier[0].transport not in chain.full)
+            path = self.board.choose(others, chain.nbytes)
+            if path is not None:
+                return path
+        return self.board.choose(tiers, chain.nbytes)
 
     def _last_resort(self, chain: Chain, tiers: Tiers, now: float) -> Path | None:
         """All paths are avoided, but one may be back before its pause has ended: those that this chain did not try and
@@ -147,8 +158,10 @@ class PeerQueue:
         else:
             queue.append(chain)
 
-    def _assign(self, chain: Chain, path: Path, lane: Lane) -> None:
+    def _assign(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> None:
         lane.room -= 1
+        # What has come back to a full transport waits there: nothing else was usable.
+        chain.elsewhere = path.transport not in chain.full and _others(tiers, {path.transport, *chain.full})
         chain.remote = self.paths.remote  # whose NICs the path names
         self.running[chain] = path
         self.board.started(path, chain.nbytes)
@@ -157,9 +170,9 @@ class PeerQueue:
         self.lanes[path].room += 1
         del self.running[chain]
 
-    def _hand_over(self, chain: Chain, path: Path, lane: Lane) -> bool:
+    def _hand_over(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> bool:
         """To the lane's threads. False: there is none and none can be had."""
-        self._assign(chain, path, lane)
+        self._assign(chain, path, lane, tiers)
         if lane.give(chain):
             return True
         self._unassign(chain, path)
@@ -180,10 +193,11 @@ class PeerQueue:
         where = (chain.local_location, chain.remote_location)
         if where in self._only or not self.board.usable(path):
             return
-        if self.paths.tiers(*where)[:1] == ((path,),):
+        tiers = self.paths.tiers(*where)
+        if tiers[:1] == ((path,),):
             if len(self._only) >= _MAX_LOCATION_PAIRS:
                 self._only.clear()
-            self._only[where] = (path, self.lanes[path])
+            self._only[where] = (path, self.lanes[path], _others(tiers, {path.transport}))
 
     def aborted(self, chain: Chain, path: Path, now: float) -> list[Chain]:
         """It was stopped, or failed for a reason that is not the path's."""
@@ -192,17 +206,25 @@ class PeerQueue:
             self.board.aborted(path, chain.nbytes)
         return self.pump(now) if self._waiting else []
 
+    def full(self, chain: Chain, path: Path) -> None:
+        """The path's transport had no endpoint for it in good time: it is to wait for another one."""
+        chain.full |= {path.transport}
+        self._withdraw(chain, path)
+
     def reroute(self, chain: Chain, path: Path, refusals: bytes) -> None:
         """The path's transport cannot reach the refused slices' memory: the chain waits for another one."""
         chain.failure = _NO_PATH
+        self._withdraw(chain, path)
+        for part, code in zip(chain.slices, refusals, strict=True):
+            if code == Reason.OTHER_TRANSPORT:
+                self.paths.exclude(part.remote_region, path.transport)
+
+    def _withdraw(self, chain: Chain, path: Path) -> None:
         self._unassign(chain, path)
         if chain.unbooked:
             chain.unbooked = False
         else:
             self.board.aborted(path, chain.nbytes)
-        for part, code in zip(chain.slices, refusals, strict=True):
-            if code == Reason.OTHER_TRANSPORT:
-                self.paths.exclude(part.remote_region, path.transport)
 
     def failed(self, chain: Chain, path: Path, outcome: Outcome, ran_s: float, now: float) -> None:
         """The path failed under it, and is avoided from now on."""
@@ -259,3 +281,8 @@ class PeerQueue:
             del self._failed_at[path]
         for chain in [*self.running, *self.waiting()]:
             chain.tried = frozenset(path for path in chain.tried if path.local_nic != name)
+
+
+def _others(tiers: Tiers, transports: set[str]) -> bool:
+    """Is there a path over another transport?"""
+    return any(tier[0].transport not in transports for tier in tiers)

@@ -23,7 +23,7 @@ from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.queue_pair import REMOTE_ACCESS_ERROR, SUCCESS, QueuePair, Work
 from pinyon.transfer.transports.rdma.verbs import VerbsError
-from pinyon.transfer.transports.rdma.wire import Code, Grant, Op
+from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
 
 __all__ = ["RdmaEndpoint"]
 
@@ -59,7 +59,7 @@ class RdmaEndpoint(Endpoint):
         self._hcas = hcas
         self._limits = limits
         self._clock = clock
-        self._grants: dict[bytes, Grant] = {}
+        self._grants: dict[bytes, RegionGrant] = {}
         """What the peer has granted; asked once per key."""
         self._known = self._grants
         """The same with what it has refused to the present chain."""
@@ -135,10 +135,10 @@ class RdmaEndpoint(Endpoint):
             raise TryAgain("the control link ended") from None
         raise ConnectionResetError("the control link ended") from None
 
-    def _resolve(self, keys: Collection[bytes], deadline: float) -> dict[bytes, Grant]:
+    def _resolve(self, keys: Collection[bytes], deadline: float) -> dict[bytes, RegionGrant]:
         grants = self._grants
         unknown = [key for key in keys if key not in grants]
-        refused: dict[bytes, Grant] = {}
+        refused: dict[bytes, RegionGrant] = {}
         for start in range(0, len(unknown), rdma_wire.MAX_KEYS):
             asked = unknown[start : start + rdma_wire.MAX_KEYS]
             body = self._ask(Op.RESOLVE, rdma_wire.pack_resolve(asked), len(asked), deadline)
@@ -216,7 +216,7 @@ class RdmaEndpoint(Endpoint):
         self._hcas.leave(self.hca, self)
 
 
-def _plan(chain: Chain, grants: Mapping[bytes, Grant], hca: Hca, largest: int) -> tuple[list[Work], bytes | None]:
+def _plan(chain: Chain, grants: Mapping[bytes, RegionGrant], hca: Hca, largest: int) -> tuple[list[Work], bytes | None]:
     """Work requests of at most ``largest`` bytes for all slices that the grants allow, neighbours joined, and a code
     per slice if any is refused.
 

@@ -17,7 +17,7 @@ from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.queue_pair import QueuePair
 from pinyon.transfer.transports.rdma.verbs import VerbsError
-from pinyon.transfer.transports.rdma.wire import Code, Grant, Op
+from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
 
 __all__ = ["RdmaServer"]
 
@@ -94,20 +94,20 @@ class RdmaServer:
             return rdma_wire.pack_resolved(Code.NO_ROOM, [])
         return rdma_wire.pack_resolved(Code.OK, grants)
 
-    def _grant(self, hca: Hca, key: bytes) -> Grant:
+    def _grant(self, hca: Hca, key: bytes) -> RegionGrant:
         region = self._memory.get(key)
         if region is None:
-            return Grant(Reason.UNKNOWN_REGION)
+            return RegionGrant(Reason.UNKNOWN_REGION)
         if region.access is Access.NONE:
-            return Grant(0)
+            return RegionGrant(0)
         if region.device is not None and not region.direct:
-            return Grant(Reason.OTHER_TRANSPORT)
+            return RegionGrant(Reason.OTHER_TRANSPORT)
         try:
             registration = hca.register(region)
         except VerbsError:
             if region.device is not None and not region.direct:
-                return Grant(Reason.OTHER_TRANSPORT)
+                return RegionGrant(Reason.OTHER_TRANSPORT)
             if region.alive:
                 raise
-            return Grant(Reason.UNKNOWN_REGION)
-        return Grant(0, region.access, registration.rkey, registration.base, region.length)
+            return RegionGrant(Reason.UNKNOWN_REGION)
+        return RegionGrant(0, region.access, registration.rkey, registration.base, region.length)

@@ -89,6 +89,8 @@ class RdmaTransport(Endpoints[RdmaEndpoint]):
             (nic.address, nic.port) for nic in [*beside, remote.nic(""), *remote.nics] if nic.transport == "tcp"
         )
         left = list(addresses)[:_MAX_ADDRESSES]
+        if not left:
+            raise ConnectionError("the peer publishes no tcp address for a control link")
         while True:
             address = left.pop(0)
             now = self._clock()

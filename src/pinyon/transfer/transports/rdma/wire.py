@@ -28,10 +28,10 @@ __all__ = [
     "HEADER_BYTES",
     "MAX_KEYS",
     "Code",
-    "Grant",
     "Half",
     "Header",
     "Op",
+    "RegionGrant",
 ]
 
 MAGIC = 0x5052
@@ -98,7 +98,7 @@ class Half(NamedTuple):
     """Bytes that one work request may move."""
 
 
-class Grant(NamedTuple):
+class RegionGrant(NamedTuple):
     """Where a region lies for the NIC that was asked, or the ``Reason`` number why not."""
 
     code: int
@@ -125,7 +125,7 @@ def pack_resolve(keys: Sequence[bytes]) -> bytes:
     return _HEADER.pack(MAGIC, Op.RESOLVE, 0, len(keys)) + b"".join(keys)
 
 
-def pack_resolved(code: Code, grants: Sequence[Grant]) -> bytes:
+def pack_resolved(code: Code, grants: Sequence[RegionGrant]) -> bytes:
     """One grant per key, in that order; none unless the code is OK."""
     header = _HEADER.pack(MAGIC, Op.RESOLVE | REPLY_BIT, code, len(grants))
     return header + b"".join(_GRANT.pack(*grant) for grant in grants)
@@ -242,14 +242,14 @@ def parse_keys(data: bytes) -> list[bytes]:
     return [bytes(data[start : start + KEY_BYTES]) for start in range(0, len(data), KEY_BYTES)]
 
 
-def parse_grants(data: bytes) -> list[Grant]:
+def parse_grants(data: bytes) -> list[RegionGrant]:
     """
     Raises:
         WireError: a field out of its bounds, or one that a refusal does not have.
     """
     if len(data) % _GRANT.size:
         raise WireError("not grants")
-    grants = [Grant._make(fields) for fields in _GRANT.iter_unpack(data)]
+    grants = [RegionGrant._make(fields) for fields in _GRANT.iter_unpack(data)]
     for grant in grants:
         if grant.code > MAX_REFUSAL or grant.access > MAX_ACCESS:
             raise WireError(f"a grant with code {grant.code} and access {grant.access}")

@@ -107,7 +107,7 @@ class _Session:
 
     # --- READ: the peer copies; it only asks where ---
 
-    def _resolve(self, request: shm_wire.Message, keys: list[bytes], deadline: float) -> None:
+    def _resolve(self, request: shm_wire.RequestHead, keys: list[bytes], deadline: float) -> None:
         memory, inbound = self._service.memory, self._inbound
         asked = [Range(key, 0, 1) for key in keys]
         found, refusals, pinned = memory.admit(Opcode.READ, asked, inbound, inbound.abort, host_only=True)
@@ -130,7 +130,7 @@ class _Session:
     # --- WRITE: we copy ---
 
     def _write(
-        self, request: shm_wire.Message, ranges: list[Range], addresses: tuple[int, ...], deadline: float
+        self, request: shm_wire.RequestHead, ranges: list[Range], addresses: tuple[int, ...], deadline: float
     ) -> None:
         memory, inbound = self._service.memory, self._inbound
         found, refusals, pinned = memory.admit(Opcode.WRITE, ranges, inbound, inbound.abort, host_only=True)

@@ -25,7 +25,7 @@ from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
 from pinyon.transfer.request import Reason
 from pinyon.transfer.segment import KEY_BYTES, Range
 
-__all__ = ["Message", "Place", "Proof", "Seal"]
+__all__ = ["Place", "Proof", "RequestHead", "Seal"]
 
 MAGIC = 0x5053
 RESOLVE = 1
@@ -70,7 +70,7 @@ class Proof(NamedTuple):
     seal: Seal
 
 
-class Message(NamedTuple):
+class RequestHead(NamedTuple):
     """The head of a request."""
 
     kind: int
@@ -132,7 +132,7 @@ def pack_write(
     return b"".join(parts)
 
 
-def parse_request(head: bytes | memoryview) -> Message:
+def parse_request(head: bytes | memoryview) -> RequestHead:
     """
     Raises:
         WireError: bad magic or kind, or a count or size beyond the protocol's bounds.
@@ -140,7 +140,7 @@ def parse_request(head: bytes | memoryview) -> Message:
     if len(head) != HEAD_BYTES:
         raise WireError(f"a head has {HEAD_BYTES} bytes")
     magic, kind, code, ranges, message_id, nbytes = _HEAD.unpack(head)
-    message = Message(kind, code, ranges, message_id, nbytes)
+    message = RequestHead(kind, code, ranges, message_id, nbytes)
     if magic != MAGIC:
         raise WireError(f"bad magic {magic:#x}")
     if kind not in (RESOLVE, WRITE) or code:
@@ -155,7 +155,7 @@ def parse_request(head: bytes | memoryview) -> Message:
     return message
 
 
-def parse_keys(body: memoryview, message: Message) -> list[bytes]:
+def parse_keys(body: memoryview, message: RequestHead) -> list[bytes]:
     """The keys of a RESOLVE.
 
     Raises:
@@ -167,7 +167,7 @@ def parse_keys(body: memoryview, message: Message) -> list[bytes]:
     return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]
 
 
-def parse_ranges(body: memoryview, message: Message) -> tuple[list[Range], tuple[int, ...]]:
+def parse_ranges(body: memoryview, message: RequestHead) -> tuple[list[Range], tuple[int, ...]]:
     """The descriptors of a WRITE and the initiator's address of each.
 
     Raises:
@@ -194,13 +194,13 @@ def parse_ranges(body: memoryview, message: Message) -> tuple[list[Range], tuple
     return ranges, addresses
 
 
-def pack_places(request: Message, places: Iterable[Place]) -> bytes:
+def pack_places(request: RequestHead, places: Iterable[Place]) -> bytes:
     parts = [_HEAD.pack(MAGIC, RESOLVE | REPLY_BIT, OK, request.ranges, request.id, 0)]
     parts += [_PLACE.pack(code, address, length, *seal) for code, address, length, seal in places]
     return b"".join(parts)
 
 
-def pack_answer(request: Message, refusals: bytes | None) -> bytes:
+def pack_answer(request: RequestHead, refusals: bytes | None) -> bytes:
     """Of a WRITE. ``refusals``: one code per range, 0 = accepted; None when all were accepted."""
     code = OK if refusals is None else SOME_REFUSED
     head = _HEAD.pack(MAGIC, WRITE | REPLY_BIT, code, request.ranges, request.id, 0)

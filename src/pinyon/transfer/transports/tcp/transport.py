@@ -72,7 +72,7 @@ class TcpTransport(Endpoints[Connection]):
             self._limits,
             deadline,
             source=here.address if here is not None else "",
-            device=here.name if here is not None and here.network in self._crowded else "",
+            interface=here.name if here is not None and here.network in self._crowded else "",
             replaces=replaces,
             clock=self._clock,
         )

@@ -14,21 +14,21 @@ from pinyon.core.errors import FailedPrecondition, Unavailable
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_rpc
 
-__all__ = ["Peers"]
+__all__ = ["NodeChannels"]
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
+class _Shared:
     channel: grpc.aio.Channel
     users: int = 0
 
 
-class Peers:
-    """``async with peers.use(address) as channel``. Above ``max_idle`` the longest unused channel is closed."""
+class NodeChannels:
+    """``async with channels.use(address) as channel``. Above ``max_idle`` the longest unused channel is closed."""
 
     def __init__(self, *, max_idle: int = 64) -> None:
         self._max_idle = max_idle
-        self._peers: OrderedDict[str, _Peer] = OrderedDict()  # least recently used first
+        self._channels: OrderedDict[str, _Shared] = OrderedDict()  # least recently used first
         self._closed = False
 
     @asynccontextmanager
@@ -36,19 +36,19 @@ class Peers:
         """The channel stays open meanwhile."""
         if self._closed:
             raise FailedPrecondition("the channels are closed")
-        peer = self._peers.get(address)
-        if peer is None:
-            peer = self._peers[address] = _Peer(open_channel(address))
-        self._peers.move_to_end(address)
-        peer.users += 1
+        shared = self._channels.get(address)
+        if shared is None:
+            shared = self._channels[address] = _Shared(open_channel(address))
+        self._channels.move_to_end(address)
+        shared.users += 1
         try:
-            yield peer.channel
+            yield shared.channel
         finally:
-            peer.users -= 1
+            shared.users -= 1
             await self._trim()
 
     async def call(self, address: str, stub: Any, method: str, request: Any, timeout_s: float) -> Any:
-        """One unary call by the generated ``stub`` class; raises the :class:`PinyonError` the peer answered with."""
+        """One unary call by the generated ``stub`` class; raises the :class:`PinyonError` the node answered with."""
         async with self.use(address) as channel:
             try:
                 return await getattr(stub(channel), method)(request, timeout=timeout_s)
@@ -58,16 +58,16 @@ class Peers:
                 raise Unavailable(str(error)) from None
 
     async def _trim(self) -> None:
-        while len(self._peers) > self._max_idle:
-            idle = next((address for address, peer in self._peers.items() if not peer.users), None)
+        while len(self._channels) > self._max_idle:
+            idle = next((address for address, shared in self._channels.items() if not shared.users), None)
             if idle is None:
                 return
-            await self._peers.pop(idle).channel.close(None)
+            await self._channels.pop(idle).channel.close(None)
 
     async def close(self) -> None:
         """Close all; calls that still run end as cancelled."""
         self._closed = True
-        peers = list(self._peers.values())
-        self._peers.clear()
-        for peer in peers:
-            await peer.channel.close(None)
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for shared in channels:
+            await shared.channel.close(None)
