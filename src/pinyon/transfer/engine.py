@@ -288,7 +288,8 @@ class TransferEngine:
             InvalidTransfer: an unknown batch.
             TransferError: requests are still in flight.
         """
-        if not self._batch(batch_id).done:
+        handle = self._batch(batch_id)
+        if not handle.done and not handle.final:  # whoever saw the last status may free the batch
             raise _TransferError("requests of the batch are still in flight")
         with self._lock:
             self._batches.pop(batch_id, None)

@@ -103,6 +103,12 @@ class TransferHandle:
                     chain.stop(LATE)
         return self._finished
 
+    @property
+    def final(self) -> bool:
+        """All submitted requests have their final status, which is an instant before ``done``: counters follow."""
+        with self._lock:
+            return not self._state.unfinished
+
     def results(self) -> list[TransferResult]:
         """The present state of every submitted request, in order."""
         with self._lock:

@@ -367,6 +367,25 @@ def test_polling_does_not_expire_what_was_just_submitted() -> None:
     assert ended == [late, fresh]
 
 
+def test_a_batch_may_be_freed_by_whoever_saw_its_last_status() -> None:
+    """Between the last status and ``done`` counters are brought up to date, in another thread."""
+    seen: list[tuple[bool, bool]] = []
+
+    def count(handle: TransferHandle, *_: object) -> None:
+        seen.append((handle.final, handle.done))
+
+    handle = TransferHandle(1, count, time.monotonic)
+    peer = SegmentDescriptor("127.0.0.1", 1, b"p" * 16)
+    first = handle._admit([10])
+    deadline = time.monotonic() + 1000.0
+    chain = Chain(ChainPlan(peer, READ, [Slice(first, b"", 0, bytes(16), 0, 10)], 10), {}, deadline, handle._chain_done)
+    handle._add([chain], time.monotonic(), deadline)
+    assert not handle.final
+    chain.stop(Outcome(TransferStatus.CANCELLED, Reason.NONE))
+    assert seen == [(True, False)]
+    assert handle.done
+
+
 def test_limits_of_a_stopped_engine_are_free_again() -> None:
     """Requests that were cut off count as ended: stats of a closed engine show none in flight."""
     limits = TransferLimits(stall_s=1.0)
