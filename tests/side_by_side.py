@@ -20,7 +20,10 @@ TOGETHER = {
     f"tests/cluster/test_cluster_{name}.py": CLUSTER for name in ("cancel", "cli", "exactness", "openai", "reflection")
 }
 """Files that use the session's fixture ``cluster``."""
-FIRST = ("tests/rdma/", "tests/docker/", "tests/cluster/", "tests/integration/", "tests/property/", "tests/unit/")
+MACHINES = "tests/rdma/machines"
+TOGETHER |= dict.fromkeys(("tests/docker/test_docker_compose.py", "tests/rdma/test_rdma_guest.py"), MACHINES)
+"""Each of them alone would take both processors for minutes: one after the other, beside the rest."""
+FIRST = ("tests/rdma/", "tests/cluster/", "tests/integration/", "tests/property/", "tests/unit/")
 """Folders in the order in which their units are handed out, and below, what comes first in its folder."""
 LONGEST = ("tests/cluster/test_cluster_faults.py", CLUSTER, "tests/integration/test_transfer_chaos.py")
 STOP = pytest.StashKey[Path]()
