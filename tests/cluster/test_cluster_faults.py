@@ -47,7 +47,10 @@ SEED = 4711
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """2 prefill, 2 decode, 1 store node. Pools of four long requests: freed blocks are soon used again."""
-    spec = ClusterSpec(pool_blocks=256, extra={"conductor": ("--inflight-unclaimed-s", "3")})
+    # What runs may be finished on a machine that is much slower: how long that takes is not what is tested.
+    drain = ("--drain-s", str(WAIT_S / 2))
+    extra = {"conductor": ("--inflight-unclaimed-s", "3"), "prefill": drain, "decode": drain, "lb": drain}
+    spec = ClusterSpec(pool_blocks=256, extra=extra)
     with LocalCluster(spec, tmp_path_factory.mktemp("fault-logs")) as running:
         yield running
 
