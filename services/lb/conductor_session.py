@@ -17,7 +17,7 @@ from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.messages.error import error_from_proto
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import MESSAGE_BYTES, Outbox, OutboxClosed
+from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
 from pinyon.runtime.pace import Pace
 
 __all__ = ["ConductorAway", "ConductorSession"]
@@ -25,8 +25,6 @@ __all__ = ["ConductorAway", "ConductorSession"]
 WRITE_S = 5.0
 OUTBOX_LIMIT = 65_536
 REQUESTS_PER_MESSAGE = 64
-FRAME_BYTES = 8
-"""What an item takes in its message beside its own bytes."""
 
 SessionRequest = conductor_pb2.ScheduleSessionRequest
 SessionResponse = conductor_pb2.ScheduleSessionResponse

@@ -16,7 +16,7 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable, error_from_code
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import MESSAGE_BYTES, Outbox, OutboxClosed
+from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
 from pinyon.transfer import TransferError
 from services.worker.convert import hello_to_proto
 from services.worker.parts import Parts
@@ -25,8 +25,6 @@ __all__ = ["PrefillPeers", "RemotePrefill"]
 
 MAX_SESSIONS = 256
 CANCEL_BYTES = 16
-FRAME_BYTES = 8
-"""What an item takes in its message beside its own bytes."""
 WRITE_S = 10.0
 METHOD = Method(
     "/pinyon.api.worker.v1.WorkerService/PrefillSession",

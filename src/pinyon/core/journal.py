@@ -128,8 +128,13 @@ class Journal:
     def called(self, name: str, method: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call the method and write it down."""
         entry: dict[str, Any] = {"t": round(self._clock() - self._start_s, 6), "m": name, "c": method.__name__}
-        # before the call, which may change them
-        if not self._add(entry, a=list(args), **({"n": dict(named)} if named else {})):
+        # Before the call, which may change them. What cannot be written down ends the journal, not the call.
+        try:
+            entry["a"] = [self._codec.encode(arg) for arg in args]
+            if named:
+                entry["n"] = {key: self._codec.encode(arg) for key, arg in named.items()}
+        except TypeError as error:
+            self.end(str(error))
             return method(*args, **named)
         try:
             result = method(*args, **named)
@@ -137,24 +142,12 @@ class Journal:
             entry["e"] = type(error).__name__
             self._write(_line(entry))
             raise
-        if self._add(entry, r=result):
-            self._write(_line(entry))
-        return result
-
-    def _add(self, entry: dict[str, Any], **values: Any) -> bool:
-        """What cannot be written down ends the journal, not the call."""
         try:
-            for key, value in values.items():
-                if key == "n":
-                    entry[key] = {name: self._codec.encode(item) for name, item in value.items()}
-                elif key == "a":
-                    entry[key] = [self._codec.encode(item) for item in value]
-                else:
-                    entry[key] = self._codec.encode(value)
+            entry["r"] = self._codec.encode(result)
+            self._write(_line(entry))
         except TypeError as error:
             self.end(str(error))
-            return False
-        return True
+        return result
 
     def end(self, reason: str) -> None:
         """Write nothing more."""

@@ -11,11 +11,12 @@ from google.protobuf.message import Message
 from pinyon.core.errors import ResourceExhausted
 from pinyon.runtime.pace import Pace
 
-__all__ = ["MESSAGE_BYTES", "Outbox", "OutboxClosed", "in_messages"]
+__all__ = ["FRAME_BYTES", "MESSAGE_BYTES", "Outbox", "OutboxClosed", "in_messages"]
 
 MESSAGE_BYTES = 2 << 20
 """Of parts in one message at most, unless one part has more; gRPC takes 4 MiB."""
 FRAME_BYTES = 8
+"""What a part takes in its message beside its own bytes."""
 
 Item = TypeVar("Item")
 Part = TypeVar("Part", bound=Message)
