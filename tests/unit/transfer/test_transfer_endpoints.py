@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import threading
 from collections.abc import Callable
 
@@ -109,6 +111,62 @@ def test_one_chain_after_another_uses_one_endpoint(transport) -> None:
     assert len(transport.made) == transport.endpoints == 1
     assert transport.run(transport.chain(), OTHER) == DONE
     assert transport.endpoints == 2
+
+
+def test_what_is_used_again_and_again_stays_when_room_is_needed(transport) -> None:
+    """Though the pool's books are not asked each time (SIEVE would take it for a newcomer that nobody used)."""
+    busy, once, third = PATH, OTHER, Path("fake", "c", "x")
+    assert [transport.run(transport.chain(), path) for path in (busy, once, busy, third)] == [DONE] * 4
+    assert transport.run(transport.chain(), Path("fake", "d", "x")) == DONE
+    assert [endpoint.closed for endpoint in transport.made] == [[], [False], [], []]
+
+
+def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
+    """Six threads over three paths, three endpoints in all, while paths are forgotten and the house is kept."""
+    users: dict[FakeEndpoint, int] = {}
+    shared: list[FakeEndpoint] = []
+
+    def use(endpoint: FakeEndpoint, chain: Chain) -> Outcome:
+        users[endpoint] = users.get(endpoint, 0) + 1
+        if users[endpoint] > 1:
+            shared.append(endpoint)
+        os.sched_yield()
+        users[endpoint] -= 1
+        return DONE
+
+    class Forever(list):
+        def pop(self, index: int) -> object:
+            return use
+
+    transport.script = Forever([use])
+    paths = [PATH, OTHER, Path("fake", "c", "x")]
+
+    def work(seed: int) -> list[Outcome]:
+        rng = random.Random(seed)
+        return [transport.run(transport.chain(), rng.choice(paths)) for _ in range(400)]
+
+    workers = [in_thread(lambda seed=seed: work(seed)) for seed in range(6)]
+    while any(worker.is_alive() for worker, _ in workers):
+        transport.forget(REMOTE, paths[0])
+        transport.forget_nics(["b"])
+        transport.maintain(transport.now)
+        workers[0][0].join(0.005)
+    assert [set(outcomes[0]) for _, outcomes in workers] == [{DONE}] * 6
+    assert not shared
+    assert not transport.waiting
+    assert transport.endpoints == sum(not endpoint.closed for endpoint in transport.made) <= 3
+    transport.close()
+    assert all(endpoint.closed == [False] for endpoint in transport.made)
+    assert transport.endpoints == 0
+
+
+def test_what_is_in_use_at_the_close_is_closed_when_it_is_released(transport) -> None:
+    idle, used = transport.lease_all()
+    transport.release(idle)
+    transport.close()
+    assert (idle.closed, used.closed) == ([False], [])
+    transport.release(used)
+    assert used.closed == [False]
 
 
 # --- all in use ---
@@ -440,6 +498,7 @@ def test_the_paths_of_a_lost_nic_are_forgotten(transport) -> None:
 
 def test_what_is_not_used_expires(transport) -> None:
     assert transport.run(transport.chain(), PATH) == DONE
+    transport.maintain(transport.now)  # from when on it counts as idle
     transport.now += 5.0
     assert transport.run(transport.chain(), OTHER) == DONE
     transport.maintain(transport.now + 4.0)

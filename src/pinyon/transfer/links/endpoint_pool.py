@@ -115,6 +115,10 @@ class EndpointPool(Generic[K, E]):
         self._in_use += 1
         self._sieve.touch(endpoint)
 
+    def touch(self, endpoint: E) -> None:
+        """It was used again without a lease of its own."""
+        self._sieve.touch(endpoint)
+
     def reserve(self, key: K) -> list[E] | None:
         """Room for one new endpoint of this key, to be followed by ``add`` or ``cancel``.
 

@@ -45,7 +45,7 @@ class TryAgain(Exception):
 class Endpoint(ABC):
     """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` may be called from others."""
 
-    __slots__ = ("aborted", "answered", "link", "reused")
+    __slots__ = ("aborted", "answered", "epoch", "key", "link", "reused")
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -55,6 +55,10 @@ class Endpoint(ABC):
         """Did any byte of an answer arrive for the present chain?"""
         self.reused = False
         """It has been idle, so the peer may have closed it meanwhile."""
+        self.key: _Key | None = None
+        """Whose it is, from the time that it is kept."""
+        self.epoch = 0
+        """``Endpoints._epoch`` when it was leased."""
 
     def is_open(self) -> bool:
         """After it sat idle, as far as can be known without asking the peer."""
@@ -112,6 +116,12 @@ class Endpoints(ABC, Generic[E]):
         self._pool: EndpointPool[_Key, E] = EndpointPool(limits.max_endpoints, cap_per_path)
         self._waiters: deque[_Waiter[E]] = deque()
         """Longest wait first."""
+        self._handy: dict[_Key, E] = {}
+        """Per path one endpoint that nobody uses but that the pool takes for used: one chain after another needs neither
+        the lock nor the books (docs/transfer.md has what that saves). Taken by ``pop`` and put by ``setdefault``, which
+        are atomic. Whoever wants the books right calls ``_shelve``."""
+        self._epoch = 0
+        """Grows whenever endpoints that are in use now must go through the pool when they are released."""
 
     @abstractmethod
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> E:
@@ -181,14 +191,22 @@ class Endpoints(ABC, Generic[E]):
         """
         key = (chain.remote.peer, path)
         fresh = replaces != 0
+        epoch = self._epoch
+        handy = None if fresh or self._waiters else self._handy.pop(key, None)
+        if handy is not None and handy.is_open():
+            handy.reused = True
+            handy.epoch = epoch
+            return handy
         with self._lock:
-            taken = self._take(key, fresh)
+            epoch = self._epoch
+            taken = handy if handy is not None else self._take(key, fresh)
             found = taken if taken is not None else self._wait(chain, key, fresh)
         if isinstance(found, Outcome):
             return found
         if not isinstance(found, list):
             if found.is_open():
                 found.reused = True
+                found.epoch = epoch
                 return found
             found.close(hard=True)
             with self._lock:  # its place is kept: who has waited does not wait again
@@ -197,7 +215,7 @@ class Endpoints(ABC, Generic[E]):
             if room is None:
                 return SHUTDOWN
             found = room
-        return self._make(chain, path, replaces, found)
+        return self._make(chain, path, replaces, found, epoch)
 
     def _take(self, key: _Key, fresh: bool) -> E | list[E] | None:
         """Lock held. An idle endpoint; or those that made room for a new one, to be closed; or neither is to be had."""
@@ -209,6 +227,7 @@ class Endpoints(ABC, Generic[E]):
         waiter: _Waiter[E] = _Waiter(key, fresh, self._lock)
         until = min(chain.deadline, self._clock() + _PATIENCE_S) if chain.elsewhere else chain.deadline
         self._waiters.append(waiter)
+        self._shelve()  # after that, so that what becomes handy meanwhile is either seen here or sees the waiter
         try:
             while waiter.found is None:
                 if self._pool.closed:
@@ -249,8 +268,8 @@ class Endpoints(ABC, Generic[E]):
                 waiter.wake.notify()
                 return
 
-    def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E]) -> E | Outcome:
-        """A new endpoint, in use by the caller, for which there is room; or why there is none."""
+    def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E], epoch: int) -> E | Outcome:
+        """A new endpoint, in use by the caller, for which there is room since ``epoch``; or why there is none."""
         key = (chain.remote.peer, path)
         try:
             _close(evicted)
@@ -264,11 +283,27 @@ class Endpoints(ABC, Generic[E]):
                 raise
             return outcome
         with self._lock:
-            self._pool.add(key, endpoint)
+            self._add(key, endpoint, epoch)
         return endpoint
+
+    def _add(self, key: _Key, endpoint: E, epoch: int) -> None:
+        """Lock held. It is kept from now on, in use by the caller."""
+        self._pool.add(key, endpoint)
+        endpoint.key, endpoint.epoch = key, epoch
 
     def release(self, endpoint: E) -> None:
         """Its user is done with it: it is kept for the next one, unless it was aborted or its path was forgotten."""
+        key, epoch = endpoint.key, endpoint.epoch
+        assert key is not None
+        if not self._waiters and epoch == self._epoch and not endpoint.aborted:
+            if self._handy.setdefault(key, endpoint) is endpoint:
+                # Looked at again: who changed these meanwhile has either seen what is handy, or is seen here.
+                if not self._waiters and epoch == self._epoch:
+                    return
+                handy = self._handy.pop(key, None)
+                if handy is None:
+                    return
+                endpoint = handy
         with self._lock:
             kept = self._pool.release(endpoint, self._clock())
             if kept and endpoint.aborted:
@@ -277,6 +312,17 @@ class Endpoints(ABC, Generic[E]):
                 self._hand_over()
         if not kept:
             endpoint.close(hard=endpoint.aborted)
+
+    def _shelve(self) -> None:
+        """Lock held. What is handy becomes idle in the pool's books, or whose who waits for it."""
+        for key in list(self._handy):
+            endpoint = self._handy.pop(key, None)
+            if endpoint is None:
+                continue
+            if endpoint.reused:
+                self._pool.touch(endpoint)
+            self._pool.release(endpoint, self._clock())
+            self._hand_over()
 
     def discard(self, endpoint: E) -> None:
         """It broke in its user's hands."""
@@ -299,7 +345,7 @@ class Endpoints(ABC, Generic[E]):
         with self._lock:
             evicted = self._pool.reserve(key)
             if evicted is not None:
-                self._pool.add(key, endpoint)
+                self._add(key, endpoint, self._epoch)
         if evicted is None:
             endpoint.close(hard=False)
         else:
@@ -310,6 +356,8 @@ class Endpoints(ABC, Generic[E]):
     def forget(self, remote: SegmentDescriptor, path: Path) -> None:
         """See ``Transport.forget``."""
         with self._lock:
+            self._epoch += 1
+            self._shelve()
             dropped = self._pool.drop((remote.peer, path))
         _close(dropped)
 
@@ -317,12 +365,15 @@ class Endpoints(ABC, Generic[E]):
         """Like ``forget`` for all paths over these local NICs."""
         gone = set(names)
         with self._lock:
+            self._epoch += 1
+            self._shelve()
             dropped = self._pool.drop_if(lambda key: key[1].local_nic in gone)
         _close(dropped)
 
     def maintain(self, now: float) -> None:
-        """See ``Transport.maintain``."""
+        """See ``Transport.maintain``. What was used since the last time counts as idle from now on."""
         with self._lock:
+            self._shelve()
             expired = self._pool.expire(now, self._limits.idle_s)
         _close(expired)
 
@@ -344,6 +395,8 @@ class Endpoints(ABC, Generic[E]):
     def close(self) -> None:
         """See ``Transport.close``."""
         with self._lock:
+            self._epoch += 1
+            self._shelve()
             left = self._pool.close()
             for waiter in self._waiters:
                 waiter.wake.notify()

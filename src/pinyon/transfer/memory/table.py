@@ -110,10 +110,11 @@ class MemoryTable:
 
     def pin(self, regions: Iterable[Region], holder: object, abort: Callable[[], None]) -> bool:
         """Hold all of these regions, or none if one is gone. ``abort`` must not block."""
-        wanted = list(regions)
+        wanted = tuple(regions)
         with self._lock:
-            if not all(region.alive for region in wanted):
-                return False
+            for region in wanted:
+                if not region.alive:
+                    return False
             for region in wanted:
                 region._holders[holder] = abort
         return True
