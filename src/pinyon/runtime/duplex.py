@@ -64,7 +64,12 @@ class Duplex(Generic[Sent, Received]):
     def __init__(self, write_s: float) -> None:
         self._write_s = write_s
         self._writing = asyncio.Lock()
-        self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._write_began_s: float | None = None
+        """By the loop's clock; None while nothing is written."""
+        self._watch: asyncio.TimerHandle | None = None
+        """Looks after the writes: one timer for all of them, as most messages need less time than a timer of their own."""
+        self._ending: asyncio.Future[None] = self._loop.create_future()
         self._read: Callable[[], Awaitable[Any]]
         self._send: Callable[[Sent], Awaitable[None]]
         self.spoke = False
@@ -86,13 +91,26 @@ class Duplex(Generic[Sent, Received]):
             self._ending.exception()  # seen, or asyncio warns
 
     async def write(self, message: Sent) -> None:
-        """Send one message beside those of the iterator. Raises :class:`ResourceExhausted` when it is not taken."""
-        try:
-            # Not wait_for: on Python 3.11 it may swallow a cancellation.
-            async with self._writing, asyncio.timeout(self._write_s):
+        """Send one message beside those of the iterator, from ``take``: what ends the stream cancels it."""
+        async with self._writing:
+            self._write_began_s = self._loop.time()
+            if self._watch is None:
+                self._watch = self._loop.call_later(self._write_s, self._look)
+            try:
                 await self._send(message)
-        except TimeoutError:
-            raise ResourceExhausted(f"the peer took no message for {self._write_s:g} s") from None
+            finally:
+                self._write_began_s = None
+
+    def _look(self) -> None:
+        """End the stream if a write takes too long."""
+        self._watch = None
+        if self._write_began_s is None or self.ending:
+            return
+        left_s = self._write_began_s + self._write_s - self._loop.time()
+        if left_s > 0:
+            self._watch = self._loop.call_later(left_s, self._look)
+        else:
+            self.end(ResourceExhausted(f"the peer took no message for {self._write_s:g} s"))
 
     async def _converse(
         self, reading: Awaitable[None], writing: Awaitable[None] | None, ends_with_reading: bool
@@ -113,6 +131,8 @@ class Duplex(Generic[Sent, Received]):
                     break
         finally:
             self.end()
+            if self._watch is not None:
+                self._watch.cancel()
             for each in everything[1:]:
                 each.cancel()
             await asyncio.wait(everything)
