@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import StepPlan
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header
@@ -47,7 +46,7 @@ from services.worker.report import WorkerReport, instance_info
 from services.worker.served import Served
 from services.worker.servicer import WorkerServicer
 from services.worker.settings import WorkerSettings
-from services.worker.step_members import StepMembers, StepOutcome
+from services.worker.step_members import EngineStep, StepMembers, StepOutcome
 
 __all__ = ["Worker", "main"]
 
@@ -213,14 +212,15 @@ class Worker:
             draining=self.parts.draining,
         )
 
-    def _observe(self, plan: StepPlan, outcome: StepOutcome, sampled: int) -> None:
-        self._metrics.step(plan, outcome, sampled)
-        if not plan.decodes:
+    def _observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
+        self._metrics.step(step, outcome, sampled)
+        decodes = len(step.decodes)
+        if not decodes:
             self._last_decode_s = 0.0
             return
         now_s = self._clock()
         if self._last_decode_s:
-            self.parts.ledger.decoded(len(plan.decodes), now_s - self._last_decode_s)
+            self.parts.ledger.decoded(decodes, now_s - self._last_decode_s)
         self._last_decode_s = now_s
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from pinyon.batching import DecodeSlot, PrefillChunk, StepPlan
+from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
@@ -23,7 +23,7 @@ __all__ = ["EngineLoop"]
 
 _log = get_logger("engine")
 
-Observer = Callable[[StepPlan, StepOutcome, int], None]
+Observer = Callable[[EngineStep, StepOutcome, int], None]
 
 
 class EngineLoop:
@@ -92,7 +92,7 @@ class EngineLoop:
         try:
             sampled = self._members.fold(step, outcome)
             if self._observe is not None:
-                self._observe(step.plan, outcome, sampled)
+                self._observe(step, outcome, sampled)
             if self.after_fold is not None:
                 self.after_fold()
         except Exception:  # a defect in one member's callback must not stop the others' engine
@@ -119,7 +119,7 @@ class EngineLoop:
         start = time.perf_counter()
         try:
             result = self._engine.step(step.chunks, step.slots)
-            return StepOutcome(result.prefill_tokens, result.decode_tokens, time.perf_counter() - start)
+            return StepOutcome(result.prefill_tokens, result.decode_tokens, time.perf_counter() - start, whole=True)
         except Exception as error:
             if len(step.chunks) + len(step.slots) == 1:
                 _report(error)

@@ -12,7 +12,6 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.batching import StepPlan
 from pinyon.core.request import FinishReason
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from services.worker.decode.decodes import Decodes
@@ -21,7 +20,7 @@ from services.worker.orders import PrefillOutcome
 from services.worker.parts import Parts
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
-from services.worker.step_members import StepOutcome
+from services.worker.step_members import EngineStep, StepOutcome
 
 __all__ = ["WorkerMetrics", "register_gauges"]
 
@@ -61,9 +60,9 @@ class WorkerMetrics:
             parts.labels(part) for part in ("queue", "fetch", "compute", "push")
         )
 
-    def step(self, plan: StepPlan, outcome: StepOutcome, sampled: int) -> None:
+    def step(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._step.observe(outcome.elapsed_s)
-        self._rows.inc(plan.tokens)
+        self._rows.inc(step.tokens)
         self._sampled.inc(sampled)
 
     def prefill(self, outcome: PrefillOutcome) -> None:

@@ -68,6 +68,8 @@ class EngineStep:
     """A plan: its members and what the engine is given for each, in the plan's order."""
 
     plan: StepPlan
+    tokens: int
+    """Computed in it: ``plan.tokens``."""
     prefills: list[PrefillMember]
     chunks: list[PrefillChunk]
     decodes: list[DecodeMember]
@@ -81,6 +83,8 @@ class StepOutcome:
     prefills: Sequence[int | Exception | None]
     decodes: Sequence[int | Exception]
     elapsed_s: float
+    whole: bool = False
+    """Surely none failed."""
 
 
 class StepMembers:
@@ -120,30 +124,28 @@ class StepMembers:
         plan = self._scheduler.decide(now_s)
         if plan is None:
             return None
-        prefills = [self._prefills[number] for number, _, _ in plan.prefills]
-        chunks = [_chunk(member, start, end) for member, (_, start, end) in zip(prefills, plan.prefills, strict=True)]
-        decodes = [self._decodes[number] for number in plan.decodes]
-        slots = [
-            DecodeSlot(member.token, member.position, member.table, member.sampling, member.sample_index)
-            for member in decodes
-        ]
-        return EngineStep(plan, prefills, chunks, decodes, slots)
+        # Every call here is one per step, and short steps are frequent.
+        prefills: list[PrefillMember] = []
+        chunks: list[PrefillChunk] = []
+        decodes: list[DecodeMember] = []
+        slots: list[DecodeSlot] = []
+        tokens = len(plan.decodes)
+        for number, start, end in plan.prefills:
+            prefill = self._prefills[number]
+            prefills.append(prefill)
+            chunks.append(_chunk(prefill, start, end))
+            tokens += end - start
+        for number in plan.decodes:
+            member = self._decodes[number]
+            decodes.append(member)
+            slots.append(DecodeSlot(member.token, member.position, member.table, member.sampling, member.sample_index))
+        return EngineStep(plan, tokens, prefills, chunks, decodes, slots)
 
     def fold(self, step: EngineStep, outcome: StepOutcome) -> int:
         """Give every member that is still there its result. Returns the number of tokens sampled."""
         plan = step.plan
-        failed_prefills = [
-            member.number
-            for member, result in zip(step.prefills, outcome.prefills, strict=True)
-            if isinstance(result, Exception)
-        ]
-        failed_decodes = [
-            member.request.number
-            for member, token in zip(step.decodes, outcome.decodes, strict=True)
-            if isinstance(token, Exception)
-        ]
-        counted = self._scheduler.fold(plan, failed_prefills, failed_decodes)
-        share_s = outcome.elapsed_s / max(1, plan.tokens)
+        counted = self._scheduler.fold(plan) if outcome.whole else self._scheduler.fold(plan, *_failed(step, outcome))
+        share_s = outcome.elapsed_s / max(1, step.tokens)
         sampled = len(counted.decodes)
         for prefill, (_, start, end), result in zip(step.prefills, plan.prefills, outcome.prefills, strict=True):
             if not prefill.alive:
@@ -177,6 +179,22 @@ class StepMembers:
                 self.remove_decode(decode)
                 decode.failed(error)
         return sampled
+
+
+def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int]]:
+    """Numbers of the prompts and of the decoded requests."""
+    return (
+        [
+            member.number
+            for member, result in zip(step.prefills, outcome.prefills, strict=True)
+            if isinstance(result, Exception)
+        ],
+        [
+            member.request.number
+            for member, token in zip(step.decodes, outcome.decodes, strict=True)
+            if isinstance(token, Exception)
+        ],
+    )
 
 
 def _chunk(member: PrefillMember, start: int, end: int) -> PrefillChunk:

@@ -141,7 +141,8 @@ class StepScheduler:
         """
         for number in failed_decodes:
             self.remove_decode(number)
-        decodes = [number for number in plan.decodes if number in self._running]
+        running = self._running
+        decodes = [number for number in plan.decodes if number in running]
         return StepPlan(self._advance(plan, failed_prefills) if plan.prefills else [], decodes)
 
     def _advance(self, plan: StepPlan, failed: Collection[int]) -> list[tuple[int, int, int]]:
@@ -150,7 +151,7 @@ class StepScheduler:
             number, start, end = chunk
             prompt = self._prompts.get(number)
             # Removed and added again meanwhile, it is another one.
-            if prompt is None or (prompt.position, prompt.planned) != (start, end):
+            if prompt is None or prompt.position != start or prompt.planned != end:
                 continue
             prompt.position, prompt.planned = end, 0
             if number in failed or end == prompt.tokens:

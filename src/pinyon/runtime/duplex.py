@@ -68,7 +68,7 @@ class Duplex(Generic[Sent, Received]):
         self._write_began_s: float | None = None
         """By the loop's clock; None while nothing is written."""
         self._watch: asyncio.TimerHandle | None = None
-        """Looks after the writes: one timer for all of them, as most messages need less time than a timer of their own."""
+        """Looks after the writes: one timer for all of them, since a timer for each costs as much as its message."""
         self._ending: asyncio.Future[None] = self._loop.create_future()
         self._read: Callable[[], Awaitable[Any]]
         self._send: Callable[[Sent], Awaitable[None]]

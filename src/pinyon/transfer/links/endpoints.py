@@ -117,9 +117,9 @@ class Endpoints(ABC, Generic[E]):
         self._waiters: deque[_Waiter[E]] = deque()
         """Longest wait first."""
         self._handy: dict[_Key, E] = {}
-        """Per path one endpoint that nobody uses but that the pool takes for used: one chain after another needs neither
-        the lock nor the books (docs/transfer.md has what that saves). Taken by ``pop`` and put by ``setdefault``, which
-        are atomic. Whoever wants the books right calls ``_shelve``."""
+        """Per path one endpoint that nobody uses but that the pool takes for used, so that one chain after another
+        needs neither the lock nor the books (docs/transfer.md: what that saves). Taken by ``pop`` and put by
+        ``setdefault``, which are atomic. Whoever wants the books right calls ``_shelve``."""
         self._epoch = 0
         """Grows whenever endpoints that are in use now must go through the pool when they are released."""
 
@@ -295,15 +295,15 @@ class Endpoints(ABC, Generic[E]):
         """Its user is done with it: it is kept for the next one, unless it was aborted or its path was forgotten."""
         key, epoch = endpoint.key, endpoint.epoch
         assert key is not None
-        if not self._waiters and epoch == self._epoch and not endpoint.aborted:
-            if self._handy.setdefault(key, endpoint) is endpoint:
-                # Looked at again: who changed these meanwhile has either seen what is handy, or is seen here.
-                if not self._waiters and epoch == self._epoch:
-                    return
-                handy = self._handy.pop(key, None)
-                if handy is None:
-                    return
-                endpoint = handy
+        may_keep = not self._waiters and epoch == self._epoch and not endpoint.aborted
+        if may_keep and self._handy.setdefault(key, endpoint) is endpoint:
+            # Looked at again: who changed these meanwhile has either seen what is handy, or is seen here.
+            if not self._waiters and epoch == self._epoch:
+                return
+            handy = self._handy.pop(key, None)
+            if handy is None:
+                return
+            endpoint = handy
         with self._lock:
             kept = self._pool.release(endpoint, self._clock())
             if kept and endpoint.aborted:
