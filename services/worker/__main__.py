@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from pinyon.runtime.process import spare_collector
+
 __all__ = ["main"]
 
 
@@ -13,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # the other processes of the machine.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
+    spare_collector()
     from pinyon.runtime.service import run_service
     from pinyon.runtime.settings import load_settings
     from services.worker.app import main as serve

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import functools
 import os
 import random
 import subprocess
@@ -64,12 +65,17 @@ def test_write_then_read(make_pair) -> None:
     assert (stats.batches_now, stats.requests_now, sum(stats.latency_buckets)) == (0, 0, 2)
 
 
+@functools.cache
+def _noise(size: int) -> bytes:
+    return np.random.default_rng(1).bytes(size)
+
+
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 def test_large_transfer_in_many_frames(make_pair, opcode: Opcode) -> None:
     size = (70 << 20) + 13
     pair = make_pair(size)
     source, target = (pair.far, pair.near) if opcode is READ else (pair.near, pair.far)
-    source[:] = np.random.default_rng(1).bytes(size)
+    source[:] = _noise(size)
     (result,) = pair.engine.transfer([pair.request(opcode, 0, 0, size)])
     assert result.ok
     assert result.transferred_bytes == size
