@@ -8,7 +8,6 @@ not need: such a probe starts every few seconds.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
 import sys
 from collections.abc import Sequence
@@ -33,10 +32,15 @@ def _probe_grpc(address: str, timeout_s: float) -> str:
 
 
 def _probe_http(url: str, timeout_s: float) -> str:
+    import http.client
+
     parts = urlsplit(url)
-    with contextlib.closing(http.client.HTTPConnection(parts.netloc, timeout=timeout_s)) as connection:
-        connection.request("GET", parts.path or "/")
-        status = connection.getresponse().status
+    try:
+        with contextlib.closing(http.client.HTTPConnection(parts.netloc, timeout=timeout_s)) as connection:
+            connection.request("GET", parts.path or "/")
+            status = connection.getresponse().status
+    except http.client.HTTPException as error:
+        return f"{type(error).__name__}: {error}"
     return "" if status == 200 else f"HTTP status {status}"
 
 
@@ -56,7 +60,7 @@ def probe(address: str, timeout_s: float = TIMEOUT_S) -> str:
         if address.startswith("redis://"):
             return _probe_redis(address, timeout_s)
         return _probe_grpc(address, timeout_s)
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
 
 
