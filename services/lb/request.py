@@ -63,11 +63,12 @@ class Ask:
     @property
     def size_bytes(self) -> int:
         """What it takes in a message at most, generated tokens included, the placement not."""
-        stop = sum(_UTF8_MAX * len(text) + 4 for text in self.sampling.stop)
         ask = self.request_class
-        texts = (self.request_id, self.model, self.traceparent, ask.session, ask.user, ask.tenant, *ask.geographies)
+        texts = [self.request_id, self.model, self.traceparent, ask.session, ask.user, ask.tenant]
+        texts += ask.geographies
+        texts += self.sampling.stop
         tokens = len(self.tokens_le32) + len(self.block_keys) + 4 * self.sampling.max_tokens
-        return tokens + stop + sum(_UTF8_MAX * len(text) + 4 for text in texts) + FIXED_BYTES
+        return tokens + _UTF8_MAX * len("".join(texts)) + 4 * len(texts) + FIXED_BYTES
 
 
 class Delta(NamedTuple):

@@ -167,13 +167,19 @@ class RequestClass:
             check_kind(self.kind, "kind")
         if not 1 <= self.turn <= TURN_MAX:
             raise InvalidArgument(f"turn must be from 1 to {TURN_MAX}, got {self.turn}", field="turn")
-        check_label(self.session, "session")
-        check_label(self.user, "user")
-        check_priority(self.priority, "priority")
+        # Three processes make one of each request, and most say nothing here.
+        if self.session:
+            check_label(self.session, "session")
+        if self.user:
+            check_label(self.user, "user")
+        if self.priority:
+            check_priority(self.priority, "priority")
         if not 0 <= self.arrived_unix_s < math.inf:
             raise InvalidArgument("arrived_unix_s must be a non-negative number", field="arrived_unix_s")
-        check_label(self.tenant, "tenant", TENANT_CHARS_MAX)
-        check_geographies(self.geographies, "geographies")
+        if self.tenant:
+            check_label(self.tenant, "tenant", TENANT_CHARS_MAX)
+        if self.geographies:
+            check_geographies(self.geographies, "geographies")
 
 
 UNKNOWN_CLASS = RequestClass()

@@ -10,16 +10,19 @@ __all__ = ["class_from_proto", "class_to_proto"]
 
 
 def class_to_proto(value: RequestClass) -> common_pb2.RequestClass:
-    return common_pb2.RequestClass(
-        kind=value.kind,
-        turn=value.turn,
-        session=value.session,
-        user=value.user,
-        priority=value.priority,
-        arrived_unix_s=value.arrived_unix_s,
-        tenant=value.tenant,
-        geographies=value.geographies,
-    )
+    message = common_pb2.RequestClass(kind=value.kind, turn=value.turn, arrived_unix_s=value.arrived_unix_s)
+    # Most requests say nothing else, and every field costs.
+    if value.session:
+        message.session = value.session
+    if value.user:
+        message.user = value.user
+    if value.priority:
+        message.priority = value.priority
+    if value.tenant:
+        message.tenant = value.tenant
+    if value.geographies:
+        message.geographies.extend(value.geographies)
+    return message
 
 
 def class_from_proto(message: common_pb2.RequestClass) -> RequestClass:
