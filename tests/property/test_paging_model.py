@@ -58,6 +58,15 @@ class PoolMachine(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(unkeyed))
         assert self.pool.publish(block, key) == self.keyed.setdefault(key, block)
 
+    @rule(data=st.data(), keys=key_lists)
+    def publish_all(self, data: st.DataObject, keys: list[bytes]) -> None:
+        """A run of blocks, some of whose keys others hold already, or that come twice."""
+        unkeyed = sorted(set(+self.held) - set(self.keyed.values()))
+        blocks = data.draw(st.permutations(unkeyed))[: len(keys)]
+        self.pool.publish_all(blocks, keys[: len(blocks)], first=3)
+        for block, key in zip(blocks, keys, strict=False):
+            self.keyed.setdefault(key, block)
+
     @rule(keys=key_lists, allow_gaps=st.booleans())
     def acquire(self, keys: list[bytes], allow_gaps: bool) -> None:
         expected = []

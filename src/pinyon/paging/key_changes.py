@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = ["KeyChanges"]
 
 
@@ -21,6 +23,14 @@ class KeyChanges:
             del self._removed[key]
         else:
             self._stored[key] = None
+
+    def add_all(self, keys: Sequence[bytes]) -> None:
+        """:meth:`add` for each."""
+        if self._removed:
+            for key in keys:
+                self.add(key)
+        else:
+            self._stored.update(dict.fromkeys(keys))
 
     def remove(self, key: bytes) -> None:
         if key in self._stored:

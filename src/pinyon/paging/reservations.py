@@ -112,9 +112,7 @@ class Reservations:
         ``traits`` are those of the request they were made for, ``first`` the place of the first one in its prompt: what
         the eviction policy is told of them.
         """
-        publish = self._pool.publish
-        for offset, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
-            publish(block, key, traits=traits, offset=offset)
+        self._pool.publish_all(blocks, keys, traits=traits, first=first)
 
     def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """``(index in keys, block)`` of every key that is held, with one reference each until :meth:`release`."""

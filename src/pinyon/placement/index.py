@@ -8,7 +8,7 @@ never needs to be written to disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from enum import Enum, auto
 from struct import Struct
 from typing import Generic, Protocol, TypeVar
@@ -225,10 +225,9 @@ class BlockIndex:
         if stored_keys:
             self._store(bit, held, stored_keys)
         if removed_keys:
-            for key in unpack_keys(removed_keys):
-                if key in held.keys:
-                    held.keys.remove(key)
-                    self._unmark(key, bit)
+            gone = held.keys.intersection(unpack_keys(removed_keys))
+            held.keys -= gone
+            self._unmark(gone, bit)
         return Intake.APPLIED
 
     def match(self, packed_keys: bytes, limit: int | None = None) -> PrefixMatch:
@@ -269,34 +268,42 @@ class BlockIndex:
         assert all(self._masks.values())
 
     def _store(self, bit: int, held: _Held, packed_keys: bytes) -> None:
-        masks, own = self._masks, held.keys
-        for key in unpack_keys(packed_keys):
-            if key in own:
-                continue
-            if self.entries >= self._entries_max:
-                self.skipped += 1
-                continue
-            own.add(key)
-            masks[key] = self._shared(masks.get(key, 0) | bit)
-            self.entries += 1
+        masks, own, shared = self._masks, held.keys, self._shared_masks()
+        fresh = [key for key in dict.fromkeys(unpack_keys(packed_keys)) if key not in own]
+        room = max(0, self._entries_max - self.entries)
+        if len(fresh) > room:
+            self.skipped += len(fresh) - room
+            del fresh[room:]
+        own.update(fresh)
+        alone = shared.setdefault(bit, bit)
+        for key in fresh:
+            others = masks.get(key)
+            if others is None:
+                masks[key] = alone
+            else:
+                mask = others | bit
+                masks[key] = shared.setdefault(mask, mask)
+        self.entries += len(fresh)
 
-    def _shared(self, mask: int) -> int:
+    def _shared_masks(self) -> dict[int, int]:
         """One object per value: equal masks are then compared by identity, which makes a lookup twice as fast."""
         if len(self._mask_objects) >= _MASK_OBJECTS_MAX:
             self._mask_objects.clear()
-        return self._mask_objects.setdefault(mask, mask)
+        return self._mask_objects
 
-    def _unmark(self, key: BlockKey, bit: int) -> None:
-        mask = self._masks[key] & ~bit
-        if mask:
-            self._masks[key] = self._shared(mask)
-        else:
-            del self._masks[key]
-        self.entries -= 1
+    def _unmark(self, keys: Set[BlockKey], bit: int) -> None:
+        """``keys`` are the holder's."""
+        masks, shared, others = self._masks, self._shared_masks(), ~bit
+        for key in keys:
+            mask = masks[key] & others
+            if mask:
+                masks[key] = shared.setdefault(mask, mask)
+            else:
+                del masks[key]
+        self.entries -= len(keys)
 
     def _clear(self, bit: int, held: _Held) -> None:
-        for key in held.keys:
-            self._unmark(key, bit)
+        self._unmark(held.keys, bit)
         held.keys = set()
 
     def _gap(self, held: _Held) -> Intake:
