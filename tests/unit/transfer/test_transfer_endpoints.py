@@ -13,7 +13,8 @@ from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferLimits, T
 from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.dialer import DialRefused
-from pinyon.transfer.links.endpoints import Endpoint, Endpoints, TryAgain
+from pinyon.transfer.links.endpoint import Endpoint, TryAgain
+from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan
@@ -64,8 +65,9 @@ class FakeEndpoint(Endpoint):
 class FakeTransport(Endpoints[FakeEndpoint]):
     def __init__(self, cap: int = 2) -> None:
         self.now = 100.0
+        self.clock: Callable[[], float] = lambda: self.now
         self.meter = Meter()
-        super().__init__(cap, LIMITS, self.meter, lambda: self.now)
+        super().__init__(cap, LIMITS, self.meter, lambda: self.clock())
         self.made: list[FakeEndpoint] = []
         self.script: list[object] = []
         """What every endpoint made from now on draws its steps from."""
@@ -158,6 +160,37 @@ def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
     transport.close()
     assert all(endpoint.closed == [False] for endpoint in transport.made)
     assert transport.endpoints == 0
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["released afterwards", "released meanwhile"])
+def test_what_is_leased_while_its_path_is_forgotten_is_forgotten_too(transport, early) -> None:
+    """What lies handy is taken without the lock, so also in the midst of ``forget``."""
+    ends = [transport.lease(transport.chain(), path) for path in (OTHER, PATH, Path("fake", "c", "x"))]
+    for endpoint in ends:
+        transport.release(endpoint)
+    release = threading.Event()
+
+    def use() -> None:
+        endpoint = transport.lease(transport.chain(), PATH)
+        release.wait(GENEROUS_S)
+        transport.release(endpoint)
+
+    users: list[threading.Thread] = []
+
+    def clock() -> float:  # asked when the first and the third are put into the books: around PATH's turn
+        if not users:
+            users.append(in_thread(use)[0])
+        elif early:
+            release.set()
+        users[0].join(0.1)  # as far as it comes before the path is forgotten
+        return transport.now
+
+    transport.clock = clock
+    transport.forget(REMOTE, PATH)
+    release.set()
+    users[0].join(GENEROUS_S)
+    assert transport.lease(transport.chain(), PATH) is not ends[1]
+    assert ends[1].closed == [False]
 
 
 def test_what_is_in_use_at_the_close_is_closed_when_it_is_released(transport) -> None:

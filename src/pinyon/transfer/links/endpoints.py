@@ -10,22 +10,24 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.dialer import Link, dial_failure
+from pinyon.transfer.links.dialer import dial_failure
+from pinyon.transfer.links.endpoint import Endpoint, EndpointKey, TryAgain
 from pinyon.transfer.links.endpoint_pool import EndpointPool
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.path import Path
 from pinyon.transfer.request import Opcode, TransferStatus
-from pinyon.transfer.segment import PeerId, SegmentDescriptor
+from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.stats import Meter
 
-__all__ = ["Endpoint", "Endpoints", "TryAgain"]
+__all__ = ["Endpoints"]
 
 _log = logging.getLogger(__name__)
 _TRIES = 3
@@ -35,64 +37,13 @@ _WAIT_S = 0.25
 _PATIENCE_S = 0.05
 """So long a chain waits for an endpoint that may go over another transport."""
 
-_Key = tuple[PeerId, Path]
-
-
-class TryAgain(Exception):
-    """The endpoint broke in mid-transfer, but a fresh one may do: the peer ended its link, or took a grant back."""
-
-
-class Endpoint(ABC):
-    """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` may be called from others."""
-
-    __slots__ = ("aborted", "answered", "epoch", "key", "link", "reused")
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.aborted = False
-        """It is of no use any more."""
-        self.answered = False
-        """Did any byte of an answer arrive for the present chain?"""
-        self.reused = False
-        """It has been idle, so the peer may have closed it meanwhile."""
-        self.key: _Key | None = None
-        """Whose it is, from the time that it is kept."""
-        self.epoch = 0
-        """``Endpoints._epoch`` when it was leased."""
-
-    def is_open(self) -> bool:
-        """After it sat idle, as far as can be known without asking the peer."""
-        return not self.aborted
-
-    def prepare(self, chain: Chain) -> None:
-        """What is to be done before the chain's memory is touched. Raises like ``exchange``."""
-        return
-
-    @abstractmethod
-    def exchange(self, chain: Chain) -> Outcome:
-        """Move the chain, which is claimed. An exception or a failure leaves the endpoint unusable.
-
-        Raises:
-            TryAgain, WireError, OSError (the link broke), Stalled, DeadlineReached
-        """
-
-    def abort(self) -> None:
-        """Make its user stop soon; from any thread, any number of times."""
-        self.aborted = True
-        self.link.stream.abort()
-
-    def close(self, *, hard: bool) -> None:
-        """On return it touches no memory. ``hard``: after a failure, so that nothing trickles on to the peer."""
-        self.link.stream.close(hard=hard)
-
-
 E = TypeVar("E", bound=Endpoint)
 
 
 class _Waiter(Generic[E]):
     __slots__ = ("found", "fresh", "key", "wake")
 
-    def __init__(self, key: _Key, fresh: bool, lock: threading.Lock) -> None:
+    def __init__(self, key: EndpointKey, fresh: bool, lock: threading.Lock) -> None:
         self.key = key
         self.fresh = fresh
         self.found: E | list[E] | None = None
@@ -113,15 +64,16 @@ class Endpoints(ABC, Generic[E]):
         self._meter = meter
         self._clock = clock
         self._lock = threading.Lock()
-        self._pool: EndpointPool[_Key, E] = EndpointPool(limits.max_endpoints, cap_per_path)
+        self._pool: EndpointPool[EndpointKey, E] = EndpointPool(limits.max_endpoints, cap_per_path)
         self._waiters: deque[_Waiter[E]] = deque()
         """Longest wait first."""
-        self._handy: dict[_Key, E] = {}
+        self._handy: dict[EndpointKey, E] = {}
         """Per path one endpoint that nobody uses but that the pool takes for used, so that one chain after another
         needs neither the lock nor the books (docs/transfer.md: what that saves). Taken by ``pop`` and put by
         ``setdefault``, which are atomic. Whoever wants the books right calls ``_shelve``."""
         self._epoch = 0
-        """Grows whenever endpoints that are in use now must go through the pool when they are released."""
+        """Odd while endpoints are being forgotten: nothing is handy then. Grown by the end of it, so that those in use
+        since before go through the pool when they are released."""
 
     @abstractmethod
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> E:
@@ -192,7 +144,7 @@ class Endpoints(ABC, Generic[E]):
         key = (chain.remote.peer, path)
         fresh = replaces != 0
         epoch = self._epoch
-        handy = None if fresh or self._waiters else self._handy.pop(key, None)
+        handy = None if fresh or self._waiters or epoch & 1 else self._handy.pop(key, None)
         if handy is not None and handy.is_open():
             handy.reused = True
             handy.epoch = epoch
@@ -217,12 +169,12 @@ class Endpoints(ABC, Generic[E]):
             found = room
         return self._make(chain, path, replaces, found, epoch)
 
-    def _take(self, key: _Key, fresh: bool) -> E | list[E] | None:
+    def _take(self, key: EndpointKey, fresh: bool) -> E | list[E] | None:
         """Lock held. An idle endpoint; or those that made room for a new one, to be closed; or neither is to be had."""
         endpoint = None if fresh else self._pool.lease(key)
         return endpoint if endpoint is not None else self._pool.reserve(key)
 
-    def _wait(self, chain: Chain, key: _Key, fresh: bool) -> E | list[E] | Outcome:
+    def _wait(self, chain: Chain, key: EndpointKey, fresh: bool) -> E | list[E] | Outcome:
         """Lock held. What is handed to this chain, as ``_take`` gives it; or why nothing is."""
         waiter: _Waiter[E] = _Waiter(key, fresh, self._lock)
         until = min(chain.deadline, self._clock() + _PATIENCE_S) if chain.elsewhere else chain.deadline
@@ -286,7 +238,7 @@ class Endpoints(ABC, Generic[E]):
             self._add(key, endpoint, epoch)
         return endpoint
 
-    def _add(self, key: _Key, endpoint: E, epoch: int) -> None:
+    def _add(self, key: EndpointKey, endpoint: E, epoch: int) -> None:
         """Lock held. It is kept from now on, in use by the caller."""
         self._pool.add(key, endpoint)
         endpoint.key, endpoint.epoch = key, epoch
@@ -314,7 +266,7 @@ class Endpoints(ABC, Generic[E]):
             endpoint.close(hard=endpoint.aborted)
 
     def _shelve(self) -> None:
-        """Lock held. What is handy becomes idle in the pool's books, or whose who waits for it."""
+        """Lock held. What is handy becomes idle in the pool's books, or that of who waits for it."""
         for key in list(self._handy):
             endpoint = self._handy.pop(key, None)
             if endpoint is None:
@@ -353,20 +305,27 @@ class Endpoints(ABC, Generic[E]):
             _close(evicted)
         return True
 
-    def forget(self, remote: SegmentDescriptor, path: Path) -> None:
-        """See ``Transport.forget``."""
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """The lock, held, with everything that nobody uses in the pool's books; those in use find a new epoch."""
         with self._lock:
             self._epoch += 1
-            self._shelve()
+            try:
+                self._shelve()
+                yield
+            finally:
+                self._epoch += 1
+
+    def forget(self, remote: SegmentDescriptor, path: Path) -> None:
+        """See ``Transport.forget``."""
+        with self._forgetting():
             dropped = self._pool.drop((remote.peer, path))
         _close(dropped)
 
     def forget_nics(self, names: Iterable[str]) -> None:
         """Like ``forget`` for all paths over these local NICs."""
         gone = set(names)
-        with self._lock:
-            self._epoch += 1
-            self._shelve()
+        with self._forgetting():
             dropped = self._pool.drop_if(lambda key: key[1].local_nic in gone)
         _close(dropped)
 
@@ -394,9 +353,7 @@ class Endpoints(ABC, Generic[E]):
 
     def close(self) -> None:
         """See ``Transport.close``."""
-        with self._lock:
-            self._epoch += 1
-            self._shelve()
+        with self._forgetting():
             left = self._pool.close()
             for waiter in self._waiters:
                 waiter.wake.notify()

@@ -14,7 +14,7 @@ from pinyon.transfer.chain import LOST, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.dialer import Link
-from pinyon.transfer.links.endpoints import Endpoint, TryAgain
+from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Access
 from pinyon.transfer.request import Opcode, Reason, TransferStatus

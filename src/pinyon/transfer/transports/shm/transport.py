@@ -15,7 +15,8 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.chain import LOST, Chain, Outcome
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.dialer import Link, dial
-from pinyon.transfer.links.endpoints import Endpoint, Endpoints
+from pinyon.transfer.links.endpoint import Endpoint
+from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached

@@ -7,7 +7,7 @@ import itertools
 from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.dialer import Link
-from pinyon.transfer.links.endpoints import Endpoint
+from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum, seed_of

@@ -1,0 +1,63 @@
+"""A link to a peer and what goes with it: the unit that transports keep, lease to one chain at a time, and replace."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.links.dialer import Link
+from pinyon.transfer.path import Path
+from pinyon.transfer.segment import PeerId
+
+__all__ = ["Endpoint", "EndpointKey", "TryAgain"]
+
+EndpointKey = tuple[PeerId, Path]
+"""Whose an endpoint is, and over which path."""
+
+
+class TryAgain(Exception):
+    """The endpoint broke in mid-transfer, but a fresh one may do: the peer ended its link, or took a grant back."""
+
+
+class Endpoint(ABC):
+    """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` may be called from others."""
+
+    __slots__ = ("aborted", "answered", "epoch", "key", "link", "reused")
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.aborted = False
+        """It is of no use any more."""
+        self.answered = False
+        """Did any byte of an answer arrive for the present chain?"""
+        self.reused = False
+        """It has been idle, so the peer may have closed it meanwhile."""
+        self.key: EndpointKey | None = None
+        """Whose it is, from the time that it is kept."""
+        self.epoch = 0
+        """``Endpoints._epoch`` when it was leased."""
+
+    def is_open(self) -> bool:
+        """After it sat idle, as far as can be known without asking the peer."""
+        return not self.aborted
+
+    def prepare(self, chain: Chain) -> None:
+        """What is to be done before the chain's memory is touched. Raises like ``exchange``."""
+        return
+
+    @abstractmethod
+    def exchange(self, chain: Chain) -> Outcome:
+        """Move the chain, which is claimed. An exception or a failure leaves the endpoint unusable.
+
+        Raises:
+            TryAgain, WireError, OSError (the link broke), Stalled, DeadlineReached
+        """
+
+    def abort(self) -> None:
+        """Make its user stop soon; from any thread, any number of times."""
+        self.aborted = True
+        self.link.stream.abort()
+
+    def close(self, *, hard: bool) -> None:
+        """On return it touches no memory. ``hard``: after a failure, so that nothing trickles on to the peer."""
+        self.link.stream.close(hard=hard)
