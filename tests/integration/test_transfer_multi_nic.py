@@ -284,11 +284,16 @@ def test_a_slow_nic_gets_less(make_hosts) -> None:
     first = hosts.begin()
     first.completes()  # rates are measured
     assert first.shares()["eth1"] > 0
-    transfer = hosts.begin()
-    transfer.completes()
-    shares = transfer.shares()
-    print(shares)
-    assert shares.pop("eth1") < sum(shares.values()) / len(shares) / 2
+
+    def gets_less() -> bool:
+        transfer = hosts.begin()
+        transfer.completes()
+        shares = transfer.shares()
+        print(shares)
+        return shares.pop("eth1") < sum(shares.values()) / len(shares) / 2
+
+    # What was measured while the machine did other things is soon outweighed.
+    eventually(gets_less, "the slow NIC gets less than half of what the others get")
     assert not hosts.paths()["eth1"]["failures"], "slow is not broken"
 
 
