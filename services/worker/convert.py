@@ -46,7 +46,8 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
     """
     Raises:
         InvalidArgument, NotFound: see the module.
-        FailedPrecondition: this instance's role does not allow it, or the placement names another instance.
+        FailedPrecondition: this instance's role does not allow it, the placement names another instance, or the tokens
+            generated so far came from other weights.
     """
     if not served.role.decodes:
         raise FailedPrecondition(f"{served.instance_id} is a prefill instance: it generates nothing", field="placement")
@@ -54,6 +55,10 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
     request_class = class_from_proto(message.request_class)
     if message.model and message.model != served.name:
         raise NotFound(f"model {message.model!r} is not served here", field="model")
+    if message.model_fingerprint and message.model_fingerprint != served.card.fingerprint:
+        raise FailedPrecondition(
+            f"{served.instance_id} serves other weights than those it began with", field="model_fingerprint"
+        )
     tokens = _tokens(message.prompt_tokens_le32, served)
     sampling = sampling_from_proto(message.sampling)
     generated = message.generated_tokens

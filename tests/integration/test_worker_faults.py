@@ -344,6 +344,7 @@ BAD = [
     ({"block_keys": b"x" * 15}, "INVALID_ARGUMENT", "block_keys"),
     ({"block_keys": b"x" * 16}, "INVALID_ARGUMENT", "block_keys"),
     ({"model": "nobody"}, "NOT_FOUND", "model"),
+    ({"model_fingerprint": "of other weights"}, "FAILED_PRECONDITION", "model_fingerprint"),
     ({"request_id": "x" * 129}, "INVALID_ARGUMENT", "request_id"),
     ({"request_class": common_pb2.RequestClass(tenant="x" * 129)}, "INVALID_ARGUMENT", "request_class.tenant"),
     ({"generated_tokens": 4}, "INVALID_ARGUMENT", "generated_tokens"),

@@ -22,7 +22,7 @@ class SessionResponse(_message.Message):
     def __init__(self, updates: _Optional[_Iterable[_Union[StreamUpdate, _Mapping]]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("stream_id", "request_id", "model", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "placement", "timeout_ms", "traceparent", "no_reuse")
+    __slots__ = ("stream_id", "request_id", "model", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "placement", "timeout_ms", "traceparent", "no_reuse", "model_fingerprint")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class Submission(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     NO_REUSE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     model: str
@@ -47,7 +48,8 @@ class Submission(_message.Message):
     timeout_ms: int
     traceparent: str
     no_reuse: bool
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class StreamUpdate(_message.Message):
     __slots__ = ("stream_id", "tokens", "text", "finish_reason", "usage", "error", "prefill")
