@@ -87,6 +87,7 @@ class Worker:
         self._store: StoreClient | None = None
         self._journal: JournalFile | None = None
         self._last_decode_s = 0.0
+        self._announcing: asyncio.Task[None] | None = None
 
     # -- life
 
@@ -99,7 +100,8 @@ class Worker:
         decisions = self._decisions()
         cache = KvCache(served.layout, decisions.pool, decisions.reservations, clock)
         members = StepMembers(decisions.steps)
-        engine_loop = EngineLoop(self.engine, members, clock, self._observe)
+        engine_loop = EngineLoop(self.engine, members, clock, self._observe, settings.step_timeout_s)
+        engine_loop.on_hang = self._engine_changed
         self._reader = BlockReader(self.transfer)
         # Waiting for a layer holds up the whole step: fine where nobody decodes.
         layered = self.transfer if served.role is Role.PREFILL and source is None else None
@@ -163,21 +165,25 @@ class Worker:
         await self.server.begin_drain()
         if self.report is not None:
             self.report.wake()
+        if self.parts.engine_loop.hangs:
+            drain_s = 0.0  # nothing here ends by itself
         deadline = self._clock() + drain_s
         await self.decodes.drained(drain_s)
         await self.prefills.drained(max(0.0, deadline - self._clock()))
+        await self.parts.engine_loop.close()  # first: the others wait for the end of its step
         await self.decodes.close()
         await self.prefills.close()
         if self.report is not None:
             await self.report.close()
         await self.peers.close()
         await self.server.drain(0.5)
-        await self.parts.engine_loop.close()
         await self.parts.storage.close()
         if self._store is not None:
             await self._store.close()
         await self._reader.close()
         self.parts.cache.close()
+        if self._announcing is not None:
+            await asyncio.wait((self._announcing,))
         if self._journal is not None:
             self._journal.close()
         await asyncio.to_thread(self.transfer.close)
@@ -209,8 +215,18 @@ class Worker:
             pending_prefill_tokens=self.prefills.queue.pending_tokens,
             used_blocks=pool.used,
             cached_blocks=pool.cached,
-            draining=self.parts.draining,
+            draining=self.parts.refusing,
         )
+
+    def _engine_changed(self) -> None:
+        """It hangs, or does not hang any more: everybody who asks or is told learns it at once."""
+        if self.parts.engine_loop.hangs:
+            self.decodes.give_up("has an engine that hangs")
+            self.prefills.give_up("has an engine that hangs")
+        serving = self.server.set_serving(not self.parts.refusing)
+        self._announcing = asyncio.create_task(serving, name="announce health")
+        if self.report is not None:
+            self.report.wake()
 
     def _observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._metrics.step(step, outcome, sampled)

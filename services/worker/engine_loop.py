@@ -10,14 +10,16 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
-from services.worker.engines.protocol import Engine
+from services.worker.engines.protocol import Engine, StepResult
 from services.worker.step_members import EngineStep, StepMembers, StepOutcome
+from services.worker.watchdog import Watchdog
 
 __all__ = ["EngineLoop"]
 
@@ -26,10 +28,24 @@ _log = get_logger("engine")
 Observer = Callable[[EngineStep, StepOutcome, int], None]
 
 
-class EngineLoop:
-    """``start`` on a running event loop; ``close`` waits for the step in flight."""
+def _nothing() -> None:
+    """Nobody listens."""
 
-    def __init__(self, engine: Engine, members: StepMembers, clock: Clock, observe: Observer | None = None) -> None:
+
+class EngineLoop:
+    """``start`` on a running event loop; ``close`` waits for the step in flight.
+
+    A step that takes longer than ``step_timeout_s`` seconds *hangs* until it ends after all.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        members: StepMembers,
+        clock: Clock,
+        observe: Observer | None = None,
+        step_timeout_s: float = 60.0,
+    ) -> None:
         self._engine = engine
         self._members = members
         self._clock = clock
@@ -42,6 +58,13 @@ class EngineLoop:
         self._closed = False
         self._idle: asyncio.Future[None] | None = None
         self._after: list[Callable[[], None]] = []
+        self._step_timeout_s = step_timeout_s
+        self._computations = 0
+        self._watchdog = Watchdog(lambda: self._computations if self._stepping else None, step_timeout_s, self._late)
+        self.hangs = False
+        """The present step takes too long: nobody knows whether it ever ends."""
+        self.on_hang: Callable[[], None] = _nothing
+        """Called when ``hangs`` has changed."""
         self.after_fold: Callable[[], None] | None = None
         """Called when all results of a step are folded: the time to send them, in one message."""
 
@@ -52,6 +75,7 @@ class EngineLoop:
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self._watchdog.start()
 
     def wake(self) -> None:
         """There may be something to compute."""
@@ -67,13 +91,18 @@ class EngineLoop:
             callback()
 
     async def close(self) -> None:
-        """No more steps. Bounded by one step's length."""
+        """No more steps. Waits for the present one unless that hangs: it is given up then, and whoever waits for its
+        end goes on, though the engine may still touch the pool. So this is for the end of the process."""
         self._closed = True
-        if self._stepping:
+        if self._stepping and not self.hangs:
             self._idle = asyncio.get_running_loop().create_future()
-            await self._idle
-        if self._thread.is_alive():
-            self._steps.put(None)
+            await asyncio.wait((self._idle,), timeout=self._step_timeout_s)
+        self._watchdog.close()
+        self._steps.put(None)
+        if self._stepping:
+            _log.error("a step that does not end is given up")
+            self._step_over()
+        elif self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
     # -- on the event loop
@@ -85,10 +114,23 @@ class EngineLoop:
         step = self._members.decide(self._clock())
         if step is not None:
             self._stepping = True
+            self._computations += 1
             self._steps.put(step)
 
+    def _hang(self, computation: int) -> None:
+        """From the watchdog: the step may have ended since."""
+        if self._stepping and self._computations == computation and not self._closed:
+            self.hangs = True
+            self.on_hang()
+
     def _done(self, step: EngineStep, outcome: StepOutcome) -> None:
+        if not self._stepping:
+            return  # it was given up
         self._stepping = False
+        if self.hangs:
+            self.hangs = False
+            _log.warning("the step that did not end has ended: serving again")
+            self.on_hang()
         try:
             sampled = self._members.fold(step, outcome)
             if self._observe is not None:
@@ -98,13 +140,24 @@ class EngineLoop:
         except Exception:  # a defect in one member's callback must not stop the others' engine
             _log.exception("folding a step failed")
         finally:
-            callbacks, self._after = self._after, []
-            for callback in callbacks:
-                callback()
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+            self._step_over()
         # Not at once: what this step's results set off (a finished prefill enters the batch) belongs into the next.
         self.wake()
+
+    def _step_over(self) -> None:
+        self._stepping = False
+        callbacks, self._after = self._after, []
+        for callback in callbacks:
+            callback()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    # -- in the watchdog's thread
+
+    def _late(self, computation: int) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._hang, computation)
 
     # -- in the engine's thread
 
@@ -118,7 +171,7 @@ class EngineLoop:
     def _step(self, step: EngineStep) -> StepOutcome:
         start = time.perf_counter()
         try:
-            result = self._engine.step(step.chunks, step.slots)
+            result = self._compute(step.chunks, step.slots)
             return StepOutcome(result.prefill_tokens, result.decode_tokens, time.perf_counter() - start, whole=True)
         except Exception as error:
             if len(step.chunks) + len(step.slots) == 1:
@@ -130,16 +183,20 @@ class EngineLoop:
         decodes = [self._decode_alone(slot) for slot in step.slots]
         return StepOutcome(prefills, decodes, time.perf_counter() - start)
 
+    def _compute(self, chunks: Sequence[PrefillChunk], slots: Sequence[DecodeSlot]) -> StepResult:
+        self._computations += 1
+        return self._engine.step(chunks, slots)
+
     def _prefill_alone(self, chunk: PrefillChunk) -> int | Exception | None:
         try:
-            return self._engine.step([chunk], []).prefill_tokens[0]
+            return self._compute([chunk], []).prefill_tokens[0]
         except Exception as error:
             _report(error)
             return error
 
     def _decode_alone(self, slot: DecodeSlot) -> int | Exception:
         try:
-            return self._engine.step([], [slot]).decode_tokens[0]
+            return self._compute([], [slot]).decode_tokens[0]
         except Exception as error:
             _report(error)
             return error

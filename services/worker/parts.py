@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from pinyon.core.clock import Clock
+from pinyon.core.errors import Unavailable
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.transfer import Region, TransferEngine
 from services.worker.engine_loop import EngineLoop
@@ -38,6 +39,17 @@ class Parts:
     telemetry: Telemetry
     clock: Clock
     draining: bool = False
+
+    @property
+    def refusing(self) -> bool:
+        """Nothing new is taken in: draining, or the engine hangs."""
+        return self.draining or self.engine_loop.hangs
+
+    def check_serving(self, field: str) -> None:
+        """Raises :class:`Unavailable`, naming this instance's part in the request by ``field``."""
+        if self.refusing:
+            why = "is draining" if self.draining else "has an engine that hangs"
+            raise Unavailable(f"{self.served.instance_id} {why}", field=field)
 
     async def step_over(self) -> None:
         """Until the engine's thread does not touch anything that was removed from the members before."""

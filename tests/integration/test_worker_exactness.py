@@ -283,8 +283,12 @@ async def test_a_resumed_request_goes_on_with_the_same_tokens_and_text(fleet, cu
     prompt = list(range(60, 95))
     (whole,) = await run_all(client, p, d, [(prompt, sampling)])
     resumed = submission(
-        *(prompt + whole.tokens[:cut], sampling),
-        **{"prefill": p, "decode": d, "generated_tokens": cut, "no_reuse": cut == 5},
+        prompt + whole.tokens[:cut],
+        sampling,
+        prefill=p,
+        decode=d,
+        generated_tokens=cut,
+        no_reuse=cut == 5,
         model_fingerprint=d.served.card.fingerprint,
     )
     (rest,) = await client.submit(resumed)

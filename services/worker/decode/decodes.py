@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.errors import Cancelled, PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
 from services.worker.convert import parse_submission
 from services.worker.decode.request import DecodeObserver, DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
@@ -46,11 +46,10 @@ class Decodes:
         Raises:
             InvalidArgument, NotFound, FailedPrecondition: see ``parse_submission``.
             ResourceExhausted: too many requests.
-            Unavailable: draining.
+            Unavailable: draining, or the engine hangs.
         """
         parts = self.parts
-        if parts.draining:
-            raise Unavailable(f"{parts.served.instance_id} is draining", field="decode_instance")
+        parts.check_serving("decode_instance")
         if len(self._tasks) >= parts.settings.max_requests:
             raise ResourceExhausted(f"{parts.settings.max_requests} requests are here", retry_after_s=1.0)
         order = parse_submission(submission, parts.served, parts.settings.request_timeout_s)
@@ -92,10 +91,14 @@ class Decodes:
             await asyncio.wait((self._idle,), timeout=timeout_s)
         return not self._tasks
 
-    async def close(self) -> None:
-        """End what is left, and wait until nothing of it is here."""
-        error: PinyonError = Unavailable(f"{self.parts.served.instance_id} is stopping", field="decode_instance")
+    def give_up(self, why: str) -> None:
+        """End all requests with UNAVAILABLE: they go on elsewhere. Their blocks follow when nobody touches them."""
+        error = Unavailable(f"{self.parts.served.instance_id} {why}", field="decode_instance")
         for request in list(self._tasks):
             request.abort.fire(error)
+
+    async def close(self) -> None:
+        """End what is left, and wait until nothing of it is here."""
+        self.give_up("is stopping")
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))

@@ -6,6 +6,7 @@ last chunk is done. Submitting never blocks and never raises into the engine: a 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from pinyon.core.errors import PinyonError
@@ -61,6 +62,7 @@ class Push:
         self._target = target
         self._timeout_s = timeout_s
         self._stopped = False
+        self._submitting = threading.Lock()
         self._error: PinyonError | None = None
         self.bytes = 0
         """Bytes submitted."""
@@ -82,11 +84,14 @@ class Push:
         ]
         if not requests:
             return
-        try:
-            self._group.submit(requests, self._timeout_s)
-        except PinyonError as error:
-            self._error = error
-            return
+        with self._submitting:
+            if self._stopped:
+                return
+            try:
+                self._group.submit(requests, self._timeout_s)
+            except PinyonError as error:
+                self._error = error
+                return
         self.bytes += sum(request.length for request in requests)
 
     async def finish(self) -> None:
@@ -108,9 +113,10 @@ class Push:
     async def stop(self, grace_s: float) -> bool:
         """Send nothing more and wait until no WRITE is under way; after ``grace_s`` seconds the rest is aborted.
 
-        Whether each was answered by the target: if not, bytes may still lie in a socket buffer. Call when the engine's
-        thread does not submit any more.
+        Whether each was answered by the target: if not, bytes may still lie in a socket buffer. What the engine's
+        thread submits from now on, in a step that is still going on, is dropped.
         """
-        self._stopped = True
+        with self._submitting:
+            self._stopped = True
         results = await self._group.wait_async(grace_s)
         return all(result.status in _ANSWERED for result in results)

@@ -1,7 +1,8 @@
 """One prompt on its way: room, reused blocks, computing in chunks, sending.
 
-The job's owner gets ``done`` exactly once. When it is done, nothing of the job touches memory any more, here or at the
-target, unless ``unconfirmed`` says that the target must cut our connections first.
+The job's owner gets ``done`` exactly once. When it is done, nothing of the job touches the owner's memory any more
+(blocks of this instance, or the target), unless ``unconfirmed`` says that the target must cut our connections first.
+The job's own blocks are given back at the end of ``run``, which waits for a step that may still touch them.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ class PrefillJob:
                 span.error(failure)
             finally:
                 try:
+                    await self._stop_sending()
+                    if self._owned is None:
+                        self.finish(outcome, error)  # before the step is over: it may take long
                     await self._clean_up()
                 finally:
                     self.finish(outcome, error)
@@ -321,20 +325,22 @@ class PrefillJob:
             raise Unavailable(f"sending KV to the decode instance failed: {error.message}") from error
         self._push = None
 
-    async def _clean_up(self) -> None:
-        parts = self._parts
+    async def _stop_sending(self) -> None:
+        """On return nothing of ours writes to the target any more."""
         if self._member is not None:
-            parts.members.remove_prefill(self._member)
-            if not self._computed.done():
-                await parts.step_over()
-        if self._layered is not None:
-            await self._layered.stop()
+            self._parts.members.remove_prefill(self._member)
         if self._push is not None:
-            await parts.step_over()
             self.unconfirmed = not await self._push.stop(STOP_GRACE_S)
             self._push = None
         if self._finishing is not None:
             await asyncio.wait((self._finishing,))
             self._finishing.exception()
+
+    async def _clean_up(self) -> None:
+        parts = self._parts
+        if self._member is not None and not self._computed.done():
+            await parts.step_over()
+        if self._layered is not None:
+            await self._layered.stop()
         if self._owned is None and self._reservation is not None:
             parts.cache.release(self._reservation.table)

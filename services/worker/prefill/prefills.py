@@ -26,6 +26,7 @@ class Prefills:
         self._jobs: dict[int, PrefillJob] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._scheduled = False
+        self._idle: asyncio.Future[None] | None = None
 
     @property
     def pushing(self) -> int:
@@ -38,11 +39,11 @@ class Prefills:
         """
         Raises:
             ResourceExhausted: the queue is full.
-            Unavailable: draining, and the request is not this instance's own.
+            Unavailable: draining or the engine hangs, and the request is not this instance's own.
         """
         parts = self.parts
-        if parts.draining and target is not None:
-            raise Unavailable(f"{parts.served.instance_id} is draining", field="prefill_instance")
+        if target is not None:
+            parts.check_serving("prefill_instance")
         now_s = parts.clock()
         # Whatever is reused, the last token is computed: its logits are needed.
         full = (len(order.tokens) - 1) // parts.served.layout.block_tokens
@@ -70,13 +71,19 @@ class Prefills:
     async def drained(self, timeout_s: float) -> bool:
         """Whether all prompts ended by themselves within the time."""
         if self._jobs:
-            await asyncio.wait([job.done for job in self._jobs.values()], timeout=timeout_s)
+            self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._idle,), timeout=timeout_s)
         return not self._jobs
+
+    def give_up(self, why: str) -> None:
+        """End all prompts with UNAVAILABLE: whoever asked is told at once."""
+        error = Unavailable(f"{self.parts.served.instance_id} {why}", field="prefill_instance")
+        for job in list(self._jobs.values()):
+            self.cancel(job, error)
 
     async def close(self) -> None:
         """Cancel what is left and wait for it."""
-        for job in list(self._jobs.values()):
-            self.cancel(job, Unavailable(f"{self.parts.served.instance_id} is stopping", field="prefill_instance"))
+        self.give_up("is stopping")
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
@@ -104,4 +111,6 @@ class Prefills:
         self.queue.end(job.prompt.number)
         del self._jobs[job.prompt.number]
         self.parts.ledger.prefill_ended(job.order.request_id)
+        if not self._jobs and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
         self._wake()

@@ -68,6 +68,12 @@ class GrpcServer:
             self._draining = True
             await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
+    async def set_serving(self, serving: bool) -> None:
+        """What health checks are told, until it drains."""
+        if not self._draining:
+            status = health_pb2.HealthCheckResponse
+            await self._set_health(status.SERVING if serving else status.NOT_SERVING)
+
     async def drain(self, seconds: float) -> None:
         """Report NOT_SERVING, let calls finish for ``seconds``, then end them."""
         await self.begin_drain()

@@ -1,0 +1,130 @@
+"""An engine step that does not end: who learns of it, what becomes of the requests, and what happens when it ends."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.core.request import SamplingParams
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
+
+PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
+LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+HANG = {"step_timeout_s": 2.0}
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+class Health:
+    """What a probe sees, as it changes."""
+
+    def __init__(self, worker) -> None:
+        self._channel = grpc.aio.insecure_channel(worker.address)
+        self._call = health_pb2_grpc.HealthStub(self._channel).Watch(health_pb2.HealthCheckRequest())
+
+    async def becomes(self, status: str) -> None:
+        while (message := await self._call.read()) is not grpc.aio.EOF:
+            if health_pb2.HealthCheckResponse.ServingStatus.Name(message.status) == status:
+                return
+        raise AssertionError("the watch ended")
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+async def test_requests_of_an_engine_that_hangs_fail_and_it_serves_again_when_the_step_ends(fleet, caplog, phase):
+    m = await fleet.start("mixed", "m0", **HANG)
+    client = await fleet.client(m)
+    health = Health(m)
+    await health.becomes("SERVING")
+    if phase == "prefill":
+        m.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, LONG))
+    if phase == "decode":
+        await answer.first.wait()
+        m.engine.hold()
+    await m.engine.entered()
+    with caplog.at_level(logging.ERROR):
+        await answer.wait()
+        await health.becomes("NOT_SERVING")
+    assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "decode_instance")
+    assert answer.tokens == reference(PROMPT, LONG)[: len(answer.tokens)]
+    assert any("in step" in record.stacks for record in caplog.records if hasattr(record, "stacks"))
+    assert gauge(m, "used_blocks") > 0, "the step may still write to them"
+    assert m.load().draining
+    (refused,) = await client.submit(submission(PROMPT, SHORT))
+    await refused.wait()
+    assert (refused.last.error.code, refused.last.error.field) == ("UNAVAILABLE", "decode_instance")
+    m.engine.release()
+    await health.becomes("SERVING")
+    assert not m.load().draining
+    (again,) = await client.submit(submission(PROMPT, LONG))
+    assert (await again.wait()).tokens == reference(PROMPT, LONG)
+    await health.close()
+    await fleet.idle()
+
+
+async def test_a_prefill_instance_that_hangs_says_so_to_the_decode_instance(fleet):
+    p = await fleet.start("prefill", "p0", **HANG)
+    other = await fleet.start("prefill", "p1")
+    d = await fleet.start("decode", "d0")
+    client = await fleet.client(d)
+    p.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
+    await p.engine.entered()
+    await answer.wait()
+    assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
+    assert gauge(p, "used_blocks") > 0, "the step may still write to them"
+    (refused,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
+    await refused.wait()
+    assert (refused.last.error.code, refused.last.error.field) == ("UNAVAILABLE", "prefill_instance")
+    assert await d.decodes.drained(WAIT_S)
+    assert gauge(d, "used_blocks") == 0, "nobody writes there: the prefill instance said so while its step hung"
+    (elsewhere,) = await client.submit(submission(PROMPT, SHORT, prefill=other, decode=d))
+    assert (await elsewhere.wait()).tokens == reference(PROMPT, SHORT)
+    p.engine.release()
+    await p.parts.step_over()
+    (again,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
+    assert (await again.wait()).tokens == reference(PROMPT, SHORT)
+    await fleet.idle()
+
+
+async def test_a_step_that_hangs_does_not_keep_the_process(fleet):
+    m = await fleet.start("mixed", "m0", **HANG)
+    client = await fleet.client(m)
+    m.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, SHORT))
+    await m.engine.entered()
+    await answer.wait()
+    fleet.workers.remove(m)
+    await m.stop(60.0)
+    assert m.parts.cache.pool.used == 0
+    m.engine.release()
+
+
+async def test_status_tells_people(fleet):
+    m = await fleet.start("mixed", "m0", **HANG)
+    client = await fleet.client(m)
+    m.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, SHORT))
+    await answer.wait()
+    async with grpc.aio.insecure_channel(m.address) as channel:
+        status = await worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest())
+    assert status.draining
+    m.engine.release()
+    await m.parts.step_over()
+    assert not m.load().draining
+    await fleet.idle()
