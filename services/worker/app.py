@@ -216,6 +216,7 @@ class Worker:
             used_blocks=pool.used,
             cached_blocks=pool.cached,
             draining=self.parts.refusing,
+            failed_sources=frozenset(self.parts.fetcher.failed_sources()),
         )
 
     def _engine_changed(self) -> None:

@@ -15,7 +15,7 @@ from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, pack_k
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError
 from pinyon.core.fetch_span import FetchSpan
 from pinyon.core.request import FinishReason
-from pinyon.messages.checks import check_text
+from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.fetch_span import fetch_span_to_proto, fetch_spans_from_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
@@ -93,6 +93,8 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
             prefill_id, prefill_address = placement.prefill_instance_id, placement.prefill_address
             if not prefill_id or not prefill_address:
                 raise InvalidArgument("the placement names no prefill instance", field="placement")
+            check_text(prefill_id, "placement")
+            check_text(prefill_address, "placement", ADDRESS_CHARS_MAX)
     if not prefill_id and not served.role.prefills:
         raise FailedPrecondition(
             f"{served.instance_id} is a decode instance: a placement must name who computes the prompt",

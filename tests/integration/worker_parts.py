@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -127,10 +128,13 @@ class Fleet:
         self.workers: list[Worker] = []
         self.clients: list[LbClient] = []
 
-    async def start(self, role: str, name: str, *, blocks: int = 128, source=None, store=None, **settings) -> Worker:
+    async def start(
+        self, role: str, name: str, *, blocks: int = 128, source=None, store=None, clock=time.monotonic, **settings
+    ) -> Worker:
         settings = {"drain_s": 0, "metrics_listen": "", "prefill_chunk_tokens": 16, **settings}
         values = WorkerSettings(role=role, pool_blocks=blocks, block_tokens=BLOCK_TOKENS, **settings)
-        worker = Worker(values, name, CollectorRegistry(), card=tiny_card(), engine=GateEngine(blocks))
+        engine = GateEngine(blocks)
+        worker = Worker(values, name, CollectorRegistry(), card=tiny_card(), engine=engine, clock=clock)
         await worker.start(source=source, store=store)
         self.workers.append(worker)
         return worker

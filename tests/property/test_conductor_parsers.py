@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.messages.instance import info_from_proto, load_from_proto
+from pinyon.messages.instance import info_from_proto, load_from_proto, load_to_proto
 from pinyon.messages.placement import request_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.role import role_from_proto
@@ -61,7 +61,13 @@ INFOS = st.builds(
     max_context_tokens=U32,
     geography=TEXT,
 )
-LOADS = st.builds(conductor_pb2.InstanceLoad, used_blocks=U64, mean_tbt_ms=st.floats(), draining=st.booleans())
+LOADS = st.builds(
+    conductor_pb2.InstanceLoad,
+    used_blocks=U64,
+    mean_tbt_ms=st.floats(),
+    draining=st.booleans(),
+    failed_source_addresses=st.sets(st.text(max_size=20), max_size=3).map(sorted),
+)
 
 
 def names_a_field(parse) -> bool:
@@ -138,6 +144,8 @@ def test_registrations(message):
 def test_loads(message):
     refused = names_a_field(lambda: load_from_proto(message))
     assert refused is not (0 <= message.mean_tbt_ms < float("inf"))
+    if not refused:
+        assert load_to_proto(load_from_proto(message)) == message
 
 
 @given(ROLES)

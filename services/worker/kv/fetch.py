@@ -1,7 +1,8 @@
 """Reused KV from other instances and the store, as far as it arrives in time.
 
-Whatever does not come is computed: a source that is gone, evicted a block or is slow costs at most the time limit.
-One that failed is not asked for a while.
+Whatever does not come is computed: a source that is gone, evicted a block or is slow costs at most the time limit. One
+that failed is not asked for a while, and the conductor is told not to plan it. After that while, one prompt asks it for
+one block, with little time, before it is trusted with more.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders import PrefillOrder
 
 __all__ = ["BlockSource", "Fetched", "Fetcher", "LayeredFetch"]
+
+MAX_PAUSE_S = 10.0
+"""A trial costs little, so what came back is used again soon."""
+TRIAL_S = 0.5
+"""For the one block that a source which failed is asked for."""
+OVERRUN_S = 1.0
+"""A read that has not ended this long after its time is cancelled."""
+REPORTED_SOURCES_MAX = 64
 
 _log = get_logger("fetch")
 
@@ -96,7 +105,8 @@ class LayeredFetch:
 class Fetched:
     """Leading blocks that arrived, by where they came from, and the time it took until computing could begin.
 
-    With ``layered``, the last blocks counted here are still arriving.
+    ``bytes`` is what there is to learn about the speed from: 0 when something did not come. With ``layered``, the last
+    blocks counted here are still arriving.
     """
 
     peer_blocks: int = 0
@@ -108,6 +118,12 @@ class Fetched:
     @property
     def blocks(self) -> int:
         return self.peer_blocks + self.store_blocks
+
+    def count(self, source: KvSource, blocks: int) -> None:
+        if source == KvSource.STORE:
+            self.store_blocks += blocks
+        else:
+            self.peer_blocks += blocks
 
 
 class Fetcher:
@@ -128,9 +144,15 @@ class Fetcher:
         self._clock = clock
         self._timeout_s = timeout_s
         self._layers = layers
-        self._avoidance = Avoidance()
+        self._avoidance = Avoidance(max_s=MAX_PAUSE_S)
+        self._tried: set[str] = set()
+        """Addresses of sources that a trial is under way to."""
         self.failures = 0
         """Spans of which not everything arrived."""
+
+    def failed_sources(self) -> list[str]:
+        """Addresses of the sources that are left alone now: those that failed last, if they are many."""
+        return self._avoidance.avoided(self._clock())[-REPORTED_SOURCES_MAX:]
 
     async def fetch(
         self,
@@ -146,34 +168,63 @@ class Fetcher:
         Raises what ``abort`` was fired with; nothing else. Nothing is under way then.
         """
         fetched = Fetched()
-        start_s = self._clock()
+        failures, start_s = self.failures, self._clock()
         for span in order.fetches:
             at, end = first + fetched.blocks, min(span.end, len(keys))
-            if at >= end or self._avoidance.avoids(span.address, self._clock()):
+            if at >= end or self._avoidance.avoids(span.address, self._clock()) or span.address in self._tried:
                 continue
             left_s = self._timeout_s - (self._clock() - start_s)
             if span.first > at or left_s <= 0:
                 break
+            if span.address in self._avoidance:
+                left_s = min(left_s, TRIAL_S)
+                tried = await self._try(span, keys[at], table[at], left_s, order, abort, traceparent)
+                fetched.count(span.source, tried)
+                at += tried
+                left_s = self._timeout_s - (self._clock() - start_s)
+                if not tried:
+                    self.failures += 1
+                if not tried or at == end or left_s <= 0:
+                    continue
             offsets = [block * self._layout.block_bytes for block in table[at:end]]
             arrivals = None
             if self._layers is not None and span is order.fetches[-1]:
                 arrivals = LayerArrivals(self._layers, self._layout)
             reading = asyncio.ensure_future(
-                self._read(span, keys[at:end], offsets, left_s, order, traceparent, arrivals)
+                self._read(span, keys[at:end], offsets, left_s, self._timeout_s, order, traceparent, arrivals)
             )
-            arrived = await self._arrive(reading, arrivals, left_s, abort)
+            arrived = await self._arrive(span.address, reading, arrivals, left_s, abort)
             if arrivals is not None and not reading.done():
                 fetched.layered = LayeredFetch(span.address, left_s, arrived, arrivals, reading, self._clock, start_s)
-            if span.source == KvSource.STORE:
-                fetched.store_blocks += arrived
-            else:
-                fetched.peer_blocks += arrived
+            fetched.count(span.source, arrived)
             if arrived < end - at:
                 self.failures += 1
                 break
-        fetched.bytes = fetched.blocks * self._layout.block_bytes
+        if failures == self.failures:  # else the time says nothing about the bytes
+            fetched.bytes = fetched.blocks * self._layout.block_bytes
         fetched.seconds = self._clock() - start_s
         return fetched
+
+    async def _try(
+        self,
+        span: FetchSpan,
+        key: BlockKey,
+        block: int,
+        timeout_s: float,
+        order: PrefillOrder,
+        abort: Abort,
+        traceparent: str,
+    ) -> int:
+        """Whether one block arrived of a source that failed when it was asked last; others leave it alone meanwhile."""
+        offsets = [block * self._layout.block_bytes]
+        self._tried.add(span.address)
+        try:
+            reading = asyncio.ensure_future(
+                self._read(span, [key], offsets, timeout_s, TRIAL_S, order, traceparent, None)
+            )
+            return await self._arrive(span.address, reading, None, timeout_s, abort)
+        finally:
+            self._tried.discard(span.address)
 
     def lost(self, layered: LayeredFetch) -> None:
         """Its layers did not all come, or came too late; :meth:`LayeredFetch.stop` it after this."""
@@ -184,11 +235,13 @@ class Fetcher:
             self._avoidance.failed(layered.address, self._clock())
 
     async def _arrive(
-        self, reading: asyncio.Task[int], arrivals: LayerArrivals | None, left_s: float, abort: Abort
+        self, address: str, reading: asyncio.Task[int], arrivals: LayerArrivals | None, left_s: float, abort: Abort
     ) -> int:
         """Blocks that arrived; or, while ``reading`` goes on, blocks whose first layer did."""
         first: set[asyncio.Future[int]] = {reading} if arrivals is None else {reading, arrivals.first_layer}
-        waited = asyncio.ensure_future(asyncio.wait(first, timeout=left_s + 1.0, return_when=asyncio.FIRST_COMPLETED))
+        waited = asyncio.ensure_future(
+            asyncio.wait(first, timeout=left_s + OVERRUN_S, return_when=asyncio.FIRST_COMPLETED)
+        )
         under_way = False
         try:
             await abort.wait(waited)
@@ -197,6 +250,7 @@ class Fetcher:
             if arrivals is not None and arrivals.first_layer.done():
                 under_way = True
                 return arrivals.first_layer.result()
+            self._avoidance.failed(address, self._clock())  # it did not even keep to its time
             return 0
         finally:
             waited.cancel()
@@ -210,11 +264,12 @@ class Fetcher:
         keys: Sequence[BlockKey],
         offsets: Sequence[int],
         timeout_s: float,
+        whole_s: float,
         order: PrefillOrder,
         traceparent: str,
         arrivals: Mover | None,
     ) -> int:
-        """Leading blocks that arrived, whatever goes wrong."""
+        """Leading blocks that arrived, whatever goes wrong. It is offered ``timeout_s`` out of ``whole_s`` seconds."""
         arrived = 0
         asked_s = self._clock()
         try:
@@ -232,10 +287,10 @@ class Fetcher:
             )
             arrived = result.leading
             result.raise_for_failure()
-            if result.worked:
+            if arrived:  # that something is not there, one may learn from a source whose bytes never come
                 self._avoidance.succeeded(span.address, asked_s)
         except PinyonError as error:
-            if blames_peer(error, timeout_s, self._timeout_s):
+            if blames_peer(error, timeout_s, whole_s):
                 self._avoidance.failed(span.address, self._clock())
             _log.info(
                 "fetching from %s failed: %s", span.source_id, error.message, extra={"request_id": order.request_id}

@@ -13,7 +13,10 @@ _FAIR_SHARE = 0.25
 
 
 class Avoidance:
-    """A pause per peer that doubles with every failure and is forgotten at the first success, or other news of it."""
+    """A pause per peer that doubles with every failure and is forgotten at the first success, or other news of it.
+
+    Failures that lie further apart than the longest pause have nothing to do with each other.
+    """
 
     def __init__(self, *, first_s: float = 0.5, max_s: float = 30.0, max_peers: int = 1024) -> None:
         self._first_s = first_s
@@ -23,6 +26,8 @@ class Avoidance:
 
     def failed(self, peer: str, now_s: float) -> None:
         until, pause, _ = self._until.pop(peer, (0.0, 0.0, 0.0))
+        if now_s - until > self._max_s:
+            pause = 0.0
         if not pause or now_s >= until:  # calls that began together and fail together count once
             pause = min(self._max_s, pause * 2 or self._first_s)
             until = now_s + pause
@@ -43,6 +48,14 @@ class Avoidance:
         """Seconds until its pause ends; 0 when there is none."""
         known = self._until.get(peer)
         return 0.0 if known is None else max(0.0, known[0] - now_s)
+
+    def avoided(self, now_s: float) -> list[str]:
+        """All that :meth:`avoids` is true for, those that failed last at the end."""
+        return [peer for peer, (until, _, _) in self._until.items() if until > now_s]
+
+    def __contains__(self, peer: object) -> bool:
+        """It failed, and there were no good news since; its pause may be over."""
+        return peer in self._until
 
     def __len__(self) -> int:
         return len(self._until)

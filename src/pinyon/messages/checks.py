@@ -5,9 +5,11 @@ from __future__ import annotations
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["ID_CHARS_MAX", "check_id", "check_keys", "check_text", "keys_from_proto"]
+__all__ = ["ADDRESS_CHARS_MAX", "ID_CHARS_MAX", "check_id", "check_keys", "check_text", "keys_from_proto"]
 
 ID_CHARS_MAX = 128
+ADDRESS_CHARS_MAX = 300
+"""A host name has at most 253."""
 
 
 def check_text(text: str, field: str, limit: int = ID_CHARS_MAX) -> str:

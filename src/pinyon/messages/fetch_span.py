@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.fetch_span import FETCH_SPANS_MAX, FetchSpan, KvSource
+from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
 
 __all__ = ["fetch_span_to_proto", "fetch_spans_from_proto"]
 
@@ -38,6 +39,7 @@ def fetch_spans_from_proto(messages: Iterable[common_pb2.FetchSpan], blocks: int
         if first < end or not message.block_count or first + message.block_count > blocks:
             raise InvalidArgument("spans to fetch must be in block order and inside the prompt", field="fetches")
         end = first + message.block_count
+        check_text(message.source_address, "fetches", ADDRESS_CHARS_MAX)
         source = _SOURCES.get(message.source, KvSource.PEER)
         spans.append(FetchSpan(message.source_id, message.source_address, source, first, end))
     return tuple(spans)

@@ -9,12 +9,14 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.messages.checks import check_id, check_text
+from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_id, check_text
 from pinyon.messages.layout import layout_from_proto, layout_to_proto
 from pinyon.messages.role import role_from_proto, role_to_proto
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 
 __all__ = ["info_from_proto", "info_to_proto", "instance_to_proto", "load_from_proto", "load_to_proto"]
+
+FAILED_SOURCES_MAX = 64
 
 
 def info_to_proto(info: InstanceInfo) -> conductor_pb2.InstanceInfo:
@@ -39,7 +41,7 @@ def info_from_proto(message: conductor_pb2.InstanceInfo) -> InstanceInfo:
     if role is None:
         raise InvalidArgument("must be given", field="registration.role")
     try:
-        parse_address(message.address)
+        parse_address(check_text(message.address, "registration.address", ADDRESS_CHARS_MAX))
     except InvalidArgument as error:
         raise InvalidArgument(error.message, field="registration.address") from None
     layout: KvLayout | None = None
@@ -74,6 +76,7 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
         cached_blocks=load.cached_blocks,
         mean_tbt_ms=load.mean_tbt_ms,
         draining=load.draining,
+        failed_source_addresses=sorted(load.failed_sources),
     )
 
 
@@ -81,6 +84,8 @@ def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
     """A load report."""
     if not 0 <= message.mean_tbt_ms < math.inf:
         raise InvalidArgument("must be a non-negative number", field="load.mean_tbt_ms")
+    if len(message.failed_source_addresses) > FAILED_SOURCES_MAX:
+        raise InvalidArgument(f"must be at most {FAILED_SOURCES_MAX} addresses", field="load.failed_source_addresses")
     return InstanceLoad(
         pending_requests=message.pending_requests,
         running_requests=message.running_requests,
@@ -89,6 +94,10 @@ def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
         cached_blocks=message.cached_blocks,
         mean_tbt_ms=message.mean_tbt_ms,
         draining=message.draining,
+        failed_sources=frozenset(
+            check_text(each, "load.failed_source_addresses", ADDRESS_CHARS_MAX)
+            for each in message.failed_source_addresses
+        ),
     )
 
 

@@ -51,6 +51,8 @@ class InstanceLoad:
     cached_blocks: int = 0
     mean_tbt_ms: float = 0.0
     draining: bool = False
+    failed_sources: frozenset[str] = frozenset()
+    """Addresses that it leaves alone as sources of KV, because what it asked of them did not come."""
 
 
 NO_LOAD = InstanceLoad()

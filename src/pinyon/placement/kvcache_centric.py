@@ -51,7 +51,7 @@ class KvCacheCentric:
         tokens = request.prompt_tokens
         block_tokens = pool.layout.block_tokens
         block_bytes = pool.layout.block_bytes
-        threshold, held, sources = self._threshold, match.blocks, pool.sources
+        threshold, held = self._threshold, match.blocks
         best = None
         best_key = (float("inf"), 0)
         for state in pool.prefills:
@@ -62,7 +62,7 @@ class KvCacheCentric:
             prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
             transfer_s = 0.0
             if held > threshold * local:  # the extent is at most held
-                reach = match.extent_for(state, local, sources)
+                reach = match.extent_for(state, local, pool.sources_for(state))
                 if reach > threshold * local:
                     reused = reach * block_tokens
                     rest = tokens - reused

@@ -81,6 +81,13 @@ class Pool:
     room_tokens: int
     """Prompt plus generation that every executor of the pool can hold, in tokens."""
 
+    def sources_for(self, reader: InstanceState) -> Holders[InstanceState]:
+        """Those of the sources that did not just fail the reader."""
+        failed = reader.load.failed_sources
+        if not failed:
+            return self.sources
+        return Holders(state for state in self.sources if state.info.address not in failed)
+
     def without(self, exclude: frozenset[str]) -> Pool:
         """The pool less some instances, as executors and as sources."""
         return Pool(

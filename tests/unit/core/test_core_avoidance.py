@@ -23,6 +23,28 @@ def test_the_pause_grows_with_failures_and_ends_with_a_success() -> None:
     assert not avoidance.avoids("a", 11.0)
 
 
+def test_failures_that_lie_far_apart_are_no_series() -> None:
+    avoidance = Avoidance(first_s=1.0, max_s=4.0)
+    for now_s in (0.0, 1.0, 3.0):
+        avoidance.failed("a", now_s)
+    assert avoidance.left_s("a", 3.0) == 4.0
+    avoidance.failed("a", 11.0)
+    assert avoidance.left_s("a", 11.0) == 4.0
+    avoidance.failed("a", 19.1)
+    assert avoidance.left_s("a", 19.1) == 1.0
+
+
+def test_who_is_left_alone_and_who_was() -> None:
+    avoidance = Avoidance(first_s=1.0)
+    avoidance.failed("a", 0.0)
+    avoidance.failed("b", 0.5)
+    assert avoidance.avoided(0.9) == ["a", "b"]
+    assert avoidance.avoided(1.0) == ["b"]
+    assert "a" in avoidance
+    avoidance.succeeded("a")
+    assert "a" not in avoidance
+
+
 def test_a_bounded_number_of_peers_is_remembered() -> None:
     avoidance = Avoidance(max_peers=3)
     for number in range(10):

@@ -59,6 +59,22 @@ def test_a_busy_holder_is_left_and_its_blocks_fetched(fleet, scheduler):
     assert decision.transfer_s > 0
 
 
+def test_nothing_is_fetched_from_a_source_that_just_failed_its_reader(fleet, scheduler):
+    for name in ("s0", "s1"):
+        hold(fleet, name, range(300))
+    for name in ("p0", "p1"):
+        fleet.set_load(member(fleet, name), InstanceLoad(failed_sources=frozenset({"s0:1"})))
+    (span,) = scheduler.schedule(ask(blocks=300), 0.0).fetches
+    assert span.source.info.instance_id == "s1"
+    fleet.set_load(member(fleet, "p1"), InstanceLoad(failed_sources=frozenset({"s0:1", "s1:1"})))
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(failed_sources=frozenset({"s0:1", "s1:1"})))
+    assert scheduler.schedule(ask("r2", blocks=300), 0.0).fetches == ()
+    fleet.set_load(member(fleet, "p1"), InstanceLoad())
+    again = scheduler.schedule(ask("r3", blocks=300), 0.0)
+    assert names(again)[0] == "p1", "it can read again, which is quicker than computing"
+    assert again.fetches
+
+
 def test_what_is_slower_to_fetch_is_computed(fleet, scheduler):
     hold(fleet, "s0", range(10))
     for name in ("p0", "p1"):

@@ -27,11 +27,20 @@ class Source:
         self.errors: dict[str, PinyonError] = {}
         self.nothing: dict[str, bool | None] = {}
         self.asked: list[str] = []
+        self.reads: list[tuple[str, int]] = []
+        """Address and number of blocks."""
+        self.held: asyncio.Event | None = None
+        """Until it is set, reads of one block take their time."""
+        self.entered = asyncio.Event()
         self.passed: Callable[[], None] = lambda: None
 
     async def read(self, address, keys, *_, **__) -> ReadResult:
         self.asked.append(address)
+        self.reads.append((address, len(keys)))
         self.passed()
+        if self.held is not None and len(keys) == 1:
+            self.entered.set()
+            await self.held.wait()
         if address in self.errors:
             raise self.errors[address]
         if address in self.nothing:
@@ -40,10 +49,10 @@ class Source:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = 1.0) -> None:
         self.now_s = 0.0
         self.source = Source()
-        self.fetcher = Fetcher(self.source, None, LAYOUT, lambda: self.now_s, 1.0)  # type: ignore[arg-type]
+        self.fetcher = Fetcher(self.source, None, LAYOUT, lambda: self.now_s, timeout_s)  # type: ignore[arg-type]
 
     async def fetch(self, *spans: FetchSpan) -> Fetched:
         order = PrefillOrder("id", RequestClass(), None, KEYS, SamplingParams(1), 0, spans, False, "")  # type: ignore[arg-type]
@@ -61,7 +70,59 @@ async def test_a_source_that_failed_is_not_asked_until_its_pause_ends() -> None:
     world.now_s = 0.6
     world.source.errors.clear()
     assert (await world.fetch(PEER, STORE)).peer_blocks == 4
-    assert world.source.asked == ["peer:1", "store:1", "peer:1"]
+    assert world.source.reads == [("peer:1", 4), ("store:1", 4), ("peer:1", 1), ("peer:1", 3)]
+
+
+async def test_a_source_that_failed_is_asked_for_one_block_by_one_prompt_before_it_is_trusted_again() -> None:
+    world = World()
+    world.source.errors["peer:1"] = Unavailable("gone")
+    await world.fetch(PEER)
+    assert world.fetcher.failed_sources() == ["peer:1"]
+    world.now_s = 0.6
+    assert world.fetcher.failed_sources() == [], "so that it is planned again"
+    world.source.held = asyncio.Event()
+    trial = asyncio.ensure_future(world.fetch(PEER))
+    await world.source.entered.wait()
+    assert (await world.fetch(PEER, STORE)).store_blocks == 4, "others leave it alone meanwhile"
+    world.source.held.set()
+    assert (await trial).blocks == 0
+    assert world.fetcher.failed_sources() == ["peer:1"]
+    world.source.errors.clear()
+    world.now_s = 1.7
+    assert (await world.fetch(PEER)).peer_blocks == 4
+    assert (await world.fetch(PEER)).peer_blocks == 4
+    assert [count for address, count in world.source.reads if address == "peer:1"] == [4, 1, 1, 3, 4]
+
+
+async def test_a_source_that_has_nothing_is_not_trusted_for_that() -> None:
+    world = World()
+    world.source.nothing["peer:1"] = False
+    await world.fetch(PEER)
+    for world.now_s in (0.6, 0.7, 0.8):
+        world.source.nothing["peer:1"] = True  # it answers that the block is not there: its bytes may still not come
+        assert (await world.fetch(PEER)).blocks == 0
+    world.source.nothing["peer:1"] = False
+    world.now_s = 0.9
+    await world.fetch(PEER)
+    world.now_s = 1.8
+    assert world.fetcher.failed_sources() == ["peer:1"], "the pause has doubled"
+
+
+async def test_what_did_not_come_says_nothing_about_the_speed() -> None:
+    world = World()
+    assert (await world.fetch(STORE)).bytes == 4 * LAYOUT.block_bytes
+    first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
+    world.source.errors["b:1"] = Unavailable("gone")
+    fetched = await world.fetch(first, second)
+    assert (fetched.blocks, fetched.bytes) == (2, 0)
+
+
+async def test_a_read_that_does_not_even_keep_its_time_is_ended_and_the_source_left_alone(monkeypatch) -> None:
+    monkeypatch.setattr("services.worker.kv.fetch.OVERRUN_S", 0.0)
+    world = World(timeout_s=0.01)
+    world.source.held = asyncio.Event()
+    assert (await world.fetch(FetchSpan("peer", "peer:1", KvSource.PEER, 0, 1))).blocks == 0
+    assert world.fetcher.failed_sources() == ["peer:1"]
 
 
 async def test_a_busy_source_has_not_failed() -> None:

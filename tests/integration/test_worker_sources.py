@@ -1,0 +1,89 @@
+"""A source of KV that breaks and comes back: who asks it, who is told, and that no answer changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest_asyncio
+
+from pinyon.core.request import SamplingParams
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, peer_span, reference, submission
+
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+BLOCKS = 6
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+class Clock:
+    """Real, but for the time in which it stands still."""
+
+    def __init__(self) -> None:
+        self._stopped_s: float | None = None
+
+    def __call__(self) -> float:
+        return time.monotonic() if self._stopped_s is None else self._stopped_s
+
+    def stop(self) -> None:
+        self._stopped_s = time.monotonic()
+
+    def go_on(self) -> None:
+        self._stopped_s = None
+
+
+def prompt(number: int) -> list[int]:
+    """They share nothing."""
+    return [32 + (number * 7 + place * 3) % 90 for place in range(BLOCKS * BLOCK_TOKENS + 3)]
+
+
+async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_used_again_when_it_is_back(fleet):
+    source = await fleet.start("mixed", "s0")
+    clock = Clock()
+    p, d = await fleet.start("prefill", "p0", clock=clock), await fleet.start("decode", "d0")
+    at_source, client = await fleet.client(source), await fleet.client(d)
+
+    async def held_by_source(number: int) -> None:
+        (answer,) = await at_source.submit(submission(prompt(number), SHORT))
+        await answer.wait()
+
+    async def ask(number: int):
+        fetches = [peer_span(source, 0, BLOCKS)]
+        (answer,) = await client.submit(submission(prompt(number), SHORT, prefill=p, decode=d, fetches=fetches))
+        assert (await answer.wait()).tokens == reference(prompt(number), SHORT)
+        return answer.prefill
+
+    for number in range(3):
+        await held_by_source(number)
+    assert (await ask(0)).peer_tokens == BLOCKS * BLOCK_TOKENS
+    assert p.load().failed_sources == frozenset()
+    # It answers, and grants leases, but its bytes do not come.
+    await asyncio.to_thread(source.transfer.close)
+    clock.stop()  # else a pause may be over before we look
+    assert (await ask(1)).peer_tokens == 0
+    assert p.load().failed_sources == {source.address}, "the conductor is told"
+    assert gauge(p, "fetch_failures_total") == 1
+    assert (await ask(2)).peer_tokens == 0
+    assert gauge(p, "fetch_failures_total") == 1, "it was not asked"
+    clock.go_on()
+
+    address = source.address
+    fleet.clients.remove(at_source)
+    await at_source.close()
+    fleet.workers.remove(source)
+    await source.stop(0)
+    source = await fleet.start("mixed", "s0", listen=address)
+    at_source = await fleet.client(source)
+    async with asyncio.timeout(WAIT_S):
+        number = 3
+        await held_by_source(number)
+        while not (await ask(number)).peer_tokens:
+            number += 1
+            await held_by_source(number)
+    assert p.load().failed_sources == frozenset()
+    await fleet.idle()
