@@ -63,9 +63,9 @@ class PoolMachine(RuleBasedStateMachine):
         """A run of blocks, some of whose keys others hold already, or that come twice."""
         unkeyed = sorted(set(+self.held) - set(self.keyed.values()))
         blocks = data.draw(st.permutations(unkeyed))[: len(keys)]
-        self.pool.publish_all(blocks, keys[: len(blocks)], first=3)
-        for block, key in zip(blocks, keys, strict=False):
-            self.keyed.setdefault(key, block)
+        held = self.pool.publish_all(blocks, keys[: len(blocks)], first=3)
+        pairs = enumerate(zip(blocks, keys, strict=False))
+        assert held == [index for index, (block, key) in pairs if self.keyed.setdefault(key, block) != block]
 
     @rule(keys=key_lists, allow_gaps=st.booleans())
     def acquire(self, keys: list[bytes], allow_gaps: bool) -> None:

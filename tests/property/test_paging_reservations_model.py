@@ -71,13 +71,23 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.granted)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        """The next of its blocks has content now."""
+        """The next of its blocks have content now; what others hold already takes their places."""
         reservation, keys = self.granted[data.draw(st.sampled_from(sorted(self.granted)))]
-        at = reservation.held
-        if at < min(len(keys), len(reservation.table)):
-            self.reservations.publish([reservation.table[at]], [keys[at]])
-            assert keys[at] in self.pool
-            reservation.held += 1
+        at, table = reservation.held, reservation.table
+        end = min(len(keys), len(table), at + data.draw(st.integers(1, 3)))
+        if at < end:
+            there = [index for index, key in enumerate(keys[at:end]) if key in self.pool]
+            swaps = self.reservations.publish(table[at:end], keys[at:end])
+            assert [index for index, _ in swaps] == there
+            duplicates = [table[at + index] for index, _ in swaps]
+            for index, block in swaps:
+                table[at + index] = block
+            assert all(key in self.pool for key in keys[at:end])
+            # The content of each is held once: whoever asks for these keys shares the blocks.
+            assert [block for _, block in self.pool.acquire(keys[at:end], allow_gaps=True)] == table[at:end]
+            self.pool.release(table[at:end])
+            reservation.held = end
+            self.take(self.reservations.release(duplicates, self.now))
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())

@@ -43,7 +43,18 @@ def test_ten_thousand_requests_end_once_and_leave_nothing(name: str, request: py
     ends = ("finished", "cancelled", "failed", "refused", "rejected", "unavailable")
     assert sum(world.counts[end] for end in ends) == plan.requests
     # The history is worth something only if it met all of this.
-    met = ("finished", "cancelled", "refused", "retry", "death", "fetched", "evicted", "queued", "expired")
+    met = (
+        "finished",
+        "cancelled",
+        "refused",
+        "retry",
+        "death",
+        "fetched",
+        "evicted",
+        "queued",
+        "expired",
+        "duplicates",
+    )
     assert {what: world.counts[what] for what in met if not world.counts[what]} == {}
     assert world.counts["finished"] > plan.requests / 2
 
@@ -62,10 +73,10 @@ def test_what_was_decided_is_decided_again_from_the_journals() -> None:
     for name, lines in world.journals.items():
         seen = replay_journal(lines)
         assert (seen.calls, seen.differences) == (len(lines) - 1, []), name
-    lru = max((lines for name, lines in world.journals.items() if name != "lb"), key=len)
-    assert len(lru) > 1000
-    fifo = [lru[0].replace('"eviction":"lru"', '"eviction":"fifo"'), *lru[1:]]
-    assert replay_journal(fifo).different, "another policy decides the same of everything"
+    long = [lines for name, lines in world.journals.items() if name != "lb" and len(lines) > 1000]
+    assert long
+    fifo = ([lru[0].replace('"eviction":"lru"', '"eviction":"fifo"'), *lru[1:]] for lru in long)
+    assert any(replay_journal(lines).different for lines in fifo), "another policy decides the same of everything"
 
 
 def test_a_journal_changes_nothing() -> None:

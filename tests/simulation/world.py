@@ -141,6 +141,15 @@ class Instance:
         for number, reservation in grants:
             self.wanted.pop(number)(reservation)
 
+    def publish(self, room: Reservation, first: int, keys: list[BlockKey]) -> None:
+        """What others hold already takes the places of the room's own blocks."""
+        duplicates = []
+        for index, block in self.reservations.publish(room.table[first : first + len(keys)], keys, first=first):
+            duplicates.append(room.table[first + index])
+            room.table[first + index] = block
+        self.world.counts["duplicates"] += len(duplicates)
+        self.free(duplicates)
+
     def free(self, table: list[int]) -> None:
         """As a service does: not before the step that may still touch the blocks is over."""
         if self.stepping:
@@ -229,7 +238,7 @@ class Instance:
             if source.alive:
                 world.log("fetched", attempt.request.number, source.name, len(found))
                 room.held = first + len(found)
-                self.reservations.publish(room.table[first : room.held], keys[: len(found)])
+                self.publish(room, first, keys[: len(found)])
                 self.prompts.published(attempt.job, keys[: len(found)])
                 self.pump()
             self._compute(attempt, room)
@@ -285,7 +294,7 @@ class Instance:
         assert room is not None
         self.prompts.advanced(attempt.job, end - start)
         first, last = start // BLOCK, min(end // BLOCK, len(request.keys))
-        self.reservations.publish(room.table[first:last], request.keys[first:last])
+        self.publish(room, first, request.keys[first:last])
         self.prompts.published(attempt.job, request.keys[first:last])
         self.state.prefill_model.observe(end - start, start, seconds)
         if end < request.tokens:
@@ -307,7 +316,7 @@ class Instance:
             there = attempt.room
             assert there is not None
             keys = attempt.request.keys
-            attempt.decode.reservations.publish(there.table[there.held : len(keys)], keys[there.held :])
+            attempt.decode.publish(there, there.held, keys[there.held :])
             attempt.decode.decode(attempt)
 
     def decode(self, attempt: Attempt) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import BatchRequest
-from pinyon.core.block_keys import chain_block_keys, tokens_to_bytes
+from pinyon.core.block_keys import BlockKey, chain_block_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
 from pinyon.core.request import FinishReason
 from pinyon.eviction import Traits
@@ -192,8 +192,7 @@ class DecodeRequest:
         if not 0 <= result.first_token < parts.served.card.config.vocab_size:
             raise Internal("the prefill instance sent no token of the vocabulary")
         if not order.no_reuse:
-            held, end = reservation.held, len(order.keys)
-            parts.cache.publish(reservation.table[held:end], order.keys[held:end], self._traits, held)
+            self._publish(reservation.table, order.keys[reservation.held :], reservation.held)
         self._report = result.report
         return result.first_token
 
@@ -258,8 +257,12 @@ class DecodeRequest:
         self._tail.clear()
         if self._reservation is not None and not order.no_reuse:
             made, affinity = [self._last_key], order.keys[0] if order.keys else self._last_key
-            self._parts.cache.publish([self._reservation.table[index]], made, self._traits, index)
+            self._publish(self._reservation.table, made, index)
             self._parts.storage.offer(made, affinity, order.request_class)
+
+    def _publish(self, table: list[int], keys: list[BlockKey], first: int) -> None:
+        """Between steps, or before it is in any: nobody reads the blocks whose places others take."""
+        self._parts.cache.release(self._parts.cache.publish(table, keys, self._traits, first))
 
     def _failed(self, error: Exception) -> None:
         self.abort.fire(error if isinstance(error, PinyonError) else Internal("the engine failed on this request"))

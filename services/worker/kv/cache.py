@@ -72,10 +72,18 @@ class KvCache:
         self._give(self._reservations.extend(reservation, keys, self._clock()))
 
     def publish(
-        self, blocks: Sequence[int], keys: Sequence[BlockKey], traits: Traits = NO_TRAITS, first: int = 0
-    ) -> None:
-        """See :meth:`Reservations.publish`."""
-        self._reservations.publish(blocks, keys, traits, first)
+        self, table: list[int], keys: Sequence[BlockKey], traits: Traits = NO_TRAITS, first: int = 0
+    ) -> list[int]:
+        """The blocks of a table from ``first`` on, one per key, are complete: see :meth:`Reservations.publish`.
+
+        Where others hold the same content, their blocks take the places in the table. Returns the duplicates: to be
+        released when nobody reads them any more. Not to be called while a step has the table.
+        """
+        duplicates: list[int] = []
+        for index, block in self._reservations.publish(table[first : first + len(keys)], keys, traits, first):
+            duplicates.append(table[first + index])
+            table[first + index] = block
+        return duplicates
 
     def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """See :meth:`Reservations.hold`."""

@@ -65,6 +65,8 @@ class PrefillJob:
         self._member: PrefillMember | None = None
         self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._compute_s = 0.0
+        self._duplicates: list[int] = []
+        """Blocks whose places in the table others have taken."""
         self._published = 0
         self._position = 0
         """Tokens computed or reused, as the queue knows it."""
@@ -298,8 +300,12 @@ class PrefillJob:
         until = min(end // self._parts.served.layout.block_tokens, len(order.keys))
         if order.no_reuse or reservation is None or until <= self._published:
             return
-        blocks, keys = reservation.table[self._published : until], order.keys[self._published : until]
-        self._parts.cache.publish(blocks, keys, self._traits, self._published)
+        keys = order.keys[self._published : until]
+        duplicates = self._parts.cache.publish(reservation.table, keys, self._traits, self._published)
+        if self._owned is None:
+            self._duplicates += duplicates  # they may be being sent
+        else:
+            self._parts.cache.release(duplicates)
         if store:  # what was fetched is in the store, or on its way there from where it was computed
             self._parts.storage.offer(keys, order.keys[0], order.request_class)
         self._published = until
@@ -343,4 +349,4 @@ class PrefillJob:
         if self._layered is not None:
             await self._layered.stop()
         if self._owned is None and self._reservation is not None:
-            parts.cache.release(self._reservation.table)
+            parts.cache.release(self._duplicates + self._reservation.table)

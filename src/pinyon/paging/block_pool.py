@@ -137,14 +137,19 @@ class BlockPool:
 
     def publish_all(
         self, blocks: Sequence[int], keys: Sequence[bytes], *, traits: Traits = NO_TRAITS, first: int = 0
-    ) -> None:
-        """:meth:`publish` for each, with offsets from ``first`` on; in one go, because a chunk has dozens."""
+    ) -> list[int]:
+        """:meth:`publish` for each, with offsets from ``first`` on; in one go, because a chunk has dozens.
+
+        Returns the indexes of those whose key another block holds.
+        """
         refs, present, by_key = self._refs, self._keys, self._by_key
         fresh: list[bytes] = []
+        held: list[int] = []
         try:
             for offset, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
                 if not refs[block] or present[block] is not None or key in by_key:
-                    self.publish(block, key, traits=traits, offset=offset)
+                    if self.publish(block, key, traits=traits, offset=offset) != block:
+                        held.append(offset - first)
                     continue
                 by_key[key] = block
                 present[block] = key
@@ -153,6 +158,7 @@ class BlockPool:
                 fresh.append(key)
         finally:
             self._changes.add_all(fresh)
+        return held
 
     def release(self, blocks: Iterable[int], *, now_s: float = 0.0) -> None:
         """One reference less on each. At none, a keyed block is cached (evictable) and an unkeyed one is free.

@@ -106,13 +106,18 @@ class Reservations:
 
     def publish(
         self, blocks: Sequence[int], keys: Sequence[BlockKey], traits: Traits = NO_TRAITS, first: int = 0
-    ) -> None:
+    ) -> list[tuple[int, int]]:
         """The blocks' content is complete and correct: they may be reused and read by others from now on.
 
         ``traits`` are those of the request they were made for, ``first`` the place of the first one in its prompt: what
         the eviction policy is told of them.
+
+        Returns ``(index, block)`` where another block holds that content already: it has one reference more, for the
+        caller, who uses it from now on and releases its own when nobody reads that any more.
         """
-        self._pool.publish_all(blocks, keys, traits=traits, first=first)
+        held = self._pool.publish_all(blocks, keys, traits=traits, first=first)
+        found = self._pool.acquire([keys[index] for index in held])
+        return [(index, block) for index, (_, block) in zip(held, found, strict=True)]
 
     def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """``(index in keys, block)`` of every key that is held, with one reference each until :meth:`release`."""

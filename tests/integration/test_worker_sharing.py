@@ -1,0 +1,90 @@
+"""Requests with equal prefixes that come together: each block's content is held once, and no answer changes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import pytest_asyncio
+
+from pinyon.core.request import SamplingParams
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
+
+COMMON = 6
+PROMPT = [32 + place * 5 % 90 for place in range(COMMON * BLOCK_TOKENS)]
+SAMPLING = SamplingParams(max_tokens=3 * BLOCK_TOKENS, ignore_eos=True)
+OWN = 3
+"""Blocks of a request for what it generates (its last token is never fed), and for a token or so of its prompt."""
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+class Gate:
+    """Stops an engine once, at the first step whose decodes please ``at``."""
+
+    def __init__(self, engine, at) -> None:
+        self._reached, self._open = threading.Event(), threading.Event()
+
+        def look(prefills, decodes) -> None:
+            if not self._reached.is_set() and at(decodes):
+                self._reached.set()
+                assert self._open.wait(WAIT_S)
+
+        engine.fail = look
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self._reached.wait, WAIT_S)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.mark.parametrize("how", ["elsewhere", "here", "one without reuse"])
+async def test_equal_prefixes_that_came_together_are_held_once(fleet, how):
+    if how == "here":
+        p = d = await fleet.start("mixed", "m0")
+    else:
+        p, d = await fleet.pair()
+    client = await fleet.client(d)
+    gate = Gate(d.engine, lambda decodes: len(decodes) == 3)
+    prompts = [[*PROMPT, 40 + number] for number in range(3)]
+    # All reserve their blocks before any of them has content.
+    submissions = [submission(each, SAMPLING, prefill=p, decode=d) for each in prompts]
+    submissions[1].no_reuse = how == "one without reuse"
+    if p is not d:
+        d.engine.hold()
+    answers = await client.submit(*submissions)
+    for answer in answers:
+        await answer.first.wait()
+    d.engine.release()
+    await gate.reached()
+    assert gauge(d, "used_blocks") == COMMON + 3 * OWN + (COMMON if how == "one without reuse" else 0)
+    gate.open()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert (await answer.wait()).tokens == reference(prompt, SAMPLING)
+    await fleet.idle()
+
+
+async def test_equal_tokens_that_are_generated_together_are_held_once(fleet):
+    """The same prompt twice, without randomness: what follows is the same, too."""
+    p, d = await fleet.pair()
+    client = await fleet.client(d)
+    full = len(PROMPT) + 2 * BLOCK_TOKENS
+    gate = Gate(d.engine, lambda decodes: len(decodes) == 2 and min(slot.position for slot in decodes) >= full)
+    d.engine.hold()
+    answers = await client.submit(*(submission(PROMPT, SAMPLING, prefill=p, decode=d) for _ in range(2)))
+    for answer in answers:
+        await answer.first.wait()
+    d.engine.release()
+    await gate.reached()
+    assert gauge(d, "used_blocks") == COMMON + 2 + 2
+    gate.open()
+    for answer in answers:
+        assert (await answer.wait()).tokens == reference(PROMPT, SAMPLING)
+    await fleet.idle()
