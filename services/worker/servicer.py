@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import ResourceExhausted
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.role import role_to_proto
 from pinyon.placement.instances import InstanceLoad
@@ -16,6 +17,8 @@ from services.worker.prefill.prefills import Prefills
 from services.worker.prefill.session import PrefillSession
 
 __all__ = ["WorkerServicer"]
+
+SESSIONS_MAX = 1024
 
 
 class WorkerServicer:
@@ -28,12 +31,19 @@ class WorkerServicer:
         self._prefills = prefills
         self._sessions = sessions
         self._load = load
+        self._prefill_sessions = 0
 
     async def Session(self, _: object, context: Any) -> None:
         await self._sessions.run(context)
 
     async def PrefillSession(self, _: object, context: Any) -> None:
-        await PrefillSession(self._parts, self._prefills).run(context)
+        if self._prefill_sessions >= SESSIONS_MAX:
+            raise ResourceExhausted(f"{SESSIONS_MAX} decode instances are connected", field="prefill_instance")
+        self._prefill_sessions += 1
+        try:
+            await PrefillSession(self._parts, self._prefills).run(context)
+        finally:
+            self._prefill_sessions -= 1
 
     async def Generate(
         self, request: worker_pb2.GenerateRequest, context: Any

@@ -1,4 +1,4 @@
-"""A source of KV that breaks and comes back: who asks it, who is told, and that no answer changes."""
+"""Where KV comes from and where it goes to, when that breaks and comes back: who asks, who is told, who waits."""
 
 from __future__ import annotations
 
@@ -86,4 +86,38 @@ async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_use
             number += 1
             await held_by_source(number)
     assert p.load().failed_sources == frozenset()
+    await fleet.idle()
+
+
+async def test_a_decode_instance_that_takes_no_kv_does_not_keep_the_places_of_others(fleet):
+    clock = Clock()
+    p = await fleet.start("prefill", "p0", clock=clock, active_prefills=1, push_timeout_s=2.0)
+    d, other = await fleet.start("decode", "d0"), await fleet.start("decode", "d1")
+    client, at_other = await fleet.client(d), await fleet.client(other)
+
+    def ask(number: int, decode):
+        return submission(prompt(number), SHORT, prefill=p, decode=decode)
+
+    (answer,) = await client.submit(ask(0, d))
+    assert (await answer.wait()).tokens == reference(prompt(0), SHORT)
+    await asyncio.to_thread(d.transfer.close)
+    clock.stop()  # else a pause may be over before we look
+    p.engine.hold()
+    answers = await client.submit(ask(1, d))
+    await p.engine.entered()
+    answers += await client.submit(ask(2, d), ask(3, d))
+    (good,) = await at_other.submit(ask(4, other))
+    p.engine.release()
+    steps = len(p.engine.steps)
+    for answer in answers:
+        await answer.wait()
+        assert answer.last.error.code == "UNAVAILABLE"
+        assert answer.last.error.field != "prefill_instance", "it is not to blame"
+    (late,) = await client.submit(ask(5, d))
+    await late.wait()
+    assert "took no KV" in late.last.error.message
+    assert (await good.wait()).tokens == reference(prompt(4), SHORT)
+    computed = sum(tokens for tokens, _ in p.engine.steps[steps:])
+    assert computed == 2 * len(prompt(1)), "only one of the prompts was computed in vain"
+    clock.go_on()
     await fleet.idle()

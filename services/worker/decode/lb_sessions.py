@@ -20,6 +20,9 @@ from services.worker.decode.updates import UpdateBuffer
 __all__ = ["LbSession", "LbSessions"]
 
 
+SESSIONS_MAX = 1024
+
+
 class LbSessions:
     """All of them, for the figures."""
 
@@ -39,6 +42,12 @@ class LbSessions:
         return sum(session.updates.unsent for session in list(self._open))
 
     async def run(self, context: Any) -> None:
+        """
+        Raises:
+            ResourceExhausted: too many sessions, or the load balancer reads too slowly.
+        """
+        if len(self._open) >= SESSIONS_MAX:
+            raise ResourceExhausted(f"{SESSIONS_MAX} load balancers are connected", retry_after_s=1.0)
         session = LbSession(self)
         self._open.add(session)
         try:

@@ -24,12 +24,16 @@ from services.worker.orders import PrefillOrder, PrefillOutcome, PushTarget
 from services.worker.parts import Parts
 from services.worker.step_members import PrefillMember
 
-__all__ = ["PrefillJob"]
+__all__ = ["PrefillJob", "SendingFailed"]
 
 STOP_GRACE_S = 2.0
 """Writes under way are short; cutting them off costs the target's other transfers a reconnect."""
 
 _log = get_logger("prefill")
+
+
+class SendingFailed(Unavailable):
+    """The decode instance did not take the KV."""
 
 
 class PrefillJob:
@@ -193,7 +197,7 @@ class PrefillJob:
             push, self._push = self._push, None
             if not await push.stop(STOP_GRACE_S):
                 self.unconfirmed = True
-                raise Unavailable("sending KV to the decode instance failed")
+                raise SendingFailed("sending KV to the decode instance failed")
         reservation.held = local
         self._computed = asyncio.get_running_loop().create_future()
 
@@ -328,7 +332,7 @@ class PrefillJob:
         except PinyonError as error:
             if error is self.abort.error:
                 raise  # without aborting the writes: ``_clean_up`` waits for them
-            raise Unavailable(f"sending KV to the decode instance failed: {error.message}") from error
+            raise SendingFailed(f"sending KV to the decode instance failed: {error.message}") from error
         self._push = None
 
     async def _stop_sending(self) -> None:

@@ -8,6 +8,7 @@ connections were cut, or the session's key was revoked, which ends with the sess
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -23,7 +24,10 @@ from services.worker.parts import Parts
 
 __all__ = ["PrefillPeers", "RemotePrefill"]
 
-MAX_SESSIONS = 256
+MAX_SESSIONS = 1024
+"""More than a conductor takes instances, unless it is told to."""
+IDLE_S = 60.0
+"""A session without a prompt is ended after this, and sooner when others need its place."""
 CANCEL_BYTES = 16
 WRITE_S = 10.0
 METHOD = Method(
@@ -54,12 +58,14 @@ class RemotePrefill:
 
 
 class PrefillPeers:
-    """Sessions by address. ``close`` ends all of them."""
+    """Sessions by address, at most ``limit``. ``close`` ends all of them."""
 
-    def __init__(self, parts: Parts, pool: Any) -> None:
+    def __init__(self, parts: Parts, pool: Any, limit: int = MAX_SESSIONS) -> None:
         self.parts = parts
         self.pool = pool
-        self._sessions: dict[str, _PeerSession] = {}
+        self._limit = limit
+        self._sessions: OrderedDict[str, _PeerSession] = OrderedDict()  # the one used last at the end
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S)
 
@@ -76,7 +82,7 @@ class PrefillPeers:
         """Ask for a prompt; ``start.stream_id`` is set here.
 
         Raises:
-            ResourceExhausted: too many sessions or unsent requests.
+            ResourceExhausted: too many sessions with prompts, or unsent requests.
             Unavailable: nobody was there a moment ago.
         """
         session = self._sessions.get(address)
@@ -86,14 +92,43 @@ class PrefillPeers:
         if session is None:
             if self._pauses.avoids(address, self.parts.clock()):
                 raise Unavailable(f"prefill instance {instance_id} was not there", field="prefill_instance")
-            if len(self._tasks) >= MAX_SESSIONS:
-                raise ResourceExhausted(f"{MAX_SESSIONS} prefill instances are connected", field="prefill_instance")
+            self._make_room()
             session = _PeerSession(self, instance_id, address)
             self._sessions[address] = session
             task = asyncio.create_task(session.run(), name="prefill-peer")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            self._arm()
+        self._sessions.move_to_end(address)
         return session.start(start)
+
+    def _make_room(self) -> None:
+        """For one more session, by ending the one without prompts that was used longest ago."""
+        if len(self._sessions) >= self._limit:
+            idle = next((session for session in self._sessions.values() if not session.streams), None)
+            if idle is None:
+                raise ResourceExhausted(f"prompts are at {self._limit} prefill instances", field="prefill_instance")
+            self.forget(idle)
+            idle.end("its place is needed")
+        if len(self._tasks) >= 2 * self._limit:  # those that are ending have their memory still open
+            raise ResourceExhausted("too many sessions are ending", field="prefill_instance")
+
+    def drop_idle(self) -> None:
+        """End the sessions that were not used for a while."""
+        since_s = self.parts.clock() - IDLE_S
+        for session in [each for each in self._sessions.values() if not each.streams and each.used_s <= since_s]:
+            self.forget(session)
+            session.end("nothing to do")
+
+    def _arm(self) -> None:
+        if self._idle_timer is None:
+            self._idle_timer = asyncio.get_running_loop().call_later(IDLE_S / 2, self._look)
+
+    def _look(self) -> None:
+        self._idle_timer = None
+        self.drop_idle()
+        if self._sessions:
+            self._arm()
 
     async def settle(self, remote: RemotePrefill) -> None:
         """Wait until the target's memory is ours alone, cancelling what runs. Bounded.
@@ -115,10 +150,12 @@ class PrefillPeers:
             del self._sessions[session.address]
             if session.spoke:
                 self._pauses.succeeded(session.address)
-            else:
+            elif session.dialed:
                 self._pauses.failed(session.address, self.parts.clock())
 
     async def close(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         for session in list(self._sessions.values()):
             session.end("the decode instance is stopping")
         if self._tasks:
@@ -135,6 +172,9 @@ class _PeerSession:
         self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.parts.settings.max_requests + 16)
         self._next_id = 1
         self._cuts: set[asyncio.Task[None]] = set()
+        self.used_s = peers.parts.clock()
+        """When it had something to do last."""
+        self.dialed = False
 
     @property
     def closing(self) -> bool:
@@ -167,14 +207,16 @@ class _PeerSession:
 
     async def run(self) -> None:
         parts = self._peers.parts
-        region = parts.transfer.register_local_memory(self._peers.pool)
+        region = None
         error: PinyonError = Unavailable(f"prefill instance {self.instance_id} is gone", field="prefill_instance")
         try:
+            region = parts.transfer.register_local_memory(self._peers.pool)
+            self.dialed = True
             hello = hello_to_proto(parts.served, parts.transfer.descriptor([region]))
             await self._stream.run(self._take, self._requests(hello))
         except PinyonError as failure:
             _log.info("session with %s ends: %s", self.address, failure)
-            error = self._named(failure)
+            error = self._named(failure) if self.dialed else Unavailable(f"no memory can be opened: {failure.message}")
         except Exception:
             _log.exception("session with %s failed", self.address)
         finally:
@@ -188,10 +230,11 @@ class _PeerSession:
     async def _revoke(self, region: Any) -> None:
         failure: TransferError | None = None
         try:
-            await asyncio.to_thread(self._peers.parts.transfer.unregister, region)
-        except TransferError as error:
+            if region is not None:
+                await asyncio.to_thread(self._peers.parts.transfer.unregister, region)
+        except Exception as error:  # whatever it is: who waits must learn it
             _log.error("a peer's writes cannot be stopped: its target blocks stay unused", exc_info=error)
-            failure = error
+            failure = error if isinstance(error, TransferError) else TransferError("the memory's key was not revoked")
         if self._cuts:
             await asyncio.wait(set(self._cuts))
         for remote in list(self.streams.values()):
@@ -199,6 +242,7 @@ class _PeerSession:
 
     def _settle(self, remote: RemotePrefill, failure: TransferError | None = None) -> None:
         self.streams.pop(remote.stream_id, None)
+        self.used_s = self._peers.parts.clock()
         if remote.settled.done():
             return
         if failure is None:

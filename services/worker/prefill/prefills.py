@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+from collections.abc import Iterable
 
 from pinyon.batching import Prompt, PromptQueue
 from pinyon.core.errors import PinyonError, Unavailable
@@ -60,6 +61,12 @@ class Prefills:
         job = self._jobs[prompt.number] = PrefillJob(parts, self.queue, self._wake, prompt, order, target, owned)
         self._wake()
         return job
+
+    def drop_queued(self, jobs: Iterable[PrefillJob], error: PinyonError) -> None:
+        """End those of the jobs that wait in the queue."""
+        for job in jobs:
+            if job.prompt.number not in self._tasks:
+                self.cancel(job, error)
 
     def cancel(self, job: PrefillJob, error: PinyonError) -> None:
         """Stop a job in whatever phase it is; its ``done`` follows when nothing of it is left."""

@@ -8,7 +8,16 @@ from contextlib import suppress
 from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.errors import Cancelled, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, PinyonError
+from pinyon.core.avoidance import Avoidance
+from pinyon.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    PinyonError,
+    Unavailable,
+)
 from pinyon.messages.error import error_to_proto
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
@@ -16,13 +25,16 @@ from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 from pinyon.transfer import SegmentDescriptor
 from services.worker.convert import parse_hello, parse_prefill, parse_target, report_to_proto
 from services.worker.parts import Parts
-from services.worker.prefill.job import PrefillJob
+from services.worker.prefill.job import PrefillJob, SendingFailed
 from services.worker.prefill.prefills import Prefills
 
 __all__ = ["PrefillSession"]
 
 HELLO_S = 10.0
 WRITE_S = 10.0
+MAX_PAUSE_S = 10.0
+"""Without prompts for a decode instance that does not take KV: each would hold KV memory and a place until it fails."""
+TARGET = "target"
 
 _log = get_logger("prefill-session")
 
@@ -35,6 +47,7 @@ class PrefillSession:
         self._prefills = prefills
         self._jobs: dict[int, PrefillJob] = {}
         self._outbox: Outbox[worker_pb2.PrefillResult] = Outbox(2 * parts.settings.max_prefills + 16)
+        self._sending = Avoidance(max_s=MAX_PAUSE_S, max_peers=1)
 
     async def run(self, context: Any) -> None:
         """
@@ -87,30 +100,34 @@ class PrefillSession:
         try:
             if stream_id in self._jobs:
                 raise InvalidArgument(f"stream {stream_id} is in use", field="stream_id")
+            if self._sending.avoids(TARGET, self._parts.clock()):
+                raise _nothing_taken()
             order = parse_prefill(start, self._parts.served)
             job = self._prefills.submit(order, target=parse_target(start, segment, self._parts.served))
         except PinyonError as error:
             self._put(worker_pb2.PrefillResult(stream_id=stream_id, error=error_to_proto(error)))
             return
         self._jobs[stream_id] = job
-        timer = None
-        if start.timeout_ms:
-            late = DeadlineExceeded("the request's time was up during its prefill")
-            timer = asyncio.get_running_loop().call_later(start.timeout_ms / 1000, self._prefills.cancel, job, late)
+        late = DeadlineExceeded("the request's time was up during its prefill")
+        timeout_s = start.timeout_ms / 1000 if start.timeout_ms else self._parts.settings.request_timeout_s
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._prefills.cancel, job, late)
         job.done.add_done_callback(lambda _: self._finished(stream_id, job, timer))
 
-    def _finished(self, stream_id: int, job: PrefillJob, timer: asyncio.TimerHandle | None) -> None:
+    def _finished(self, stream_id: int, job: PrefillJob, timer: asyncio.TimerHandle) -> None:
         del self._jobs[stream_id]
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
         result = worker_pb2.PrefillResult(stream_id=stream_id)
         error = job.done.exception()
         if error is None:
             outcome = job.done.result()
             result.first_token = outcome.token
             result.report.CopyFrom(report_to_proto(outcome, self._parts.served.instance_id))
+            self._sending.succeeded(TARGET)
         elif isinstance(error, PinyonError):
             result.error.CopyFrom(error_to_proto(error))
+            if isinstance(error, SendingFailed):
+                self._sending.failed(TARGET, self._parts.clock())
+                self._prefills.drop_queued(list(self._jobs.values()), _nothing_taken())
         else:
             result.error.CopyFrom(error_to_proto(Internal("the prefill failed")))
         if job.unconfirmed:
@@ -125,3 +142,7 @@ class PrefillSession:
         except PinyonError:
             _log.error("a decode instance does not read its results")
             self._outbox.close()
+
+
+def _nothing_taken() -> Unavailable:
+    return Unavailable("the decode instance took no KV a moment ago")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.errors import Unavailable
+from pinyon.core.errors import ResourceExhausted, Unavailable
 from pinyon.runtime.outbox import MESSAGE_BYTES
+from pinyon.transfer.errors import TransferLimitReached
 from services.worker.decode.lb_sessions import LbSession
 from services.worker.prefill import peers
-from services.worker.prefill.peers import PrefillPeers, _messages
+from services.worker.prefill.peers import PrefillPeers, RemotePrefill, _messages
 
 GRPC_BYTES = 4 << 20
 
@@ -60,11 +62,13 @@ class Stream:
     dialed: ClassVar[list[Stream]] = []
 
     def __init__(self, address: str, *_: Any) -> None:
+        self.address = address
         self.ended = asyncio.Event()
         self.spoke = self.ending = False
         Stream.dialed.append(self)
 
-    async def run(self, *_: Any) -> None:
+    async def run(self, take: Callable[[worker_pb2.PrefillSessionResponse], None], *_: Any) -> None:
+        self.take = take
         await self.ended.wait()
         raise Unavailable("gone")
 
@@ -91,7 +95,7 @@ async def sessions(now: list[float], monkeypatch: pytest.MonkeyPatch):
         served=None,
         clock=lambda: now[0],
     )
-    sessions = PrefillPeers(parts, None)  # type: ignore[arg-type]
+    sessions = PrefillPeers(parts, None, limit=3)  # type: ignore[arg-type]
     yield sessions
     await sessions.close()
 
@@ -121,3 +125,56 @@ async def test_one_that_has_spoken_and_went_is_dialed_at_once(sessions: PrefillP
         Stream.dialed[-1].spoke = True
         await gone(sessions)
     assert len(Stream.dialed) == 3
+
+
+async def answered(*remotes: RemotePrefill) -> None:
+    """The peers' results came: nothing of them is under way any more."""
+    await asyncio.sleep(0)  # the sessions begin
+    for remote in remotes:
+        (stream,) = (each for each in Stream.dialed if each.address == remote.session.address and not each.ending)
+        stream.spoke = True
+        stream.take(worker_pb2.PrefillSessionResponse(results=[{"stream_id": remote.stream_id}]))
+
+
+async def test_a_session_without_prompts_ends_after_a_while(sessions: PrefillPeers, now: list[float]) -> None:
+    first, second = sessions.start("a", "a:1", start(1)), sessions.start("b", "b:1", start(1))
+    await answered(first)
+    now[0] += peers.IDLE_S - 1
+    sessions.drop_idle()
+    assert sessions.sessions == 2
+    now[0] += 2
+    sessions.drop_idle()
+    assert sessions.sessions == 1, "the other one waits for its result"
+    await answered(second)
+    sessions.start("a", "a:1", start(1))
+    assert len(Stream.dialed) == 3, "it is dialed again at once"
+
+
+async def test_the_session_used_longest_ago_makes_room_for_another_one(sessions: PrefillPeers) -> None:
+    remotes = {name: sessions.start(name, f"{name}:1", start(1)) for name in "abc"}
+    with pytest.raises(ResourceExhausted):
+        sessions.start("d", "d:1", start(1))
+    await answered(*remotes.values())
+    await answered(sessions.start("a", "a:1", start(1)))
+    sessions.start("d", "d:1", start(1))
+    assert [stream.ending for stream in Stream.dialed] == [False, True, False, False]
+    assert sessions.sessions == 3
+
+
+async def test_a_session_whose_memory_cannot_be_opened_tells_its_prompts_and_is_forgotten(
+    sessions: PrefillPeers,
+) -> None:
+    def full(_: object) -> None:
+        raise TransferLimitReached("4096 regions are registered")
+
+    register, sessions.parts.transfer.register_local_memory = sessions.parts.transfer.register_local_memory, full
+    remote = sessions.start("a", "a:1", start(1))
+    async with asyncio.timeout(10):
+        await asyncio.wait((remote.result, remote.settled))
+    error = remote.result.exception()
+    assert isinstance(error, Unavailable)
+    assert error.field is None, "the prefill instance is not to blame"
+    assert sessions.sessions == 0
+    sessions.parts.transfer.register_local_memory = register
+    sessions.start("a", "a:1", start(1))
+    assert sessions.sessions == 1
