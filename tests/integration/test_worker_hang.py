@@ -128,3 +128,19 @@ async def test_status_tells_people(fleet):
     await m.parts.step_over()
     assert not m.load().draining
     await fleet.idle()
+
+
+async def test_the_conductor_places_nothing_on_an_engine_that_hangs(fleet):
+    conductor = await fleet.start_conductor()
+    m = await fleet.start("mixed", "m0", conductor=conductor, **HANG)
+    await fleet.known("m0", lambda state: state.schedulable)
+    client = await fleet.client(m)
+    m.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, SHORT))
+    await fleet.known("m0", lambda state: not state.schedulable)
+    await answer.wait()
+    m.engine.release()
+    await fleet.known("m0", lambda state: state.schedulable)
+    (again,) = await client.submit(submission(PROMPT, SHORT))
+    assert (await again.wait()).tokens == reference(PROMPT, SHORT)
+    await fleet.idle()

@@ -43,9 +43,11 @@ def prompt(number: int) -> list[int]:
 
 
 async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_used_again_when_it_is_back(fleet):
+    conductor = await fleet.start_conductor()
     source = await fleet.start("mixed", "s0")
     clock = Clock()
-    p, d = await fleet.start("prefill", "p0", clock=clock), await fleet.start("decode", "d0")
+    p = await fleet.start("prefill", "p0", clock=clock, conductor=conductor)
+    d = await fleet.start("decode", "d0")
     at_source, client = await fleet.client(source), await fleet.client(d)
 
     async def held_by_source(number: int) -> None:
@@ -66,7 +68,8 @@ async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_use
     await asyncio.to_thread(source.transfer.close)
     clock.stop()  # else a pause may be over before we look
     assert (await ask(1)).peer_tokens == 0
-    assert p.load().failed_sources == {source.address}, "the conductor is told"
+    assert p.load().failed_sources == {source.address}
+    await fleet.known("p0", lambda state: state.load.failed_sources == {source.address})
     assert gauge(p, "fetch_failures_total") == 1
     assert (await ask(2)).peer_tokens == 0
     assert gauge(p, "fetch_failures_total") == 1, "it was not asked"
@@ -86,6 +89,7 @@ async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_use
             number += 1
             await held_by_source(number)
     assert p.load().failed_sources == frozenset()
+    await fleet.known("p0", lambda state: not state.load.failed_sources)
     await fleet.idle()
 
 

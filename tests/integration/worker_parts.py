@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -18,6 +18,11 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.request import SamplingParams
 from pinyon.model import ModelCard, load_card
+from pinyon.placement.instances import InstanceState
+from pinyon.runtime.telemetry import Telemetry
+from services.conductor.app import Conductor
+from services.conductor.app import build as build_conductor
+from services.conductor.settings import ConductorSettings
 from services.worker.app import Worker
 from services.worker.engines import DecodeSlot, NumpyLlamaEngine, PrefillChunk, StepResult
 from services.worker.engines.weights import builtin_weights
@@ -127,6 +132,21 @@ class Fleet:
     def __init__(self) -> None:
         self.workers: list[Worker] = []
         self.clients: list[LbClient] = []
+        self.conductor: Conductor | None = None
+
+    async def start_conductor(self) -> str:
+        """Its address, for the setting ``conductor`` of the workers."""
+        settings = ConductorSettings(listen="127.0.0.1:0")
+        self.conductor = build_conductor(settings, CollectorRegistry(), Telemetry("conductor", "c"))
+        return await self.conductor.server.start()
+
+    async def known(self, name: str, condition: Callable[[InstanceState], bool]) -> InstanceState:
+        """What the conductor knows of the worker, as soon as it meets the condition."""
+        deadline = time.monotonic() + WAIT_S
+        while (state := self.conductor.fleet.get(name)) is None or not condition(state):
+            assert time.monotonic() < deadline, f"in vain: {state}"
+            await asyncio.sleep(0.005)  # a poll with a deadline: nothing announces this
+        return state
 
     async def start(
         self, role: str, name: str, *, blocks: int = 128, source=None, store=None, clock=time.monotonic, **settings
@@ -170,6 +190,8 @@ class Fleet:
             worker.parts.cache.check_integrity()
             assert worker.parts.cache.pool.used == 0, worker.served.instance_id
             assert worker.transfer.stats().requests_now == 0
+        if self.conductor is not None:
+            await self.conductor.server.drain(0)
 
 
 @dataclass
