@@ -8,10 +8,17 @@ import grpc
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.request import SamplingParams
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
+from pinyon.runtime.telemetry import Telemetry
+from services.lb.app import build as build_lb
+from services.lb.settings import LbSettings
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, gauge, reference, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -143,4 +150,33 @@ async def test_the_conductor_places_nothing_on_an_engine_that_hangs(fleet):
     await fleet.known("m0", lambda state: state.schedulable)
     (again,) = await client.submit(submission(PROMPT, SHORT))
     assert (await again.wait()).tokens == reference(PROMPT, SHORT)
+    await fleet.idle()
+
+
+async def test_a_request_goes_on_elsewhere_with_the_same_tokens_when_its_engine_hangs(fleet):
+    """Load balancer, conductor and two workers, all real."""
+    conductor = await fleet.start_conductor()
+    workers = [await fleet.start("mixed", name, conductor=conductor, **HANG) for name in ("m0", "m1")]
+    for name in ("m0", "m1"):
+        await fleet.known(name, lambda state: state.schedulable)
+    settings = LbSettings(conductor=conductor, listen="127.0.0.1:0", http_listen="127.0.0.1:0", metrics_listen="")
+    lb = build_lb(settings, "lb0", CollectorRegistry(), Telemetry("lb", "lb0"))
+    address = (await lb.start())["grpc"]
+    gate = Gate(
+        lambda decodes: any(slot.position >= len(PROMPT) + 5 for slot in decodes),
+        *(worker.engine for worker in workers),
+    )
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = lb_pb2.GenerateRequest(
+            prompt_tokens_le32=tokens_to_bytes(PROMPT),
+            sampling=common_pb2.SamplingParams(max_tokens=40, ignore_eos=True),
+        )
+        tokens: list[int] = []
+        async for reply in lb_pb2_grpc.LbServiceStub(channel).Generate(request):
+            tokens += reply.tokens
+    assert tokens == reference(PROMPT, LONG)
+    hung = [worker.parts.engine_loop.hangs for worker in workers]
+    assert sorted(hung) == [False, True], "the request did not wait for its end"
+    gate.open()
+    await lb.close(0)
     await fleet.idle()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-
 import pytest
 import pytest_asyncio
 
 from pinyon.core.request import SamplingParams
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, gauge, reference, submission
 
 COMMON = 6
 PROMPT = [32 + place * 5 % 90 for place in range(COMMON * BLOCK_TOKENS)]
@@ -25,26 +22,6 @@ async def fleet():
     await fleet.close()
 
 
-class Gate:
-    """Stops an engine once, at the first step whose decodes please ``at``."""
-
-    def __init__(self, engine, at) -> None:
-        self._reached, self._open = threading.Event(), threading.Event()
-
-        def look(prefills, decodes) -> None:
-            if not self._reached.is_set() and at(decodes):
-                self._reached.set()
-                assert self._open.wait(WAIT_S)
-
-        engine.fail = look
-
-    async def reached(self) -> None:
-        assert await asyncio.to_thread(self._reached.wait, WAIT_S)
-
-    def open(self) -> None:
-        self._open.set()
-
-
 @pytest.mark.parametrize("how", ["elsewhere", "here", "one without reuse"])
 async def test_equal_prefixes_that_came_together_are_held_once(fleet, how):
     if how == "here":
@@ -52,7 +29,7 @@ async def test_equal_prefixes_that_came_together_are_held_once(fleet, how):
     else:
         p, d = await fleet.pair()
     client = await fleet.client(d)
-    gate = Gate(d.engine, lambda decodes: len(decodes) == 3)
+    gate = Gate(lambda decodes: len(decodes) == 3, d.engine)
     prompts = [[*PROMPT, 40 + number] for number in range(3)]
     # All reserve their blocks before any of them has content.
     submissions = [submission(each, SAMPLING, prefill=p, decode=d) for each in prompts]
@@ -76,7 +53,7 @@ async def test_equal_tokens_that_are_generated_together_are_held_once(fleet):
     p, d = await fleet.pair()
     client = await fleet.client(d)
     full = len(PROMPT) + 2 * BLOCK_TOKENS
-    gate = Gate(d.engine, lambda decodes: len(decodes) == 2 and min(slot.position for slot in decodes) >= full)
+    gate = Gate(lambda decodes: len(decodes) == 2 and min(slot.position for slot in decodes) >= full, d.engine)
     d.engine.hold()
     answers = await client.submit(*(submission(PROMPT, SAMPLING, prefill=p, decode=d) for _ in range(2)))
     for answer in answers:

@@ -100,6 +100,27 @@ class GateEngine:
         return self._engine.step(prefills, decodes)
 
 
+class Gate:
+    """Stops one of the engines, once, at the first step whose decodes please ``at``."""
+
+    def __init__(self, at: Callable[[Sequence[DecodeSlot]], bool], *engines: GateEngine) -> None:
+        self._reached, self._open = threading.Event(), threading.Event()
+
+        def look(prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> None:
+            if not self._reached.is_set() and at(decodes):
+                self._reached.set()
+                assert self._open.wait(WAIT_S)
+
+        for engine in engines:
+            engine.fail = look
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self._reached.wait, WAIT_S)
+
+    def open(self) -> None:
+        self._open.set()
+
+
 _reference: dict[tuple[bytes, SamplingParams], list[int]] = {}
 
 
