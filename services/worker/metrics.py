@@ -114,6 +114,7 @@ def register_gauges(
         "remote_prefills": ("Prompts computed elsewhere that are not settled.", lambda: peers.in_flight),
         "leases": ("Leases of readers.", lambda: parts.cache.leases),
         "outbox_tokens": ("Tokens not sent yet.", lambda: sessions.unsent),
+        "engine_hangs": ("1 while an engine step takes too long.", lambda: parts.engine_loop.hangs),
         "store_queue_blocks": ("Blocks that wait for the KV store.", lambda: parts.storage.pending),
         "used_blocks": ("KV blocks with references.", lambda: parts.cache.pool.used),
         "cached_blocks": ("KV blocks kept only for reuse.", lambda: parts.cache.pool.cached),

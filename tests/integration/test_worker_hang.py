@@ -71,6 +71,7 @@ async def test_requests_of_an_engine_that_hangs_fail_and_it_serves_again_when_th
     assert answer.tokens == reference(PROMPT, LONG)[: len(answer.tokens)]
     assert any("in step" in record.stacks for record in caplog.records if hasattr(record, "stacks"))
     assert gauge(m, "used_blocks") > 0, "the step may still write to them"
+    assert gauge(m, "engine_hangs") == 1
     assert m.load().draining
     (refused,) = await client.submit(submission(PROMPT, SHORT))
     await refused.wait()

@@ -43,6 +43,7 @@ IDLE_GAUGES = (
     "remote_prefills",
     "leases",
     "outbox_tokens",
+    "engine_hangs",
     "store_queue_blocks",
     "used_blocks",
 )
