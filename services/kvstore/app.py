@@ -14,7 +14,8 @@ from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.transfer_engine import register_transfer_metrics, start_transfer_engine
-from pinyon.store.metadata import NodeRecord, StoreMetadata
+from pinyon.store.metadata import StoreMetadata
+from pinyon.store.records import NodeRecord
 from services.kvstore.metrics import register_metrics
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher

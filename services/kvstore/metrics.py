@@ -61,6 +61,7 @@ def register_metrics(
                 ("expired_leases", "Leases that ended by their time", lambda: counters.expired_leases),
                 ("expired_puts", "Puts that ended by their timeout", lambda: counters.expired_puts),
                 ("metadata_failures", "Times that Redis could not be told", lambda: publisher.failures),
+                ("metadata_losses", "Times that Redis had lost something", lambda: publisher.losses),
                 ("metadata_purged_blocks", "Entries of dead nodes removed from Redis", lambda: publisher.purged),
                 ("metadata_malformed_values", "Values in Redis that made no sense", lambda: publisher.malformed),
             ],

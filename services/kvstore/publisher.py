@@ -9,7 +9,8 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
-from pinyon.store.metadata import Life, NodeRecord, StoreMetadata
+from pinyon.store.metadata import BATCH, StoreMetadata
+from pinyon.store.records import Life, NodeRecord
 from services.kvstore.node import StoreNode
 
 __all__ = ["MetadataPublisher"]
@@ -20,6 +21,8 @@ MAX_PAUSE_S = 2.0
 CLEAN_PERIOD_S = 5.0
 DEAD_GRACE_S = 30.0
 """A life without a record for this long is over; sooner, it may be one whose Redis was away for a moment."""
+AUDIT_BLOCKS = 1024
+"""Entries that are looked after at each renewal of the node's lease, in turn."""
 PURGE_BLOCKS = 8192
 """Entries of the dead that are removed in one go."""
 LEAVE_S = 3.0
@@ -48,20 +51,23 @@ class MetadataPublisher:
         self._clock = clock
         self._lost_name = lost_name or asyncio.Event()
         self._changes = node.table.listen()
-        self._listed: set[bytes] = set()
+        self._listed: set[bytes] = set()  # as Redis has confirmed
+        self._unaudited: list[bytes] = []
         self._tell_all = False
         self._wake = asyncio.Event()
         self._dead_since: dict[Life, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.failures = 0
         """Times that Redis could not be told something."""
+        self.losses = 0
+        """Times that Redis was found to have lost something."""
         self.purged = 0
         """Entries of dead lives that were removed."""
         node.on_change(self._wake.set)
 
     @property
     def listed(self) -> int:
-        """Blocks that are listed in Redis, as far as we know."""
+        """Blocks that are listed in Redis, as it has confirmed."""
         return len(self._listed)
 
     @property
@@ -114,16 +120,20 @@ class MetadataPublisher:
         table, life = self._node.table, self._record.life
         stored, removed = self._changes.drain()
         tell_all, self._tell_all = self._tell_all, False
-        if tell_all:
-            stored = table.keys()
-            removed = list(self._listed.difference(stored))
         try:
-            await self._metadata.discard(life, removed)
+            if tell_all:
+                self._listed.clear()
+                listed = await self._metadata.listed(life)
+                self._changes.drain()
+                stored = table.keys()
+                removed = list(listed.difference(stored))
             self._listed.difference_update(removed)
-            sizes = ((key, table.size_of(key)) for key in stored)
-            blocks = [(key, size) for key, size in sizes if size is not None]
-            self._listed.update(key for key, _ in blocks)  # before: an attempt that failed may have half worked
-            await self._metadata.add(life, blocks)
+            await self._metadata.discard(life, removed)
+            for start in range(0, len(stored), BATCH):
+                sizes = ((key, table.size_of(key)) for key in stored[start : start + BATCH])
+                blocks = [(key, size) for key, size in sizes if size is not None]
+                await self._metadata.add(life, blocks)
+                self._listed.update(key for key, _ in blocks)
         except PinyonError:
             self.failures += 1
             self._tell_all = True
@@ -136,16 +146,31 @@ class MetadataPublisher:
             await asyncio.sleep(self._lease_s / 3)
             try:
                 if not await self._metadata.renew(self._record, self._lease_s):
-                    _log.warning("the node's record was gone from Redis; listing all blocks again")
-                    self._tell_all = True
-                    self._wake.set()
+                    self._lost("the node's record or entries were gone from Redis")
+                await self.audit()
             except FailedPrecondition as error:
                 _log.error("%s; this one stops", error.message)
                 self._lost_name.set()
                 return
             except Unavailable as error:
                 self.failures += 1
-                _log.warning("the node's lease was not renewed: %s", error.message)
+                _log.warning("the lease and entries of the node were not looked after: %s", error.message)
+
+    async def audit(self) -> None:
+        """Look after the next listed entries: single ones may be lost without any other sign."""
+        if not self._unaudited:
+            self._unaudited = list(self._listed)
+        part = self._unaudited[-AUDIT_BLOCKS:]
+        del self._unaudited[-AUDIT_BLOCKS:]
+        missing = await self._metadata.missing(self._record.life, [key for key in part if key in self._listed])
+        if any(key in self._listed for key in missing):  # and was not unlisted meanwhile
+            self._lost("entries were missing in Redis")
+
+    def _lost(self, what: str) -> None:
+        self.losses += 1
+        _log.warning("%s; listing all blocks again", what)
+        self._tell_all = True
+        self._wake.set()
 
     # -- the dead
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pinyon.runtime.redis_server import RedisServer, find_redis
-from pinyon.store.metadata import BATCH, Life, NodeRecord, StoreMetadata
+from pinyon.store.metadata import BATCH, StoreMetadata
+from pinyon.store.records import Life, NodeRecord
 from services.kvstore.settings import KvStoreSettings
 from services.process import ServiceProcess
 from tests.integration.kvstore_parts import WAIT_S, client_of, empty, eventually, key, running_node
@@ -89,7 +91,7 @@ async def test_purging_spares_the_living(metadata: StoreMetadata) -> None:
     assert await metadata.purge(NODE.life, BATCH) == 10
     assert await metadata.lives() == {newer.life}
     assert [replica.size_bytes for replicas in await metadata.locate(keys) for replica in replicas] == [6]
-    assert len(await metadata._redis.keys()) == 4
+    assert len(await metadata._redis.keys()) == 5
 
 
 async def test_foreign_values_are_ignored_and_counted(metadata: StoreMetadata) -> None:
@@ -109,10 +111,147 @@ async def test_foreign_values_are_ignored_and_counted(metadata: StoreMetadata) -
     assert metadata.malformed == 4 + 4 + 5  # asked for the nodes again; four fields and a string
     await metadata.add(NODE.life, [(key(3), 5), (key(4), 5)])  # what is broken does not break the rest
     assert [len(each) for each in await metadata.locate([key(4)], [NODE])] == [1]
+    await metadata.leave(NODE)
     assert await metadata.purge(NODE.life, 1000) == 6
     assert await metadata.locate([key(0), key(4)], [NODE]) == [[], []]
     await raw.set(f"pinyon:v1:index:kv-8/{BOOT}", "not a set")
     assert await metadata.purge(Life("kv-8", BOOT), 1000) == 0
+
+
+async def test_nobody_takes_a_name_back_that_another_process_has_taken(metadata: StoreMetadata) -> None:
+    newer = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
+    for turns in range(60):  # the newer one comes at many different places of the older one's renewal
+        await metadata.register(NODE, WAIT_S)
+        await metadata._redis.ping()
+        renewal = asyncio.create_task(metadata.renew(NODE, WAIT_S))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await metadata.register(newer, WAIT_S)
+        await asyncio.wait({renewal})
+        assert await metadata.nodes() == [newer], f"after {turns} turns"
+        assert renewal.exception() is None or isinstance(renewal.exception(), FailedPrecondition)
+
+
+async def test_a_process_whose_name_was_taken_writes_nothing(metadata: StoreMetadata) -> None:
+    newer = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(key(0), 5)])
+    await metadata.register(newer, WAIT_S)
+    await metadata.purge(NODE.life, 1000)
+    with pytest.raises(FailedPrecondition, match="kv-0"):
+        await metadata.add(NODE.life, [(key(1), 5)])
+    await metadata.leave(NODE)
+    assert await metadata.lives() == {newer.life}
+    assert await metadata.nodes() == [newer]
+    assert await metadata.locate([key(0), key(1)], [NODE]) == [[], []]
+
+
+async def test_a_life_that_is_back_is_not_purged(metadata: StoreMetadata) -> None:
+    keys = [key(number) for number in range(BATCH + 10)]
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(each, 5) for each in keys])
+    await metadata._redis.delete("pinyon:v1:node:kv-0")  # as when its lease has ended
+    assert await metadata.purge(NODE.life, BATCH) == BATCH
+    assert not await metadata.renew(NODE, WAIT_S), "its entries are not as it left them"
+    assert await metadata.purge(NODE.life, BATCH) == 0
+    assert await metadata.lives() == {NODE.life}
+    assert sum(map(len, await metadata.locate(keys))) == 10
+    await metadata.add(NODE.life, [(each, 5) for each in keys])
+    assert await metadata.renew(NODE, WAIT_S)
+
+
+async def test_a_change_that_comes_late_changes_nothing(metadata: StoreMetadata, redis_server: RedisServer) -> None:
+    """One that was sent and given up: a server that was frozen does it later."""
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(key(0), 5)])
+    await metadata.discard(NODE.life, [key(0)])
+    late = StoreMetadata(redis_server.url)
+    with pytest.raises(Unavailable, match="lost"):
+        await late.add(NODE.life, [(key(0), 5)])
+    await late.close()
+    assert await metadata.locate([key(0)]) == [[]]
+    assert await metadata.renew(NODE, WAIT_S)
+
+
+async def test_a_server_that_knows_only_earlier_changes_is_noticed_at_the_next_one(metadata: StoreMetadata) -> None:
+    raw = metadata._redis
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(key(0), 5)])
+    saved = {name: await raw.dump(name) for name in await raw.keys()}
+    await metadata.add(NODE.life, [(key(1), 5)])
+    await metadata.discard(NODE.life, [key(0)])
+
+    async def fail_over() -> None:
+        await raw.flushall()  # the scripts, too
+        await raw.script_flush()
+        for name, value in saved.items():
+            await raw.restore(name, round(WAIT_S * 1000), value)
+
+    await fail_over()
+    assert not await metadata.renew(NODE, WAIT_S)
+    assert await metadata.listed(NODE.life) == {key(0)}
+    await metadata.discard(NODE.life, [key(0)])  # what the node does then: it lists everything again
+    await metadata.add(NODE.life, [(key(1), 5)])
+    assert await metadata.renew(NODE, WAIT_S)
+    await fail_over()
+    with pytest.raises(Unavailable, match="lost"):
+        await metadata.add(NODE.life, [(key(2), 5)])
+    await metadata.add(NODE.life, [(key(1), 5), (key(2), 5)])
+    assert await metadata.renew(NODE, WAIT_S)
+
+
+async def _lose_entries(raw: Redis, life: Life) -> None:
+    names = sorted(await raw.keys("pinyon:v1:block:*"))
+    await raw.delete(*names[::2])
+
+
+async def _lose_index(raw: Redis, life: Life) -> None:
+    await raw.delete(f"pinyon:v1:index:{life}")
+
+
+async def _lose_changes(raw: Redis, life: Life) -> None:
+    for name in sorted(await raw.keys("pinyon:v1:block:*"))[1:]:
+        await raw.delete(name)
+        await raw.srem(f"pinyon:v1:index:{life}", bytes.fromhex(name.decode().rpartition(":")[2]))
+    await raw.set(f"pinyon:v1:written:{life}", 1)
+
+
+@pytest.mark.parametrize("lose", [_lose_entries, _lose_index, _lose_changes])
+async def test_entries_that_are_lost_without_the_record_are_listed_again(
+    metadata: StoreMetadata, redis_server: RedisServer, lose: Callable[[Redis, Life], Awaitable[None]]
+) -> None:
+    numbers = range(12)
+    async with running_node(redis_server.url, node_lease_s=4.0) as node, client_of(redis_server.url) as client:
+        for number in numbers:
+            await client.stored([number])
+        await client.until_listed(numbers)
+        life = Life("kv-0", node.node.boot_id)
+        await lose(metadata._redis, life)
+        await eventually(lambda: node.figure("metadata_losses_total"), "the node has noticed")
+        await client.until_listed(numbers)
+
+        async def indexed() -> bool:
+            return await metadata.listed(life) == {key(number) for number in numbers}
+
+        await eventually(indexed, "the index is whole")
+        assert node.figure("listed_blocks") == len(numbers)
+
+
+async def test_a_stale_entry_is_removed_with_what_was_lost(metadata: StoreMetadata, redis_server: RedisServer) -> None:
+    """A server that lost the change by which a block was unlisted would name it for ever."""
+    async with running_node(redis_server.url, node_lease_s=4.0) as node, client_of(redis_server.url) as client:
+        await client.stored([1, 2])
+        await client.until_listed([1, 2])
+        raw, life = metadata._redis, Life("kv-0", node.node.boot_id)
+        saved = {name: await raw.dump(name) for name in await raw.keys(b"*[0-9a-f]") if b"node:" not in name}
+        await client.store.remove([key(2)])
+        await client.until_listed([2], replicas=0)
+        for name, value in saved.items():
+            await raw.restore(name, 0, value, replace=True)
+        assert await client.listed([2]) == [1]
+        await client.until_listed([2], replicas=0)
+        await client.until_listed([1])
+        assert await metadata.listed(life) == {key(1)}
 
 
 async def test_bad_urls_and_absent_servers_are_said_plainly() -> None:

@@ -23,7 +23,8 @@ from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.redis_server import find_redis
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.client import PutOutcome
-from pinyon.store.metadata import Life, NodeRecord, StoreMetadata
+from pinyon.store.metadata import StoreMetadata
+from pinyon.store.records import Life, NodeRecord
 from pinyon.transfer import Opcode, Reason, TransferRequest
 from services.conductor.app import build
 from services.conductor.settings import ConductorSettings
@@ -110,7 +111,8 @@ async def test_what_the_store_has_is_not_sent_again(redis_url: str) -> None:
         assert node.figure("put_objects_total") == 3
         assert node.figure("put_bytes_total") == 3 * OBJECT
         # before the metadata is there, the node itself says so
-        await client.store.metadata.discard(Life("kv-0", node.node.boot_id), [key(1)])
+        life = Life("kv-0", node.node.boot_id)
+        await client.store.metadata._redis.hdel(f"pinyon:v1:block:{key(1).hex()}", str(life))
         assert (await client.put([1])).outcomes == (PutOutcome.EXISTS,)
         assert node.figure("put_objects_total") == 3
 

@@ -14,7 +14,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.messages.checks import keys_from_proto
 from pinyon.messages.segment import segment_from_proto, segment_to_proto
-from pinyon.store.metadata import MAX_OBJECT_BYTES, Life, NodeRecord, parse_life, parse_node, parse_replica
+from pinyon.store.records import MAX_OBJECT_BYTES, Life, NodeRecord, parse_life, parse_node, parse_replica
 from pinyon.transfer import RegionDescriptor, SegmentDescriptor
 
 BOOT = "0123456789abcdef" * 2

@@ -20,9 +20,10 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, PinyonError, Unavailable
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
-from pinyon.store.metadata import NodeRecord, Replica, StoreMetadata
+from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_calls import NodeCalls
 from pinyon.store.reader import MAX_KEYS, BlockReader
+from pinyon.store.records import NodeRecord, Replica
 from pinyon.store.rendezvous import rank
 from pinyon.store.writer import BlockWriter, WriteOutcome
 from pinyon.transfer import Region, TransferEngine

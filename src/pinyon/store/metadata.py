@@ -10,6 +10,7 @@ key                          type    content
 ``lives``                    set     every ``<life>`` that may have entries here
 ``block:<key as 32 hex>``    hash    field ``<life>`` → size of the replica in bytes, as decimal digits
 ``index:<life>``             set     raw 16-byte keys of the blocks that this life has listed
+``written:<life>``           string  number of the last change that this life has made to its entries
 ===========================  ======  ===================================================================================
 
 Rules:
@@ -18,9 +19,13 @@ Rules:
   or restarted node are void at once, before anybody has cleaned up.
 - A node lists a block after it became readable and unlists it after it is gone; a reader therefore may find an entry
   without an object (the node says so when asked), never an object's entry with other bytes behind it.
-- Writing an entry puts it into the index first, so the index names all entries of a life. Purging a life goes through
-  its index in bounded steps. A node purges its own earlier lives when it starts, and the lives of nodes that have
-  been without a record for a while.
+- A life's entries, their index and the number of the change are written by one script, so a Redis that took over with
+  only a part of the changes says so: by the number at the life's next change or renewal, by the size of the index at a
+  renewal, and by single entries, which the node looks after in turn. Then the node lists everything again.
+- Every script looks at the record first. A process whose name another one has taken writes nothing any more, and a life
+  that is back is not purged.
+- The index names all entries of a life. Purging a life goes through its index in bounded steps. A node purges its own
+  earlier lives when it starts, and the lives of nodes that have been without a record for a while.
 - A value that does not parse is ignored and counted: Redis is shared, and what is in it is outside data.
 """
 
@@ -28,10 +33,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -41,91 +45,30 @@ from redis.exceptions import RedisError
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pinyon.store import metadata_scripts as scripts
+from pinyon.store.records import Life, NodeRecord, Replica, parse_life, parse_node, parse_replica
 
-__all__ = ["Life", "NodeRecord", "Replica", "StoreMetadata", "parse_life", "parse_node", "parse_replica"]
+__all__ = ["StoreMetadata"]
 
 PREFIX = "pinyon:v1:"
 BATCH = 512
 """Blocks per pipeline: bounds one round trip and the reply's memory."""
 MAX_NODES = 1024
-MAX_OBJECT_BYTES = 1 << 40
 
 T = TypeVar("T")
 
-_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_BOOT_ID = re.compile(r"[0-9a-f]{32}")
-_ADDRESS = re.compile(r"\S{1,255}:\d{1,5}")
 
+@dataclass(slots=True)
+class _Written:
+    """What this process has changed in the entries of one life, as far as Redis has confirmed it."""
 
-class Life(NamedTuple):
-    """One life of one node's process."""
-
-    node_id: str
-    boot_id: str
-
-    def __str__(self) -> str:
-        return f"{self.node_id}/{self.boot_id}"
-
-
-@dataclass(frozen=True)
-class NodeRecord:
-    """A live store node. ``address`` is its gRPC ``host:port``."""
-
-    node_id: str
-    boot_id: str
-    address: str
-    capacity_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        if not _NODE_ID.fullmatch(self.node_id):
-            raise InvalidArgument(f"not a node id: {self.node_id!r} ({_NODE_ID.pattern})", field="node_id")
-        if not _BOOT_ID.fullmatch(self.boot_id):
-            raise InvalidArgument("a boot id is 32 hex digits", field="boot_id")
-        if not _ADDRESS.fullmatch(self.address):
-            raise InvalidArgument(f"{self.address!r} is not host:port", field="address")
-        if not 0 <= self.capacity_bytes < 1 << 63:
-            raise InvalidArgument("no such capacity", field="capacity_bytes")
-
-    @property
-    def life(self) -> Life:
-        return Life(self.node_id, self.boot_id)
-
-
-class Replica(NamedTuple):
-    """A copy of a block: where, and its size in bytes."""
-
-    node: NodeRecord
-    size_bytes: int
-
-
-def parse_life(raw: bytes) -> Life | None:
-    """``<node>/<boot>``, or ``None`` for anything else."""
-    try:
-        node_id, _, boot_id = raw.decode("ascii").partition("/")
-    except UnicodeDecodeError:
-        return None
-    return Life(node_id, boot_id) if _NODE_ID.fullmatch(node_id) and _BOOT_ID.fullmatch(boot_id) else None
-
-
-def parse_node(node_id: str, raw: bytes) -> NodeRecord | None:
-    """The record stored for ``node_id``, or ``None`` if it is not one."""
-    try:
-        value = json.loads(raw)
-        boot_id, address, capacity = value["boot"], value["address"], value["capacity_bytes"]
-        if type(boot_id) is str and type(address) is str and type(capacity) is int:
-            return NodeRecord(node_id, boot_id, address, capacity)
-    except (ValueError, TypeError, KeyError, RecursionError, InvalidArgument):
-        pass
-    return None
-
-
-def parse_replica(field: bytes, value: bytes) -> tuple[Life, int] | None:
-    """One field of a block's hash as ``(life, size in bytes)``, or ``None`` if it is not one."""
-    life = parse_life(field)
-    if life is None or not value.isdigit() or len(value) > 16:
-        return None
-    size = int(value)
-    return (life, size) if 0 < size <= MAX_OBJECT_BYTES else None
+    number: int = 0
+    """Of the last change that was sent."""
+    confirmed: int = 0
+    entries: int | None = None
+    """In the index after the last change; None while one is under way and after one that failed."""
+    unsure: bool = False
+    """A change was not confirmed, or some were lost: the numbers begin anew with the next one."""
 
 
 class StoreMetadata:
@@ -150,6 +93,13 @@ class StoreMetadata:
         pool.connection_kwargs["decode_responses"] = False  # keys are raw bytes, whatever the URL says
         self._redis: Redis = Redis(connection_pool=pool)
         self._pool = pool
+        self._timeout_s = timeout_s
+        self._announce = self._redis.register_script(scripts.ANNOUNCE)
+        self._leave = self._redis.register_script(scripts.LEAVE)
+        self._write = self._redis.register_script(scripts.WRITE)
+        self._unlist = self._redis.register_script(scripts.UNLIST)
+        self._forget = self._redis.register_script(scripts.FORGET)
+        self._written: dict[Life, _Written] = {}
         self.malformed = 0
         """Values that were ignored because they do not parse."""
 
@@ -161,7 +111,8 @@ class StoreMetadata:
         task = asyncio.current_task()
         cancels = task.cancelling() if task else 0
         try:
-            reply = await answer
+            async with asyncio.timeout(self._timeout_s):  # with the wait for a connection, and the second try
+                reply = await answer
         except (RedisError, OSError) as error:
             self._pass_on_cancel(task, cancels)
             raise Unavailable(f"Redis: {type(error).__name__}") from error
@@ -184,31 +135,34 @@ class StoreMetadata:
 
     async def register(self, node: NodeRecord, lease_s: float) -> None:
         """Announce a new life; it takes over from any earlier one of this node id."""
-
-        def build(pipe: Any) -> None:
-            pipe.sadd(f"{PREFIX}lives", str(node.life))
-            pipe.set(f"{PREFIX}node:{node.node_id}", _record(node), px=_ms(lease_s))
-
-        self._raise_first(await self._pipeline(build))
+        await self._announced(node, lease_s, take_over=True)
 
     async def renew(self, node: NodeRecord, lease_s: float) -> bool:
-        """Keep the record alive. False: it was gone, so entries may be too; list everything again.
+        """Keep the record alive. False: it was gone, or entries are not as we left them; list everything again.
 
         Raises :class:`FailedPrecondition` if another process has taken the node id.
         """
-        raw = await self._ask(self._redis.get(f"{PREFIX}node:{node.node_id}"))
-        present = None if raw is None else parse_node(node.node_id, raw)
-        if present is not None and present.boot_id != node.boot_id:
+        own = self._written.setdefault(node.life, _Written())
+        number, confirmed, entries = own.number, own.confirmed, own.entries
+        state, written, found = await self._announced(node, lease_s, take_over=False)
+        if state == scripts.FENCED:
             raise FailedPrecondition(f"another process runs as store node {node.node_id!r}")
-        await self.register(node, lease_s)
-        return present is not None
+        # A change that was sent meanwhile may or may not be in these figures.
+        settled = own.number == number and entries is not None
+        if state == scripts.OK and written >= confirmed and (not settled or found == entries):
+            return True
+        own.unsure = True
+        return False
+
+    async def _announced(self, node: NodeRecord, lease_s: float, *, take_over: bool) -> list[int]:
+        arguments: list[str | int] = [str(node.life), node.boot_id, _record(node), _ms(lease_s), int(take_over)]
+        reply: list[int] = await self._ask(self._announce(keys=_keys_of(node.life), args=arguments))
+        return reply
 
     async def leave(self, node: NodeRecord) -> None:
         """Remove the record (if it is ours): from now on nothing of this life is readable."""
-        raw = await self._ask(self._redis.get(f"{PREFIX}node:{node.node_id}"))
-        present = None if raw is None else parse_node(node.node_id, raw)
-        if present is not None and present.boot_id == node.boot_id:
-            await self._ask(self._redis.delete(f"{PREFIX}node:{node.node_id}"))
+        await self._ask(self._leave(keys=_keys_of(node.life)[:1], args=[node.boot_id]))
+        self._written.pop(node.life, None)
 
     async def lives(self) -> set[Life]:
         """All lives that may have entries, the dead ones too."""
@@ -229,28 +183,62 @@ class StoreMetadata:
     # -- blocks
 
     async def add(self, life: Life, blocks: Sequence[tuple[bytes, int]]) -> None:
-        """List blocks as ``(key, size in bytes)``."""
+        """List blocks of a life of this process as ``(key, size in bytes)``. One call at a time for a life.
+
+        When this or :meth:`discard` raises, the entries are not what they should be: list everything again.
+
+        Raises:
+            Unavailable: Redis cannot be asked, or has lost earlier changes.
+            FailedPrecondition: another process has taken the node id.
+        """
         for start in range(0, len(blocks), BATCH):
             batch = blocks[start : start + BATCH]
-
-            def build(pipe: Any, batch: Sequence[tuple[bytes, int]] = batch) -> None:
-                pipe.sadd(f"{PREFIX}index:{life}", *[key for key, _ in batch])
-                for key, size in batch:
-                    pipe.hset(_block(key), str(life), size)
-
-            self._count_errors(await self._pipeline(build))
+            await self._change(life, [], batch)
 
     async def discard(self, life: Life, keys: Sequence[bytes]) -> None:
-        """Unlist blocks."""
+        """Unlist blocks, see :meth:`add`."""
         for start in range(0, len(keys), BATCH):
-            batch = keys[start : start + BATCH]
+            await self._change(life, keys[start : start + BATCH], [])
 
-            def build(pipe: Any, batch: Sequence[bytes] = batch) -> None:
-                for key in batch:
-                    pipe.hdel(_block(key), str(life))
-                pipe.srem(f"{PREFIX}index:{life}", *batch)
+    async def _change(self, life: Life, removed: Sequence[bytes], listed: Sequence[tuple[bytes, int]]) -> None:
+        own = self._written.setdefault(life, _Written())
+        own.number += 1
+        number, restart = own.number, own.unsure
+        own.entries, own.unsure = None, True  # until it is confirmed
+        keys = _keys_of(life) + [_block(key) for key in removed] + [_block(key) for key, _ in listed]
+        arguments: list[str | bytes | int] = [str(life), life.boot_id, number, int(restart), len(removed), *removed]
+        for key, size in listed:
+            arguments += (key, size)
+        state, written, entries, foreign = await self._ask(self._write(keys=keys, args=arguments))
+        if state == scripts.FENCED:
+            raise FailedPrecondition(f"another process runs as store node {life.node_id!r}")
+        if state == scripts.LOST:
+            own.number = max(own.number, written)
+            raise Unavailable("Redis has lost changes")
+        own.confirmed, own.entries, own.unsure = number, entries, False
+        self.malformed += foreign
 
-            self._count_errors(await self._pipeline(build))
+    async def listed(self, life: Life) -> set[bytes]:
+        """The keys in this life's index."""
+        index = f"{PREFIX}index:{life}"
+        await self._drop_foreign(index)
+        found: set[bytes] = set()
+        cursor = -1
+        while cursor:
+            cursor, part = await self._ask(self._redis.sscan(index, max(0, cursor), count=2 * BATCH))
+            found.update(part)
+        return found
+
+    async def missing(self, life: Life, keys: Sequence[bytes]) -> list[bytes]:
+        """Which of these blocks have no entry of this life."""
+
+        def build(pipe: Any) -> None:
+            for key in keys:
+                pipe.hexists(_block(key), str(life))
+
+        replies = await self._pipeline(build)
+        self._raise_first(reply for reply in replies if "WRONGTYPE" not in str(reply))
+        return [key for key, there in zip(keys, replies, strict=True) if not there]
 
     async def locate(self, keys: Sequence[bytes], nodes: Iterable[NodeRecord] | None = None) -> list[list[Replica]]:
         """Per key, its replicas on live nodes (``nodes``, if the caller has just asked for them)."""
@@ -276,24 +264,28 @@ class StoreMetadata:
         return [Replica(live[str(life)], size) for life, size in sorted(parsed) if str(life) in live]
 
     async def purge(self, life: Life, max_blocks: int) -> int:
-        """Unlist up to ``max_blocks`` blocks of a life that is over; how many. Fewer: there is nothing left of it."""
-        index = f"{PREFIX}index:{life}"
+        """Unlist up to ``max_blocks`` blocks of a life that is over; how many. Fewer: nothing is left of it, or it is
+        back."""
+        node, lives, index, written = _keys_of(life)
+        await self._drop_foreign(index)
         purged = 0
         while purged < max_blocks:
-            if await self._ask(self._redis.type(index)) not in (b"set", b"none"):
-                self.malformed += 1
-                await self._ask(self._redis.delete(index))
             found = await self._ask(self._redis.srandmember(index, min(BATCH, max_blocks - purged)))
             if not found:
-                await self._ask(self._redis.srem(f"{PREFIX}lives", str(life)))
+                await self._ask(self._forget(keys=[node, lives, index, written], args=[str(life), life.boot_id]))
                 break
-            await self.discard(life, [key for key in found if len(key) == KEY_BYTES])
-            foreign = [key for key in found if len(key) != KEY_BYTES]
-            if foreign:
-                self.malformed += len(foreign)
-                await self._ask(self._redis.srem(index, *foreign))
+            self.malformed += sum(len(key) != KEY_BYTES for key in found)
+            keys = [node, index, *map(_block, found)]
+            if await self._ask(self._unlist(keys=keys, args=[str(life), life.boot_id, *found])) == scripts.FENCED:
+                break
             purged += len(found)
         return purged
+
+    async def _drop_foreign(self, index: str) -> None:
+        """What a stranger has put where an index should be."""
+        if await self._ask(self._redis.type(index)) not in (b"set", b"none"):
+            self.malformed += 1
+            await self._ask(self._redis.delete(index))
 
     # -- helpers
 
@@ -307,15 +299,7 @@ class StoreMetadata:
                 found.append(value)
         return found
 
-    def _count_errors(self, replies: list[Any]) -> None:
-        """A key of another type loses one entry, not the batch; anything else is a failure."""
-        for reply in replies:
-            if isinstance(reply, RedisError):
-                if "WRONGTYPE" not in str(reply):
-                    raise Unavailable(f"Redis: {reply}") from reply
-                self.malformed += 1
-
-    def _raise_first(self, replies: list[Any]) -> None:
+    def _raise_first(self, replies: Iterable[Any]) -> None:
         for reply in replies:
             if isinstance(reply, RedisError):
                 raise Unavailable(f"Redis: {reply}") from reply
@@ -323,6 +307,12 @@ class StoreMetadata:
 
 def _record(node: NodeRecord) -> str:
     return json.dumps({"boot": node.boot_id, "address": node.address, "capacity_bytes": node.capacity_bytes})
+
+
+def _keys_of(life: Life) -> list[str]:
+    """Node, lives, index, written: where a script finds what it needs of a life."""
+    names = (f"node:{life.node_id}", "lives", f"index:{life}", f"written:{life}")
+    return [PREFIX + name for name in names]
 
 
 def _block(key: bytes) -> str:

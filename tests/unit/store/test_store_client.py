@@ -10,8 +10,8 @@ import pytest
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import DeadlineExceeded
 from pinyon.store.client import PutOutcome, StoreClient
-from pinyon.store.metadata import NodeRecord, Replica
 from pinyon.store.reader import BlockReader
+from pinyon.store.records import NodeRecord, Replica
 from pinyon.store.writer import WriteOutcome
 from pinyon.transfer import TransferEngine
 from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, serving

@@ -1,0 +1,111 @@
+"""What is changed in Redis in one step, as Lua: nobody else's command comes between looking and writing.
+
+For Redis from 6.2 on and Valkey, one server and its replicas (the keys of a script are not in one hash slot). ``BOOT``
+reads a node's record; a script that writes for a life looks there first, so a process whose name another one has taken
+(the fence) changes nothing, and nobody cleans up a life that is back. The keys: ``pinyon.store.metadata``.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ANNOUNCE", "FENCED", "FORGET", "LEAVE", "LOST", "OK", "UNLIST", "WRITE"]
+
+OK, FENCED, LOST = 1, -1, 0
+"""How a script answers: done; another process has the name, or the life is back; not as we left it."""
+
+BOOT = """
+local function boot(key)
+  local raw = redis.call('GET', key)
+  if not raw then return nil end
+  local parsed, value = pcall(cjson.decode, raw)
+  return parsed and type(value) == 'table' and type(value.boot) == 'string' and value.boot or nil
+end
+local function size(key)
+  local count = redis.pcall('SCARD', key)
+  return type(count) == 'number' and count or -1
+end
+"""
+
+ANNOUNCE = (
+    BOOT
+    + """
+-- KEYS node lives index written; ARGV life boot record lease_ms take_over
+-- {OK: the record was there, LOST: it was not, FENCED}, publications, entries of the index
+local present = boot(KEYS[1])
+if ARGV[5] == '0' and present and present ~= ARGV[2] then return {-1, 0, 0} end
+redis.call('SADD', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+local written = tonumber(redis.call('GET', KEYS[4]) or 0) or 0
+return {present == ARGV[2] and 1 or 0, written, size(KEYS[3])}
+"""
+)
+
+LEAVE = (
+    BOOT
+    + """
+-- KEYS node; ARGV boot
+if boot(KEYS[1]) ~= ARGV[1] then return -1 end
+redis.call('DEL', KEYS[1])
+return 1
+"""
+)
+
+WRITE = (
+    BOOT
+    + """
+-- KEYS node lives index written block...; ARGV life boot number restart removed, key of each, then key and size
+-- {OK, LOST or FENCED}, publications, entries of the index, values of another type that were left alone
+local present = boot(KEYS[1])
+if present and present ~= ARGV[2] then return {-1, 0, 0, 0} end
+local number, written = tonumber(ARGV[3]), tonumber(redis.call('GET', KEYS[4]) or 0) or 0
+if number ~= written then -- equal: the same script sent again because its answer was lost
+  if number < written or (ARGV[4] == '0' and number ~= written + 1) then return {0, written, 0, 0} end
+end
+redis.call('SET', KEYS[4], number)
+redis.call('SADD', KEYS[2], ARGV[1])
+local foreign = 0
+local function try(...)
+  local reply = redis.pcall(...)
+  if type(reply) == 'table' and reply.err then
+    if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err) end
+    foreign = foreign + 1
+  end
+end
+local at, block = 6, 5
+for _ = 1, tonumber(ARGV[5]) do
+  try('HDEL', KEYS[block], ARGV[1])
+  try('SREM', KEYS[3], ARGV[at])
+  at, block = at + 1, block + 1
+end
+while KEYS[block] do
+  try('SADD', KEYS[3], ARGV[at])
+  try('HSET', KEYS[block], ARGV[1], ARGV[at + 1])
+  at, block = at + 2, block + 1
+end
+return {1, number, size(KEYS[3]), foreign}
+"""
+)
+
+UNLIST = (
+    BOOT
+    + """
+-- KEYS node index block...; ARGV life boot key...
+if boot(KEYS[1]) == ARGV[2] then return -1 end
+for i = 3, #KEYS do
+  redis.pcall('HDEL', KEYS[i], ARGV[1])
+  redis.call('SREM', KEYS[2], ARGV[i])
+end
+return 1
+"""
+)
+
+FORGET = (
+    BOOT
+    + """
+-- KEYS node lives index written; ARGV life boot
+if boot(KEYS[1]) == ARGV[2] then return -1 end
+if size(KEYS[3]) > 0 then return 0 end
+redis.call('DEL', KEYS[3], KEYS[4])
+redis.call('SREM', KEYS[2], ARGV[1])
+return 1
+"""
+)
