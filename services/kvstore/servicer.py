@@ -19,6 +19,7 @@ __all__ = ["KvStoreServicer", "StoredBlockServicer"]
 _STATES = {
     SlotState.RESERVED: kvstore_pb2.PUT_SLOT_STATE_RESERVED,
     SlotState.EXISTS: kvstore_pb2.PUT_SLOT_STATE_EXISTS,
+    SlotState.BEING_PUT: kvstore_pb2.PUT_SLOT_STATE_BEING_PUT,
     SlotState.NO_SPACE: kvstore_pb2.PUT_SLOT_STATE_NO_SPACE,
 }
 

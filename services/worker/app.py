@@ -117,7 +117,10 @@ class Worker:
             transfer=self.transfer,
             region=region,
             fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s, layered),
-            storage=Storage(cache, region, store, settings.store_queue_blocks, settings.store_timeout_s, clock),
+            storage=Storage(
+                *(cache, region, store, settings.store_queue_blocks, settings.store_queue_s, settings.store_timeout_s),
+                clock,
+            ),
             ledger=ledger,
             telemetry=self._telemetry,
             clock=clock,

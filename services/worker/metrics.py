@@ -16,6 +16,7 @@ from pinyon.core.request import FinishReason
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
+from services.worker.kv.storage import Drop, Storage
 from services.worker.orders import PrefillOutcome
 from services.worker.parts import Parts
 from services.worker.prefill.peers import PrefillPeers
@@ -93,6 +94,21 @@ class _Totals(Collector):
             yield CounterMetricFamily(name, text, value=read())
 
 
+class _Dropped(Collector):
+    """Blocks that were not put into the KV store, by the reason."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def collect(self) -> Iterable[Metric]:
+        dropped = CounterMetricFamily(
+            "pinyon_worker_dropped_blocks", "Blocks not put into the KV store.", labels=("reason",)
+        )
+        for reason in Drop:
+            dropped.add_metric((reason,), self._storage.drops[reason])
+        yield dropped
+
+
 def register_gauges(
     registry: CollectorRegistry,
     parts: Parts,
@@ -130,9 +146,9 @@ def register_gauges(
             {
                 "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: parts.cache.pool.evicted),
                 "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
-                "pinyon_worker_dropped_blocks": ("Blocks not put into the KV store.", lambda: parts.storage.dropped),
                 "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),
                 "pinyon_worker_cut_sessions": ("Sessions cut off as too slow.", lambda: sessions.cut),
             }
         )
     )
+    registry.register(_Dropped(parts.storage))

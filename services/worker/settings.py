@@ -72,5 +72,8 @@ class WorkerSettings(TransferSettings, JournalSettings):
 
     outbox_tokens: int = Field(65536, ge=1, description="unsent tokens after which a slow reader is cut off")
     write_timeout_s: float = Field(10.0, gt=0, le=600, description="one message's time before a slow reader is cut off")
-    store_queue_blocks: int = Field(512, ge=0, le=65536, description="blocks waiting for the KV store; 0: never store")
-    store_timeout_s: float = Field(5.0, gt=0, le=600, description="time for one put into the KV store")
+    store_queue_blocks: int = Field(
+        512, ge=0, le=65536, description="blocks waiting for the KV store, at most 1/4 of the pool; 0: never store"
+    )
+    store_queue_s: float = Field(5.0, gt=0, le=600, description="how long a block may wait for the KV store")
+    store_timeout_s: float = Field(2.0, gt=0, le=600, description="time for one put into the KV store")

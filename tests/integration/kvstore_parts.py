@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
-from pinyon.store.client import NODES_FRESH_S, PutOutcome, PutResult, StoreClient
+from pinyon.store.client import PutOutcome, PutResult, StoreClient
+from pinyon.store.directory import NODES_FRESH_S
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
 from pinyon.transfer import Region
@@ -86,15 +87,15 @@ async def running_node(redis_url: str, node_id: str = "kv-0", **settings: object
 class Client:
     """A store client over a buffer of ``slots`` objects."""
 
-    def __init__(self, redis_url: str, slots: int = 64, **transfer: str) -> None:
-        """``transfer``: settings of its transfer engine."""
+    def __init__(self, redis_url: str, slots: int = 64, redis_timeout_s: float = WAIT_S, **transfer: str) -> None:
+        """``transfer``: settings of its transfer engine. Redis gets all the time there is by default: that it answers
+        slowly is no case for most, and that it has gone shows at once."""
         self.engine = start_transfer_engine(TransferSettings(**transfer))  # type: ignore[arg-type]
         self.memory = bytearray(slots * OBJECT)
         self.region: Region = self.engine.register_local_memory(self.memory)
         self.reader = BlockReader(self.engine)
         self._ahead_s = 0.0
-        # Redis gets all the time there is: that it answers slowly is no case here, and that it has gone shows at once.
-        metadata = StoreMetadata(redis_url, timeout_s=WAIT_S)
+        metadata = StoreMetadata(redis_url, timeout_s=redis_timeout_s)
         self.store = StoreClient(self.engine, metadata, self.reader, clock=lambda: time.monotonic() + self._ahead_s)
 
     def forget_nodes(self) -> None:
@@ -154,9 +155,11 @@ class Client:
 
 
 @asynccontextmanager
-async def client_of(redis_url: str, slots: int = 64, **transfer: str) -> AsyncIterator[Client]:
+async def client_of(
+    redis_url: str, slots: int = 64, redis_timeout_s: float = WAIT_S, **transfer: str
+) -> AsyncIterator[Client]:
     async with AsyncExitStack() as stack:
-        client = Client(redis_url, slots, **transfer)
+        client = Client(redis_url, slots, redis_timeout_s, **transfer)
         stack.push_async_callback(client.close)
         yield client
 

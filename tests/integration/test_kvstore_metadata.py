@@ -310,6 +310,7 @@ async def test_redis_may_go_and_come_back_empty() -> None:
             await client.until_listed([1])  # at the node's next renewal
             await client.until_listed([2], replicas=0)
             assert not node.context.stopping.is_set()
+            client.forget_nodes()  # time goes by: Redis is asked again
             assert await client.get([1]) == [True]
     finally:
         await asyncio.to_thread(server.close)

@@ -25,6 +25,7 @@ from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.client import PutOutcome
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import Life, NodeRecord
+from pinyon.store.runs import Run
 from pinyon.transfer import Opcode, Reason, TransferRequest
 from services.conductor.app import build
 from services.conductor.settings import ConductorSettings
@@ -117,14 +118,43 @@ async def test_what_the_store_has_is_not_sent_again(redis_url: str) -> None:
         assert node.figure("put_objects_total") == 3
 
 
-async def test_affinity_keeps_a_prompt_on_one_node(redis_url: str) -> None:
+async def test_another_put_that_is_not_over_does_not_count_as_stored(redis_url: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        start = kvstore_pb2.PutStartRequest(keys=key(1), object_bytes=OBJECT, timeout_ms=60_000)
+        other = await call(node.address, STORE, "PutStart", start)
+        result = await client.put([1, 2])
+        assert result.outcomes == (PutOutcome.BEING_PUT, PutOutcome.STORED)
+        assert result.present == [False, True]
+        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))  # it gives up
+        await client.stored([1])
+
+
+async def test_puts_of_clients_that_died_end_and_no_other_client_is_kept_out(redis_url: str) -> None:
+    dead = 64
+    async with running_node(redis_url, open_puts_max=dead) as node, client_of(redis_url) as client:
+        for number in range(dead):
+            start = kvstore_pb2.PutStartRequest(keys=key(100 + number), object_bytes=64, timeout_ms=2_000)
+            await call(node.address, STORE, "PutStart", start)
+        if node.figure("expired_puts_total") == 0:
+            assert (await client.put([1])).outcomes == (PutOutcome.FAILED,)
+
+        async def stored() -> bool:
+            return (await client.put([1])).outcomes == (PutOutcome.STORED,)
+
+        await eventually(stored, "a place for a put")  # a node that is busy is not avoided
+        await eventually(node.nothing_is_left, "all puts are over")
+        assert node.figure("expired_puts_total") == dead
+
+
+async def test_puts_of_one_run_go_to_one_node(redis_url: str) -> None:
     async with (
         running_node(redis_url, "kv-0") as first,
         running_node(redis_url, "kv-1") as second,
         client_of(redis_url) as client,
     ):
+        run = Run()
         for number in range(8):
-            result = await client.store.put(client.fill([number]), OBJECT, WAIT_S, affinity=key(0))
+            result = await client.store.put(client.fill([number]), OBJECT, WAIT_S, runs=[run])
             assert result.outcomes == (PutOutcome.STORED,)
         assert sorted((len(first.node.table), len(second.node.table))) == [0, 8]
 
@@ -320,7 +350,7 @@ async def test_a_process_that_took_the_name_stops_the_older_one(redis_url: str) 
 
 async def test_a_dead_node_is_skipped_and_then_avoided(redis_url: str) -> None:
     async with running_node(redis_url, "kv-1") as node, client_of(redis_url) as client:
-        dead = NodeRecord("kv-0", "0" * 32, "127.0.0.1:9")
+        dead = NodeRecord("kv-0", "0" * 32, "127.0.0.1:9", 1 << 20)
         await client.store.metadata.register(dead, WAIT_S)
         await client.store.metadata.add(dead.life, [(key(500), OBJECT)])
         # numbers whose first choice is the dead node and numbers whose first choice is not

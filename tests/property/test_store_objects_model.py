@@ -54,7 +54,7 @@ class TableMachine(RuleBasedStateMachine):
         objects: list[tuple[bytes, int, int, int]] = []
         for key, slot in zip(keys, slots, strict=True):
             if key in reserved or key in {each[0] for each in objects}:
-                assert slot.state is SlotState.EXISTS
+                assert slot.state is SlotState.BEING_PUT
             elif slot.state is SlotState.RESERVED:
                 self.version += 1
                 objects.append((key, slot.offset, size, self.version % 256))

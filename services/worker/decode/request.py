@@ -81,6 +81,7 @@ class DecodeRequest:
         self._arrived_s = self._parts.clock()
         self._started = False
         self._traits = Traits.of(order.request_class)
+        self._runs = parts.storage.new_runs()
         # The last full block's key and the tokens after it: what the next block's key follows from.
         self._last_key = order.keys[-1] if order.keys else self._parts.served.namespace(order.request_class.tenant)
         covered = len(order.keys) * self._parts.served.layout.block_tokens
@@ -256,9 +257,9 @@ class DecodeRequest:
         (self._last_key,) = chain_block_keys(parent, bytes(self._tail), layout.block_tokens)
         self._tail.clear()
         if self._reservation is not None and not order.no_reuse:
-            made, affinity = [self._last_key], order.keys[0] if order.keys else self._last_key
+            made = [self._last_key]
             self._publish(self._reservation.table, made, index)
-            self._parts.storage.offer(made, affinity, order.request_class)
+            self._parts.storage.offer(made, self._runs, order.request_class)
 
     def _publish(self, table: list[int], keys: list[BlockKey], first: int) -> None:
         """Between steps, or before it is in any: nobody reads the blocks whose places others take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
@@ -28,6 +28,10 @@ class KvCache:
         self._waiting: dict[int, asyncio.Future[Reservation]] = {}
         self._number_of: dict[asyncio.Future[Reservation], int] = {}
         self._lease_timer: asyncio.TimerHandle | None = None
+        self._asking_back = False
+        self.on_shortage: Callable[[], None] | None = None
+        """Called when somebody waits for room, here or after something was released: to release what is held only for
+        later."""
 
     # -- figures
 
@@ -66,6 +70,12 @@ class KvCache:
             future = self._waiting.pop(number)
             del self._number_of[future]
             future.set_result(reservation)
+        if self.on_shortage is not None and self._reservations.waiting and not self._asking_back:
+            self._asking_back = True  # what it releases comes back to here
+            try:
+                self.on_shortage()
+            finally:
+                self._asking_back = False
 
     def extend(self, reservation: Reservation, keys: Sequence[BlockKey]) -> None:
         """See :meth:`Reservations.extend`."""

@@ -76,6 +76,7 @@ class PrefillJob:
         """Tokens computed or reused, as the queue knows it."""
         self._reusable = order.keys[: prompt.reusable]
         self._traits = Traits.of(order.request_class)
+        self._runs = parts.storage.new_runs()
 
     @property
     def pushing(self) -> bool:
@@ -311,7 +312,7 @@ class PrefillJob:
         else:
             self._parts.cache.release(duplicates)
         if store:  # what was fetched is in the store, or on its way there from where it was computed
-            self._parts.storage.offer(keys, order.keys[0], order.request_class)
+            self._parts.storage.offer(keys, self._runs, order.request_class)
         self._published = until
         self._queue.published(self.prompt.number, keys)
         self._wake()

@@ -220,6 +220,10 @@ class BlockPool:
     def __contains__(self, key: object) -> bool:
         return key in self._by_key
 
+    def references(self, block: int) -> int:
+        """How many hold this block."""
+        return self._refs[block]
+
     @property
     def total(self) -> int:
         return self._total

@@ -1,7 +1,8 @@
 """The KV store as its users see it: put, get, exists, remove by block key (Mooncake §3.2.2).
 
-Where a block lives is looked up in Redis, where a new one goes is decided by rendezvous hashing over the live nodes. A
-node that failed is skipped and left alone for a growing pause; the store is a cache, so what cannot be had is a miss.
+Where a block lives is looked up in Redis, where a new run of blocks goes is decided by rendezvous hashing over the live
+nodes. What failed, a node or Redis, is left alone for a growing pause; the store is a cache, so what cannot be had is a
+miss.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
@@ -20,18 +21,17 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, PinyonError, Unavailable
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
+from pinyon.store.directory import BlockDirectory
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_calls import NodeCalls
 from pinyon.store.reader import MAX_KEYS, BlockReader
 from pinyon.store.records import NodeRecord, Replica
-from pinyon.store.rendezvous import rank
+from pinyon.store.runs import Run, choose_nodes
 from pinyon.store.writer import BlockWriter, WriteOutcome
 from pinyon.transfer import Region, TransferEngine
 
 __all__ = ["PutOutcome", "PutResult", "StoreClient", "StoreObject"]
 
-NODES_FRESH_S = 0.5
-"""How long the list of nodes is believed; a node's lease is a multiple of this."""
 PUT_ATTEMPTS = 2
 """Nodes that are tried for one object."""
 
@@ -51,7 +51,9 @@ class PutOutcome(Enum):
 
     STORED = "stored"
     EXISTS = "exists"
-    """The store has it (or somebody is putting it): nothing was sent."""
+    """The store has it: nothing was sent."""
+    BEING_PUT = "being_put"
+    """Somebody else is putting it: nothing was sent, and the store has it only if that ends well."""
     NO_SPACE = "no_space"
     """Everything on the nodes tried is being read or written."""
     FAILED = "failed"
@@ -76,6 +78,7 @@ class PutResult:
 _WRITTEN = {
     WriteOutcome.WRITTEN: PutOutcome.STORED,
     WriteOutcome.EXISTS: PutOutcome.EXISTS,
+    WriteOutcome.BEING_PUT: PutOutcome.BEING_PUT,
     WriteOutcome.NO_SPACE: PutOutcome.NO_SPACE,
     WriteOutcome.FAILED: PutOutcome.FAILED,
 }
@@ -93,13 +96,12 @@ class StoreClient:
         clock: Clock = time.monotonic,
     ) -> None:
         self.metadata = metadata
+        self._directory = BlockDirectory(metadata, clock)
         self._reader = reader
         self._writer = BlockWriter(engine, reader.channels, clock=clock)
         self._calls = NodeCalls(reader.channels)
         self._clock = clock
         self._avoidance = Avoidance()
-        self._nodes: list[NodeRecord] = []
-        self._nodes_until_s = float("-inf")
 
     @property
     def aborting(self) -> int:
@@ -113,10 +115,7 @@ class StoreClient:
 
     async def nodes(self) -> list[NodeRecord]:
         """Live nodes, by id; known for half a second. Raises :class:`Unavailable` when Redis is."""
-        if self._clock() >= self._nodes_until_s:
-            self._nodes = await self.metadata.nodes()
-            self._nodes_until_s = self._clock() + NODES_FRESH_S
-        return self._nodes
+        return await self._directory.nodes()
 
     # -- put
 
@@ -126,15 +125,15 @@ class StoreClient:
         object_bytes: int,
         timeout_s: float,
         *,
-        affinity: bytes | None = None,
+        runs: Sequence[Run] | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
     ) -> PutResult:
         """Store ``(key, region, byte offset)`` objects of ``object_bytes`` each, those that the store lacks.
 
-        Objects of one call go to one node, as long as it takes them, because runs of blocks are read as runs.
-        ``affinity`` chooses the node: pass the first key of the prompt to keep a whole prompt together; by default the
-        first object's key. ``request_class`` is that of the request they were computed for. Takes ``timeout_s``
-        at most; when it returns or raises (cancelled, too), the memory is not read any more.
+        ``runs`` names each object's run: objects of one run go to one node, as long as it takes them, in this put and
+        in later ones, because runs of blocks are read as runs. By default the objects of one call are one run.
+        ``request_class`` is that of the request they were computed for. Takes ``timeout_s`` at most, of which each of
+        the nodes tried gets its share; when it returns or raises (cancelled, too), the memory is not read any more.
 
         Raises:
             Unavailable: Redis cannot be asked. Whatever happens to a single object is its outcome, not an error.
@@ -143,58 +142,71 @@ class StoreClient:
             raise InvalidArgument("object_bytes and timeout_s must be positive", field="object_bytes")
         if not objects:
             return PutResult(())
+        if runs is None:
+            runs = [Run()] * len(objects)
         deadline = self._clock() + timeout_s
         keys = [key for key, _, _ in objects]
-        nodes = await self.nodes()
-        located = await self.metadata.locate(keys, nodes)
-        outcomes = [PutOutcome.FAILED] * len(objects)
+        nodes, located = await self._directory.locate(keys, timeout_s)
+        outcomes = [PutOutcome.EXISTS] * len(objects)
         wanted: dict[BlockKey, int] = {}
         for index, (key, replicas) in enumerate(zip(keys, located, strict=True)):
-            if key in wanted or any(replica.size_bytes == object_bytes for replica in replicas):
-                outcomes[index] = PutOutcome.EXISTS
-            else:
-                wanted[key] = index
+            if not any(replica.size_bytes == object_bytes for replica in replicas):
+                wanted.setdefault(key, index)
+        usable = {node.node_id: node for node in self._usable(nodes)}
+        weights = {node_id: float(max(1, node.capacity_bytes)) for node_id, node in usable.items()}
+        choices = choose_nodes(((key, runs[index]) for key, index in wanted.items()), weights, PUT_ATTEMPTS)
         left = list(wanted.values())
-        for node in self._targets(affinity or keys[0], nodes):
-            if not left or self._clock() >= deadline:
-                break
-            for start in range(0, len(left), MAX_KEYS):
-                part = left[start : start + MAX_KEYS]
-                written = await self._write(
-                    node, [objects[index] for index in part], object_bytes, deadline, timeout_s, request_class
+        for index in left:
+            outcomes[index] = PutOutcome.FAILED
+        for tries in range(min(PUT_ATTEMPTS, len(usable)), 0, -1):
+            at: dict[str, list[int]] = {}
+            for index in left:
+                at.setdefault(choices[runs[index]][-tries], []).append(index)
+            now_s = self._clock()
+            # A node that hangs leaves the next one its share of the time.
+            until_s = now_s + (deadline - now_s) / tries
+            await _all(
+                self._write(
+                    usable[node_id], indexes, objects, object_bytes, until_s, timeout_s, request_class, outcomes
                 )
-                for index, outcome in zip(part, written, strict=True):
-                    outcomes[index] = _WRITTEN[outcome]
+                for node_id, indexes in at.items()
+            )
             left = [index for index in left if outcomes[index] in (PutOutcome.FAILED, PutOutcome.NO_SPACE)]
+        for index, key in enumerate(keys):  # a key that was given twice
+            if (first := wanted.get(key, index)) != index and outcomes[first] is not PutOutcome.STORED:
+                outcomes[index] = outcomes[first]
         return PutResult(tuple(outcomes))
-
-    def _targets(self, affinity: bytes, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
-        by_id = {node.node_id: node for node in self._usable(nodes)}
-        return [by_id[node_id] for node_id in rank(affinity, by_id)[:PUT_ATTEMPTS]]
 
     async def _write(
         self,
         node: NodeRecord,
+        indexes: Sequence[int],
         objects: Sequence[tuple[BlockKey, Region, int]],
         object_bytes: int,
         deadline: float,
         whole_s: float,
         request_class: RequestClass,
-    ) -> list[WriteOutcome]:
-        asked_s = self._clock()
-        left_s = deadline - asked_s
-        if left_s <= 0:
-            return [WriteOutcome.FAILED] * len(objects)  # it is not asked, so nothing is learned about it
-        try:
-            outcomes = await self._writer.write(node.address, objects, object_bytes, left_s, request_class)
-            if WriteOutcome.FAILED in outcomes:
+        outcomes: list[PutOutcome],
+    ) -> None:
+        for start in range(0, len(indexes), MAX_KEYS):
+            part = indexes[start : start + MAX_KEYS]
+            asked_s = self._clock()
+            left_s = deadline - asked_s
+            if left_s <= 0:
+                return  # it is not asked, so nothing is learned about it
+            try:
+                written = await self._writer.write(
+                    node.address, [objects[index] for index in part], object_bytes, left_s, request_class
+                )
+            except PinyonError as error:
+                self._failed(node, error, left_s, whole_s)
+                return
+            if WriteOutcome.FAILED in written:
                 self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, whole_s)
             else:
                 self._avoidance.succeeded(str(node.life), asked_s)
-            return outcomes
-        except PinyonError as error:
-            self._failed(node, error, left_s, whole_s)
-            return [WriteOutcome.FAILED] * len(objects)
+            for index, outcome in zip(part, written, strict=True):
+                outcomes[index] = _WRITTEN[outcome]
 
     # -- get
 
@@ -211,13 +223,11 @@ class StoreClient:
         """
         deadline = self._clock() + timeout_s
         arrived = [False] * len(keys)
-        replicas = await self.metadata.locate(keys, await self.nodes())
-        plan = self._sources(replicas, object_bytes)
-        async with asyncio.TaskGroup() as group:  # on cancellation it waits until every transfer has let go
-            for node, indexes in plan:
-                group.create_task(
-                    self._read(node, indexes, keys, region, offsets, object_bytes, deadline, timeout_s, arrived)
-                )
+        _, located = await self._directory.locate(keys, timeout_s)
+        await _all(
+            self._read(node, indexes, keys, region, offsets, object_bytes, deadline, timeout_s, arrived)
+            for node, indexes in self._sources(located, object_bytes)
+        )
         return arrived
 
     def _sources(self, located: Sequence[Sequence[Replica]], object_bytes: int) -> list[tuple[NodeRecord, list[int]]]:
@@ -276,21 +286,26 @@ class StoreClient:
 
     async def exists(self, keys: Sequence[BlockKey], timeout_s: float = 2.0) -> list[bool]:
         """Per key, whether a live node says it can be read now. Raises :class:`Unavailable` when Redis is."""
+        deadline = self._clock() + timeout_s
         found = [False] * len(keys)
-        located = await self.metadata.locate(keys, await self.nodes())
+        _, located = await self._directory.locate(keys, timeout_s)
         at: dict[NodeRecord, list[int]] = {}
         for index, replicas in enumerate(located):
             for node, _ in replicas:
                 at.setdefault(node, []).append(index)
-        for node in self._usable(list(at)):
+
+        async def ask(node: NodeRecord, indexes: list[int]) -> None:
+            asked_s = self._clock()
             try:
-                answers = await self._calls.exists(node.address, [keys[index] for index in at[node]], timeout_s)
+                answers = await self._calls.exists(node.address, [keys[index] for index in indexes], deadline - asked_s)
             except PinyonError as error:
-                self._failed(node, error)
-                continue
-            self._avoidance.succeeded(str(node.life))
-            for index, answer in zip(at[node], answers, strict=True):
+                self._failed(node, error, deadline - asked_s, timeout_s)
+                return
+            self._avoidance.succeeded(str(node.life), asked_s)
+            for index, answer in zip(indexes, answers, strict=True):
                 found[index] |= answer
+
+        await _all(ask(node, at[node]) for node in self._usable(list(at)))
         return found
 
     async def remove(self, keys: Sequence[BlockKey], timeout_s: float = 2.0) -> int:
@@ -299,16 +314,23 @@ class StoreClient:
         Raises:
             Unavailable: Redis or a node cannot be asked; the other nodes were.
         """
+        deadline = self._clock() + timeout_s
         removed = 0
         missed: list[str] = []
-        for node in await self.nodes():
+
+        async def ask(node: NodeRecord) -> None:
+            nonlocal removed
             try:
-                removed += await self._calls.remove(node.address, keys, timeout_s)
+                answer = await self._calls.remove(node.address, keys, deadline - self._clock())
             except PinyonError as error:
                 self._failed(node, error)
                 missed.append(node.node_id)
+            else:
+                removed += answer
+
+        await _all(ask(node) for node in await self._directory.nodes(timeout_s))
         if missed:
-            raise Unavailable(f"store nodes that may still hold them: {', '.join(missed)}")
+            raise Unavailable(f"store nodes that may still hold them: {', '.join(sorted(missed))}")
         return removed
 
     # -- health
@@ -326,3 +348,10 @@ class StoreClient:
             return
         self._avoidance.failed(str(node.life), self._clock())
         _log.info("store node %s is avoided: %s", node.node_id, error.message)
+
+
+async def _all(duties: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Side by side; when cancelled it waits until every transfer has let go."""
+    async with asyncio.TaskGroup() as group:
+        for duty in duties:
+            group.create_task(duty)

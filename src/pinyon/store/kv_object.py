@@ -16,7 +16,9 @@ class SlotState(Enum):
 
     RESERVED = "reserved"
     EXISTS = "exists"
-    """Readable here, or being put: nothing to write."""
+    """Readable here: nothing to write."""
+    BEING_PUT = "being_put"
+    """Another put has reserved it: nothing to write, and not stored unless that put ends well."""
     NO_SPACE = "no_space"
     """Everything is being read or written."""
 

@@ -80,8 +80,11 @@ class ObjectTable:
         for key in dict.fromkeys(reversed(kept)):
             self._eviction.touch(key, now_s)
         for key in keys:
-            if key in self._readable or key in self._reserved:
+            if key in self._readable:
                 slots.append(PutSlot(SlotState.EXISTS))
+                continue
+            if key in self._reserved:
+                slots.append(PutSlot(SlotState.BEING_PUT))
                 continue
             offset = self._make_room(object_bytes, now_s)
             if offset is None:

@@ -1,18 +1,26 @@
-"""Which store node an object goes to: rendezvous (highest random weight) hashing. Pure.
+"""Which store node an object goes to: weighted rendezvous (highest random weight) hashing. Pure.
 
-Every caller ranks the nodes alike without talking, and when a node comes or goes only the objects move that it wins or
-had (Thaler and Ravishankar, 1998).
+Every caller ranks the nodes alike without talking, and when a node comes, goes or grows only the objects move that it
+wins or had (Thaler and Ravishankar, 1998; with weights: Schindelhauer and Schomaker, 2005).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 
 from xxhash import xxh3_64_intdigest
 
 __all__ = ["rank"]
 
 
-def rank(key: bytes, nodes: Iterable[str]) -> list[str]:
-    """The nodes from best to worst for this key. The order of ``nodes`` does not matter."""
-    return sorted(set(nodes), key=lambda node: (xxh3_64_intdigest(key + node.encode("utf-8")), node), reverse=True)
+def rank(key: bytes, weights: Mapping[str, float]) -> list[str]:
+    """The nodes from best to worst for this key. A node is the best one of a share of keys that is its share of the
+    ``weights``, which are positive. Their order does not matter."""
+
+    def score(node: str) -> tuple[float, str]:
+        # 52 bits: with the half they are a double below 1, so the logarithm is never 0.
+        draw = ((xxh3_64_intdigest(key + node.encode("utf-8")) >> 12) + 0.5) / (1 << 52)
+        return -weights[node] / math.log(draw), node
+
+    return sorted(weights, key=score, reverse=True)

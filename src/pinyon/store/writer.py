@@ -32,12 +32,14 @@ class WriteOutcome(Enum):
 
     WRITTEN = "written"
     EXISTS = "exists"
+    BEING_PUT = "being_put"
     NO_SPACE = "no_space"
     FAILED = "failed"
 
 
 _REFUSED = {
     kvstore_pb2.PUT_SLOT_STATE_EXISTS: WriteOutcome.EXISTS,
+    kvstore_pb2.PUT_SLOT_STATE_BEING_PUT: WriteOutcome.BEING_PUT,
     kvstore_pb2.PUT_SLOT_STATE_NO_SPACE: WriteOutcome.NO_SPACE,
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
-from pinyon.core.errors import DeadlineExceeded
+from pinyon.core.errors import DeadlineExceeded, PinyonError, Unavailable
 from pinyon.store.client import PutOutcome, StoreClient
 from pinyon.store.reader import BlockReader
 from pinyon.store.records import NodeRecord, Replica
@@ -18,27 +18,34 @@ from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, 
 
 
 class OneNode:
-    """Metadata that name one node for everything."""
+    """Metadata that name one node for everything; or the ``nodes`` that hold nothing."""
 
-    def __init__(self, address: str) -> None:
-        self.node = NodeRecord("kv-0", "0" * 32, address)
+    def __init__(self, address: str, nodes: Sequence[NodeRecord] = ()) -> None:
+        self.holders = [] if nodes else [NodeRecord("kv-0", "0" * 32, address)]
+        self.live = [*self.holders, *nodes]
+        self.asked = 0
+        self.error: PinyonError | None = None
 
     async def nodes(self) -> list[NodeRecord]:
-        return [self.node]
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return self.live
 
     async def locate(self, keys: Sequence[bytes], nodes: Any = None) -> list[list[Replica]]:
-        return [[Replica(self.node, BLOCK)] for _ in keys]
+        return [[Replica(node, BLOCK) for node in self.holders] for _ in keys]
 
     async def close(self) -> None: ...
 
 
 class Caller:
-    def __init__(self, engine: TransferEngine, address: str) -> None:
+    def __init__(self, engine: TransferEngine, address: str, nodes: Sequence[NodeRecord] = ()) -> None:
         self.now = 0.0
+        self.metadata = OneNode(address, nodes)
         self.memory = bytearray(BLOCK * 8)
         self.region = engine.register_local_memory(self.memory)
         self.reader = BlockReader(engine)
-        self.store = StoreClient(engine, OneNode(address), self.reader, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.store = StoreClient(engine, self.metadata, self.reader, clock=lambda: self.now)  # type: ignore[arg-type]
 
     async def get(self, timeout_s: float = WAIT_S) -> list[bool]:
         return await self.store.get(KEYS, self.region, OFFSETS, BLOCK, timeout_s)
@@ -113,29 +120,72 @@ async def test_a_node_that_there_was_no_time_to_ask_is_neither_blamed_nor_truste
     assert len(holder.asked) == 2, "the second pause is twice as long"
 
 
-async def test_a_node_that_is_offered_only_what_the_first_one_left_is_not_avoided(caller: Caller) -> None:
-    first, second = (NodeRecord(f"kv-{name}", name * 32, f"{name}:1") for name in "12")
-    asked: list[tuple[str, float]] = []
+class Writer:
+    """In place of the client's own: two nodes that take a share of the time they are given, then fail."""
 
-    class Writer:
-        async def write(self, address: str, objects: Any, size: int, timeout_s: float, *_: Any) -> list[WriteOutcome]:
-            asked.append((address, timeout_s))
-            caller.now += timeout_s * 0.9
-            if len(asked) % 2:
-                return [WriteOutcome.FAILED] * len(objects)
-            raise DeadlineExceeded("late")
+    def __init__(self, caller: Caller, share: float) -> None:
+        self.caller = caller
+        self.share = share
+        self.asked: list[tuple[str, float]] = []
 
+    async def write(self, address: str, objects: Any, size: int, timeout_s: float, *_: Any) -> list[WriteOutcome]:
+        self.asked.append((address, timeout_s))
+        self.caller.now += timeout_s * self.share
+        if len(self.asked) % 2:
+            return [WriteOutcome.FAILED] * len(objects)
+        raise DeadlineExceeded("late")
+
+
+async def two_nodes(share: float) -> tuple[Caller, Writer]:
+    caller = Caller(TransferEngine(), "", [NodeRecord(f"kv-{name}", name * 32, f"{name}:1") for name in "12"])
+    writer = Writer(caller, share)
     store: Any = caller.store
-    writer, store._writer = store._writer, Writer()
-    store._targets = lambda *_: [first, second]
-    store.metadata.locate = no_replicas
+    store._writer = writer
     result = await caller.store.put([(KEYS[0], caller.region, 0)], BLOCK, 10.0)
     assert result.outcomes == (PutOutcome.FAILED,)
-    assert [address for address, _ in asked] == [first.address, second.address]
+    return caller, writer
+
+
+async def test_a_node_that_hangs_leaves_the_next_one_its_share_of_the_time() -> None:
+    caller, writer = await two_nodes(share=1.0)
+    assert sorted(address for address, _ in writer.asked) == ["1:1", "2:1"]
+    assert [timeout_s for _, timeout_s in writer.asked] == [5.0, 5.0]
+    caller.now = 5.4  # the first one's pause ends at 5.5
+    await caller.store.put([(KEYS[0], caller.region, 0)], BLOCK, 10.0)
+    assert len(writer.asked) == 2, "both are left alone"
+
+
+async def test_a_node_that_is_offered_only_what_the_first_one_left_is_not_avoided() -> None:
+    caller, writer = await two_nodes(share=1.8)
+    (_, first_s), (second, second_s) = writer.asked
+    assert (first_s, second_s) == (5.0, 1.0)
     caller.now = 9.0
-    assert store._usable([first, second]) == [second]
-    store._writer = writer
+    await caller.store.put([(KEYS[1], caller.region, 0)], BLOCK, 10.0)
+    assert [address for address, _ in writer.asked[2:]] == [second]
 
 
-async def no_replicas(keys: Sequence[bytes], nodes: Any = None) -> list[list[Replica]]:
-    return [[] for _ in keys]
+async def test_redis_that_failed_is_not_asked_for_a_moment_and_then_again() -> None:
+    caller = Caller(TransferEngine(), "", [NodeRecord("kv-1", "1" * 32, "1:1")])
+    caller.metadata.error = Unavailable("Redis: TimeoutError")
+    asked_s = []
+    for step in range(100):  # a tenth of a second each
+        caller.now = step / 10
+        before = caller.metadata.asked
+        with pytest.raises(Unavailable):
+            await caller.store.exists(KEYS)
+        if caller.metadata.asked > before:
+            asked_s.append(caller.now)
+    assert asked_s == pytest.approx([0.0, 0.3, 0.8, 1.8, 3.8, 5.8, 7.8, 9.8])
+    caller.metadata.error = None
+    caller.now += 2.0
+    assert await caller.store.exists(KEYS) == [False] * 8
+    assert await caller.store.nodes() == caller.metadata.live
+
+
+async def test_a_key_given_twice_is_stored_only_if_the_first_one_is() -> None:
+    caller, _ = await two_nodes(share=0.0)
+    caller.now = 10.0
+    objects = [(key, caller.region, 0) for key in (KEYS[0], KEYS[1], KEYS[0])]
+    result = await caller.store.put(objects, BLOCK, 10.0)
+    assert result.outcomes == (PutOutcome.FAILED,) * 3
+    assert result.present == [False] * 3

@@ -1,9 +1,11 @@
-"""Background puts: bounded, referenced while they wait, given back whatever happens."""
+"""Background puts: bounded, referenced while they wait, given back whatever happens and to whoever wants the room."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,11 +13,15 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.store.client import PutOutcome, PutResult
-from services.worker.kv.storage import Storage
+from pinyon.store.runs import RUN_TOKENS, Run
+from services.worker.kv.cache import KvCache
+from services.worker.kv.storage import POOL_SHARE, Drop, Storage
 from tests.unit.worker.caches import new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]
+POOL = 16
+QUEUE_S = 5.0
 
 
 class Store:
@@ -24,135 +30,270 @@ class Store:
     def __init__(self) -> None:
         self.open = asyncio.Event()
         self.asked = asyncio.Event()
-        self.puts: list[tuple[list[bytes], bytes]] = []
+        self.puts: list[list[bytes]] = []
+        self.runs: list[Sequence[Run]] = []
         self.classes: list[RequestClass] = []
+        self.held: set[bytes] = set()
+        self.new = PutOutcome.STORED
+        """What becomes of an object that it lacks."""
         self.error: Exception | None = None
 
-    async def put(self, objects, object_bytes, timeout_s, *, affinity=None, request_class=UNKNOWN_CLASS):
+    async def put(
+        self,
+        objects: Sequence[tuple[bytes, Any, int]],
+        object_bytes: int,
+        timeout_s: float,
+        *,
+        runs: Sequence[Run] | None = None,
+        request_class: RequestClass = UNKNOWN_CLASS,
+    ) -> PutResult:
         assert all(offset % object_bytes == 0 for _, _, offset in objects)
+        assert runs is not None
+        keys = [key for key, _, _ in objects]
         self.classes.append(request_class)
-        self.puts.append(([key for key, _, _ in objects], affinity))
+        self.puts.append(keys)
+        self.runs.append(runs)
         self.asked.set()
         await self.open.wait()
         if self.error is not None:
             raise self.error
-        return PutResult((PutOutcome.STORED,) * len(objects))
+        result = PutResult(tuple(PutOutcome.EXISTS if key in self.held else self.new for key in keys))
+        if self.new is PutOutcome.STORED:
+            self.held.update(keys)
+        return result
+
+
+class Parts:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.cache: KvCache = new_cache(LAYOUT, POOL, lambda: self.now)
+        blocks = self.cache.reserve([], len(KEYS)).result().table
+        self.cache.publish(blocks, KEYS)
+        self.cache.release(blocks)
+        self.store = Store()
+        self.storage = self.new_storage(3)
+
+    def new_storage(self, queue_blocks: int) -> Storage:
+        region: Any = None
+        return Storage(self.cache, region, self.store, queue_blocks, QUEUE_S, 1.0, lambda: self.now)
+
+    def offer(self, keys: Sequence[bytes], request_class: RequestClass = UNKNOWN_CLASS) -> None:
+        """As the first blocks of a prompt."""
+        self.storage.offer(keys, self.storage.new_runs(), request_class)
+
+    async def writing(self, keys: Sequence[bytes]) -> None:
+        """A put of these is under way, and takes as long as the store is not opened."""
+        self.offer(keys)
+        await self.store.asked.wait()
+
+    async def idle(self) -> None:
+        async with asyncio.timeout(10):
+            while self.storage.pending:  # noqa: ASYNC110
+                await asyncio.sleep(0)
 
 
 @pytest.fixture
-async def parts():
-    cache = new_cache(LAYOUT, 8, lambda: 0.0)
-    blocks = cache.reserve([], 8).result().table
-    cache.publish(blocks, KEYS)
-    cache.release(blocks)
-    store = Store()
-    storage = Storage(cache, None, store, queue_blocks=3, timeout_s=1.0)
-    storage.start()
-    yield cache, store, storage
-    await storage.close()
-    assert cache.pool.used == 0
-    assert storage.pending == 0
-    cache.pool.check_integrity()
+async def parts() -> AsyncIterator[Parts]:
+    parts = Parts()
+    parts.storage.start()
+    yield parts
+    await parts.storage.close()
+    assert parts.cache.pool.used == 0
+    assert parts.storage.pending == 0
+    parts.cache.pool.check_integrity()
 
 
-async def idle(storage: Storage) -> None:
-    async with asyncio.timeout(10):
-        while storage.pending:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
-async def test_a_put_is_for_one_kind_of_request(parts):
-    _, store, storage = parts
+async def test_a_put_is_for_one_kind_of_request(parts: Parts) -> None:
     first, later = (RequestClass("chat", 1, "s", user, tenant="t") for user in ("anna", "bert"))
-    second_turn = RequestClass("chat", 2)
-    storage.offer(KEYS[:1], KEYS[0], first)
-    storage.offer(KEYS[1:2], KEYS[0], second_turn)
-    storage.offer(KEYS[2:3], KEYS[0], later)
-    store.open.set()
-    await idle(storage)
-    assert store.puts == [([KEYS[0], KEYS[2]], KEYS[0]), ([KEYS[1]], KEYS[0])]
-    assert store.classes == [RequestClass("chat", 1, tenant="t"), second_turn]
+    second_turn, other_tenant = RequestClass("chat", 2, tenant="t"), RequestClass("chat", 1, tenant="u")
+    parts.storage = storage = parts.new_storage(4)
+    storage.start()
+    for key, request_class in zip(KEYS, (first, second_turn, later, other_tenant), strict=False):
+        parts.offer([key], request_class)
+    parts.store.open.set()
+    await parts.idle()
+    assert parts.store.puts == [[KEYS[0], KEYS[2]], [KEYS[1]], [KEYS[3]]]
+    assert parts.store.classes == [RequestClass("chat", 1, tenant="t"), second_turn, other_tenant]
 
 
-async def test_blocks_are_held_until_they_are_stored_and_stored_once(parts):
-    cache, store, storage = parts
-    storage.offer(KEYS[:2], KEYS[0])
-    await store.asked.wait()
-    assert cache.pool.used == 2
-    store.open.set()
-    await idle(storage)
-    assert cache.pool.used == 0
-    storage.offer(KEYS[:3], KEYS[0])
-    await idle(storage)
-    assert store.puts == [([KEYS[0], KEYS[1]], KEYS[0]), ([KEYS[2]], KEYS[0])]
-    assert (storage.stored, storage.dropped) == (3, 0)
+async def test_blocks_are_held_until_they_are_stored_and_stored_once(parts: Parts) -> None:
+    await parts.writing(KEYS[:2])
+    assert parts.cache.pool.used == 2
+    parts.offer(KEYS[:2])  # being written: not offered again
+    parts.store.open.set()
+    await parts.idle()
+    assert parts.cache.pool.used == 0
+    parts.offer(KEYS[:3])
+    await parts.idle()
+    assert (parts.storage.stored, parts.storage.dropped) == (3, 0)
 
 
-async def test_prompts_are_put_one_by_one_so_that_each_stays_together(parts):
-    _, store, storage = parts
-    storage.offer([KEYS[0]], b"a")
-    storage.offer([KEYS[1]], b"b")
-    storage.offer([KEYS[2]], b"a")
-    store.open.set()
-    await idle(storage)
-    assert store.puts == [([KEYS[0], KEYS[2]], b"a"), ([KEYS[1]], b"b")]
+async def test_what_the_store_has_lost_is_offered_again(parts: Parts) -> None:
+    parts.store.open.set()
+    parts.offer(KEYS[:2])
+    await parts.idle()
+    parts.store.held.clear()  # evicted there, or the node was restarted
+    parts.offer(KEYS[:2])
+    await parts.idle()
+    assert parts.store.puts == [KEYS[:2], KEYS[:2]]
+    assert parts.storage.stored == 4
 
 
-async def test_too_many_are_dropped_and_counted(parts):
-    cache, store, storage = parts
-    storage.offer(KEYS, KEYS[0])
-    assert storage.dropped == 5
-    assert cache.pool.used == 3
-    store.open.set()
-    await idle(storage)
+async def test_what_somebody_else_is_putting_does_not_count_as_stored(parts: Parts) -> None:
+    parts.store.new = PutOutcome.BEING_PUT
+    parts.store.open.set()
+    parts.offer(KEYS[:2])
+    await parts.idle()
+    assert (parts.storage.stored, parts.storage.dropped) == (0, 0)
+    parts.store.new = PutOutcome.STORED  # the other put ended badly
+    parts.offer(KEYS[:2])
+    await parts.idle()
+    assert parts.store.puts == [KEYS[:2], KEYS[:2]], "a store that is busy with a block is not left alone"
+    assert parts.storage.stored == 2
+
+
+async def test_blocks_of_several_prompts_travel_together_each_in_its_run(parts: Parts) -> None:
+    one, other = parts.storage.new_runs(), parts.storage.new_runs()
+    parts.storage.offer([KEYS[0]], one)
+    parts.storage.offer([KEYS[1]], other)
+    parts.storage.offer([KEYS[2]], one)
+    parts.store.open.set()
+    await parts.idle()
+    assert parts.store.puts == [KEYS[:3]]
+    (runs,) = parts.store.runs
+    assert runs[0] is runs[2] is not runs[1]
+
+
+async def test_a_long_prompt_is_several_runs(parts: Parts) -> None:
+    runs = parts.storage.new_runs()
+    length = RUN_TOKENS // LAYOUT.block_tokens
+    parts.storage.offer([KEYS[0]], runs)
+    skipped = [runs.next() for _ in range(length - 1)]
+    parts.storage.offer([KEYS[1]], runs)
+    parts.store.open.set()
+    await parts.idle()
+    ((first, second),) = parts.store.runs
+    assert {first} == set(skipped)
+    assert second is not first
+
+
+async def test_too_many_are_dropped_and_counted(parts: Parts) -> None:
+    parts.offer(KEYS)
+    assert parts.storage.drops == Counter({Drop.QUEUE: 5})
+    assert parts.cache.pool.used == 3
+    parts.store.open.set()
+    await parts.idle()
+
+
+async def test_only_a_share_of_the_pool_waits_for_a_store_that_hangs(parts: Parts) -> None:
+    storage = parts.new_storage(512)
+    storage.start()
+    storage.offer(KEYS[:2], storage.new_runs())
+    await parts.store.asked.wait()
+    storage.offer(KEYS[2:], storage.new_runs())
+    assert parts.cache.pool.used == storage.pending == POOL // POOL_SHARE
+    await storage.close()
 
 
 @pytest.mark.parametrize("error", [Unavailable("down"), RuntimeError("defect")])
-async def test_a_store_that_fails_gets_nothing_for_a_while_and_blocks_come_back(parts, error):
-    cache, store, storage = parts
-    store.error = error
-    store.open.set()
-    storage.offer(KEYS[:2], KEYS[0])
-    await idle(storage)
-    assert cache.pool.used == 0
-    assert (storage.stored, storage.dropped) == (0, 2)
-    storage.offer(KEYS[2:3], KEYS[0])
+async def test_a_store_that_fails_gets_nothing_for_a_while_and_no_block_is_held(parts: Parts, error: Exception) -> None:
+    parts.store.error = error
+    await parts.writing(KEYS[:1])
+    parts.offer(KEYS[1:3])
+    assert parts.cache.pool.used == 3
+    parts.store.open.set()
+    await parts.idle()
+    assert parts.cache.pool.used == 0, "what waited behind the put that failed"
+    parts.offer(KEYS[3:5])
+    assert parts.cache.pool.used == 0, "what came within the pause"
+    assert (parts.storage.stored, parts.storage.drops) == (0, Counter({Drop.STORE: 5}))
     await asyncio.sleep(0)
-    assert len(store.puts) == 1
+    assert len(parts.store.puts) == 1
 
 
-async def test_pauses_grow_while_the_store_fails(parts, monkeypatch):
-    cache, store, _ = parts
-    slept: list[float] = []
-    now = [0.0]
+async def test_pauses_grow_while_the_store_fails_and_end_when_it_is_back(parts: Parts) -> None:
+    parts.store.open.set()
+    asked_s = []
+    for step in range(100):  # one offer each tenth of a second
+        parts.now = step / 10
+        parts.store.error = None if 3.0 <= parts.now < 4.0 else Unavailable("down")
+        before = len(parts.store.puts)
+        parts.offer(KEYS[:1])
+        await parts.idle()
+        if len(parts.store.puts) > before:
+            asked_s.append(parts.now)
+    working_s = [3.0 + tenth / 10 for tenth in range(10)]
+    assert asked_s == pytest.approx([0.0, 1.0, *working_s, 4.0, 5.0, 7.0])
 
-    async def sleep(delay_s: float) -> None:
-        slept.append(delay_s)
-        now[0] += delay_s
 
-    monkeypatch.setattr("services.worker.kv.storage.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
-    storage = Storage(cache, None, store, 3, 1.0, lambda: now[0])
+async def test_a_store_without_room_is_left_alone_for_a_while(parts: Parts) -> None:
+    parts.store.open.set()
+    parts.store.new = PutOutcome.NO_SPACE
+    parts.offer(KEYS[:2])
+    await parts.idle()
+    parts.offer(KEYS[2:3])
+    assert parts.storage.drops == Counter({Drop.SPACE: 2, Drop.STORE: 1})
+
+
+async def test_a_block_waits_only_so_long(parts: Parts) -> None:
+    await parts.writing(KEYS[:1])
+    parts.offer(KEYS[1:2])
+    parts.now = QUEUE_S / 2
+    parts.offer(KEYS[2:3])
+    parts.now = QUEUE_S
+    parts.offer(KEYS[3:4])
+    assert parts.storage.drops == Counter({Drop.LATE: 1})
+    assert parts.storage.pending == 3
+    parts.now = 2 * QUEUE_S
+    parts.store.open.set()  # the next put begins too late for all of them
+    await parts.idle()
+    assert parts.store.puts == [KEYS[:1]]
+    assert parts.storage.drops == Counter({Drop.LATE: 3})
+
+
+async def test_requests_get_the_room_of_the_longest_waiting_and_no_more_than_they_want(parts: Parts) -> None:
+    await parts.writing(KEYS[:1])
+    parts.offer(KEYS[1:3])
+    reserved = parts.cache.reserve([], POOL - 2)
+    assert reserved.done(), "one block of those that waited was enough"
+    assert parts.storage.drops == Counter({Drop.ROOM: 1})
+    more = parts.cache.reserve([], 1)
+    assert more.done()
+    last = parts.cache.reserve([], 1)
+    assert not last.done(), "what is being written stays until it is"
+    parts.store.open.set()
+    await parts.idle()
+    assert last.done()
+    for each in (reserved, more, last):
+        parts.cache.release(each.result().table)
+    assert parts.store.puts == [KEYS[:1]]
+    assert parts.storage.drops == Counter({Drop.ROOM: 2})
+
+
+async def test_a_block_that_somebody_uses_anyway_is_not_dropped_for_its_room(parts: Parts) -> None:
+    await parts.writing(KEYS[:1])
+    using = parts.cache.reserve(KEYS[:2], 2).result()
+    parts.offer(KEYS[1:3])
+    wanted = parts.cache.reserve([], POOL - 1)
+    assert parts.storage.drops == Counter({Drop.ROOM: 1}), "only the one whose room would be free"
+    assert not wanted.done()
+    parts.cache.release(using.table)
+    assert parts.storage.drops == Counter({Drop.ROOM: 2})
+    parts.store.open.set()
+    await parts.idle()
+    parts.cache.release(wanted.result().table)
+
+
+async def test_closing_in_the_middle_gives_everything_back(parts: Parts) -> None:
+    await parts.writing(KEYS[:3])
+    await parts.storage.close()
+
+
+async def test_no_store_takes_nothing() -> None:
+    cache = new_cache(LAYOUT, 8, lambda: 0.0)
+    region: Any = None
+    storage = Storage(cache, region, None, 3, QUEUE_S, 1.0)
     storage.start()
-    store.open.set()
-    for number, error in enumerate([Unavailable("down"), Unavailable("down"), None, Unavailable("down")]):
-        store.error = error
-        storage.offer(KEYS[number : number + 1], KEYS[0])
-        await idle(storage)
-    await storage.close()
-    assert slept == [1.0, 2.0, 1.0]
-
-
-async def test_closing_in_the_middle_gives_everything_back(parts):
-    _, store, storage = parts
-    storage.offer(KEYS[:3], KEYS[0])
-    await store.asked.wait()
-    await storage.close()
-
-
-async def test_no_store_takes_nothing():
-    cache = new_cache(LAYOUT, 2, lambda: 0.0)
-    storage = Storage(cache, None, None, queue_blocks=3, timeout_s=1.0)
-    storage.start()
-    storage.offer(KEYS[:2], KEYS[0])
+    storage.offer(KEYS[:2], storage.new_runs())
     assert storage.pending == 0
     await storage.close()

@@ -14,10 +14,12 @@ class PutSlotState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUT_SLOT_STATE_RESERVED: _ClassVar[PutSlotState]
     PUT_SLOT_STATE_EXISTS: _ClassVar[PutSlotState]
     PUT_SLOT_STATE_NO_SPACE: _ClassVar[PutSlotState]
+    PUT_SLOT_STATE_BEING_PUT: _ClassVar[PutSlotState]
 PUT_SLOT_STATE_UNSPECIFIED: PutSlotState
 PUT_SLOT_STATE_RESERVED: PutSlotState
 PUT_SLOT_STATE_EXISTS: PutSlotState
 PUT_SLOT_STATE_NO_SPACE: PutSlotState
+PUT_SLOT_STATE_BEING_PUT: PutSlotState
 
 class PutStartRequest(_message.Message):
     __slots__ = ("keys", "object_bytes", "timeout_ms", "request_class")

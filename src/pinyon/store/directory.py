@@ -1,0 +1,69 @@
+"""What the metadata says, asked only while Redis answers: after a failure it is left alone for a growing pause."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from pinyon.core.avoidance import Avoidance
+from pinyon.core.block_keys import BlockKey
+from pinyon.core.clock import Clock
+from pinyon.core.errors import Unavailable
+from pinyon.store.metadata import StoreMetadata
+from pinyon.store.records import NodeRecord, Replica
+
+__all__ = ["NODES_FRESH_S", "BlockDirectory"]
+
+NODES_FRESH_S = 0.5
+"""How long the list of nodes is believed; a node's lease is a multiple of this."""
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 2.0
+"""Redis is one for all, so its return should be noticed soon."""
+
+T = TypeVar("T")
+
+
+class BlockDirectory:
+    """Every question raises :class:`Unavailable` when Redis cannot be asked, and at once while that is fresh."""
+
+    def __init__(self, metadata: StoreMetadata, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
+        self._nodes: list[NodeRecord] = []
+        self._nodes_until_s = float("-inf")
+
+    async def nodes(self, timeout_s: float | None = None) -> list[NodeRecord]:
+        """Live nodes, by id; known for half a second."""
+        return await self._ask(self._fresh_nodes, timeout_s)
+
+    async def locate(self, keys: Sequence[BlockKey], timeout_s: float) -> tuple[list[NodeRecord], list[list[Replica]]]:
+        """The live nodes, and per key its replicas on them."""
+
+        async def ask() -> tuple[list[NodeRecord], list[list[Replica]]]:
+            nodes = await self._fresh_nodes()
+            return nodes, await self._metadata.locate(keys, nodes)
+
+        return await self._ask(ask, timeout_s)
+
+    async def _fresh_nodes(self) -> list[NodeRecord]:
+        if self._clock() >= self._nodes_until_s:
+            self._nodes = await self._metadata.nodes()
+            self._nodes_until_s = self._clock() + NODES_FRESH_S
+        return self._nodes
+
+    async def _ask(self, ask: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
+        asked_s = self._clock()
+        if self._pauses.avoids("redis", asked_s):
+            raise Unavailable("Redis failed just now and is not asked for a moment")
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await ask()
+        except Unavailable:
+            self._pauses.failed("redis", self._clock())
+            raise
+        except TimeoutError:  # the caller's time, which may be short: that says nothing about Redis
+            raise Unavailable("Redis: no answer in time") from None
+        self._pauses.succeeded("redis", asked_s)
+        return answer

@@ -1,0 +1,59 @@
+"""Which blocks of a prompt stay together on one store node. Pure.
+
+One node per block would ask many nodes for each prompt, one node per prompt (by its first key) is one node for all
+prompts that begin alike. So a prompt's new blocks go in *runs* of some thousand tokens, and a run's node is chosen by
+its *anchor*: the first of its blocks that the store lacked. What many prompts share is in the store before most of them
+come, so the anchor is a key of their own, wherever in the prompt they part. See docs/kvstore.md for what that costs
+and gives on a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pinyon.core.block_keys import BlockKey
+from pinyon.store.rendezvous import rank
+
+__all__ = ["RUN_TOKENS", "Run", "Runs", "choose_nodes"]
+
+RUN_TOKENS = 4096
+"""Tokens of a run. A prompt of 128k tokens is at most 32 runs and some seams between its turns."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Blocks that go to one node. The first put that finds one of them missing in the store sets the ``anchor``."""
+
+    anchor: BlockKey | None = None
+
+
+class Runs:
+    """The runs of one prompt's new blocks, in the order in which they are offered."""
+
+    def __init__(self, block_tokens: int, run_tokens: int = RUN_TOKENS) -> None:
+        self._blocks = max(1, run_tokens // block_tokens)
+        self._left = 0
+        self._run = Run()
+
+    def next(self) -> Run:
+        """The run of the next new block."""
+        if not self._left:
+            self._run, self._left = Run(), self._blocks
+        self._left -= 1
+        return self._run
+
+
+def choose_nodes(
+    missing: Iterable[tuple[BlockKey, Run]], weights: Mapping[str, float], count: int
+) -> dict[Run, list[str]]:
+    """The ``count`` best nodes for each run of which the store lacks something, in the order of preference.
+
+    ``missing`` are those blocks in prompt order; ``weights`` the nodes' capacities.
+    """
+    chosen: dict[Run, list[str]] = {}
+    for key, run in missing:
+        if run not in chosen:
+            run.anchor = run.anchor or key
+            chosen[run] = rank(run.anchor, weights)[:count]
+    return chosen

@@ -1,0 +1,66 @@
+"""What a worker keeps for a store that is away: no room that requests want."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest_asyncio
+
+from pinyon.core.errors import Unavailable
+from pinyon.core.request import SamplingParams
+from pinyon.store.client import PutResult
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
+
+POOL = 32
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+class AwayStore:
+    """Takes what it is given, answers when it is let, and then with a failure."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def put(self, *_: Any, **__: Any) -> PutResult:
+        self.asked.set()
+        await self.let_go.wait()
+        raise Unavailable("the store is away")
+
+
+@pytest_asyncio.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+def prompt(number: int, blocks: int) -> list[int]:
+    """Full blocks but one token, beginning differently for each number."""
+    return [32 + number, *range(32, 32 + blocks * BLOCK_TOKENS - 2)]
+
+
+async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Fleet) -> None:
+    store = AwayStore()
+    worker = await fleet.start("mixed", "m0", blocks=POOL, store=store)
+    client = await fleet.client(worker)
+
+    async def serve(tokens: list[int]) -> None:
+        (answer,) = await client.submit(submission(tokens, SHORT, prefill=worker, decode=worker))
+        assert (await answer.wait()).tokens == reference(tokens, SHORT)
+        assert await worker.decodes.drained(WAIT_S)  # it has given its blocks back
+        assert await worker.prefills.drained(WAIT_S)
+
+    for number in range(3):
+        await serve(prompt(number, 9))
+    await store.asked.wait()
+    assert gauge(worker, "used_blocks") <= POOL // 4
+    await serve(prompt(4, POOL - 3))  # while a put of the first blocks hangs
+    store.let_go.set()
+    async with asyncio.timeout(WAIT_S):
+        while gauge(worker, "used_blocks"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    await serve(prompt(5, 9))
+    await fleet.idle()  # also: within the pause nothing is kept for the store
