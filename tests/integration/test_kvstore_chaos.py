@@ -1,0 +1,224 @@
+"""The store under faults while clients keep putting and reading: Redis killed, emptied, frozen, replaced by one that
+lost half of the entries; two nodes killed and started again, one frozen. Real processes throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from pinyon.core.errors import PinyonError, Unavailable
+from pinyon.runtime.redis_server import RedisServer, find_redis
+from pinyon.store.client import PutOutcome
+from pinyon.store.node_calls import NodeCalls
+from services.process import ServiceProcess
+from tests.integration.kvstore_parts import OBJECT, Client, client_of, content, eventually, key
+
+pytestmark = pytest.mark.slow
+
+NODES = 4
+NUMBERS = 200
+"""Objects in all: half of what the nodes have room for, so nothing is evicted."""
+CALL_S = 2.0
+"""What a put or get is given."""
+START_S = 60.0
+HUNG_S = 30.0
+"""Far more than a put or get may take, on a machine however busy."""
+
+
+class Suite:
+    """Redis and the nodes, and what is done to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.redis: RedisServer = find_redis()
+        self.port = int(self.redis.url.rpartition(":")[2].partition("/")[0])
+        self.rng = random.Random(11)
+        self.nodes: dict[str, ServiceProcess] = {}
+        for number in range(NODES):
+            self._start(f"kv-{number}")
+
+    def _start(self, node_id: str) -> ServiceProcess:
+        arguments = ["--instance-id", node_id, "--redis-url", self.redis.url, "--pool-mib", str(NUMBERS * OBJECT >> 19)]
+        arguments += ["--metrics-listen", "", "--node-lease-s", "3"]
+        node = ServiceProcess(node_id, "services.kvstore", arguments, self.folder / node_id)
+        self.nodes[node_id] = node
+        node.spawn()
+        return node
+
+    def wait_ready(self) -> None:
+        for node in self.nodes.values():
+            node.wait_ready(time.monotonic() + START_S)
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+        self.redis.close()
+
+    # -- faults
+
+    async def redis_is_killed_and_comes_back_empty(self) -> None:
+        await asyncio.to_thread(self._restart_redis)
+
+    def _restart_redis(self) -> None:
+        assert self.redis.process is not None
+        self.redis.process.kill()
+        self.redis.close()
+        self.redis = find_redis("", self.port)
+
+    async def redis_is_emptied(self) -> None:
+        async with Redis.from_url(self.redis.url) as raw:
+            await raw.flushall()
+
+    async def redis_is_replaced_by_one_that_lost_half(self) -> None:
+        """The nodes' records are there, and half of everything that they have written."""
+        async with Redis.from_url(self.redis.url) as raw:
+            saved = [(name, await raw.dump(name), await raw.pttl(name)) for name in sorted(await raw.keys())]
+        await asyncio.to_thread(self._restart_redis)
+        async with Redis.from_url(self.redis.url) as raw:
+            for name, value, left_ms in saved:
+                if value is not None and (b":block:" not in name or self.rng.random() < 0.5):
+                    await raw.restore(name, max(0, left_ms), value, replace=True)
+
+    async def redis_is_frozen(self) -> None:
+        assert self.redis.process is not None
+        await self._frozen(self.redis.process.send_signal)
+
+    async def a_node_is_frozen(self) -> None:
+        process = self.nodes["kv-2"].process
+        assert process is not None
+        await self._frozen(process.send_signal)
+
+    @staticmethod
+    async def _frozen(send: Callable[[int], None]) -> None:
+        send(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(4)  # the fault lasts this long
+        finally:
+            send(signal.SIGCONT)
+
+    async def two_nodes_are_killed_and_started_again(self) -> None:
+        for node_id in ("kv-0", "kv-1"):
+            self.nodes[node_id].kill()
+        again = [await asyncio.to_thread(self._start, node_id) for node_id in ("kv-0", "kv-1")]
+        for node in again:
+            await asyncio.to_thread(node.wait_ready, time.monotonic() + START_S)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Iterator[Suite]:
+    suite = Suite(tmp_path)
+    try:
+        suite.wait_ready()
+        yield suite
+    finally:
+        suite.close()
+
+
+def new_client(suite: Suite) -> AbstractAsyncContextManager[Client]:
+    """As a worker's: Redis gets a second for an answer."""
+    return client_of(suite.redis.url, 4, redis_timeout_s=1.0)
+
+
+class Load:
+    """Puts and reads of random objects, which check what arrives, as long as the context lasts."""
+
+    def __init__(self, client: Client, seed: int) -> None:
+        self.client = client
+        self.rng = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.worst_s = 0.0
+
+    async def _once(self) -> None:
+        numbers = self.rng.sample(range(NUMBERS), 4)
+        start_s = time.monotonic()
+        try:
+            if self.rng.random() < 0.5:
+                result = await self.client.store.put(self.client.fill(numbers), OBJECT, CALL_S)
+                self.counts.update(outcome.value for outcome in result.outcomes)
+            else:
+                self.client.memory[:] = bytes(len(self.client.memory))
+                keys, offsets = [key(each) for each in numbers], [slot * OBJECT for slot in range(4)]
+                arrived = await self.client.store.get(keys, self.client.region, offsets, OBJECT, CALL_S)
+                for slot, (number, whole) in enumerate(zip(numbers, arrived, strict=True)):
+                    assert not whole or self.client.slot(slot) == content(number), f"object {number} is not itself"
+                    self.counts["hit" if whole else "miss"] += 1
+        except Unavailable:
+            self.counts["unavailable"] += 1
+        self.worst_s = max(self.worst_s, time.monotonic() - start_s)
+
+    async def _run(self) -> None:
+        while True:
+            await self._once()
+            await asyncio.sleep(0.01)  # the pace of the load
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
+
+
+async def _listed_as_held(suite: Suite, client: Client) -> bool:
+    """Redis names each node for exactly as many objects as the node has."""
+    calls = NodeCalls(client.reader.channels)
+    try:
+        nodes = await client.store.metadata.nodes()
+        located = await client.store.metadata.locate([key(number) for number in range(NUMBERS)])
+        listed = Counter(replica.node.node_id for replicas in located for replica in replicas)
+        held = {node.node_id: (await calls.status(node.address, CALL_S)).objects for node in nodes}
+    except PinyonError:
+        return False
+    return len(held) == NODES and held == {node_id: listed[node_id] for node_id in held}
+
+
+FAULTS: list[Callable[[Suite], Awaitable[None]]] = [
+    Suite.redis_is_killed_and_comes_back_empty,
+    Suite.redis_is_emptied,
+    Suite.redis_is_replaced_by_one_that_lost_half,
+    Suite.redis_is_frozen,
+    Suite.two_nodes_are_killed_and_started_again,
+    Suite.a_node_is_frozen,
+]
+
+
+async def test_the_store_recovers_from_every_fault_while_it_is_used(suite: Suite) -> None:
+    async with new_client(suite) as one, new_client(suite) as other:
+        loads = [Load(client, seed) for seed, client in enumerate((one, other))]
+
+        async def all_stored() -> bool:
+            """Whoever asks for it stores every object, and everything is read."""
+            try:
+                for start in range(0, NUMBERS, 4):
+                    await other.store.put(other.fill(range(start, start + 4)), OBJECT, CALL_S)
+                arrived = [await other.get(range(start, start + 4)) for start in range(0, NUMBERS, 4)]
+            except Unavailable:
+                return False
+            return all(all(each) for each in arrived)
+
+        await eventually(all_stored, "everything is stored")
+        for fault in FAULTS:
+            async with loads[0].running():
+                await fault(suite)
+                await eventually(lambda: _listed_as_held(suite, one), f"entries are true after {fault.__name__}")
+            await eventually(all_stored, f"everything is stored after {fault.__name__}")
+            async with loads[0].running(), loads[1].running():
+                before = Counter(loads[0].counts)
+                await eventually(lambda: loads[0].counts["hit"] > before["hit"] + 20, "reads go on")  # noqa: B023
+            assert loads[0].worst_s < HUNG_S
+            print(f"{fault.__name__}: worst call {loads[0].worst_s:.1f} s, {dict(loads[0].counts)}")
+            loads[0].worst_s = 0.0
+        assert loads[0].counts[PutOutcome.STORED.value]
