@@ -266,6 +266,24 @@ async def test_bad_urls_and_absent_servers_are_said_plainly() -> None:
     await metadata.close()
 
 
+async def test_a_silent_server_costs_one_timeout_in_all() -> None:
+    connections: list[asyncio.StreamWriter] = []
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await reader.read()  # until the client gives up
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        metadata = StoreMetadata(f"redis://127.0.0.1:{port}/0", timeout_s=0.2)
+        for asked, question in enumerate((metadata.nodes, metadata.lives, lambda: metadata.locate([key(0)])), 1):
+            with pytest.raises(Unavailable):
+                await question()
+            assert len(connections) == asked, "tried again when the time was up"
+        await metadata.close()
+
+
 async def test_a_cancellation_always_comes_through(metadata: StoreMetadata) -> None:
     """redis-py alone loses one now and then: a task that goes on after it would never end."""
     blocks = [(key(number), 5) for number in range(4)]
