@@ -1,0 +1,107 @@
+"""What waits for the store, whatever it does: bounded, never in the way of a request, and all given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pinyon.core.errors import Unavailable
+from pinyon.core.layout import KvLayout
+from pinyon.core.request import RequestClass
+from pinyon.paging import Reservation
+from pinyon.store.client import PutOutcome, PutResult
+from services.worker.kv.storage import POOL_SHARE, Storage
+from tests.unit.worker.caches import new_cache
+
+LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
+POOL = 24
+QUEUE_S = 5.0
+
+REQUEST = st.tuples(st.just("request"), st.integers(0, 5), st.integers(1, POOL))
+"""A prompt and how many blocks it takes."""
+END = st.tuples(st.just("end"), st.integers(0, 9), st.just(0))
+"""One of the running requests, which then offers what it made."""
+ANSWER = st.tuples(st.just("answer"), st.sampled_from([*range(4), -1]), st.just(0))
+"""Of the store: what becomes of each object; -1 an error."""
+TIME = st.tuples(st.just("time"), st.integers(1, 8), st.just(0))
+OPERATIONS = st.lists(st.one_of(REQUEST, REQUEST, END, END, ANSWER, TIME), max_size=60)
+
+OUTCOMES = [PutOutcome.STORED, PutOutcome.EXISTS, PutOutcome.BEING_PUT, PutOutcome.FAILED]
+
+
+class Store:
+    def __init__(self) -> None:
+        self.asked: asyncio.Future[int] | None = None
+        self.writing = 0
+
+    async def put(self, objects: Sequence[Any], *_: Any, **__: Any) -> PutResult:
+        self.asked = asyncio.get_running_loop().create_future()
+        self.writing = len(objects)
+        answer = await self.asked
+        self.writing = 0
+        if answer < 0:
+            raise Unavailable("away")
+        return PutResult((OUTCOMES[answer],) * len(objects))
+
+
+class Play:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.cache = new_cache(LAYOUT, POOL, lambda: self.now)
+        self.store = Store()
+        region: Any = None
+        self.storage = Storage(self.cache, region, self.store, 512, QUEUE_S, 1.0, lambda: self.now)
+        self.requests: list[tuple[asyncio.Future[Reservation], list[bytes]]] = []
+
+    def do(self, operation: str, number: int, blocks: int) -> None:
+        if operation == "request":
+            keys = [bytes([number]) * 15 + bytes([index]) for index in range(blocks)]
+            self.requests.append((self.cache.reserve(keys, blocks), keys))
+        elif operation == "end" and self.requests:
+            self.end(number % len(self.requests))
+        elif operation == "answer" and self.store.asked is not None and not self.store.asked.done():
+            self.store.asked.set_result(number)
+        elif operation == "time":
+            self.now += number
+
+    def end(self, index: int) -> None:
+        future, keys = self.requests.pop(index)
+        if not future.done():
+            self.cache.withdraw(future)
+            return
+        reservation = future.result()
+        made = slice(reservation.held, None)
+        self.cache.publish(reservation.table[made], keys[made])
+        # Prompts of several kinds: what is put together is few blocks, so others wait.
+        self.storage.offer(keys[made], self.storage.new_runs(), RequestClass(f"kind-{keys[0][0]}", 1))
+        self.cache.release(reservation.table)
+
+    def check(self) -> None:
+        self.cache.pool.check_integrity()
+        assert self.storage.pending <= POOL // POOL_SHARE
+        requested = sum(future.done() for future, _ in self.requests)
+        if self.cache.waiting and not requested:
+            assert self.store.writing, "nobody waits when nothing is being written"
+            assert self.cache.pool.used == self.storage.pending == self.store.writing, "nothing else is in the way"
+
+    async def run(self, operations: Sequence[tuple[str, int, int]]) -> None:
+        self.storage.start()
+        for operation in operations:
+            self.do(*operation)
+            for _ in range(4):  # the writing task's turn
+                await asyncio.sleep(0)
+            self.check()
+        while self.requests:
+            self.end(0)
+        await self.storage.close()
+        assert self.cache.pool.used == self.storage.pending == self.cache.waiting == 0
+
+
+@given(OPERATIONS)
+@example([("request", 0, 2), ("end", 0, 0), ("request", 1, 2), ("end", 0, 0), ("request", 2, 22)])
+def test_requests_come_first_and_everything_is_given_back(operations: list[tuple[str, int, int]]) -> None:
+    asyncio.run(Play().run(operations))
