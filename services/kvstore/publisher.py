@@ -7,7 +7,7 @@ import time
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
-from pinyon.core.errors import FailedPrecondition, PinyonError, Unavailable
+from pinyon.core.errors import FailedPrecondition, PinyonError
 from pinyon.runtime.logging import get_logger
 from pinyon.store.metadata import BATCH, StoreMetadata
 from pinyon.store.records import Life, NodeRecord
@@ -110,9 +110,9 @@ class MetadataPublisher:
             try:
                 await self.publish()
                 pauses.succeeded("redis")
-            except PinyonError as error:
+            except Exception as error:
                 pauses.failed("redis", self._clock())
-                _log.info("block metadata is late: %s", error.message)
+                _report("block metadata is late", error)
             await asyncio.sleep(max(GAP_S, pauses.left_s("redis", self._clock())))
 
     async def publish(self) -> None:
@@ -123,6 +123,7 @@ class MetadataPublisher:
         try:
             if tell_all:
                 self._listed.clear()
+                await self._metadata.restart(life)
                 listed = await self._metadata.listed(life)
                 self._changes.drain()
                 stored = table.keys()
@@ -134,7 +135,7 @@ class MetadataPublisher:
                 blocks = [(key, size) for key, size in sizes if size is not None]
                 await self._metadata.add(life, blocks)
                 self._listed.update(key for key, _ in blocks)
-        except PinyonError:
+        except Exception:
             self.failures += 1
             self._tell_all = True
             raise
@@ -152,9 +153,9 @@ class MetadataPublisher:
                 _log.error("%s; this one stops", error.message)
                 self._lost_name.set()
                 return
-            except Unavailable as error:
+            except Exception as error:
                 self.failures += 1
-                _log.warning("the lease and entries of the node were not looked after: %s", error.message)
+                _report("the node's lease and entries were not looked after", error)
 
     async def audit(self) -> None:
         """Look after the next listed entries: single ones may be lost without any other sign."""
@@ -178,9 +179,9 @@ class MetadataPublisher:
         while True:
             try:
                 await self.clean()
-            except PinyonError as error:
+            except Exception as error:
                 self.failures += 1
-                _log.info("cleaning up is late: %s", error.message)
+                _report("cleaning up is late", error)
             await asyncio.sleep(CLEAN_PERIOD_S)
 
     async def clean(self) -> None:
@@ -197,3 +198,11 @@ class MetadataPublisher:
                 while purged == PURGE_BLOCKS:
                     purged = await self._metadata.purge(life, PURGE_BLOCKS)
                     self.purged += purged
+
+
+def _report(what: str, error: Exception) -> None:
+    """What was not expected is a defect; the duty goes on all the same, or the node would be lost to all."""
+    if isinstance(error, PinyonError):
+        _log.info("%s: %s", what, error.message)
+    else:
+        _log.error("%s", what, exc_info=error)

@@ -200,6 +200,16 @@ async def test_a_server_that_knows_only_earlier_changes_is_noticed_at_the_next_o
     assert await metadata.renew(NODE, WAIT_S)
 
 
+async def test_a_node_without_entries_is_content_after_it_has_told_everything(metadata: StoreMetadata) -> None:
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(key(0), 5)])
+    await metadata.discard(NODE.life, [key(0)])
+    await metadata._redis.flushall()
+    assert not await metadata.renew(NODE, WAIT_S)
+    await metadata.restart(NODE.life)
+    assert await metadata.renew(NODE, WAIT_S)
+
+
 async def _lose_entries(raw: Redis, life: Life) -> None:
     names = sorted(await raw.keys("pinyon:v1:block:*"))
     await raw.delete(*names[::2])

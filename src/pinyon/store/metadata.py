@@ -200,6 +200,10 @@ class StoreMetadata:
         for start in range(0, len(keys), BATCH):
             await self._change(life, keys[start : start + BATCH], [])
 
+    async def restart(self, life: Life) -> None:
+        """Number the changes anew: Redis goes on from here, whatever it had. Before everything is listed again."""
+        await self._change(life, [], [])
+
     async def _change(self, life: Life, removed: Sequence[bytes], listed: Sequence[tuple[bytes, int]]) -> None:
         own = self._written.setdefault(life, _Written())
         own.number += 1

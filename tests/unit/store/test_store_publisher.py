@@ -1,0 +1,110 @@
+"""A node's entries in Redis are kept true whatever goes wrong in one attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pinyon.core.errors import Unavailable
+from pinyon.eviction import Lru
+from pinyon.paging import LeaseTable
+from pinyon.store.allocator import OffsetAllocator
+from pinyon.store.objects import ObjectTable
+from pinyon.store.records import Life, NodeRecord
+from services.kvstore.publisher import MetadataPublisher
+
+RECORD = NodeRecord("kv-0", "0" * 32, "127.0.0.1:1", 1 << 20)
+KEYS = [bytes([number]) * 16 for number in range(4)]
+
+
+class Metadata:
+    """Redis that fails once in each kind of question."""
+
+    malformed = 0
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.failed: set[str] = set()
+        self.entries: set[bytes] = {KEYS[3]}  # one that was never unlisted
+        self.renewals = 0
+        self.cleaned = 0
+
+    def _fail_once(self, question: str) -> None:
+        if question not in self.failed:
+            self.failed.add(question)
+            raise self.error
+
+    async def renew(self, node: NodeRecord, lease_s: float) -> bool:
+        self._fail_once("renew")
+        self.renewals += 1
+        return True
+
+    async def restart(self, life: Life) -> None: ...
+
+    async def listed(self, life: Life) -> set[bytes]:
+        self._fail_once("listed")
+        return set(self.entries)
+
+    async def add(self, life: Life, blocks: Sequence[tuple[bytes, int]]) -> None:
+        self._fail_once("add")
+        self.entries.update(key for key, _ in blocks)
+
+    async def discard(self, life: Life, keys: Sequence[bytes]) -> None:
+        self.entries.difference_update(keys)
+
+    async def missing(self, life: Life, keys: Sequence[bytes]) -> list[bytes]:
+        self._fail_once("missing")
+        return [key for key in keys if key not in self.entries]
+
+    async def nodes(self) -> list[NodeRecord]:
+        self._fail_once("nodes")
+        self.cleaned += 1
+        return [RECORD]
+
+    async def lives(self) -> set[Life]:
+        return {RECORD.life}
+
+    async def leave(self, node: NodeRecord) -> None: ...
+
+    async def purge(self, life: Life, max_blocks: int) -> int:
+        return 0
+
+
+class Node:
+    def __init__(self) -> None:
+        self.table = ObjectTable(OffsetAllocator(1 << 20), Lru(), LeaseTable())
+        self.changed: Callable[[], None] = lambda: None
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self.changed = callback
+
+    def put(self, key: bytes) -> None:
+        put_id, _ = self.table.put_start([key], 64, 0.0, 1.0)
+        self.table.close_put(put_id)
+        self.table.end_put(put_id, commit=True, now_s=0.0)
+        self.changed()
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), RuntimeError("a defect")])
+async def test_one_failure_of_any_kind_ends_no_duty(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = SimpleNamespace(**{**vars(asyncio), "sleep": lambda _: asyncio.sleep(0)})
+    monkeypatch.setattr("services.kvstore.publisher.asyncio", fast)
+    metadata: Any = Metadata(error)
+    node: Any = Node()
+    publisher = MetadataPublisher(node, RECORD, metadata, 3.0, clock=lambda: 0.0)
+    publisher.start()
+    node.put(KEYS[0])
+    async with asyncio.timeout(10):
+        while metadata.entries != {KEYS[0]} or metadata.renewals < 3 or not metadata.cleaned:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        metadata.entries.clear()  # lost, and nothing else says so
+        while metadata.entries != {KEYS[0]}:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert publisher.losses
+    assert publisher.failures >= 4
+    assert metadata.failed == {"renew", "listed", "add", "missing", "nodes"}
+    await publisher.close()
