@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import random
 import subprocess
 import time
@@ -179,12 +180,15 @@ def exit_status(service: ServiceProcess) -> int | None:
 
 
 def http_accepts(address: str) -> bool:
-    """Whether the HTTP side takes a new completion."""
+    """Whether the HTTP side takes a new completion; anything but yes, a 503 or a closed door is an error here."""
     connection = http.client.HTTPConnection(address, timeout=WAIT_S)
+    body = json.dumps({"model": "pinyon-tiny", "prompt": "a", "max_tokens": 1})
     try:
-        connection.request("POST", "/v1/completions", b'{"prompt": "a", "max_tokens": 1}')
-        return connection.getresponse().status == 200
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        status = connection.getresponse().status
     except OSError:
         return False
     finally:
         connection.close()
+    assert status in (200, 503), f"HTTP {status}"
+    return status == 200

@@ -217,6 +217,7 @@ async def test_the_load_balancer_drains(fragile, clients, random_):
     asks = make_asks(random_, 3, 120, 240)
     answers = clients.start(asks)
     await generating(answers)
+    assert await asyncio.to_thread(http_accepts, lb.endpoints["http"])
     lb.signal(signal.SIGTERM)
 
     async def refused() -> bool:
@@ -227,8 +228,8 @@ async def test_the_load_balancer_drains(fragile, clients, random_):
         return False
 
     await until("new requests are refused", refused)
-    assert any(len(answer.tokens) < 240 for answer in answers), "everything had ended before"
     assert not await asyncio.to_thread(http_accepts, lb.endpoints["http"])
+    assert any(len(answer.tokens) < 240 for answer in answers), "everything had ended before"
     await clients.exact()
     assert await asyncio.to_thread(lb.wait, WAIT_S)
     assert exit_status(lb) == 0
