@@ -104,7 +104,6 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
     # Pools that hold a few requests, and more documents than that: what the node lost is soon computed again.
     asks = make_asks(96, SEED + 2, shared=32)
     with LocalCluster(ClusterSpec(pool_blocks=64), tmp_path) as cluster:
-
         known: set[tuple[int, ...]] = set()
         """How the prompts began that the node held when it died."""
 

@@ -1,0 +1,172 @@
+"""What stands before the load balancers of the suite in production: it sends each request to one that is well.
+
+Like the usual ones it looks at ``/health/ready`` of each, tries another when a connection is refused, and sends a
+request again when the one it was sent to falls silent before the answer began. It repeats nothing else: a request whose
+answer had begun, or that was with a load balancer that died, is the client's loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Sequence
+
+from tests.chaos.http_exchange import Cut, Exchange, HttpConnection, Reply, completion
+
+__all__ = ["Balancer", "NotServed", "Trace", "WithIt"]
+
+LOOK_EVERY_S = 0.25
+LOOK_S = 1.0
+"""Silence for this long means it is not well."""
+READY = b"GET /health/ready HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n"
+
+
+class NotServed(Exception):
+    """The request failed; the text says how."""
+
+
+class WithIt(NotServed):
+    """The request was with a load balancer that died."""
+
+
+class Trace:
+    """Where a request went, for the records."""
+
+    def __init__(self) -> None:
+        self.door = ""
+        self.tries = 0
+        self.began = False
+
+
+class _Door:
+    """One load balancer."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.well = True
+        self.killed = False
+        self.silent = asyncio.Event()
+        self.kept: list[HttpConnection] = []
+
+    async def look(self) -> None:
+        """Ask once whether it is ready."""
+        connection = None
+        try:
+            async with asyncio.timeout(LOOK_S):
+                connection = await HttpConnection.open(self.address)
+                reply = await connection.exchange(READY % self.address.encode(), Exchange())
+        except TimeoutError:
+            self.well = False
+            self.silent.set()
+        except (OSError, Cut):
+            self.well = False
+        else:
+            self.well = reply.status == 200
+            self.silent.clear()
+        finally:
+            if connection is not None:
+                connection.abort()
+
+    async def connection(self) -> HttpConnection:
+        while self.kept:
+            connection = self.kept.pop()
+            if not connection.closed:
+                return connection
+            connection.abort()
+        return await HttpConnection.open(self.address)
+
+
+class Balancer:
+    """Use as an async context manager; ``doors`` are name and HTTP address."""
+
+    def __init__(self, doors: Sequence[tuple[str, str]]) -> None:
+        self._doors = [_Door(*door) for door in doors]
+        self._turn = itertools.count()
+        self._lookers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Balancer:
+        self._lookers = [asyncio.create_task(self._look_after(door)) for door in self._doors]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._lookers:
+            task.cancel()
+        await asyncio.gather(*self._lookers, return_exceptions=True)
+        for door in self._doors:
+            for connection in door.kept:
+                connection.abort()
+            door.kept.clear()
+
+    async def _look_after(self, door: _Door) -> None:
+        while True:
+            await door.look()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def killed(self, name: str) -> None:
+        """It is about to be killed: what is with it now dies with it."""
+        for door in self._doors:
+            if door.name == name:
+                door.killed, door.well = True, False
+
+    def returned(self, name: str) -> None:
+        for door in self._doors:
+            if door.name == name:
+                door.killed = False
+
+    async def send(self, body: bytes, trace: Trace) -> Reply:
+        """The answer, from whoever is well. Raises :class:`NotServed`."""
+        refused: set[str] = set()
+        while True:
+            door = self._choose(refused)
+            trace.door, trace.began = door.name, False
+            trace.tries += 1
+            try:
+                connection = await door.connection()
+            except OSError:
+                refused.add(door.name)
+                if len(refused) == len(self._doors):
+                    raise NotServed("every load balancer refuses connections") from None
+                continue
+            fresh = not connection.used
+            seen = Exchange()
+            try:
+                reply = await self._exchange(door, connection, completion(door.address, body), seen)
+            except Cut as error:
+                trace.began = seen.began
+                if door.killed:
+                    raise WithIt(f"{door.name} died with it") from None
+                if fresh or seen.began:
+                    raise NotServed(f"{door.name} cut the connection: {error}") from None
+                continue  # it closed a kept connection at the moment in which we used it
+            trace.began = seen.began
+            if reply is not None:
+                return reply
+
+    def _choose(self, refused: set[str]) -> _Door:
+        left = [door for door in self._doors if door.name not in refused]
+        doors = [door for door in left if door.well] or left
+        return doors[next(self._turn) % len(doors)]
+
+    async def _exchange(self, door: _Door, connection: HttpConnection, request: bytes, seen: Exchange) -> Reply | None:
+        """None: the load balancer fell silent before it answered."""
+        exchange = asyncio.ensure_future(connection.exchange(request, seen))
+        silence = asyncio.ensure_future(door.silent.wait())
+        keep = False
+        try:
+            await asyncio.wait({exchange, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if not exchange.done() and not seen.began:
+                return None
+            reply = await exchange
+            keep = reply.keep
+            return reply
+        finally:
+            silence.cancel()
+            exchange.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Cut):
+                await exchange
+            if keep and not connection.closed:
+                door.kept.append(connection)
+            else:
+                connection.abort()

@@ -1,0 +1,123 @@
+"""Requests of clients, each with a prompt of its own behind a beginning that others share, and what must come back."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pinyon.core.request import SamplingParams
+from pinyon.model import load_card
+from services.worker.engines.sampling import uniform
+from tests.cluster.reference import Ask, Reference, random_sampling, text_tokens
+
+__all__ = ["SIZES", "ExactJobs", "Job", "Jobs", "PacedJobs", "body_of"]
+
+MODEL = "pinyon-tiny"
+SIZES = {"2 KB": 2_000, "200 KB": 200_000}
+"""Bytes of a body: a text of 2,000 tokens, a list of 40,000 token ids."""
+TEXT_BYTES_MAX = 30_000
+"""Above it the prompt is a list of token ids, five bytes each: as a text it would not fit into the model's context."""
+ID_BYTES = 5
+SHARED = 4
+NAME_TOKENS = 8
+"""Eight letters that no other prompt has behind the shared beginning: the seed."""
+POOL_TOKENS = 200_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request's body, and the text of its answer."""
+
+    body: bytes
+    text: str
+
+
+class Jobs(Protocol):
+    def make(self, random_: random.Random, size: str, stream: bool) -> Job: ...
+
+
+def body_of(prompt: Sequence[int], fields: dict[str, object], pad_to: int = 0) -> bytes:
+    """A body with the prompt as a list of token ids, with white space up to ``pad_to`` bytes."""
+    body = json.dumps({"model": MODEL, **fields})[:-1] + ', "prompt": ' + json.dumps(list(prompt)) + "}"
+    return body.encode().ljust(pad_to)
+
+
+class PacedJobs:
+    """For the paced engine, whose tokens follow from seed and place alone. A quarter of each prompt is shared."""
+
+    def __init__(self, random_: random.Random, max_tokens: int = 48) -> None:
+        self._max_tokens = max_tokens
+        # Letters as three-digit ids and as text: a slice of either is a prompt.
+        letters = random_.choices(range(100, 123), k=POOL_TOKENS)
+        self._text = bytes(letters)
+        self._ids = b"".join(b"%d, " % letter for letter in letters)
+
+    def make(self, random_: random.Random, size: str, stream: bool) -> Job:
+        return self.sized(random_, SIZES[size], stream)
+
+    def sized(self, random_: random.Random, size_bytes: int, stream: bool, max_tokens: int = 0) -> Job:
+        """A job whose prompt takes ``size_bytes`` in its body."""
+        max_tokens = max_tokens or self._max_tokens
+        seed = random_.randrange(2**32)
+        as_text = size_bytes <= TEXT_BYTES_MAX
+        tokens = size_bytes // (1 if as_text else ID_BYTES)
+        shared = tokens // 4
+        rest = tokens - shared - NAME_TOKENS
+        begin, own = random_.randrange(SHARED) * shared, random_.randrange(POOL_TOKENS - tokens)
+        name = bytes(100 + (seed >> 4 * place & 15) for place in range(NAME_TOKENS))
+        if as_text:
+            text = self._text
+            prompt = b'"' + text[begin : begin + shared] + name + text[own : own + rest] + b'"'
+        else:
+            ids = self._ids
+            first = ids[ID_BYTES * begin : ID_BYTES * (begin + shared)]
+            named = b"".join(b"%d, " % letter for letter in name)
+            prompt = b"[" + first + named + ids[ID_BYTES * own : ID_BYTES * (own + rest) - 2] + b"]"
+        fields = {"model": MODEL, "max_tokens": max_tokens, "seed": seed, "stream": stream}
+        body = json.dumps(fields).encode()[:-1] + b', "prompt": ' + prompt + b"}"
+        return Job(body, paced_text(seed, tokens, max_tokens))
+
+
+def paced_text(seed: int, prompt_tokens: int, max_tokens: int) -> str:
+    """What the paced engine generates (services/worker/engines/paced.py)."""
+    places = ((index << 32) + prompt_tokens - 1 + index for index in range(max_tokens))
+    return "".join(chr(97 + int(26 * uniform(seed, place))) for place in places)
+
+
+class ExactJobs:
+    """For the real engine: a set of prompts that share beginnings, their answers computed by an engine without a cache.
+
+    Bodies of the larger size are padded: prompts of that many tokens would take the engine minutes.
+    """
+
+    def __init__(self, random_: random.Random, count: int = 32, prompt_tokens: int = 1_200) -> None:
+        documents = [text_tokens(random_, prompt_tokens * 3 // 4) for _ in range(SHARED)]
+        self.asks = [
+            Ask(
+                tuple(random_.choice(documents) + text_tokens(random_, prompt_tokens // 4)),
+                random_sampling(random_, random_.randrange(8, 25)),
+            )
+            for _ in range(count)
+        ]
+        decode = load_card(None).tokenizer.decode
+        self._texts = [decode(tokens) for tokens in Reference().all_tokens(self.asks)]
+
+    def make(self, random_: random.Random, size: str, stream: bool) -> Job:
+        number = random_.randrange(len(self.asks))
+        ask = self.asks[number]
+        fields = {**_fields(ask.sampling), "stream": stream}
+        return Job(body_of(ask.prompt, fields, pad_to=SIZES[size]), self._texts[number])
+
+
+def _fields(sampling: SamplingParams) -> dict[str, object]:
+    return {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        "ignore_eos": sampling.ignore_eos,
+    }

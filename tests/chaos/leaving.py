@@ -1,0 +1,199 @@
+"""Clients that leave with their request under way: how long each hop goes on working for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from services.cluster import ClusterSpec, LocalCluster
+from services.scrape import Scrape
+from tests.chaos.clusters import HERE
+from tests.chaos.http_exchange import completion
+from tests.chaos.jobs import ID_BYTES, PacedJobs
+from tests.cluster.observe import wait_idle
+
+__all__ = ["LEFT_S", "MOMENTS", "SIZES_BYTES", "Leaving", "leave_once", "leaving_spec", "run_leaving"]
+
+LEFT_S = 1.0
+"""Every hop knows by then."""
+GIVE_UP_S = 15.0
+"""Requests would run for much longer than this."""
+SIZES_BYTES = (2_000, 20_000, 64_000, 90_000, 200_000)
+ANSWER_TOKENS = 900
+REQUEST_S = 60.0
+"""Longest time that a request can take, all three together: 900 steps of 50 ms, and the prompts."""
+CLIENTS = 3
+POLL_S = 0.02
+
+HOPS = {
+    "lb-0": ("pinyon_lb_in_flight_requests", "pinyon_lb_queue_requests", "pinyon_lb_worker_streams"),
+    "decode-0": ("pinyon_worker_owned_requests", "pinyon_worker_running_requests", "pinyon_worker_remote_prefills"),
+    "prefill-0": ("pinyon_worker_queued_prefills", "pinyon_worker_running_prefills", "pinyon_worker_pushes"),
+}
+"""Gauges that say whether a hop works for anybody."""
+MOMENTS = ("prompt", "whole", "stream", "grpc")
+"""As soon as the load balancer has the request (at large sizes: while the prompt is computed); while an answer is made
+that is sent whole; between two events of a stream; between two messages of a gRPC stream."""
+
+
+@dataclass
+class Leaving:
+    """One size and moment. Seconds from the moment all clients are gone; None: it went on for :data:`GIVE_UP_S`."""
+
+    size_bytes: int
+    moment: str
+    noticed_s: dict[str, float | None]
+    """By hop."""
+
+    @property
+    def worst_s(self) -> float | None:
+        times = list(self.noticed_s.values())
+        return None if None in times else max(time for time in times if time is not None)
+
+    @property
+    def good(self) -> bool:
+        return self.worst_s is not None and self.worst_s <= LEFT_S
+
+    def as_json(self) -> dict[str, object]:
+        return {**asdict(self), "worst_s": self.worst_s, "good": self.good}
+
+
+def leaving_spec() -> ClusterSpec:
+    """One of each, so that all of a request's hops are known; slow enough that nothing ends by itself."""
+    return ClusterSpec(
+        prefill=1,
+        decode=1,
+        stores=0,
+        engine="paced",
+        engine_profile=str(HERE / "profile-slow.json"),
+        pool_blocks=16_384,
+        # The steps are short beside the second in which a leaving client must be noticed.
+        extra={
+            "worker": ("--prefill-chunk-tokens", "128", "--step-tokens", "160"),
+            "conductor": ("--ttft-slo-ms", "0"),
+        },
+    )
+
+
+async def leave_once(
+    cluster: LocalCluster, jobs: PacedJobs, random_: random.Random, size_bytes: int, moment: str
+) -> Leaving:
+    """Three clients send, get as far as ``moment`` says, and leave at once."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients: list[_Http] | list[_Grpc]
+        if moment == "grpc":
+            clients = [_Grpc(cluster, size_bytes, random_) for _ in range(CLIENTS)]
+        else:
+            stream = moment == "stream"
+            bodies = [jobs.sized(random_, size_bytes, stream, ANSWER_TOKENS).body for _ in range(CLIENTS)]
+            clients = [_Http(cluster, body) for body in bodies]
+        for client in clients:
+            stack.push_async_callback(client.close)
+            await client.send()
+        if moment in ("stream", "grpc"):
+            await asyncio.gather(*(client.pieces(3) for client in clients))
+        elif moment == "whole":
+            await _until(cluster, "decode-0", "pinyon_worker_running_requests", CLIENTS)
+        else:
+            await _until(cluster, "lb-0", "pinyon_lb_in_flight_requests", CLIENTS)
+        for client in clients:
+            client.leave()
+        left_s = time.monotonic()
+        times = await asyncio.gather(*(_idle(cluster, hop, left_s) for hop in HOPS))
+        return Leaving(size_bytes, moment, dict(zip(HOPS, times, strict=True)))
+
+
+async def _until(cluster: LocalCluster, hop: str, gauge: str, count: int) -> None:
+    async with asyncio.timeout(REQUEST_S):
+        while True:  # gauges have no event
+            if (await asyncio.to_thread(Scrape, cluster, (hop,))).of(hop, gauge) >= count:
+                return
+            await asyncio.sleep(POLL_S)
+
+
+async def _idle(cluster: LocalCluster, hop: str, since_s: float) -> float | None:
+    while True:
+        scrape = await asyncio.to_thread(Scrape, cluster, (hop,))
+        waited_s = time.monotonic() - since_s
+        if not any(scrape.of(hop, gauge) for gauge in HOPS[hop]):
+            return round(waited_s, 3)
+        if waited_s > GIVE_UP_S:
+            return None
+        await asyncio.sleep(POLL_S)
+
+
+class _Http:
+    """A client on a socket of its own."""
+
+    def __init__(self, cluster: LocalCluster, body: bytes) -> None:
+        self._address = cluster.services["lb-0"].endpoints["http"]
+        self._request = completion(self._address, body)
+
+    async def send(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        self._reader, self._writer = await asyncio.open_connection(host, int(port))
+        self._writer.write(self._request)
+        await self._writer.drain()
+
+    async def pieces(self, count: int) -> None:
+        async with asyncio.timeout(REQUEST_S):
+            for _ in range(count):
+                await self._reader.readuntil(b"data: ")
+
+    def leave(self) -> None:
+        self._writer.close()  # as a program that ends: the kernel says so to the peer
+
+    async def close(self) -> None:
+        self._writer.transport.abort()
+
+
+class _Grpc:
+    """The same by gRPC, with the prompt as tokens."""
+
+    def __init__(self, cluster: LocalCluster, size_bytes: int, random_: random.Random) -> None:
+        self._channel = grpc.aio.insecure_channel(cluster.services["lb-0"].endpoints["grpc"])
+        tokens = np.array(random_.choices(range(100, 123), k=size_bytes // ID_BYTES), dtype="<u4")
+        self._message = lb_pb2.GenerateRequest(
+            prompt_tokens_le32=tokens.tobytes(), sampling=common_pb2.SamplingParams(max_tokens=ANSWER_TOKENS)
+        )
+
+    async def send(self) -> None:
+        self._call = lb_pb2_grpc.LbServiceStub(self._channel).Generate(self._message, timeout=110)
+
+    async def pieces(self, count: int) -> None:
+        for _ in range(count):
+            await self._call.read()
+
+    def leave(self) -> None:
+        self._call.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+
+async def run_leaving(
+    log_dir: Path, seed: str, say: Callable[[str], None], done: Callable[[Leaving, LocalCluster], None]
+) -> None:
+    """All sizes and moments, on one cluster."""
+    random_ = random.Random(f"{seed} leaving")
+    jobs = PacedJobs(random_)
+    cluster = LocalCluster(leaving_spec(), log_dir)
+    try:
+        cluster.start(lambda line: say(f"starting: {line.partition(' ')[0]}"))
+        for size_bytes, moment in itertools.product(SIZES_BYTES, MOMENTS):
+            say(f"leaving: {size_bytes} bytes, {moment}")
+            done(await leave_once(cluster, jobs, random_, size_bytes, moment), cluster)
+            await wait_idle(cluster, 2 * REQUEST_S)  # who was not missed is worked for until then
+    finally:
+        cluster.stop()

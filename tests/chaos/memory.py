@@ -1,0 +1,85 @@
+"""How much memory processes hold, and whether it grows: resident sets from ``/proc``, and a line through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["Growth", "Samples", "growth"]
+
+PER_REQUESTS = 10_000
+GROWTH_MAX = 0.01
+"""Share of its resident set that a process may grow by in :data:`PER_REQUESTS` requests, once it is warm."""
+WARM_SHARE = 0.25
+"""Of the run; what is allocated, cached and filled in it does not count."""
+
+
+def resident_bytes(pid: int) -> int:
+    """Of all threads together. Raises OSError when the process has ended."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"process {pid} has no resident set")
+
+
+def open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One process. ``per_10k`` is a share of its resident set after the warm-up."""
+
+    name: str
+    warm_bytes: int
+    last_bytes: int
+    bytes_per_request: float
+    per_10k: float
+    files: tuple[int, int]
+    """Open files after the warm-up and at the end."""
+
+    @property
+    def good(self) -> bool:
+        return self.per_10k <= GROWTH_MAX
+
+    def as_json(self) -> dict[str, object]:
+        return {**asdict(self), "good": self.good}
+
+
+def growth(name: str, requests: Sequence[int], resident: Sequence[int], files: Sequence[int] = ()) -> Growth:
+    """A least-squares line through ``resident`` bytes over ``requests`` served, the first quarter left out."""
+    warm = next(place for place, count in enumerate(requests) if count >= WARM_SHARE * requests[-1])
+    xs, ys = requests[warm:], resident[warm:]
+    if len(xs) < 3:
+        raise ValueError(f"{len(xs)} samples after the warm-up are no line")
+    slope = _slope(xs, ys)
+    mean = sum(ys) / len(ys)
+    counts = (files[warm], files[-1]) if files else (0, 0)
+    return Growth(name, ys[0], ys[-1], slope, slope * PER_REQUESTS / mean, counts)
+
+
+def _slope(xs: Sequence[int], ys: Sequence[int]) -> float:
+    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
+    over = sum((x - x_mean) ** 2 for x in xs)
+    return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / over
+
+
+class Samples:
+    """Resident sets and open files of named processes, sampled while requests are served."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = dict(pids)
+        self.requests: list[int] = []
+        self.resident: dict[str, list[int]] = {name: [] for name in pids}
+        self.files: dict[str, list[int]] = {name: [] for name in pids}
+
+    def take(self, requests: int) -> None:
+        """After so many ``requests``."""
+        self.requests.append(requests)
+        for name, pid in self._pids.items():
+            self.resident[name].append(resident_bytes(pid))
+            self.files[name].append(open_files(pid))
+
+    def growths(self) -> list[Growth]:
+        return [growth(name, self.requests, self.resident[name], self.files[name]) for name in self._pids]

@@ -1,0 +1,121 @@
+"""Many requests, each with a prompt of its own, and what becomes of every process's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from services.cluster import ClusterSpec, LocalCluster
+from tests.chaos.balancer import Balancer, NotServed, Trace
+from tests.chaos.clusters import HERE
+from tests.chaos.http_exchange import Exchange, HttpConnection, completion
+from tests.chaos.jobs import PacedJobs
+from tests.chaos.memory import Samples
+from tests.cluster.fault_tools import redis_process
+
+__all__ = ["SoakResult", "run_soak", "soak_spec"]
+
+CLIENTS = 12
+SAMPLES = 80
+ANSWER_TOKENS = 8
+SIZES_BYTES = (200, 1_000, 2_000, 4_000)
+LEAVE_SHARE = 0.03
+"""Of the clients, with their request under way."""
+ANSWER_S = 60.0
+
+
+class SoakResult:
+    """What came of it."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+        self.served = 0
+        self.left = 0
+        self.failed: list[str] = []
+
+    @property
+    def done(self) -> int:
+        return self.served + self.left + len(self.failed)
+
+    def as_json(self) -> dict[str, object]:
+        samples = self.samples
+        return {
+            "served": self.served,
+            "left": self.left,
+            "failed": self.failed[:20],
+            "growth": [each.as_json() for each in samples.growths()],
+            "requests": samples.requests,
+            "resident_bytes": samples.resident,
+        }
+
+
+def soak_spec() -> ClusterSpec:
+    """Pools and store are full after a few hundred requests: what grows later is not theirs."""
+    return ClusterSpec(
+        prefill=1,
+        decode=1,
+        engine="paced",
+        engine_profile=str(HERE / "profile-instant.json"),
+        pool_blocks=2_048,
+        store_mib=2,
+        log_level="warning",
+        extra={"conductor": ("--ttft-slo-ms", "0")},
+    )
+
+
+async def run_soak(cluster: LocalCluster, count: int, seed: str, progress: Callable[[int], None]) -> SoakResult:
+    """``count`` requests of a few clients, streamed and whole; a few of them leave before the answer is whole."""
+    pids = {name: service.pid for name, service in cluster.services.items()}
+    pids["redis"] = redis_process(cluster).pid
+    result = SoakResult(Samples(pids))
+    random_ = random.Random(f"{seed} soak")
+    jobs = PacedJobs(random_, ANSWER_TOKENS)
+    address = cluster.services["lb-0"].endpoints["http"]
+    numbers = iter(range(count))
+    every = max(1, count // SAMPLES)
+    result.samples.take(0)
+
+    async def client(balancer: Balancer) -> None:
+        for _ in numbers:
+            job = jobs.sized(random_, random_.choice(SIZES_BYTES), random_.random() < 0.5)
+            if random_.random() < LEAVE_SHARE:
+                await _leave(address, job.body, random_.uniform(0.0, 0.02))
+                result.left += 1
+            else:
+                try:
+                    async with asyncio.timeout(ANSWER_S):
+                        text = (await balancer.send(job.body, Trace())).text()
+                    if text != job.text:
+                        result.failed.append(f"another text: {text!r} instead of {job.text!r}")
+                    else:
+                        result.served += 1
+                except (NotServed, ValueError, TimeoutError) as error:
+                    result.failed.append(f"{type(error).__name__}: {error}")
+            if result.done % every == 0:
+                result.samples.take(result.done)
+            progress(result.done)
+
+    async with Balancer([("lb-0", address)]) as balancer, asyncio.TaskGroup() as group:
+        for _ in range(CLIENTS):
+            group.create_task(client(balancer))
+    return result
+
+
+async def _leave(address: str, body: bytes, after_s: float) -> None:
+    connection = await HttpConnection.open(address)
+    try:
+        async with asyncio.timeout(after_s):  # somewhere in the middle, wherever that is
+            await connection.exchange(completion(address, body), Exchange())
+    except TimeoutError:
+        pass
+    finally:
+        connection.abort()
+
+
+def start_soak(log_dir: Path, say: Callable[[str], None]) -> LocalCluster:
+    """A running cluster to soak."""
+    cluster = LocalCluster(soak_spec(), log_dir)
+    cluster.start(lambda line: say(f"starting: {line.partition(' ')[0]}"))
+    return cluster

@@ -1,0 +1,86 @@
+"""One process of a cluster that is killed, frozen or told to go, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.cluster import LocalCluster
+from tests.chaos.balancer import Balancer
+from tests.cluster.fault_tools import redis_process, start_redis
+
+__all__ = ["FAULTS", "Pace", "mend", "strike"]
+
+FAULTS = ("kill", "freeze", "drain")
+"""SIGKILL and a restart; SIGSTOP and SIGCONT; SIGTERM, and a restart at its end."""
+END_S = 60.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds: how long requests come before a fault and after the victim's return; how long it is dead or frozen."""
+
+    calm_s: float = 3.0
+    after_s: float = 5.0
+    dead_s: float = 1.0
+    frozen_s: float = 5.0
+
+
+Note = Callable[[str], None]
+
+
+async def strike(cluster: LocalCluster, balancer: Balancer, name: str, fault: str, pace: Pace, note: Note) -> None:
+    """Do it, and return when the victim is back. ``note`` is called right after what it names has happened."""
+    process = _process(cluster, name)
+    if fault == "freeze":
+        process.send_signal(signal.SIGSTOP)
+        try:
+            note("frozen")
+            await asyncio.sleep(pace.frozen_s)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        note("wakes")
+        return
+    if fault == "kill":
+        balancer.killed(name)
+        process.kill()
+        note("killed")
+        await _end(process)
+        await asyncio.sleep(pace.dead_s)
+    else:
+        process.terminate()
+        note("told to go")
+        await _end(process)
+        note("gone")
+    if name == "redis":
+        start_redis(cluster)
+    else:
+        # Started from this thread, which lives on: a child ends with the thread that started it.
+        service = cluster.restart(name, wait=False)
+        await asyncio.to_thread(service.wait_ready, time.monotonic() + END_S)
+    balancer.returned(name)
+    note("back")
+
+
+def mend(cluster: LocalCluster) -> None:
+    """After a failure in between: everybody runs."""
+    if cluster.redis is not None and cluster.redis.process is not None:
+        with contextlib.suppress(ProcessLookupError):
+            cluster.redis.process.send_signal(signal.SIGCONT)
+    for service in cluster.services.values():
+        service.signal(signal.SIGCONT)
+
+
+def _process(cluster: LocalCluster, name: str) -> subprocess.Popen[bytes]:
+    process = redis_process(cluster) if name == "redis" else cluster.services[name].process
+    assert process is not None
+    return process
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    await asyncio.to_thread(process.wait, END_S)

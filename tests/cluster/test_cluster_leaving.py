@@ -1,0 +1,34 @@
+"""Clients that leave are missed on every hop, whatever the size of what they asked.
+
+How soon is measured by ``./dev chaos leave``; here it is enough that each hop stops long before the answer would end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from services.cluster import LocalCluster
+from tests.chaos.jobs import PacedJobs
+from tests.chaos.leaving import MOMENTS, leave_once, leaving_spec
+from tests.cluster.observe import wait_idle
+
+SEED = 77
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One of each; answers take most of a minute."""
+    with LocalCluster(leaving_spec(), tmp_path_factory.mktemp("leaving-logs")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("size_bytes", [2_000, 90_000, 200_000])
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_every_hop_stops_when_the_client_has_left(slow, size_bytes, moment):
+    random_ = random.Random(f"{SEED} {size_bytes} {moment}")
+    result = await leave_once(slow, PacedJobs(random_), random_, size_bytes, moment)
+    assert None not in result.noticed_s.values(), result
+    await wait_idle(slow)

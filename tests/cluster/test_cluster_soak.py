@@ -1,0 +1,27 @@
+"""Two thousand requests, each with a prompt of its own: no process grows with them.
+
+The short version of ``./dev soak``, which holds 20,000 requests against one per cent. In so few, caches and tables that
+are bounded still fill: what is asked here is that nothing of the size of a prompt stays behind for each.
+"""
+
+from __future__ import annotations
+
+from services.cluster import LocalCluster
+from tests.chaos.soak import run_soak, soak_spec
+
+SEED = "2000"
+REQUESTS = 2_000
+BYTES_PER_REQUEST = 4_096
+
+
+async def test_no_process_grows_with_the_requests_it_served(tmp_path):
+    with LocalCluster(soak_spec(), tmp_path) as cluster:
+        result = await run_soak(cluster, REQUESTS, SEED, lambda count: None)
+    assert not result.failed, result.failed[:3]
+    assert result.served + result.left == REQUESTS
+    growths = result.samples.growths()
+    print(*growths, sep="\n")
+    grown = [each for each in growths if each.bytes_per_request > BYTES_PER_REQUEST]
+    assert not grown, grown
+    leaked = [each for each in growths if each.files[1] > each.files[0] + 20]
+    assert not leaked, leaked

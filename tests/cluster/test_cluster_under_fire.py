@@ -1,0 +1,48 @@
+"""Requests keep coming while services are killed, frozen and told to go: none fails but what had its only copy there.
+
+The short version of ``./dev chaos faults``, which also measures how long things take (docs/faults.md); here nothing
+depends on how fast the machine is. What went wrong is explained in the folder that the failure names.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.chaos.clusters import CONFIGURATIONS
+from tests.chaos.evidence import Evidence
+from tests.chaos.run_faults import FaultResult, run_configuration
+from tests.chaos.victims import Pace
+
+SEED = "4711"
+PACE = Pace(calm_s=1.0, after_s=2.0)
+STRIKES = {
+    "split": [
+        ("conductor", "kill"),
+        ("lb-0", "drain"),
+        ("prefill-0", "kill"),
+        ("decode-0", "freeze"),
+        ("redis", "kill"),
+    ],
+    "mixed": [("mixed-0", "kill")],
+    "exact": [("decode-0", "kill"), ("kvstore-0", "kill"), ("lb-0", "kill")],
+}
+
+
+@pytest.mark.parametrize("name", STRIKES)
+async def test_no_request_fails_while_services_come_and_go(name, tmp_path):
+    print(f"seed {SEED!r}")
+    strikes = random.Random(SEED).sample(STRIKES[name], len(STRIKES[name]))
+    results: list[FaultResult] = []
+    with Evidence(tmp_path, SEED) as evidence:
+        await run_configuration(CONFIGURATIONS[name], strikes, SEED, evidence, PACE, lambda text: None, results.append)
+    assert [(result.victim, result.fault) for result in results] == strikes
+    for result in results:
+        assert not result.problems, (result.problems, result.evidence)
+        assert not result.left, (result.left, result.evidence)
+        for row in result.rows:
+            assert not row.failed, (row, result.evidence)
+            assert row.gap_s is not None, (row, result.evidence)
+            assert row.requests > row.only_copy
+            assert not row.only_copy or row.victim == "lb-0"
