@@ -36,7 +36,7 @@ class Trace:
     def __init__(self) -> None:
         self.door = ""
         self.tries = 0
-        self.began = False
+        self.began_s: float | None = None
 
 
 class _Door:
@@ -120,7 +120,7 @@ class Balancer:
         refused: set[str] = set()
         while True:
             door = self._choose(refused)
-            trace.door, trace.began = door.name, False
+            trace.door, trace.began_s = door.name, None
             trace.tries += 1
             try:
                 connection = await door.connection()
@@ -134,13 +134,13 @@ class Balancer:
             try:
                 reply = await self._exchange(door, connection, completion(door.address, body), seen)
             except Cut as error:
-                trace.began = seen.began
+                trace.began_s = seen.began_s
                 if door.killed:
                     raise WithIt(f"{door.name} died with it") from None
-                if fresh or seen.began:
+                if fresh or seen.began_s is not None:
                     raise NotServed(f"{door.name} cut the connection: {error}") from None
                 continue  # it closed a kept connection at the moment in which we used it
-            trace.began = seen.began
+            trace.began_s = seen.began_s
             if reply is not None:
                 return reply
 
@@ -156,7 +156,7 @@ class Balancer:
         keep = False
         try:
             await asyncio.wait({exchange, silence}, return_when=asyncio.FIRST_COMPLETED)
-            if not exchange.done() and not seen.began:
+            if not exchange.done() and seen.began_s is None:
                 return None
             reply = await exchange
             keep = reply.keep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
 
 __all__ = ["Cut", "Exchange", "HttpConnection", "Reply", "completion"]
@@ -20,8 +21,8 @@ class Cut(Exception):
 class Exchange:
     """What is known of an answer while it comes."""
 
-    began: bool = False
-    """Its first byte has come."""
+    began_s: float | None = None
+    """When its first byte came, by the monotonic clock."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class HttpConnection:
             self._writer.write(request)
             await self._writer.drain()
             head = await self._reader.readexactly(1)
-            seen.began = True
+            seen.began_s = time.monotonic()
             head += await self._reader.readuntil(b"\r\n\r\n")
             reply = await self._body(head)
         except (OSError, asyncio.IncompleteReadError) as error:

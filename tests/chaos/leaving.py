@@ -74,7 +74,6 @@ def leaving_spec() -> ClusterSpec:
     return ClusterSpec(
         prefill=1,
         decode=1,
-        stores=0,
         engine="paced",
         engine_profile=str(HERE / "profile-slow.json"),
         pool_blocks=16_384,

@@ -72,7 +72,9 @@ def only_copy(record: Record, victim: str, fault: str, struck_s: float) -> bool:
     """Whether the request was with the victim alone when that was struck."""
     if record.outcome == "died":
         return True
-    return fault == "freeze" and record.door == victim and record.began and record.started_s <= struck_s
+    if fault != "freeze" or record.door != victim or record.began_s is None:
+        return False
+    return record.began_s <= struck_s <= record.ended_s
 
 
 def rows_of(

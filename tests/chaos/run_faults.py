@@ -24,7 +24,7 @@ __all__ = ["FaultResult", "run_configuration"]
 
 MEND_S = 60.0
 IDLE_S = 90.0
-QUIET_S = 300.0
+QUIET_S = 60.0
 POLL_S = 0.25
 
 Say = Callable[[str], None]

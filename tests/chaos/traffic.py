@@ -43,8 +43,8 @@ class Record:
     detail: str = ""
     door: str = ""
     tries: int = 0
-    began: bool = False
-    """Bytes of the answer had come when it ended."""
+    began_s: float | None = None
+    """When the first byte of its answer came, if one did."""
 
     @property
     def seconds(self) -> float:
@@ -138,4 +138,4 @@ class Traffic:
             record.outcome, record.detail = "failed", f"no answer within {ENDED_S:g} s"
         finally:
             record.ended_s = time.monotonic()
-            record.door, record.tries, record.began = trace.door, trace.tries, trace.began
+            record.door, record.tries, record.began_s = trace.door, trace.tries, trace.began_s
