@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
@@ -45,9 +46,8 @@ class WorkerServicer:
         finally:
             self._prefill_sessions -= 1
 
-    async def Generate(
-        self, request: worker_pb2.GenerateRequest, context: Any
-    ) -> AsyncIterator[worker_pb2.GenerateResponse]:
+    async def Generate(self, request: worker_pb2.GenerateRequest, context: Any) -> None:
+        """Writes by itself: a cancel then always arrives in here, and a client that takes nothing is cut off."""
         updates = UpdateBuffer(self._parts.settings.outbox_tokens)
         running = self._sessions.decodes.submit(request.submission, updates)
         running.ended.add_done_callback(lambda _: updates.close())
@@ -56,9 +56,12 @@ class WorkerServicer:
                 for update in message.updates:
                     if update.HasField("error"):
                         raise error_from_proto(update.error)
-                    yield worker_pb2.GenerateResponse(update=update)
+                    async with asyncio.timeout(self._parts.settings.write_timeout_s):
+                        await context.write(worker_pb2.GenerateResponse(update=update))
             if updates.overflow.done():
                 updates.overflow.result()
+        except TimeoutError:
+            raise ResourceExhausted("the client reads too slowly") from None
         finally:
             self._sessions.decodes.cancel(running, "the client went away")
 

@@ -22,6 +22,7 @@ from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus
 from services.worker.report import WorkerReport
+from services.worker.servicer import WorkerServicer
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
@@ -268,6 +269,16 @@ async def test_a_reader_that_is_too_slow_is_cut_off(fleet, limit):
     await fleet.idle()
     assert gauge(m, "cut_sessions_total") == 1
     assert gauge(m, "lb_sessions") == 0
+
+
+async def test_a_client_that_takes_nothing_is_cut_off(fleet):
+    m = await fleet.start("mixed", "m0", write_timeout_s=0.05)
+    servicer = WorkerServicer(m.parts, m.prefills, m.sessions, m.load)
+    request = worker_pb2.GenerateRequest(submission=submission(PROMPT, LONG))
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(ResourceExhausted):
+            await servicer.Generate(request, StuckContext(None))
+    await fleet.idle()
 
 
 async def test_tokens_of_one_step_travel_in_one_message(fleet):
