@@ -1,4 +1,4 @@
-"""Requests with equal prefixes that come together: each block's content is held once, and no answer changes."""
+"""Requests that share KV memory: equal prefixes are held once, and nobody waits for ever for another's room."""
 
 from __future__ import annotations
 
@@ -64,4 +64,28 @@ async def test_equal_tokens_that_are_generated_together_are_held_once(fleet):
     gate.open()
     for answer in answers:
         assert (await answer.wait()).tokens == reference(PROMPT, SAMPLING)
+    await fleet.idle()
+
+
+async def test_mixed_instances_do_not_wait_for_each_others_room_in_a_circle(fleet):
+    here, there = [await fleet.start("mixed", name, blocks=12, room_timeout_s=0.05) for name in ("m0", "m1")]
+    client = await fleet.client(here)
+    # What holds the room there may wait for room here.
+    held = there.parts.cache.reserve([], 12).result()
+    (answer,) = await client.submit(submission(PROMPT[:-1], SAMPLING, prefill=there, decode=here))
+    assert (await answer.wait()).tokens == reference(PROMPT[:-1], SAMPLING)
+    assert answer.prefill.prefill_instance_id == "m0"
+    there.parts.cache.release(held.table)
+    await fleet.idle()
+
+
+async def test_an_instance_that_cannot_compute_prompts_says_that_there_is_no_room(fleet):
+    there = await fleet.start("prefill", "p0", room_timeout_s=0.05)
+    here = await fleet.start("decode", "d0")
+    client = await fleet.client(here)
+    held = there.parts.cache.reserve([], 128).result()
+    (answer,) = await client.submit(submission(PROMPT, SAMPLING, prefill=there, decode=here))
+    await answer.wait()
+    assert (answer.last.error.code, answer.last.error.field) == ("RESOURCE_EXHAUSTED", "prefill_instance")
+    there.parts.cache.release(held.table)
     await fleet.idle()

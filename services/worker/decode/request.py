@@ -161,7 +161,15 @@ class DecodeRequest:
         if reservation is None:
             raise RuntimeError("no blocks are reserved")
         if self.order.prefill_instance_id:
-            return await self._prefill_elsewhere(reservation, span)
+            try:
+                return await self._prefill_elsewhere(reservation, span)
+            except ResourceExhausted as error:
+                if not self._computes_instead(reservation, error):
+                    raise
+            # Two instances may wait for each other's room, each in requests that hold their own: here room is reserved.
+            if self._remote is not None:
+                await self._peers.settle(self._remote)
+                self._remote = None
         order = self.order
         self._job = self._prefills.submit(
             PrefillOrder(
@@ -180,6 +188,12 @@ class DecodeRequest:
         outcome = await self.abort.wait(self._job.done)
         self._report = report_to_proto(outcome, self._parts.served.instance_id)
         return outcome.token
+
+    def _computes_instead(self, reservation: Reservation, error: ResourceExhausted) -> bool:
+        """Whether this instance computes the prompt that another one, which was asked to, has no room for."""
+        served = self._parts.served
+        left = len(self.order.tokens) - reservation.held * served.layout.block_tokens
+        return error.field == "prefill_instance" and served.role.prefills and left > 0
 
     async def _prefill_elsewhere(self, reservation: Reservation, span: Span) -> int:
         parts, order = self._parts, self.order
