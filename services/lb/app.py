@@ -13,11 +13,13 @@ from pinyon.core.clock import Clock
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.model import load_card
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.rates import Rates
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
+from services.lb.admission import Admission
 from services.lb.auth import load_api_keys
 from services.lb.conductor_session import ConductorSession
 from services.lb.dispatcher import Dispatcher
@@ -83,24 +85,26 @@ def build(
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
     card = load_card(settings.model or None, settings.served_model_name or None)
     keys = load_api_keys(settings.api_keys_file)
-    view = InstanceView(ROUTING_POLICIES.make(settings.routing))
+    view = InstanceView(ROUTING_POLICIES.make(settings.routing), settings.instances_grace_s)
     workers = WorkerSessions(settings.unread_tokens, clock)
 
-    def on_instances(message: conductor_pb2.InstanceList) -> None:
-        view.update(message)
-        workers.keep_only(view.addresses, view.renewed)
+    def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
+        view.update(message, clock(), first)
+        workers.keep_only(view.addresses, view.renewed, view.restarted)
 
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
-    line = Line(FrontDecisions(config, journal).queue, clock)
+    decisions = FrontDecisions(config, journal)
+    line = Line(decisions.queue, clock)
     conductor = ConductorSession(
         settings.conductor, instance_id, on_instances, settings.conductor_timeout_s, lambda: line.in_flight
     )
     metrics = LbMetrics(registry, line, conductor, workers, view)
     show_policies(registry, "lb", routing=settings.routing)
     prompts = Prompts(card, view, settings.chat_max_tokens, settings.chars_per_token_max)
+    default = Rates(settings.tenant_rpm, settings.tenant_tpm)
+    admission = Admission(line, decisions.rates, default, metrics, clock)
     dispatcher = Dispatcher(
-        line,
         conductor,
         workers,
         view,
@@ -111,9 +115,9 @@ def build(
         settings.placement_wait_s,
     )
     app = HttpApp(
-        Completions(dispatcher, prompts, settings.request_timeout_s, clock),
+        Completions(admission, dispatcher, prompts, settings.request_timeout_s, clock),
         prompts,
-        lambda: view.servable(card.name),
+        lambda: view.servable(card.name, clock()),
         keys,
         metrics,
         registry,
@@ -131,7 +135,7 @@ def build(
     server = GrpcServer(settings.listen)
     server.add(
         lb_pb2_grpc.add_LbServiceServicer_to_server,
-        LbServicer(dispatcher, prompts, keys, settings.request_timeout_s, clock),
+        LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock),
         lb_pb2.DESCRIPTOR.services_by_name["LbService"],
     )
     return Lb(view, line, conductor, workers, prompts, dispatcher, app, http, server, journal)

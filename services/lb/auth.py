@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 from pinyon.core.errors import InvalidArgument, Unauthenticated
 from pinyon.core.request import TENANT_CHARS_MAX, check_geographies, check_kind, check_priority
@@ -23,7 +24,9 @@ KEY_CHARS_MAX = 512
 KEYS_MAX = 100_000
 FILE_BYTES_MAX = 32 << 20
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
+LIMIT_MAX = 1 << 40
+_INTEGER = re.compile(r"[+-]?[0-9]{1,13}", re.ASCII)
+_NUMBERS = frozenset(("priority", "rpm", "tpm"))
 
 _log = get_logger("lb.auth")
 
@@ -31,12 +34,15 @@ _log = get_logger("lb.auth")
 @dataclass(frozen=True, slots=True)
 class Client:
     """Who holds a key. ``kind`` and ``priority`` are for requests that name none; if there are ``geographies``, its
-    requests may name no others and are carried with these. Nothing places by them yet."""
+    requests may name no others and are carried with these. Nothing places by them yet. ``rpm`` and ``tpm`` are requests
+    and tokens per minute for all keys of the tenant; 0 is no limit, None the load balancer's default."""
 
     tenant: str
     kind: str = ""
     priority: int = 0
     geographies: tuple[str, ...] = ()
+    rpm: int | None = None
+    tpm: int | None = None
 
 
 PUBLIC = Client("public")
@@ -74,8 +80,10 @@ def _digest(key: str) -> bytes:
 def load_api_keys(path: str) -> ApiKeys:
     """Keys from a file: a JSON object ``{key: tenant}``, or lines ``key tenant`` (``#`` begins a comment line).
 
-    Instead of the tenant, JSON may have an object with ``tenant`` and, as wanted, ``type``, ``priority`` and
-    ``geographies`` (a list); behind the tenant, a line may have ``type=chat priority=5 geographies=eu-west,eu-north``.
+    Instead of the tenant, JSON may have an object with ``tenant`` and, as wanted, ``type``, ``priority``,
+    ``geographies`` (a list), ``rpm`` and ``tpm``; behind the tenant, a line may have ``type=chat priority=5
+    geographies=eu-west,eu-north rpm=600 tpm=100000``. Limits are the tenant's: one of its entries is enough, and no two
+    may differ.
     An empty path means that no key is asked for. Raises :class:`InvalidArgument` if the file is not as above; the
     message never holds a key.
     """
@@ -106,6 +114,7 @@ def load_api_keys(path: str) -> ApiKeys:
             raise _bad(f"entry {number}: the key must be 1 to {KEY_CHARS_MAX} printable characters without spaces")
         if keys.setdefault(key, client) != client:
             raise _bad(f"entry {number}: the key stands in the file already, with another entry")
+    keys = _with_limits(keys)
     if any(client.geographies for client in keys.values()):
         _log.warning("the API keys file names geographies: carried with requests; nothing places by them yet")
     return ApiKeys(keys)
@@ -118,9 +127,9 @@ class _Object(list[tuple[str, object]]):
 def _client(entry: object) -> Client:
     """Raises :class:`InvalidArgument`, whose message holds nothing of the entry but names."""
     members = dict(entry) if isinstance(entry, _Object) else {"tenant": entry}
-    unknown = set(members) - {"tenant", "type", "priority", "geographies"}
+    unknown = set(members) - {"tenant", "type", "priority", "geographies", "rpm", "tpm"}
     if unknown or (isinstance(entry, _Object) and len(entry) != len(members)):
-        raise InvalidArgument("only tenant, type, priority and geographies are known, each once")
+        raise InvalidArgument("only tenant, type, priority, geographies, rpm and tpm are known, each once")
     tenant, kind, priority = members.get("tenant"), members.get("type", ""), members.get("priority", 0)
     geographies = members.get("geographies", [])
     if not isinstance(tenant, str) or not 0 < len(tenant) <= TENANT_CHARS_MAX or not tenant.isprintable():
@@ -134,7 +143,32 @@ def _client(entry: object) -> Client:
     if "type" in members:
         check_kind(kind, "type")
     check_geographies(tuple(geographies), "geographies")
-    return Client(tenant, kind, check_priority(priority, "priority"), tuple(geographies))
+    limits = [members.get(name) for name in ("rpm", "tpm")]
+    for name, limit in zip(("rpm", "tpm"), limits, strict=True):
+        if limit is not None and not (type(limit) is int and 0 <= limit <= LIMIT_MAX):
+            raise InvalidArgument(f"{name} must be a whole number from 0 (no limit) to {LIMIT_MAX}")
+    rpm, tpm = cast("list[int | None]", limits)
+    return Client(tenant, kind, check_priority(priority, "priority"), tuple(geographies), rpm, tpm)
+
+
+def _with_limits(keys: dict[str, Client]) -> dict[str, Client]:
+    """Every key with the limits of its tenant, whichever entry names them."""
+    limits: dict[str, Client] = {}
+    for client in keys.values():
+        known = limits.setdefault(client.tenant, client)
+        for name in ("rpm", "tpm"):
+            here, there = getattr(client, name), getattr(known, name)
+            if here is not None and there is not None and here != there:
+                raise _bad(f"gives the tenant {client.tenant!r} two values of {name}")
+        limits[client.tenant] = replace(
+            known,
+            rpm=client.rpm if known.rpm is None else known.rpm,
+            tpm=client.tpm if known.tpm is None else known.tpm,
+        )
+    return {
+        key: replace(client, rpm=limits[client.tenant].rpm, tpm=limits[client.tenant].tpm)
+        for key, client in keys.items()
+    }
 
 
 def _from_json(text: str) -> _Object:
@@ -162,7 +196,7 @@ def _member(word: str) -> tuple[str, object]:
     name, _, text = word.partition("=")
     if name == "geographies":
         return name, text.split(",")
-    return name, int(text) if name == "priority" and _INTEGER.fullmatch(text) else text
+    return name, int(text) if name in _NUMBERS and _INTEGER.fullmatch(text) else text
 
 
 def _bad(what: str) -> InvalidArgument:

@@ -39,7 +39,8 @@ class ConductorAway(Unavailable):
 
 
 class ConductorSession:
-    """``start`` → ``place`` and ``release`` → ``close``. ``on_instances`` is called with each new list.
+    """``start`` → ``place`` and ``release`` → ``close``. ``on_instances`` is called with each new list, and whether it
+    is the first one of its session.
 
     ``in_flight`` counts this load balancer's requests: with many, they travel to the conductor together, and on from it
     to the workers.
@@ -49,7 +50,7 @@ class ConductorSession:
         self,
         address: str,
         lb_id: str,
-        on_instances: Callable[[conductor_pb2.InstanceList], None],
+        on_instances: Callable[[conductor_pb2.InstanceList, bool], None],
         answer_timeout_s: float,
         in_flight: Callable[[], int],
     ) -> None:
@@ -62,6 +63,8 @@ class ConductorSession:
         self._stream: Dialed[SessionRequest, SessionResponse]
         self._spoken: asyncio.Future[_Outbox]
         self._heard = 0
+        self._listed = False
+        """This session's conductor has sent a list."""
         self._outbox: _Outbox | None = None
         self._pending: dict[str, asyncio.Future[conductor_pb2.ScheduleResponse]] = {}
         self.sessions = 0
@@ -128,6 +131,7 @@ class ConductorSession:
 
     async def _converse(self, stream: Dialed[SessionRequest, SessionResponse]) -> None:
         self._stream, self._spoken = stream, asyncio.get_running_loop().create_future()
+        self._listed = False
         try:
             await stream.run(self._take, self._messages(self._spoken))
         finally:
@@ -140,7 +144,11 @@ class ConductorSession:
             self._outbox = Outbox(OUTBOX_LIMIT, Pace(self._in_flight, time.monotonic))
             self._spoken.set_result(self._outbox)
         if message.HasField("instances"):
-            self._on_instances(message.instances)
+            first, self._listed = not self._listed, True
+            try:
+                self._on_instances(message.instances, first)
+            except Exception:  # a list that we cannot take is no reason to lose what waits for its placement
+                _log.exception("cannot take the conductor's list of instances")
         for response in message.responses:
             answer = self._pending.get(response.request_id)
             if answer is not None and not answer.done():

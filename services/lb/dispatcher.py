@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 
 from pinyon.api.common.v1 import common_pb2
@@ -11,15 +11,16 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import NotFound, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
+from services.lb.admission import Ticket
 from services.lb.conductor_session import ConductorAway, ConductorSession
 from services.lb.instances import InstanceView
-from services.lb.line import Line
 from services.lb.metrics import LbMetrics
 from services.lb.request import RETRY_CODES, Delta, Request
 from services.lb.worker_sessions import WorkerSessions
 
 __all__ = ["Dispatcher"]
 
+RETRY_AFTER_S = 1.0
 POLL_S = 0.5
 """An instance may become placeable without a change of the list (its load fell)."""
 
@@ -31,7 +32,6 @@ class Dispatcher:
 
     def __init__(
         self,
-        line: Line,
         conductor: ConductorSession,
         workers: WorkerSessions,
         view: InstanceView,
@@ -41,7 +41,6 @@ class Dispatcher:
         attempts: int,
         placement_wait_s: float,
     ) -> None:
-        self._line = line
         self._conductor = conductor
         self._workers = workers
         self._view = view
@@ -51,11 +50,11 @@ class Dispatcher:
         self._attempts = attempts
         self._placement_wait_s = placement_wait_s
 
-    async def run(self, request: Request) -> AsyncGenerator[Delta, None]:
-        """What is new for the client, until the request has its ``finish_reason``.
+    async def run(self, request: Request, ticket: Ticket) -> AsyncGenerator[Delta, None]:
+        """What is new for the client, until the request has its ``finish_reason``; of a whole one all at once.
 
-        Raises the :class:`PinyonError` it failed with. The caller closes the generator (``aclosing``); wherever that
-        happens, also by cancelling, nothing of the request is left on any hop.
+        Raises the :class:`PinyonError` it failed with. The caller closes the generator (``aclosing``) and leaves the
+        ticket; wherever that happens, also by cancelling, nothing of the request is left on any hop.
         """
         ask = request.ask
         outcome = "cancelled"
@@ -63,23 +62,26 @@ class Dispatcher:
             span.classify(ask.request_class)
             request.traceparent = span.traceparent or ask.traceparent
             try:
-                await self._line.enter()
-                try:
-                    while True:
-                        placement = await self._place(request)
-                        async with aclosing(self._attempt(request, placement)) as deltas:
-                            async for delta in deltas:
+                await ticket.turn(request.total_tokens)
+                while request.finish_reason is None:
+                    placement = await self._place(request)
+                    async with aclosing(self._attempt(request, placement)) as deltas:
+                        async for delta in deltas:
+                            if request.whole:
+                                request.hold(delta)
+                            else:
                                 yield delta
-                        if request.finish_reason is not None:
-                            outcome = request.finish_reason.value
-                            return
+                    if request.finish_reason is None:
                         self._retry_or_raise(request)
-                finally:
-                    self._line.leave()
+                outcome = request.finish_reason.value
+                ticket.leave(request.used_tokens)
+                if request.whole:
+                    yield request.held()
             except PinyonError as error:
                 outcome = error.grpc_code.lower()
                 raise
             finally:
+                ticket.leave(request.used_tokens)
                 now_s = self._clock()
                 if outcome == "cancelled" and now_s >= request.deadline_s:
                     outcome = "deadline_exceeded"
@@ -88,33 +90,39 @@ class Dispatcher:
 
     async def _attempt(self, request: Request, placement: common_pb2.Placement) -> AsyncGenerator[Delta, None]:
         """One instance's part. Afterwards the request has a ``finish_reason`` or an ``error``."""
-        clock = self._clock
-        keys_fit = self._view.keys_fit(request.ask.model, placement.decode_instance_id)
+        clock, view, model = self._clock, self._view, request.ask.model
         attempt_id = request.attempt_id
         placed_s = clock()
         request.begin_attempt(placement, placed_s)
-        counted = self._view.begin(placement)
+        counted = view.begin(placement)
         stream, computed = None, False
         try:
             size_bytes = request.ask.size_bytes + placement.ByteSize()
-            stream, submission = self._workers.open(placement.decode_address, size_bytes, request.gap_s)
-            request.fill(submission, attempt_id, keys_fit, clock())
+            stream, submission = await self._workers.open(placement.decode_address, size_bytes, request.gap_s)
+            request.fill(
+                submission,
+                attempt_id,
+                view.keys_fit(model, placement.decode_instance_id),
+                view.fingerprint(model, placement.decode_instance_id),
+                clock(),
+            )
             del submission
             while request.finish_reason is None and request.error is None:
                 delta = _fold(request, await stream.take(), clock())
                 if not computed and (delta.tokens or request.finish_reason is not None):
                     computed = True
-                    self._view.succeeded(placement.prefill_instance_id, placed_s)
+                    view.succeeded(placement.prefill_instance_id, placed_s)
                 if delta.tokens or delta.text:
                     yield delta
         except Unavailable as error:
             request.error = error
         finally:
-            self._view.end(counted)
+            view.end(counted)
             if stream is not None:
+                request.reached, request.lost = stream.reached, stream.lost
                 stream.close()
             if request.finish_reason is not None:
-                self._view.succeeded(placement.decode_instance_id, placed_s)
+                view.succeeded(placement.decode_instance_id, placed_s)
             else:
                 # Whoever still lives reports the end itself; who does not cannot.
                 self._conductor.release(attempt_id)
@@ -122,12 +130,14 @@ class Dispatcher:
     def _retry_or_raise(self, request: Request) -> None:
         error = request.error
         assert error is not None
+        now_s = self._clock()
         if (failed := request.failed_instance) is not None:
-            self._view.failed(failed, self._clock())
-        if not request.retry(self._attempts):
+            self._view.failed(failed, now_s)
+        if not request.retry(self._attempts, self._placement_wait_s, now_s):
             if error.grpc_code not in RETRY_CODES:
                 raise error
-            raise Unavailable(error.message)  # whatever the instance called it, the client may try again
+            # whatever the instance called it, the client may try again
+            raise Unavailable(error.message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
         _log.warning(
             "attempt %d failed: %s", request.attempt, error.message,
             extra={"request_id": request.ask.request_id, "generated": len(request.tokens)},
@@ -140,29 +150,61 @@ class Dispatcher:
         """Where the next attempt runs; waits a while for an instance if there is none."""
         give_up_s = self._clock() + self._placement_wait_s
         while True:
+            exclude = self._excluded(request)
+            own = True
             try:
-                return await self._conductor.place(request.schedule_request())
-            except ConductorAway:
+                return await self._conductor.place(request.schedule_request(exclude))
+            except ConductorAway as away:
+                error: PinyonError = away
+            except (Unavailable, NotFound) as refusal:
+                # The model is ours: what the conductor does not know is any instance of it, or not yet.
+                error, own = refusal, self._view.doubts(request.ask.model)
+            if own:
                 try:
-                    placement = self._view.choose(
-                        request.ask.model, request.total_tokens, request.exclude, self._clock()
-                    )
-                    self._metrics.fallbacks.inc()
-                    return placement
+                    return self._own_choice(request, exclude)
                 except Unavailable as unavailable:
                     error = unavailable
-            except Unavailable as unavailable:
-                error = unavailable
-            except NotFound:
-                # The model is ours, so what the conductor does not know is any instance of it.
-                error = Unavailable("No instance is available for this model.", retry_after_s=1.0)
             left_s = give_up_s - self._clock()
             if left_s <= 0:
-                raise error
+                raise self._nowhere(request, error)
             await self._view.wait_change(min(left_s, POLL_S))
             # One that failed us may have restarted under its old name; until something new is heard, its address may as
             # well still be dead, and the attempts are few.
             request.exclude = self._view.avoided(request.exclude, self._clock())
+
+    def _own_choice(self, request: Request, exclude: Collection[str]) -> common_pb2.Placement:
+        placement = self._view.choose(
+            request.ask.model, request.total_tokens, exclude, self._clock(), careful=request.attempt > 0
+        )
+        self._metrics.fallbacks.inc()
+        return placement
+
+    def _excluded(self, request: Request) -> set[str]:
+        """Those that failed this request, and those that may not go on with what it has got. If then nobody is left,
+        and the client has seen nothing, it starts over."""
+        if not (request.tokens and request.fingerprint):
+            return request.exclude
+        model = request.ask.model
+        exclude = request.exclude | self._view.with_other_weights(model, request.fingerprint)
+        if len(exclude) == len(request.exclude):
+            return exclude
+        if request.can_start_over and not self._view.servable(model, self._clock(), request.total_tokens, exclude):
+            _log.warning(
+                "nobody else has the weights that generated: from the start",
+                extra={"request_id": request.ask.request_id, "generated": len(request.tokens)},
+            )
+            request.start_over()
+            return request.exclude
+        return exclude
+
+    def _nowhere(self, request: Request, error: PinyonError) -> PinyonError:
+        if request.tokens and self._view.with_other_weights(request.ask.model, request.fingerprint):
+            return Unavailable(
+                "The instance that generated went away, and no other one serves the weights it began with.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        message = "No instance is available for this model." if isinstance(error, NotFound) else error.message
+        return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
 
 
 def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float) -> Delta:

@@ -9,6 +9,7 @@ from typing import Any
 from pinyon.core.errors import PinyonError
 from services.lb.http_head import HttpError
 from services.lb.openai_format import error_body
+from services.lb.rate_limits import RateLimited, rate_headers
 
 __all__ = ["JSON", "Message", "Receive", "Send", "answer", "refuse"]
 
@@ -38,7 +39,9 @@ async def refuse(send: Send, error: PinyonError, request_id: str) -> int:
     if isinstance(error, HttpError):
         status = error.status
         extra.update(error.headers)
-    if status in (429, 503):
+    if isinstance(error, RateLimited):
+        extra.update(rate_headers(error.levels))
+    if status in (429, 503) and (error.retry_after_s or not isinstance(error, RateLimited)):
         extra[b"retry-after"] = b"%d" % max(1, ceil(error.retry_after_s or 1))
     if status == 401:
         extra[b"www-authenticate"] = b"Bearer"

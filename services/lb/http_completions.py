@@ -10,6 +10,7 @@ from contextlib import aclosing
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
 from pinyon.runtime.logging import get_logger
+from services.lb.admission import Admission, Ticket
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_answer import JSON, Send, answer
 from services.lb.http_head import Head
@@ -17,7 +18,8 @@ from services.lb.labels import classify
 from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Format, error_event
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 from services.lb.prompts import Prompts
-from services.lb.request import STREAM_GAP_S, WHOLE_GAP_S, Delta, Request
+from services.lb.rate_limits import rate_headers
+from services.lb.request import Delta, Request
 
 __all__ = ["Completions"]
 
@@ -32,12 +34,14 @@ class Completions:
 
     def __init__(
         self,
+        admission: Admission,
         dispatcher: Dispatcher,
         prompts: Prompts,
         timeout_s: float,
         clock: Clock,
         unix_clock: Clock = time.time,
     ) -> None:
+        self._admission = admission
         self._dispatcher = dispatcher
         self._prompts = prompts
         self._timeout_s = timeout_s
@@ -63,21 +67,23 @@ class Completions:
         begun: list[bool] = []
         try:
             async with asyncio.timeout(self._timeout_s):
-                ask = await self._prompts.ask(
-                    call,
-                    head.log_id,
-                    request_class,
-                    no_reuse=head.no_reuse,
-                    ttft_slo_ms=head.ttft_slo_ms,
-                    traceparent=head.traceparent,
-                )
-                gap_s = STREAM_GAP_S if call.stream else WHOLE_GAP_S
-                request = Request(ask, arrived_s, arrived_s + self._timeout_s, gap_s)
-                async with aclosing(self._dispatcher.run(request)) as deltas:
-                    if call.stream:
-                        await self._stream(head, request, deltas, answer_format, call.include_usage, send, begun)
-                    else:
-                        await self._whole(head, request, deltas, answer_format, send)
+                with self._admission.admit(head.client) as ticket:
+                    ask = await self._prompts.ask(
+                        call,
+                        head.log_id,
+                        request_class,
+                        no_reuse=head.no_reuse,
+                        ttft_slo_ms=head.ttft_slo_ms,
+                        traceparent=head.traceparent,
+                    )
+                    request = Request(ask, arrived_s, arrived_s + self._timeout_s, whole=not call.stream)
+                    async with aclosing(self._dispatcher.run(request, ticket)) as deltas:
+                        if call.stream:
+                            await self._stream(
+                                head, request, ticket, deltas, answer_format, call.include_usage, send, begun
+                            )
+                        else:
+                            await self._whole(head, request, ticket, deltas, answer_format, send)
         except TimeoutError:
             error: PinyonError = DeadlineExceeded(f"The request took longer than {self._timeout_s:g} s.")
         except PinyonError as raised:
@@ -96,18 +102,26 @@ class Completions:
         return error.http_status
 
     async def _whole(
-        self, head: Head, request: Request, deltas: AsyncGenerator[Delta, None], answer_format: Format, send: Send
+        self,
+        head: Head,
+        request: Request,
+        ticket: Ticket,
+        deltas: AsyncGenerator[Delta, None],
+        answer_format: Format,
+        send: Send,
     ) -> None:
         texts = [delta.text async for delta in deltas]
         assert request.finish_reason is not None
         facts = request.report(self._clock()) if head.report else None
         body = answer_format.whole("".join(texts), request.finish_reason.value, request.usage(), facts)
-        await answer(send, 200, body, JSON, {b"x-request-id": head.request_id.encode("ascii")})
+        extra = {b"x-request-id": head.request_id.encode("ascii"), **rate_headers(ticket.levels)}
+        await answer(send, 200, body, JSON, extra)
 
     async def _stream(
         self,
         head: Head,
         request: Request,
+        ticket: Ticket,
         deltas: AsyncGenerator[Delta, None],
         answer_format: Format,
         include_usage: bool,
@@ -123,7 +137,7 @@ class Completions:
                 events = answer_format.text(delta.text)
                 if not begun:
                     events = answer_format.first + events
-                    await self._begin(head, send, begun)
+                    await self._begin(head, ticket, send, begun)
                 await send({"type": "http.response.body", "body": events.encode("ascii"), "more_body": True})
         assert request.finish_reason is not None
         facts = request.report(self._clock()) if head.report else None
@@ -132,11 +146,12 @@ class Completions:
             events += answer_format.usage(request.usage(), facts)
         if not begun:
             events = answer_format.first + events
-            await self._begin(head, send, begun)
+            await self._begin(head, ticket, send, begun)
         await send({"type": "http.response.body", "body": events.encode("ascii") + DONE})
 
     @staticmethod
-    async def _begin(head: Head, send: Send, begun: list[bool]) -> None:
+    async def _begin(head: Head, ticket: Ticket, send: Send, begun: list[bool]) -> None:
         begun.append(True)
         headers = [EVENT_STREAM, NO_CACHE, (b"x-request-id", head.request_id.encode("ascii"))]
+        headers += rate_headers(ticket.levels).items()
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -16,13 +16,18 @@ from pinyon.core.request import Role
 from pinyon.messages.layout import layout_from_proto
 from pinyon.messages.role import role_from_proto
 from pinyon.routing.policy import Candidate, RoutingPolicy, serving_groups
+from pinyon.routing.roster import Roster
+from pinyon.runtime.logging import get_logger
 
 __all__ = ["InstanceView", "ModelView"]
 
 TENANTS_MAX = 4096
+INSTANCES_MAX = 4096
 FIRST_PAUSE_S = 2.5
 """Before an instance that failed a request is tried again although nothing new was heard of it."""
 MAX_PAUSE_S = 5.0
+
+_log = get_logger("lb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,67 +39,107 @@ class ModelView:
     max_context: int
 
 
-class InstanceView:
-    """Kept while the conductor is away: serving goes on with what was known last."""
+@dataclass(frozen=True, slots=True)
+class _Instance:
+    """One instance as it was listed last."""
 
-    def __init__(self, routing: RoutingPolicy) -> None:
+    boot_id: str
+    model: str
+    fingerprint: str
+    layout: KvLayout
+    schedulable: bool
+    draining: bool
+    candidate: Candidate
+
+
+class InstanceView:
+    """Kept while the conductor is away, and while one that has just started does not know them yet (:class:`Roster`):
+    serving goes on with what was known last."""
+
+    def __init__(self, routing: RoutingPolicy, grace_s: float = 10.0) -> None:
         self._routing = routing
-        self._failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S)
-        self._heard: dict[str, tuple[str, str, bool]] = {}
-        """Boot id, address and whether it took requests, as listed last."""
+        self._roster = Roster(grace_s)
+        self._failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=INSTANCES_MAX)
+        self._instances: dict[str, _Instance] = {}
         self._candidates: dict[str, list[Candidate]] = {}
+        self._doubtful: dict[str, list[Candidate]] = {}
+        """Those the conductor has lost sight of, although they do not leave."""
         self._models: dict[str, ModelView] = {}
-        self._groups: dict[str, str] = {}
         self._in_flight: dict[str, int] = {}
         self._namespaces: dict[tuple[str, str], BlockKey] = {}
         self._changed = asyncio.Event()
         self.version = 0
         self.renewed: frozenset[str] = frozenset()
         """Addresses of instances that came, came back or restarted with the last list."""
+        self.restarted: frozenset[str] = frozenset()
+        """Those of them at which another process was before."""
         self.addresses: frozenset[str] = frozenset()
 
-    def update(self, message: conductor_pb2.InstanceList) -> None:
-        """Take a new list. Instances that contradict themselves (no layout, no role) are left out."""
-        candidates: dict[str, list[Candidate]] = {}
-        models: dict[str, ModelView] = {}
-        groups: dict[str, str] = {}
-        heard: dict[str, tuple[str, str, bool]] = {}
+    @property
+    def unconfirmed(self) -> int:
+        """Instances that the present conductor has not listed yet."""
+        return len(self._roster.unconfirmed)
+
+    def doubts(self, model: str) -> bool:
+        """Whether there may be more instances of the model than the conductor places on."""
+        return bool(self._roster.unconfirmed or self._doubtful.get(model))
+
+    def update(self, message: conductor_pb2.InstanceList, now_s: float, first: bool = False) -> None:
+        """Take a new list, ``first`` if its conductor has just begun to speak. Instances that contradict themselves (no
+        layout, no role) are left out."""
+        before, listed = self._instances, _parsed(message)
+        unsure = before.keys() if first else self._roster.unconfirmed
+        self._roster.listed(
+            (each.info.instance_id for each in message.instances), now_s, first=first, incomplete=message.incomplete
+        )
         renewed: set[str] = set()
-        for instance in message.instances:
-            info, load = instance.info, instance.load
-            if not info.model or not info.address:
-                continue
-            try:
-                role, layout = role_from_proto(info.role), layout_from_proto(info.layout)
-            except InvalidArgument:
-                continue
-            if role is None or role is Role.STORE:
-                continue
-            group = f"{info.model_fingerprint}/{layout.layout_id}"
-            groups[info.instance_id] = group
-            heard[info.instance_id] = facts = info.boot_id, info.address, instance.schedulable
-            if instance.schedulable and facts != self._heard.get(info.instance_id):
-                self._failures.succeeded(info.instance_id)  # it has restarted or come back
-                renewed.add(info.address)
-            known = models.get(info.model)
+        restarted: set[str] = set()
+        for instance_id, instance in listed.items():
+            old, address = before.get(instance_id), instance.candidate.address
+            same = old is not None and (old.boot_id, old.candidate.address) == (instance.boot_id, address)
+            if old is not None and not same:
+                restarted.add(address)
+            known = same and instance_id not in unsure and old is not None and old.schedulable
+            if instance.schedulable and not known:
+                self._failures.succeeded(instance_id)  # it has restarted or come back
+                renewed.add(address)
+        taken = {each.candidate.address for each in listed.values()}
+        for instance_id in self._roster.unconfirmed:
+            kept = before.get(instance_id)
+            if kept is None or kept.candidate.address in taken:  # another one is there now
+                self._roster.forget(instance_id)
+            else:
+                listed[instance_id] = kept
+        self.renewed, self.restarted, self.version = frozenset(renewed), frozenset(restarted), message.version
+        self._take(listed)
+
+    def _expire(self, now_s: float) -> None:
+        """Forget those whom no conductor has listed again in time."""
+        unconfirmed = self._roster.unconfirmed
+        if self._roster.expire(now_s):
+            _log.info("forgot instances that the conductor does not list: %s", ", ".join(sorted(unconfirmed)))
+            self._take({name: each for name, each in self._instances.items() if name not in unconfirmed})
+
+    def _take(self, instances: dict[str, _Instance]) -> None:
+        candidates: dict[str, list[Candidate]] = {}
+        doubtful: dict[str, list[Candidate]] = {}
+        models: dict[str, ModelView] = {}
+        for instance in instances.values():
+            model, max_context = instance.model, instance.candidate.max_context
+            known = models.get(model)
             if known is None:
-                models[info.model] = ModelView(info.model_fingerprint, layout, info.max_context_tokens)
-            elif info.max_context_tokens and (not known.max_context or info.max_context_tokens < known.max_context):
-                models[info.model] = ModelView(known.fingerprint, known.layout, info.max_context_tokens)
+                models[model] = ModelView(instance.fingerprint, instance.layout, max_context)
+            elif max_context and (not known.max_context or max_context < known.max_context):
+                models[model] = ModelView(known.fingerprint, known.layout, max_context)
             if instance.schedulable:
-                reported = load.pending_requests + load.running_requests
-                candidates.setdefault(info.model, []).append(
-                    Candidate(
-                        *(info.instance_id, info.address, role, group, reported),
-                        *(info.max_batch, info.max_context_tokens),
-                    )
-                )
+                candidates.setdefault(model, []).append(instance.candidate)
+            elif not instance.draining:
+                doubtful.setdefault(model, []).append(instance.candidate)
         if models != self._models:
             self._namespaces.clear()
-        self._candidates, self._models, self._groups, self._heard = candidates, models, groups, heard
+        self._instances, self._candidates, self._models = instances, candidates, models
+        self._doubtful = doubtful
         self.addresses = frozenset(each.address for found in candidates.values() for each in found)
-        self.renewed = frozenset(renewed)
-        self.version = message.version
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -110,9 +155,10 @@ class InstanceView:
         """None when no instance of it was ever listed."""
         return self._models.get(name)
 
-    def servable(self, name: str) -> bool:
+    def servable(self, name: str, now_s: float, total_tokens: int = 1, exclude: Collection[str] = ()) -> bool:
         """Whether some pair of instances could take a request."""
-        return bool(serving_groups(self._candidates.get(name, ()), 1))
+        self._expire(now_s)
+        return bool(serving_groups(self._candidates.get(name, ()), total_tokens, exclude))
 
     def namespace(self, name: str, tenant: str) -> BlockKey | None:
         """Where the key chain of a tenant begins; None while the model's layout is unknown."""
@@ -127,10 +173,23 @@ class InstanceView:
             self._namespaces[name, tenant] = key
         return key
 
+    def fingerprint(self, model: str, instance_id: str) -> str:
+        """Of the weights that an instance has, or that it must have by all we know; empty when nobody said."""
+        instance, known = self._instances.get(instance_id), self._models.get(model)
+        return instance.fingerprint if instance is not None else known.fingerprint if known is not None else ""
+
     def keys_fit(self, model: str, instance_id: str) -> bool:
         """Whether keys computed for ``model`` mean the same to this instance (same weights, same layout)."""
-        known, group = self._models.get(model), self._groups.get(instance_id)
-        return known is None or group is None or group == f"{known.fingerprint}/{known.layout.layout_id}"
+        instance, known = self._instances.get(instance_id), self._models.get(model)
+        if known is None or instance is None:
+            return True
+        return (instance.fingerprint, instance.layout) == (known.fingerprint, known.layout)
+
+    def with_other_weights(self, model: str, fingerprint: str) -> set[str]:
+        """Instances of the model that may not go on with what those weights have generated."""
+        return {
+            name for name, each in self._instances.items() if each.model == model and each.fingerprint != fingerprint
+        }
 
     def failed(self, instance_id: str, now_s: float) -> None:
         """It failed a request: left alone for a while, or until something new is heard of it."""
@@ -144,13 +203,30 @@ class InstanceView:
         """Those of them that failed lately."""
         return {each for each in instance_ids if self._failures.avoids(each, now_s)}
 
-    def choose(self, model: str, total_tokens: int, exclude: Collection[str], now_s: float) -> common_pb2.Placement:
-        """A placement without the conductor. Raises :class:`Unavailable`."""
-        known = self._candidates.get(model, ())
-        avoided = self.avoided((each.instance_id for each in known), now_s)
+    def choose(
+        self, model: str, total_tokens: int, exclude: Collection[str], now_s: float, careful: bool = False
+    ) -> common_pb2.Placement:
+        """A placement without the conductor; those that it has lost sight of are for when there are no others. Raises
+        :class:`Unavailable`.
+
+        An instance that failed is tried again by one request at a time, when its pause is over, and not by one that is
+        ``careful``, since an instance failed it already, as long as there are others.
+        """
+        self._expire(now_s)
+        known = self._candidates.get(model, [])
+        if not serving_groups(known, total_tokens, exclude):
+            known = known + self._doubtful.get(model, [])
+        failures = self._failures
+        avoided = {
+            each.instance_id
+            for each in known
+            if (each.instance_id in failures if careful else failures.avoids(each.instance_id, now_s))
+        }
         pair = self._routing.choose(serving_groups(known, total_tokens, exclude, avoided), self._in_flight)
         if pair is None:
             raise Unavailable("No instance is available for this model.", retry_after_s=1.0)
+        failures.tried(pair.prefill.instance_id, now_s)
+        failures.tried(pair.decode.instance_id, now_s)
         return common_pb2.Placement(
             prefill_instance_id=pair.prefill.instance_id,
             prefill_address=pair.prefill.address,
@@ -178,3 +254,35 @@ class InstanceView:
     def in_flight(self) -> int:
         """Requests counted on instances, once per role."""
         return sum(self._in_flight.values())
+
+
+def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
+    parsed: dict[str, _Instance] = {}
+    for instance in message.instances:
+        info, load = instance.info, instance.load
+        if not info.model or not info.address:
+            continue
+        try:
+            role, layout = role_from_proto(info.role), layout_from_proto(info.layout)
+        except InvalidArgument:
+            continue
+        if role is None or role is Role.STORE:
+            continue
+        parsed[info.instance_id] = _Instance(
+            info.boot_id,
+            info.model,
+            info.model_fingerprint,
+            layout,
+            instance.schedulable,
+            load.draining,
+            Candidate(
+                info.instance_id,
+                info.address,
+                role,
+                f"{info.model_fingerprint}/{layout.layout_id}",
+                load.pending_requests + load.running_requests,
+                info.max_batch,
+                info.max_context_tokens,
+            ),
+        )
+    return parsed

@@ -38,9 +38,26 @@ class LbMetrics:
         self._finished = Counter(
             "pinyon_lb_requests_total", "Generations by how they ended", ("finish",), registry=registry
         )
+        self._refused = Counter(
+            "pinyon_lb_refused_total",
+            "Requests refused with 429 by the load balancer itself",
+            ("reason",),
+            registry=registry,
+        )
+        self._no_token = Counter(
+            "pinyon_lb_no_token_total",
+            "Generations that ended without a token, by how; pinyon_lb_ttft_seconds has the others",
+            ("finish",),
+            registry=registry,
+        )
         self._http_children: dict[tuple[str, int], Counter] = {}
         self._finish_children: dict[str, Counter] = {}
-        self.ttft = Histogram("pinyon_lb_ttft_seconds", "Arrival to first token", buckets=_TTFT_S, registry=registry)
+        self.ttft = Histogram(
+            "pinyon_lb_ttft_seconds",
+            "Arrival to first token, of requests that got one",
+            buckets=_TTFT_S,
+            registry=registry,
+        )
         self.e2e = Histogram(
             "pinyon_lb_e2e_seconds", "Arrival to last token, of finished requests", buckets=_E2E_S, registry=registry
         )
@@ -62,6 +79,8 @@ class LbMetrics:
         gauge("pinyon_lb_queue_requests", "Requests waiting for their turn", lambda: line.queued)
         gauge("pinyon_lb_in_flight_requests", "Requests being placed or running", lambda: line.in_flight)
         gauge("pinyon_lb_placing_requests", "Requests waiting for the conductor", lambda: conductor.pending)
+        gauge("pinyon_lb_unconfirmed_instances", "Instances that the conductor has not listed yet since it started",
+              lambda: view.unconfirmed)  # fmt: skip
         gauge("pinyon_lb_worker_streams", "Requests open on instances", lambda: workers.streams)
         gauge("pinyon_lb_worker_sessions", "Sessions to instances", lambda: len(workers))
         gauge("pinyon_lb_counted_placements", "Requests counted on instances, per role", lambda: view.in_flight)
@@ -74,6 +93,10 @@ class LbMetrics:
             child = self._http_children[route, status] = self._http.labels(route, str(status))
         child.inc()
 
+    def refused(self, reason: str) -> None:
+        """``reason`` must be one of a few: it is a label."""
+        self._refused.labels(reason).inc()
+
     def ended(self, request: Request, outcome: str, now_s: float) -> None:
         """A generation ended; ``outcome`` is a finish reason or an error's code."""
         child = self._finish_children.get(outcome)
@@ -82,6 +105,8 @@ class LbMetrics:
         child.inc()
         if request.first_token_s:
             self.ttft.observe(request.first_token_s - request.arrived_s)
+        else:
+            self._no_token.labels(outcome).inc()
         if request.tokens:
             self._tokens_out.inc(len(request.tokens))
         if request.finish_reason is not None:

@@ -1,13 +1,13 @@
 """One request from its acceptance to its last token, over as many instances as that takes. No I/O.
 
 When an instance fails, the request goes on elsewhere with its prompt and the tokens generated so far: the sampler
-depends only on logits, seed and index, so the tokens continue exactly. The new instance replays the text from the first
-generated token on; what was handed to the client already is dropped by length.
+depends only on logits, seed and index, so the tokens continue exactly, on the same weights. The new instance replays
+the text from the first generated token on; what was handed to the client already is dropped by length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,8 +28,9 @@ PREFILL_FIELD = "prefill_instance"
 """``error.field`` when the instance that failed is the one that computes the prompt."""
 
 _UTF8_MAX = 4
-FIXED_BYTES = 512
-"""Numbers, the kind, tags and lengths of a submission, and what a retry and a trace add to its id and traceparent."""
+FIXED_BYTES = 1152
+"""Numbers, the kind, the fingerprint, tags and lengths of a submission, and what a retry and a trace add to its id and
+traceparent."""
 
 NO_SLO_MS = 1 << 31
 
@@ -38,8 +39,15 @@ STREAM_GAP_S = 0.002
 WHOLE_GAP_S = 0.1
 """The same for an answer that is sent whole: nobody waits for its parts."""
 
+KEYS_BYTES_MAX = 512 << 10
+"""Of block keys in a message: with the longest prompt, more would not fit. The conductor is told of the first ones."""
+
 RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
 """Worth another instance: a peer is gone, a restarted one took its address, or it gave up what nobody cancelled."""
+
+QUICK_S = 0.5
+"""An instance that refuses sooner than this has cost nothing: that is no attempt."""
+TRIES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +93,12 @@ class Request:
         "_class",
         "_drop_chars",
         "_drop_tokens",
+        "_failing_since_s",
+        "_held",
+        "_paid_attempts",
         "_resumed",
         "_sent_chars",
+        "_submitted_s",
         "_usage",
         "arrived_s",
         "ask",
@@ -94,19 +106,25 @@ class Request:
         "deadline_s",
         "error",
         "exclude",
+        "fingerprint",
         "finish_reason",
         "first_token_s",
         "gap_s",
+        "lost",
         "placed_s",
         "placement",
         "prefill",
+        "reached",
         "tokens",
         "traceparent",
+        "whole",
     )
 
-    def __init__(self, ask: Ask, arrived_s: float, deadline_s: float, gap_s: float = STREAM_GAP_S) -> None:
+    def __init__(self, ask: Ask, arrived_s: float, deadline_s: float, whole: bool = False) -> None:
         self.ask = ask
-        self.gap_s = gap_s
+        self.whole = whole
+        """The client gets the answer in one piece."""
+        self.gap_s = WHOLE_GAP_S if whole else STREAM_GAP_S
         self.traceparent = ask.traceparent
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
@@ -115,13 +133,23 @@ class Request:
         self.attempt = 0
         self.exclude: set[str] = set()
         self.tokens: list[int] = []
+        self.fingerprint = ""
+        """Of the weights that generated ``tokens``; empty: not known."""
         self.placement: common_pb2.Placement | None = None
         self.prefill: worker_pb2.PrefillReport | None = None
         self.finish_reason: FinishReason | None = None
         self.error: PinyonError | None = None
         """Of the last attempt, if it failed."""
+        self.reached = False
+        """The last attempt's instance was there."""
+        self.lost = False
+        """It went away while it had the request, which may be to blame."""
         self._usage: common_pb2.Usage | None = None
         self._class = class_to_proto(ask.request_class)
+        self._held: list[str] = []
+        self._paid_attempts = 0
+        self._failing_since_s: float | None = None
+        self._submitted_s = 0.0
         self._resumed = 0
         self._sent_chars = 0
         self._drop_chars = 0
@@ -131,19 +159,22 @@ class Request:
     def total_tokens(self) -> int:
         return self.ask.prompt_tokens + self.ask.sampling.max_tokens
 
-    def schedule_request(self) -> conductor_pb2.ScheduleRequest:
-        """What the conductor is asked. Each attempt has an id of its own: late reports about one do not end another."""
+    def schedule_request(self, exclude: Collection[str] = ()) -> conductor_pb2.ScheduleRequest:
+        """What the conductor is asked; ``exclude`` comes to those that failed.
+
+        Each attempt has an id of its own: late reports about one do not end another.
+        """
         ask = self.ask
         return conductor_pb2.ScheduleRequest(
             request_id=self.attempt_id,
             model=ask.model,
             request_class=self._class,
             prompt_tokens=ask.prompt_tokens,
-            block_keys=ask.block_keys,
+            block_keys=ask.block_keys[:KEYS_BYTES_MAX],
             max_tokens=ask.sampling.max_tokens,
             # The client of a request that failed elsewhere waits already: late is better than rejected.
             ttft_slo_ms=NO_SLO_MS if self.attempt else ask.ttft_slo_ms,
-            exclude_instance_ids=sorted(self.exclude),
+            exclude_instance_ids=sorted(self.exclude.union(exclude)),
             no_reuse=ask.no_reuse,
             traceparent=self.traceparent,
         )
@@ -161,11 +192,20 @@ class Request:
         self.attempt += 1
         self.placement = placement
         self.placed_s = self.placed_s or now_s
+        self._submitted_s = now_s
         self.error = None
+        self.reached = self.lost = False
 
-    def fill(self, message: worker_pb2.Submission, attempt_id: str, send_keys: bool, now_s: float) -> None:
-        """The attempt's submission, written where it is sent from: prompts are too large to copy for nothing."""
+    def fill(
+        self, message: worker_pb2.Submission, attempt_id: str, send_keys: bool, fingerprint: str, now_s: float
+    ) -> None:
+        """The attempt's submission, written where it is sent from: prompts are too large to copy for nothing.
+
+        ``fingerprint`` is of the weights that the instance should have: those of the tokens generated before, if any.
+        """
         ask, resumed = self.ask, self._resumed
+        if not self.tokens:
+            self.fingerprint = fingerprint
         message.request_id = attempt_id
         message.model = ask.model
         message.request_class.CopyFrom(self._class)
@@ -174,7 +214,7 @@ class Request:
             message.generated_tokens = resumed
         else:
             message.prompt_tokens_le32 = ask.tokens_le32
-            if send_keys:
+            if send_keys and len(ask.block_keys) <= KEYS_BYTES_MAX:
                 message.block_keys = ask.block_keys
         message.sampling.CopyFrom(sampling_to_proto(ask.sampling))
         if self.placement is not None:
@@ -182,6 +222,7 @@ class Request:
         message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
         message.traceparent = self.traceparent
         message.no_reuse = ask.no_reuse
+        message.model_fingerprint = self.fingerprint
 
     def fold(self, update: worker_pb2.StreamUpdate, now_s: float) -> Delta:
         """Take one update. ``finish_reason`` or ``error`` is set if it was the attempt's last one."""
@@ -198,6 +239,7 @@ class Request:
             if not self.first_token_s:
                 self.first_token_s = now_s
             self.tokens += tokens
+            self._failing_since_s = None
         self._sent_chars += len(text)
         if update.HasField("prefill") and self.prefill is None:
             self.prefill = update.prefill
@@ -224,13 +266,53 @@ class Request:
             return None
         return placement.prefill_instance_id if error.field == PREFILL_FIELD else placement.decode_instance_id
 
-    def retry(self, attempts: int) -> bool:
-        """After ``error``: whether another attempt is worthwhile; if so, the failed instance is excluded."""
+    def retry(self, attempts: int, patience_s: float, now_s: float) -> bool:
+        """After ``error``: whether another attempt is worthwhile; if so, the failed instance is excluded.
+
+        ``attempts`` bounds those that cost something: instances that were ``lost``, that generated, or that failed it
+        slowly. Those that were not ``reached`` or that refused it at once are passed over, as many as there are, for
+        ``patience_s`` without a token.
+        """
         failed = self.failed_instance
-        if failed is None or self.attempt >= attempts:
+        if failed is None:
+            return False
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        generated = len(self.tokens) > self._resumed
+        paid = generated or self.lost or (self.reached and now_s - self._submitted_s >= QUICK_S)
+        self._paid_attempts += paid
+        if self._paid_attempts >= attempts or self.attempt >= TRIES_MAX:
             return False
         self.exclude.add(failed)
-        return True
+        return paid or now_s - self._failing_since_s <= patience_s
+
+    # -- what nobody has seen yet
+
+    def hold(self, delta: Delta) -> None:
+        """Keep it until the answer is whole."""
+        self._held.append(delta.text)
+
+    def held(self) -> Delta:
+        """All of it."""
+        return Delta("".join(self._held), self.tokens)
+
+    @property
+    def can_start_over(self) -> bool:
+        """There are tokens, and the client has seen none of them."""
+        return self.whole and bool(self.tokens)
+
+    def start_over(self) -> None:
+        """Forget what was generated: nobody is left who could go on with it."""
+        self.tokens = []
+        self.fingerprint = ""
+        self.prefill = None
+        self._held.clear()
+        self._sent_chars = self._resumed = 0
+
+    @property
+    def used_tokens(self) -> int:
+        """Prompt and generation, as far as instances were asked for them."""
+        return self.ask.prompt_tokens + len(self.tokens) if self.attempt else 0
 
     def usage(self) -> Usage:
         """Of the whole request, whatever attempts it took."""

@@ -15,6 +15,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_values
+from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, Client
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_head import traceparent, unique_id
@@ -35,6 +36,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     def __init__(
         self,
+        admission: Admission,
         dispatcher: Dispatcher,
         prompts: Prompts,
         keys: ApiKeys,
@@ -42,6 +44,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         clock: Clock,
         unix_clock: Clock = time.time,
     ) -> None:
+        self._admission = admission
         self._dispatcher = dispatcher
         self._prompts = prompts
         self._keys = keys
@@ -64,10 +67,12 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         timeout_s = self._timeout_s if left_s is None else max(0.001, min(left_s, self._timeout_s))
         try:
             async with asyncio.timeout(timeout_s):
-                ask = await self._ask(request, client, arrived_unix_s, traceparent(_metadata(context, "traceparent")))
-                state = Request(ask, arrived_s, arrived_s + timeout_s)
-                async with aclosing(self._dispatcher.run(state)) as deltas:
-                    await self._write_all(state, deltas, context)
+                with self._admission.admit(client) as ticket:
+                    parent = traceparent(_metadata(context, "traceparent"))
+                    ask = await self._ask(request, client, arrived_unix_s, parent)
+                    state = Request(ask, arrived_s, arrived_s + timeout_s)
+                    async with aclosing(self._dispatcher.run(state, ticket)) as deltas:
+                        await self._write_all(state, deltas, context)
         except TimeoutError:
             raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s.") from None
 

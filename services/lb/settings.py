@@ -28,8 +28,14 @@ class LbSettings(JournalSettings):
         "empty: everyone is welcome",
     )
 
+    tenant_rpm: int = Field(
+        0, ge=0, le=1 << 30, description="requests per minute of a tenant whose API key says nothing; 0: no limit"
+    )
+    tenant_tpm: int = Field(
+        0, ge=0, le=1 << 40, description="tokens per minute (prompt and generation) of such a tenant; 0: no limit"
+    )
     queue_limit: int = Field(1024, ge=0, le=1 << 20, description="requests that wait for their turn; more get 429")
-    in_flight_limit: int = Field(1024, ge=1, le=1 << 20, description="requests placed at once; more wait in the queue")
+    in_flight_limit: int = Field(4096, ge=1, le=1 << 20, description="requests placed at once; more wait in the queue")
     request_timeout_s: float = Field(120.0, gt=0, le=86_400, description="time for a whole request; then 504")
     conductor_timeout_s: float = Field(
         1.0, gt=0, le=60, description="wait for a placement before the load balancer chooses by itself"
@@ -37,8 +43,16 @@ class LbSettings(JournalSettings):
     routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = Field(
         "least_loaded", description=f"the load balancer's own choice of instances: {ROUTING_POLICIES.described}"
     )
+    instances_grace_s: float = Field(
+        10.0, gt=0, le=3600, description="time a conductor that has just started has to list the instances known before"
+    )
     placement_wait_s: float = Field(10.0, gt=0, le=600, description="wait for an instance when there is none; then 503")
-    attempts: int = Field(3, ge=1, le=10, description="instances a request is tried on when they fail; then 503")
+    attempts: int = Field(
+        3,
+        ge=1,
+        le=10,
+        description="instances that a request may cost: that went away with it, or failed slowly; then 503",
+    )
 
     body_limit_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="largest HTTP body; more gets 413")
     head_limit_bytes: int = Field(32 << 10, ge=1024, le=1 << 20, description="largest HTTP head; more gets 431")

@@ -47,6 +47,8 @@ class WorkerStream:
         "_updates",
         "_waiter",
         "ended",
+        "lost",
+        "reached",
         "stream_id",
     )
 
@@ -62,6 +64,9 @@ class WorkerStream:
         self.stream_id = stream_id
         self.ended = False
         """The instance is done with it (or gone)."""
+        self.reached = True
+        self.lost = False
+        """The instance went away, and it was ``reached`` before: who knows what it did with the request."""
 
     async def take(self) -> list[worker_pb2.StreamUpdate]:
         """All updates since the last call; waits for at least one."""
@@ -116,14 +121,23 @@ class WorkerStream:
 class WorkerSession:
     """Opens its stream at once; ends when that breaks, and is then replaced by a new one."""
 
-    def __init__(self, address: str, unread_tokens: int, on_end: Callable[[WorkerSession], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        unread_tokens: int,
+        on_end: Callable[[WorkerSession], None],
+        on_idle: Callable[[WorkerSession], None] = lambda _: None,
+    ) -> None:
         self.address = address
         self._unread_limit = unread_tokens
         self._on_end = on_end
+        self._on_idle = on_idle
         self._messages: list[worker_pb2.SessionRequest] = []
         """Being filled; the last one has ``_size`` bytes."""
         self._size = 0
         self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
         self._streams: dict[int, WorkerStream] = {}
         self._last_id = 0
         self._stream = Dialed(address, METHOD, WRITE_S)
@@ -142,12 +156,23 @@ class WorkerSession:
         """The instance has answered something."""
         return self._stream.spoke
 
+    @property
+    def has_room(self) -> bool:
+        """The instance takes what is sent to it."""
+        return len(self._messages) <= MESSAGES_MAX
+
+    async def room(self) -> None:
+        """Wait until it has room or has ended: an instance that takes nothing for ``WRITE_S`` ends it."""
+        if not self.has_room:
+            self._room.clear()
+            await self._room.wait()
+
     def open(self, size_bytes: int, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
         """A stream, and the submission to fill in before the loop turns: it is part of the next message.
 
-        Raises :class:`Unavailable` when the session has ended or is too far behind.
+        Raises :class:`Unavailable` when the session has ended.
         """
-        if self._stream.ending or len(self._messages) > MESSAGES_MAX:
+        if self._stream.ending:
             raise Unavailable(f"no session to the instance at {self.address}")
         self._last_id += 1
         submission = self._message(size_bytes).submissions.add(stream_id=self._last_id)
@@ -164,16 +189,18 @@ class WorkerSession:
         return self._messages[-1]
 
     def forget(self, stream: WorkerStream) -> None:
-        if self._streams.pop(stream.stream_id, None) is not None and not stream.ended:
+        if self._remove(stream.stream_id) and not stream.ended:
             self._cancel(stream.stream_id)
 
+    def _remove(self, stream_id: int) -> bool:
+        if self._streams.pop(stream_id, None) is None:
+            return False
+        if not self._streams:
+            self._on_idle(self)
+        return True
+
     def _cancel(self, stream_id: int) -> None:
-        if self._stream.ending:
-            return  # the stream to the instance is gone, and with it all it did for us
-        if len(self._messages) > MESSAGES_MAX:
-            # It takes nothing: the end of the session cancels everything.
-            self._stream.end(ResourceExhausted("cancels cannot be delivered"))
-        else:
+        if not self._stream.ending:  # else it is gone, and with it all it did for us
             self._message(CANCEL_BYTES).cancel_stream_ids.append(stream_id)
 
     async def close(self) -> None:
@@ -200,9 +227,9 @@ class WorkerSession:
                 continue
             unread = stream.deliver(update)
             if stream.ended:
-                del streams[stream.stream_id]
+                self._remove(stream.stream_id)
             elif unread > self._unread_limit:
-                del streams[stream.stream_id]
+                self._remove(stream.stream_id)
                 self._cancel(stream.stream_id)
                 stream.fail(ResourceExhausted("The client reads too slowly."))
 
@@ -213,14 +240,17 @@ class WorkerSession:
             await pace.turn()
             self._news.clear()
             messages, self._messages = self._messages, []
+            self._room.set()
             for message in messages:
                 yield message
 
     def _end(self, reason: str) -> None:
         self._messages.clear()
+        self._room.set()
         self._on_end(self)
         streams, self._streams = self._streams, {}
         if streams:
             _log.warning("lost the instance at %s: %s", self.address, reason, extra={"requests": len(streams)})
         for stream in streams.values():
+            stream.reached = stream.lost = self._stream.connected
             stream.fail(Unavailable(f"The instance at {self.address} went away."))

@@ -53,8 +53,8 @@ class WorkerSettings(TransferSettings, JournalSettings):
     max_batch: int = Field(32, ge=1, le=4096, description="requests decoded in one step at most")
     prefill_chunk_tokens: int = Field(256, ge=1, le=16384, description="prompt tokens of one request in one step")
     step_tokens: int = Field(512, ge=1, le=32768, description="tokens in one step; decoded ones go first")
-    max_requests: int = Field(1024, ge=1, le=65536, description="requests owned at once, waiting ones included")
-    max_prefills: int = Field(1024, ge=1, le=65536, description="prompts accepted and not finished")
+    max_requests: int = Field(4096, ge=1, le=65536, description="requests owned at once, waiting ones included")
+    max_prefills: int = Field(4096, ge=1, le=65536, description="prompts accepted and not finished")
     active_prefills: int = Field(
         4, ge=1, le=256, description="prompts at once between leaving the queue and having been sent"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from dataclasses import dataclass, field
 
 import grpc
@@ -36,6 +37,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     def __init__(self, name: str) -> None:
         self.name = name
         self.address = ""
+        self.boot = "1"
+        self.schedulable = True
+        self.fingerprint = load_card().fingerprint
         self.submissions: list[worker_pb2.Submission] = []
         self.cancelled: list[int] = []
         self.open: set[int] = set()
@@ -113,12 +117,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         base, done = count - submission.generated_tokens, submission.generated_tokens
         replay = expected_text(base, done)
         limit = submission.sampling.max_tokens
-        if self.error is not None:
+        error = self.error
+        if submission.model_fingerprint not in ("", self.fingerprint):
+            error = common_pb2.Error(code="FAILED_PRECONDITION", message="other weights")
+        if error is not None:
             await send(
                 worker_pb2.StreamUpdate(
                     stream_id=submission.stream_id,
                     finish_reason=common_pb2.FINISH_REASON_ERROR,
-                    error=self.error,
+                    error=error,
                 )
             )
             self.open.discard(submission.stream_id)
@@ -168,6 +175,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
         self.late.set()
         self.error: common_pb2.Error | None = None
         self.prefill: FakeWorker | None = None
+        self.incomplete = False
         self.changed = asyncio.Condition()
         self._pushes: set[asyncio.Event] = set()
         self._version = 0
@@ -200,15 +208,16 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
         layout = card.config.kv_layout(BLOCK_TOKENS)
         return conductor_pb2.InstanceList(
             version=self._version,
+            incomplete=self.incomplete,
             instances=[
                 conductor_pb2.Instance(
                     info=conductor_pb2.InstanceInfo(
                         instance_id=worker.name,
-                        boot_id="1",
+                        boot_id=worker.boot,
                         role=common_pb2.ROLE_MIXED,
                         address=worker.address,
                         model=MODEL,
-                        model_fingerprint=card.fingerprint,
+                        model_fingerprint=worker.fingerprint,
                         layout=common_pb2.KvLayout(
                             layers=layout.layers,
                             kv_heads=layout.kv_heads,
@@ -219,7 +228,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
                         max_batch=8,
                         max_context_tokens=4096,
                     ),
-                    schedulable=True,
+                    schedulable=worker.schedulable,
                 )
                 for worker in self.workers
             ],
@@ -383,7 +392,7 @@ class Bench:
     async def connected(self) -> None:
         """Until the load balancer knows instances."""
         async with asyncio.timeout(WAIT_S):
-            while not (self.lb.conductor.connected and self.lb.view.servable(MODEL)):
+            while not (self.lb.conductor.connected and self.lb.view.servable(MODEL, time.monotonic())):
                 await self.lb.view.wait_change(0.05)
 
     def gauge(self, name: str, **labels: str) -> float:

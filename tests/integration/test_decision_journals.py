@@ -57,11 +57,13 @@ async def test_a_pair_of_workers_decides_the_same_again(fleet: Fleet, tmp_path: 
 
 async def test_a_load_balancer_decides_the_same_again(tmp_path: Path) -> None:
     path = tmp_path / "lb.jsonl"
-    async with running_lb(journal=str(path), in_flight_limit=2, queue_limit=2) as bench:
+    limits = {"tenant_rpm": 600, "tenant_tpm": 100_000}
+    async with running_lb(journal=str(path), in_flight_limit=2, queue_limit=2, **limits) as bench:
         replies = await asyncio.gather(*(bench.complete(f"ask {number}", max_tokens=5) for number in range(12)))
         await bench.idle()
     assert {reply.status for reply in replies} == {200, 429}
     seen = replayed(path)
     entered = sum(reply.status == 200 for reply in replies)
-    assert seen.calls == len(replies) + entered
+    # Each asks for its rate and a place; who has one takes tokens, enters, and leaves: all tokens were used.
+    assert seen.calls == 2 * len(replies) + 3 * entered
     assert seen.modules["queue"].in_flight == 0  # type: ignore[attr-defined]

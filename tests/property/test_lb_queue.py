@@ -1,19 +1,26 @@
-"""The load balancer's queue against a list that anybody understands."""
+"""The load balancer's queue against a list that anybody understands, and what tenants may expect of each other."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.routing.queue import RequestQueue
+from pinyon.routing.queue import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, RequestQueue
 
 STEPS = st.lists(st.tuples(st.sampled_from(["enter", "leave", "cancel"]), st.integers(0, 9)), max_size=60)
 
 
+def enter(queue: RequestQueue, number: int, now_s: float, tenant: str = "t", tokens: int = 1) -> bool:
+    assert queue.reserve(number, tenant, now_s) is None
+    return queue.enter(number, tokens, now_s)
+
+
 @given(st.integers(1, 4), st.integers(0, 4), STEPS)
-def test_the_queue_is_a_list(slots: int, limit: int, steps: list[tuple[str, int]]) -> None:
+def test_for_one_tenant_the_queue_is_a_list(slots: int, limit: int, steps: list[tuple[str, int]]) -> None:
     queue = RequestQueue(slots, limit)
     running: list[int] = []
     waiting: list[int] = []
@@ -23,14 +30,14 @@ def test_the_queue_is_a_list(slots: int, limit: int, steps: list[tuple[str, int]
         if what == "enter":
             last += 1
             if len(running) < slots:
-                assert queue.enter(last, now_s)
+                assert enter(queue, last, now_s, tokens=pick)
                 running.append(last)
             elif len(waiting) < limit:
-                assert not queue.enter(last, now_s)
+                assert not enter(queue, last, now_s, tokens=pick)
                 waiting.append(last)
             else:
                 with pytest.raises(ResourceExhausted) as caught:
-                    queue.enter(last, now_s)
+                    queue.reserve(last, "t", now_s)
                 assert caught.value.retry_after_s
         elif what == "leave" and running:
             del running[pick % len(running)]
@@ -53,13 +60,182 @@ def test_the_queue_is_a_list(slots: int, limit: int, steps: list[tuple[str, int]
     assert (queue.in_flight, queue.queued) == (0, 0)
 
 
+MANY = st.lists(
+    st.tuples(
+        st.sampled_from(["reserve", "reserve", "enter", "leave", "cancel"]),
+        st.sampled_from("abcde"),
+        st.integers(0, 99),
+        st.integers(0, 50),
+    ),
+    max_size=120,
+)
+
+
+@given(st.integers(1, 3), st.integers(0, 8), MANY)
+def test_tenants_against_a_model(slots: int, limit: int, steps: list[tuple[str, str, int, int]]) -> None:
+    """Who has a place, who loses one, and that each tenant's own requests go in their order."""
+    queue = RequestQueue(slots, limit)
+    running = 0
+    reserved: dict[int, str] = {}
+    waiting: dict[int, str] = {}
+    for number, (what, tenant, pick, tokens) in enumerate(steps, 1):
+        held = Counter([*reserved.values(), *waiting.values()])
+        if what == "reserve":
+            if running + held.total() < slots + limit:
+                assert queue.reserve(number, tenant, number) is None
+                reserved[number] = tenant
+            elif held and max(held.values()) >= held[tenant] + 2:
+                out = queue.reserve(number, tenant, number)
+                assert out is not None
+                loser = (reserved | waiting)[out]
+                assert held[loser] == max(held.values())
+                own = [each for each, name in reserved.items() if name == loser]
+                assert out == (own or [each for each, name in waiting.items() if name == loser])[-1]
+                reserved.pop(out, None)
+                waiting.pop(out, None)
+                reserved[number] = tenant
+            else:
+                with pytest.raises(ResourceExhausted):
+                    queue.reserve(number, tenant, number)
+        elif what == "enter" and reserved:
+            chosen = sorted(reserved)[pick % len(reserved)]
+            has_slot = queue.enter(chosen, tokens, number)
+            assert has_slot == (running < slots)
+            name = reserved.pop(chosen)
+            if has_slot:
+                running += 1
+            else:
+                waiting[chosen] = name
+        elif what == "leave" and running:
+            following = queue.leave(number)
+            if waiting:
+                assert following is not None
+                own = [each for each, name in waiting.items() if name == waiting[following]]
+                assert following == own[0], "of its own tenant it is the first that was ready"
+                del waiting[following]
+            else:
+                assert following is None
+                running -= 1
+        elif what == "cancel" and (reserved or waiting):
+            everyone = [*reserved, *waiting]
+            chosen = everyone[pick % len(everyone)]
+            assert queue.cancel(chosen, number)
+            assert not queue.cancel(chosen, number)
+            reserved.pop(chosen, None)
+            waiting.pop(chosen, None)
+        assert (queue.in_flight, queue.queued) == (running, len(waiting))
+        queue.check_integrity()
+
+
+def test_one_tenant_s_flood_neither_fills_the_queue_nor_holds_it_up() -> None:
+    queue = RequestQueue(2, 100)
+    assert enter(queue, -1, 0.0, "flood")
+    assert enter(queue, -2, 0.0, "flood")
+    for number in range(100):
+        assert not enter(queue, number, 0.0, "flood", 100)
+    with pytest.raises(ResourceExhausted):
+        queue.reserve(100, "flood", 0.0)
+    assert queue.reserve(1000, "quiet", 0.0) == 99, "the newest of the longest gives way"
+    assert not queue.enter(1000, 100, 0.0)
+    assert [queue.leave(1.0), queue.leave(1.0)] == [0, 1000], "not behind the flood"
+    queue.check_integrity()
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(1, 400), min_size=2),
+    st.integers(1, 3),
+    st.integers(50, 200),
+)
+def test_tenants_that_always_wait_get_the_same_tokens(costs: dict[str, int], slots: int, leaves: int) -> None:
+    """Whatever their requests cost, two that both wait all the time are never further apart than their largest."""
+    queue = RequestQueue(slots, 1000)
+    number = 0
+
+    def ask(tenant: str) -> None:
+        nonlocal number
+        number += 1
+        owner[number] = tenant
+        enter(queue, number, 0.0, tenant, costs.get(tenant, 1))
+
+    owner: dict[int, str] = {}
+    for _ in range(slots):
+        ask("first")
+    for tenant in costs:
+        for _ in range(3):
+            ask(tenant)
+    served = dict.fromkeys(costs, 0)
+    for _ in range(leaves):
+        following = queue.leave(1.0)
+        assert following is not None
+        served[owner[following]] += costs[owner[following]]
+        ask(owner[following])
+        for one in costs:
+            for other in costs:
+                assert abs(served[one] - served[other]) <= costs[one] + costs[other]
+    queue.check_integrity()
+
+
+def test_nothing_is_saved_up_by_not_asking() -> None:
+    queue = RequestQueue(1, 1000)
+    enter(queue, 0, 0.0, "busy")
+    for number in range(1, 101):
+        enter(queue, number, 0.0, "busy", 10)
+    for _ in range(50):
+        queue.leave(1.0)
+    for number in range(1000, 1050):
+        enter(queue, number, 1.0, "late", 10)
+    following = [queue.leave(2.0) for _ in range(20)]
+    late = sum(number is not None and number >= 1000 for number in following)
+    assert late in (10, 11), "half of what there is now, not what it left to others before"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=80))
+def test_those_who_come_and_go_leave_nothing(steps: list[tuple[int, int]]) -> None:
+    """Cancels between two turns, many times: what was lined up for them is not kept."""
+    queue = RequestQueue(1, 300)
+    enter(queue, 0, 0.0)
+    number = 0
+    for tenant, count in steps:
+        numbers = range(number + 1, number + 1 + count)
+        number += count
+        for each in numbers:
+            enter(queue, each, 0.0, str(tenant))
+        for each in numbers:
+            assert queue.cancel(each, 0.0)
+        queue.check_integrity()
+    assert queue.leave(0.0) is None
+    assert (queue.in_flight, queue.queued) == (0, 0)
+
+
+def test_the_hint_follows_the_pace() -> None:
+    queue = RequestQueue(1, 20)
+    enter(queue, 0, 0.0)
+    for number in range(1, 21):
+        enter(queue, number, 0.0)
+    assert queue.full().retry_after_s == RETRY_AFTER_MIN_S, "nothing is known yet"
+    now_s = 0.0
+    for number in range(21, 41):
+        now_s += 0.5
+        queue.leave(now_s)
+        enter(queue, number, now_s)
+    assert queue.full().retry_after_s == pytest.approx(10.0)
+    for number in range(41, 91):
+        now_s += 100.0
+        queue.leave(now_s)
+        enter(queue, number, now_s)
+    assert queue.full().retry_after_s == RETRY_AFTER_MAX_S
+
+
 def test_misuse_is_an_error_and_changes_nothing() -> None:
     queue = RequestQueue(1, 2)
     with pytest.raises(ValueError, match="nobody"):
         queue.leave(0.0)
-    assert queue.enter(1, 0.0)
-    assert not queue.enter(2, 0.0)
-    with pytest.raises(ValueError, match="2 waits"):
-        queue.enter(2, 1.0)
+    assert enter(queue, 1, 0.0)
+    assert not enter(queue, 2, 0.0)
+    with pytest.raises(ValueError, match="2 has a place"):
+        queue.reserve(2, "t", 1.0)
+    for number in (1, 2, 3):
+        with pytest.raises(ValueError, match=f"{number} has no reserved"):
+            queue.enter(number, 1, 1.0)
     queue.check_integrity()
     assert (queue.in_flight, queue.queued) == (1, 1)

@@ -41,6 +41,7 @@ from pinyon.placement.scheduler import Scheduler
 MODEL = "simulated"
 BLOCK = 16
 ATTEMPTS = 3
+TENANTS = 3
 LAYOUT = KvLayout(2, 1, 8, BLOCK, "float32")
 
 
@@ -455,11 +456,14 @@ class World:
 
     def _arrive(self, request: Request) -> None:
         try:
-            has_slot = self.queue.enter(request.number, self.now_s)
+            displaced = self.queue.reserve(request.number, f"tenant {request.number % TENANTS}", self.now_s)
         except ResourceExhausted:
             self._end(request, "refused")
             return
-        if has_slot:
+        if displaced is not None:
+            self.requests[displaced].queued = False
+            self._end(self.requests[displaced], "refused")
+        if self.queue.enter(request.number, request.tokens + request.max_tokens, self.now_s):
             self._place(request, self.now_s + 5.0)
         else:
             request.queued = True

@@ -22,18 +22,25 @@ class Avoidance:
         self._first_s = first_s
         self._max_s = max_s
         self._max_peers = max_peers
-        self._until: dict[str, tuple[float, float, float]] = {}  # peer → (until, length of the pause, last failure)
+        self._until: dict[str, tuple[float, float, float, bool]] = {}
+        """Peer → until, length of the pause, last failure, whether somebody tries it."""
 
     def failed(self, peer: str, now_s: float) -> None:
-        until, pause, _ = self._until.pop(peer, (0.0, 0.0, 0.0))
+        until, pause, _, tried = self._until.pop(peer, (0.0, 0.0, 0.0, False))
         if now_s - until > self._max_s:
             pause = 0.0
-        if not pause or now_s >= until:  # calls that began together and fail together count once
+        if not pause or tried or now_s >= until:  # calls that began together and fail together count once
             pause = min(self._max_s, pause * 2 or self._first_s)
             until = now_s + pause
         if len(self._until) >= self._max_peers:
             del self._until[next(iter(self._until))]  # the one that failed longest ago
-        self._until[peer] = (until, pause, now_s)
+        self._until[peer] = (until, pause, now_s, False)
+
+    def tried(self, peer: str, now_s: float) -> None:
+        """Somebody finds out whether it is back: the others leave it alone for as long as its pause was."""
+        known = self._until.get(peer)
+        if known is not None and now_s >= known[0]:
+            self._until[peer] = (now_s + known[1], known[1], known[2], True)
 
     def succeeded(self, peer: str, since_s: float = math.inf) -> None:
         """What began at ``since_s`` went well: that says nothing against a failure after it."""
@@ -51,7 +58,7 @@ class Avoidance:
 
     def avoided(self, now_s: float) -> list[str]:
         """All that :meth:`avoids` is true for, those that failed last at the end."""
-        return [peer for peer, (until, _, _) in self._until.items() if until > now_s]
+        return [peer for peer, (until, *_) in self._until.items() if until > now_s]
 
     def __contains__(self, peer: object) -> bool:
         """It failed, and there were no good news since; its pause may be over."""

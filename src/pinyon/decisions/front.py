@@ -1,4 +1,4 @@
-"""What a load balancer decides by itself about its queue."""
+"""What a load balancer decides by itself: who goes on, who is refused, how much a tenant may ask for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from pinyon.core.journal import Journal
 from pinyon.routing.queue import RequestQueue
+from pinyon.routing.rates import TenantRates
 
 __all__ = ["FrontConfig", "FrontDecisions"]
 
-FRONT_INPUTS = {"queue": ("enter", "leave", "cancel")}
+FRONT_INPUTS = {
+    "queue": ("reserve", "enter", "leave", "cancel"),
+    "rates": ("request", "take", "give_back"),
+}
 """The methods that change something, by module."""
 
 
@@ -26,5 +30,7 @@ class FrontDecisions:
 
     def __init__(self, config: FrontConfig, journal: Journal | None = None) -> None:
         self.queue = RequestQueue(config.slots, config.limit)
+        self.rates = TenantRates()
         if journal is not None:
             self.queue = journal.record("queue", self.queue, FRONT_INPUTS["queue"])
+            self.rates = journal.record("rates", self.rates, FRONT_INPUTS["rates"])

@@ -14,10 +14,11 @@ from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
 from pinyon.eviction import Traits
 from pinyon.paging import Grant, Reservation
+from pinyon.routing.rates import Rates
 
 __all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
 
-JOURNAL_TYPES = (BatchRequest, Grant, Prompt, PromptWork, RequestClass, Reservation, StepPlan, Traits)
+JOURNAL_TYPES = (BatchRequest, Grant, Prompt, PromptWork, Rates, RequestClass, Reservation, StepPlan, Traits)
 """The values that the decisions are told and that they answer."""
 
 _CONFIGS = {"instance": InstanceConfig, "front": FrontConfig}
@@ -41,7 +42,8 @@ def _build(header: Mapping[str, Any]) -> Mapping[str, object]:
             instance = InstanceDecisions(InstanceConfig(**config))  # type: ignore[arg-type]  # that is what is tried
             return {"reservations": instance.reservations, "prompts": instance.prompts, "steps": instance.steps}
         if kind == "front":
-            return {"queue": FrontDecisions(FrontConfig(**config)).queue}  # type: ignore[arg-type]
+            front = FrontDecisions(FrontConfig(**config))  # type: ignore[arg-type]
+            return {"queue": front.queue, "rates": front.rates}
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"no configuration of {kind} decisions: {error}") from error
     raise InvalidArgument(f"a journal of unknown decisions: {kind!r:.100}")

@@ -163,6 +163,8 @@ class Dialed(Duplex[Sent, Received]):
         super().__init__(write_s)
         self.address = address
         self._method = method
+        self.connected = False
+        """The peer was there: it may have got what was sent."""
 
     async def run(self, take: Take[Received], messages: AsyncGenerator[Sent, None]) -> None:
         """Connect, and go on until the peer ends the stream. When ``messages`` end, the peer is told that no more come.
@@ -180,6 +182,8 @@ class Dialed(Duplex[Sent, Received]):
 
         async def writing() -> None:
             try:
+                await call.wait_for_connection()
+                self.connected = True
                 await self._write_all(messages)
                 async with asyncio.timeout(self._write_s):
                     await call.done_writing()

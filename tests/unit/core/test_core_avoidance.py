@@ -80,3 +80,23 @@ def test_lateness_speaks_against_whom_a_fair_part_of_the_time_was_offered():
     assert blames_peer(late, 0.3, 1.0)
     assert not blames_peer(late, 0.2, 1.0)
     assert blames_peer(Unavailable("gone"), 0.2, 1.0)
+
+
+def test_one_tries_whether_a_peer_is_back_while_the_others_leave_it_alone():
+    avoidance = Avoidance(first_s=1.0, max_s=8.0)
+    avoidance.tried("a", 0.0)
+    assert "a" not in avoidance, "nothing to find out"
+    avoidance.failed("a", 0.0)
+    avoidance.tried("a", 0.5)
+    assert not avoidance.avoids("a", 1.0), "its pause was not over"
+    avoidance.tried("a", 1.0)
+    assert avoidance.avoids("a", 1.9)
+    assert not avoidance.avoids("a", 2.0), "whoever tried it gave up: another may"
+    assert "a" in avoidance
+    avoidance.tried("a", 2.0)
+    avoidance.failed("a", 2.1)  # that was the one
+    assert avoidance.avoids("a", 4.0)
+    assert not avoidance.avoids("a", 4.1)
+    avoidance.tried("a", 5.0)
+    avoidance.succeeded("a", 5.0)
+    assert "a" not in avoidance

@@ -24,9 +24,10 @@ from pinyon.decisions.front import FRONT_INPUTS
 from pinyon.decisions.instance import INSTANCE_INPUTS
 from pinyon.paging import Reservations
 from pinyon.routing.queue import RequestQueue
+from pinyon.routing.rates import TenantRates
 
 CONFIG = InstanceConfig(8, 16, 4, 64, 32, 2, 8)
-READS = {"check_integrity", "next_deadline"}
+READS = {"check_integrity", "full", "levels", "next_deadline"}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ READS = {"check_integrity", "next_deadline"}
         (PromptQueue, INSTANCE_INPUTS["prompts"]),
         (StepScheduler, INSTANCE_INPUTS["steps"]),
         (RequestQueue, FRONT_INPUTS["queue"]),
+        (TenantRates, FRONT_INPUTS["rates"]),
     ],
 )
 def test_every_method_that_changes_a_module_is_an_input(module: type, inputs: tuple[str, ...]) -> None:
@@ -50,10 +52,11 @@ def queue_lines() -> list[str]:
         lambda line: lines.append(line + "\n"), lambda: 0.0, Codec(JOURNAL_TYPES), journal_header(config, service="lb")
     )
     queue = FrontDecisions(config, journal).queue
-    assert queue.enter(1, 0.0)
-    assert not queue.enter(2, 0.5)
+    for number, now_s in ((1, 0.0), (2, 0.5)):
+        assert queue.reserve(number, "t", now_s) is None
+        assert queue.enter(number, 10, now_s) is (number == 1)
     with pytest.raises(ResourceExhausted):
-        queue.enter(3, 0.6)
+        queue.reserve(3, "t", 0.6)
     assert queue.leave(1.0) == 2
     assert not queue.cancel(2, 1.1)
     assert queue.leave(2.0) is None
@@ -62,7 +65,7 @@ def queue_lines() -> list[str]:
 
 def test_a_queue_decides_the_same_again() -> None:
     seen = replay_journal(queue_lines())
-    assert (seen.calls, seen.different) == (6, 0)
+    assert (seen.calls, seen.different) == (8, 0)
 
 
 def test_the_command_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,11 +73,11 @@ def test_the_command_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFix
     lines = queue_lines()
     path.write_text("".join(lines))
     assert main(["journal", str(path)]) == 0
-    assert capsys.readouterr().out == "6 calls, 0 decided otherwise\n"
+    assert capsys.readouterr().out == "8 calls, 0 decided otherwise\n"
     path.write_text("".join(lines).replace('"slots":1', '"slots":2'))
     assert main(["journal", str(path)]) == 1
     out = capsys.readouterr().out
-    assert "line 3: queue.enter: was {'r': False}, is {'r': True}" in out
+    assert "line 5: queue.enter: was {'r': False}, is {'r': True}" in out
     assert out.endswith("decided otherwise\n")
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.errors import Unavailable
 from pinyon.routing.least_loaded import LeastLoaded
-from services.lb.instances import FIRST_PAUSE_S, InstanceView
+from pinyon.routing.policies import ROUTING_POLICIES
+from services.lb.instances import FIRST_PAUSE_S, MAX_PAUSE_S, InstanceView
 
 MODEL = "m"
 
@@ -29,7 +33,7 @@ def listed(**boots: str) -> conductor_pb2.InstanceList:
 
 def view_of(**boots: str) -> InstanceView:
     view = InstanceView(LeastLoaded())
-    view.update(listed(**boots))
+    view.update(listed(**boots), 0.0, first=True)
     return view
 
 
@@ -52,14 +56,90 @@ def test_news_of_an_instance_and_its_success_end_the_pause():
     view = view_of(a="1", b="1")
     for news in (listed(a="2", b="1"), listed(b="1"), listed(a="-2", b="1")):
         view.failed("a", 0.0)
-        view.update(news)
-        view.update(listed(a="2", b="1"))
+        view.update(news, 0.0)
+        view.update(listed(a="2", b="1"), 0.0)
         assert view.avoided("a", 0.0) == set()
     view.failed("a", 0.0)
-    view.update(listed(a="2", b="1"))  # the same again
-    view.update(listed(a="2", b="1", c="1"))  # news of another one
+    view.update(listed(a="2", b="1"), 0.0)  # the same again
+    view.update(listed(a="2", b="1", c="1"), 0.0)  # news of another one
     assert view.avoided("abc", 0.0) == {"a"}
     view.succeeded("a", -1.0)  # of a request that was placed before that
     assert view.avoided("abc", 0.0) == {"a"}
     view.succeeded("a", 0.0)
     assert view.avoided("abc", 0.0) == set()
+
+
+@pytest.mark.parametrize("routing", ROUTING_POLICIES.names)
+@pytest.mark.parametrize("dead", [{"a", "b", "c"}, {"a", "d", "h"}, set("abcdefg")])
+def test_requests_find_those_that_live_at_whatever_time(routing: str, dead: set[str]):
+    """A minute of requests: the first one meets the dead, later ones one of them now and then, and go on to one that
+    never failed."""
+    view = InstanceView(ROUTING_POLICIES.make(routing))
+    view.update(listed(**dict.fromkeys("abcdefgh", "1")), 0.0, first=True)
+    met = 0
+    for number in range(600):
+        now_s, exclude, failures = number * 0.1, set(), 0
+        while (name := view.choose(MODEL, 10, exclude, now_s, careful=bool(exclude)).decode_instance_id) in dead:
+            view.failed(name, now_s)
+            exclude.add(name)
+            failures += 1
+        view.succeeded(name, now_s)
+        assert failures <= (len(dead) if number == 0 else 1)
+        met += failures
+    assert met <= len(dead) * (2 + 60 / MAX_PAUSE_S), "each is tried once in a pause"
+    for name in dead:  # all of them are back
+        for _ in range(20):
+            now_s += MAX_PAUSE_S
+            if view.choose(MODEL, 10, set("abcdefgh") - {name}, now_s).decode_instance_id == name:
+                view.succeeded(name, now_s)
+    assert view.avoided("abcdefgh", now_s) == set()
+
+
+def test_one_request_at_a_time_finds_out_whether_an_instance_is_back():
+    """A frozen one costs whoever tries it seconds; the others need not pay, too."""
+    view = view_of(a="1", b="1")
+    view.failed("a", 0.0)
+    assert [chosen(view, FIRST_PAUSE_S) for _ in range(3)] == ["a", "b", "b"]
+    view.succeeded("a", FIRST_PAUSE_S)
+    assert chosen(view, FIRST_PAUSE_S) == "a"
+
+
+def test_instances_that_a_new_conductor_does_not_list_are_kept_for_the_grace_time():
+    view = view_of(a="1", b="1")
+    view.update(listed(), 100.0, first=True)
+    assert (view.unconfirmed, view.servable(MODEL, 100.0)) == (2, True)
+    view.failed("a", 100.0)
+    view.update(listed(b="1"), 101.0)
+    assert view.unconfirmed == 1
+    assert view.avoided("a", 101.0) == {"a"}, "there is no news of it"
+    assert view.addresses == {"a:1", "b:1"}
+    view.update(listed(a="1", b="1"), 102.0)
+    assert (view.unconfirmed, view.renewed) == (0, {"a:1"})
+    assert view.avoided("a", 102.0) == set(), "it has registered"
+    view.update(listed(), 200.0, first=True)
+    assert chosen(view, 209.9) in "ab"
+    with pytest.raises(Unavailable):
+        chosen(view, 210.0)
+    assert not view.servable(MODEL, 210.0)
+    assert view.addresses == frozenset()
+
+
+def test_another_process_at_an_address_is_told_apart():
+    view = view_of(a="1", b="1")
+    view.update(listed(a="2", b="1", c="1"), 1.0)
+    assert (view.renewed, view.restarted) == ({"a:1", "c:1"}, {"a:1"})
+    view.update(listed(a="2", b="1", c="1"), 2.0)
+    assert (view.renewed, view.restarted) == (frozenset(), frozenset())
+
+
+def test_whose_weights_are_whose():
+    message = listed(a="1", b="1", c="1")
+    message.instances[2].info.model_fingerprint = "new"
+    view = InstanceView(LeastLoaded())
+    view.update(message, 0.0, first=True)
+    assert view.with_other_weights(MODEL, "f") == {"c"}
+    assert view.with_other_weights(MODEL, "new") == {"a", "b"}
+    assert view.with_other_weights("another model", "f") == set()
+    assert [view.fingerprint(MODEL, name) for name in "acx"] == ["f", "new", "f"]
+    assert view.fingerprint("another model", "x") == ""
+    assert [view.keys_fit(MODEL, name) for name in "acx"] == [True, False, True]

@@ -7,14 +7,14 @@ import pytest
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams
-from services.lb.request import Ask, Request
+from services.lb.request import QUICK_S, TRIES_MAX, Ask, Request
 
 PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d", decode_address="d:1")
 
 
-def make(max_tokens: int = 5) -> Request:
-    sampling = SamplingParams(max_tokens)
-    request = Request(Ask("id", "m", RequestClass(tenant="t"), b"\1\0\0\0" * 8, b"k" * 16, sampling), 0.0, 10.0)
+def make(max_tokens: int = 5, whole: bool = False) -> Request:
+    ask = Ask("id", "m", RequestClass(tenant="t"), b"\1\0\0\0" * 8, b"k" * 16, SamplingParams(max_tokens))
+    request = Request(ask, 0.0, 10.0, whole)
     begin(request, 1.0)
     return request
 
@@ -22,7 +22,7 @@ def make(max_tokens: int = 5) -> Request:
 def begin(request: Request, now_s: float) -> worker_pb2.Submission:
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
     request.begin_attempt(PLACEMENT, now_s)
-    request.fill(submission, attempt_id, True, now_s)
+    request.fill(submission, attempt_id, True, "weights", now_s)
     return submission
 
 
@@ -40,7 +40,7 @@ def test_a_resumed_request_drops_what_was_sent(field, excluded):
     request = make()
     assert request.fold(update("ab", (1, 2)), 2.0).text == "ab"
     request.fold(lost(field), 3.0)
-    assert request.retry(3)
+    assert request.retry(3, 10.0, 3.0)
     assert request.exclude == excluded
     submission = begin(request, 4.0)
     assert submission.request_id == "id~1"
@@ -62,7 +62,7 @@ def test_when_only_the_end_was_lost_the_last_token_is_made_again():
     request = make(max_tokens=2)
     request.fold(update("ab", (1, 2)), 2.0)
     request.fold(lost(), 3.0)
-    assert request.retry(3)
+    assert request.retry(3, 10.0, 3.0)
     assert begin(request, 4.0).generated_tokens == 1
     last = request.fold(update("ab", (2,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0)
     assert last == ("", [])
@@ -73,19 +73,99 @@ def test_when_only_the_end_was_lost_the_last_token_is_made_again():
 def test_errors_that_another_instance_would_repeat_are_final(code):
     request = make()
     request.fold(lost(code=code), 1.0)
-    assert not request.retry(3)
+    assert not request.retry(3, 10.0, 1.0)
 
 
 def test_attempts_are_bounded():
     request = make()
     for attempt in range(3):
         request.fold(lost(), 1.0)
-        assert request.retry(3) is (attempt < 2)
+        request.lost = True
+        assert request.retry(3, 10.0, 1.0) is (attempt < 2)
         begin(request, 1.0)
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_instances_that_are_not_there_or_refuse_at_once_are_no_attempts(reached):
+    """Dead ones listed beside healthy ones must not use the attempts up; what is bounded is the time."""
+    request = make()
+    for number in range(20):
+        request.fold(lost(), 1.0 + number * 0.1)
+        request.reached = reached
+        assert request.retry(3, 10.0, 1.0 + number * 0.1)
+        begin(request, 1.0 + number * 0.1)
+    request.fold(lost(), 11.5)
+    assert not request.retry(3, 10.0, 11.5)
+
+
+def test_slow_failures_and_those_after_a_token_are_attempts():
+    for kind in ("slow", "token"):
+        request = make()
+        now_s = 1.0
+        for attempt in range(3):
+            if kind == "slow":
+                now_s += QUICK_S
+            else:
+                request.fold(update("a", (1,)), now_s)
+            request.fold(lost(), now_s)
+            request.reached = True
+            assert request.retry(3, 10.0, now_s) is (attempt < 2)
+            begin(request, now_s)
+
+
+def test_patience_begins_anew_with_each_token():
+    request = make(max_tokens=50)
+    for number in range(5):
+        now_s = 8.0 * number
+        request.fold(lost(), now_s)
+        assert request.retry(100, 10.0, now_s)
+        begin(request, now_s)
+        request.fold(update("a", (1,)), now_s)
+
+
+def test_nobody_is_asked_for_ever():
+    request = make()
+    for _ in range(TRIES_MAX - 1):
+        request.fold(lost(), 1.0)
+        assert request.retry(3, 10.0, 1.0)
+        begin(request, 1.0)
+    request.fold(lost(), 1.0)
+    assert not request.retry(3, 10.0, 1.0)
+
+
+def test_what_was_generated_goes_on_with_its_weights_only():
+    request = make()
+    request.fold(update("ab", (1, 2)), 2.0)
+    assert request.fingerprint == "weights"
+    request.fold(lost(), 3.0)
+    assert request.retry(3, 10.0, 3.0)
+    submission, attempt_id = worker_pb2.Submission(), request.attempt_id
+    request.begin_attempt(PLACEMENT, 4.0)
+    request.fill(submission, attempt_id, True, "other weights", 4.0)
+    assert (submission.generated_tokens, submission.model_fingerprint) == (2, "weights")
+    assert not request.can_start_over, "the client has seen them"
+
+
+def test_what_nobody_has_seen_may_begin_again():
+    request = make(whole=True)
+    request.hold(request.fold(update("ab", (1, 2)), 2.0))
+    request.fold(lost(), 3.0)
+    assert request.retry(3, 10.0, 3.0)
+    assert request.can_start_over
+    request.start_over()
+    submission, attempt_id = worker_pb2.Submission(), request.attempt_id
+    request.begin_attempt(PLACEMENT, 4.0)
+    request.fill(submission, attempt_id, True, "other weights", 4.0)
+    assert (submission.generated_tokens, submission.model_fingerprint) == (0, "other weights")
+    assert submission.prompt_tokens_le32 == request.ask.tokens_le32
+    for number, last in ((7, 0), (8, common_pb2.FINISH_REASON_LENGTH)):
+        request.hold(request.fold(update("x", (number,), finish_reason=last), 5.0))
+    assert request.held() == ("xx", [7, 8])
+    assert request.usage().completion_tokens == 2
 
 
 def test_what_an_instance_gives_up_by_itself_goes_on_elsewhere():
     request = make()
     request.fold(update(finish_reason=common_pb2.FINISH_REASON_CANCELLED), 1.0)
     assert request.error is not None
-    assert request.retry(3)
+    assert request.retry(3, 10.0, 1.0)

@@ -26,10 +26,11 @@ class Stream:
     def __init__(self, address: str, *_: Any) -> None:
         self.ended, self.let_go = asyncio.Event(), asyncio.Event()
         self.let_go.set()
-        self.spoke = self.ending = False
+        self.spoke = self.ending = self.connected = False
         Stream.dialed.append(self)
 
-    async def run(self, *_: Any) -> None:
+    async def run(self, take: Any, messages: Any) -> None:
+        self.messages = messages
         await self.ended.wait()
         await self.let_go.wait()
         raise Unavailable("gone")
@@ -63,13 +64,13 @@ async def gone(sessions: WorkerSessions) -> None:
 
 async def test_a_dead_address_is_dialed_once_in_its_pause(sessions: WorkerSessions, now: list[float]) -> None:
     for pause in (0.05, 0.1, 0.2):
-        sessions.open("d:1", 10, 0.0)
+        await sessions.open("d:1", 10, 0.0)
         await gone(sessions)
         now[0] += pause * 0.9
         for _ in range(3):
             with pytest.raises(Unavailable):
-                sessions.open("d:1", 10, 0.0)
-        sessions.open("d:2", 10, 0.0)  # another one
+                await sessions.open("d:1", 10, 0.0)
+        await sessions.open("d:2", 10, 0.0)  # another one
         await gone(sessions)
         now[0] += 1.0
         sessions.keep_only(frozenset(("d:1", "d:2")), renewed=("d:2",))
@@ -77,28 +78,80 @@ async def test_a_dead_address_is_dialed_once_in_its_pause(sessions: WorkerSessio
 
 
 async def test_one_that_has_spoken_or_is_new_again_is_dialed_at_once(sessions: WorkerSessions) -> None:
-    sessions.open("d:1", 10, 0.0)
+    await sessions.open("d:1", 10, 0.0)
     Stream.dialed[-1].spoke = True
     await gone(sessions)
-    sessions.open("d:1", 10, 0.0)
+    await sessions.open("d:1", 10, 0.0)
     await gone(sessions)
     sessions.keep_only(frozenset(("d:1",)), renewed=("d:1",))
-    sessions.open("d:1", 10, 0.0)
+    await sessions.open("d:1", 10, 0.0)
     assert len(Stream.dialed) == 3
 
 
 async def test_a_session_that_is_ending_is_replaced(sessions: WorkerSessions) -> None:
-    sessions.open("d:1", 10, 0.0)
+    await sessions.open("d:1", 10, 0.0)
     await asyncio.sleep(0)
     Stream.dialed[0].spoke = True
     Stream.dialed[0].let_go.clear()
     Stream.dialed[0].end()
-    stream, _ = sessions.open("d:1", 10, 0.0)
+    stream, _ = await sessions.open("d:1", 10, 0.0)
     assert len(Stream.dialed) == 2
     Stream.dialed[0].let_go.set()
     await asyncio.wait(set(sessions._closing))
     assert not stream.ended
     assert sessions.streams == 1
+
+
+async def test_a_burst_waits_for_the_instance_to_take_it(sessions: WorkerSessions) -> None:
+    """Prompts that fill more messages than may wait: that is no failure of the instance."""
+    async with asyncio.timeout(60):
+        opened = [
+            asyncio.ensure_future(sessions.open("d:1", MESSAGE_BYTES, 0.0))
+            for _ in range(3 * worker_session.MESSAGES_MAX)
+        ]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting = [each for each in opened if not each.done()]
+        assert 0 < len(waiting) < len(opened)
+        waiting[0].cancel()
+        taken = 0
+        while not all(each.done() for each in opened):
+            stream = Stream.dialed[0]
+            message = await anext(stream.messages)
+            taken += len(message.submissions)
+            await asyncio.sleep(0)
+        assert sum(not each.cancelled() for each in opened) == len(opened) - 1
+        assert sessions.streams == len(opened) - 1
+
+
+async def test_those_who_wait_for_room_learn_that_the_instance_is_gone(sessions: WorkerSessions) -> None:
+    async with asyncio.timeout(60):
+        opened = [
+            asyncio.ensure_future(sessions.open("d:1", MESSAGE_BYTES, 0.0))
+            for _ in range(2 * worker_session.MESSAGES_MAX)
+        ]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting = [each for each in opened if not each.done()]
+        assert waiting
+        await gone(sessions)
+        for each in waiting:
+            with pytest.raises(Unavailable):
+                await each
+
+
+def test_block_keys_do_not_outgrow_a_message() -> None:
+    """One key per token: the conductor is told of the first ones, the instance computes them all."""
+    ask = Ask("r", "m", RequestClass(), bytes(4 * 700_000), bytes(16 * 700_000), SamplingParams(1000))
+    request = Request(ask, 0.0, 1e6)
+    schedule = request.schedule_request()
+    assert schedule.ByteSize() < MESSAGE_BYTES
+    assert 0 < len(schedule.block_keys) < len(ask.block_keys)
+    submission = worker_pb2.Submission()
+    request.begin_attempt(common_pb2.Placement(), 0.0)
+    request.fill(submission, "r", True, "f", 0.0)
+    assert not submission.block_keys
+    assert submission.ByteSize() < 4 << 20
 
 
 def test_a_submission_is_no_larger_than_was_said() -> None:
@@ -114,7 +167,7 @@ def test_a_submission_is_no_larger_than_was_said() -> None:
         submission = worker_pb2.Submission(stream_id=2**63)
         attempt_id = request.attempt_id
         request.begin_attempt(placement, 0.0)
-        request.fill(submission, attempt_id, True, 0.0)
+        request.fill(submission, attempt_id, True, wide * 128, 0.0)
         assert submission.ByteSize() <= ask.size_bytes + placement.ByteSize()
         request.tokens += [128000] * 300
 

@@ -74,12 +74,14 @@ class ReleaseResponse(_message.Message):
     def __init__(self, released: _Optional[bool] = ...) -> None: ...
 
 class InstanceList(_message.Message):
-    __slots__ = ("version", "instances")
+    __slots__ = ("version", "instances", "incomplete")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     version: int
     instances: _containers.RepeatedCompositeFieldContainer[Instance]
-    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ...) -> None: ...
+    incomplete: bool
+    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ..., incomplete: _Optional[bool] = ...) -> None: ...
 
 class Instance(_message.Message):
     __slots__ = ("info", "load", "indexed_blocks", "report_age_ms", "schedulable")

@@ -1,0 +1,109 @@
+"""Who is let in: a tenant's limits per minute, and then a place in the queue. Before anything else is done for a
+request."""
+
+from __future__ import annotations
+
+import time
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import ResourceExhausted
+from pinyon.routing.rates import Rates, TenantRates
+from services.lb.auth import Client
+from services.lb.line import Line, Place
+from services.lb.metrics import LbMetrics
+from services.lb.rate_limits import Levels, RateLimited
+
+__all__ = ["Admission", "Ticket"]
+
+
+class Admission:
+    """``default`` is for tenants whose API key names no limits."""
+
+    def __init__(
+        self, line: Line, rates: TenantRates, default: Rates, metrics: LbMetrics, clock: Clock = time.monotonic
+    ) -> None:
+        self._line = line
+        self._rates = rates
+        self._default = default
+        self._metrics = metrics
+        self._clock = clock
+
+    def admit(self, client: Client) -> Ticket:
+        """Let one request in (``with``). Raises :class:`RateLimited`, and :class:`ResourceExhausted` when the queue is
+        full."""
+        default = self._default
+        rates = Rates(
+            default.rpm if client.rpm is None else client.rpm, default.tpm if client.tpm is None else client.tpm
+        )
+        if rates.rpm:
+            try:
+                self._rates.request(client.tenant, rates, self._clock())
+            except ResourceExhausted as error:
+                self._metrics.refused("requests_per_minute")
+                raise RateLimited(error, self.levels(client.tenant, rates)) from None
+        try:
+            place = self._line.reserve(client.tenant)
+        except ResourceExhausted:
+            self._metrics.refused("queue_full")
+            raise
+        return Ticket(self, place, client.tenant, rates)
+
+    def levels(self, tenant: str, rates: Rates) -> Levels:
+        return self._rates.levels(tenant, rates, self._clock())
+
+    async def turn(self, place: Place, tenant: str, rates: Rates, tokens: int) -> None:
+        if rates.tpm:
+            try:
+                self._rates.take(tenant, rates, tokens, self._clock())
+            except ResourceExhausted as error:
+                self._metrics.refused("tokens_per_minute")
+                raise RateLimited(error, self.levels(tenant, rates)) from None
+        try:
+            await place.turn(tokens)
+        except ResourceExhausted:
+            self._metrics.refused("displaced")
+            raise
+
+    def give_back(self, tenant: str, rates: Rates, tokens: int) -> None:
+        if rates.tpm and tokens > 0:
+            self._rates.give_back(tenant, rates, tokens, self._clock())
+
+
+class Ticket:
+    """One request that was let in: ``turn`` when it is known what it asks for, ``leave`` at its end."""
+
+    __slots__ = ("_admission", "_place", "_rates", "_taken", "_tenant")
+
+    def __init__(self, admission: Admission, place: Place, tenant: str, rates: Rates) -> None:
+        self._admission = admission
+        self._place = place
+        self._tenant = tenant
+        self._rates = rates
+        self._taken = 0
+
+    @property
+    def levels(self) -> Levels:
+        """What is left of the tenant's limits."""
+        return self._admission.levels(self._tenant, self._rates)
+
+    async def turn(self, tokens: int) -> None:
+        """Take the ``tokens`` that the request may need and wait for its turn. Raises as :meth:`Admission.admit`."""
+        self._taken = tokens
+        try:
+            await self._admission.turn(self._place, self._tenant, self._rates, tokens)
+        except RateLimited:
+            self._taken = 0
+            raise
+
+    def leave(self, used_tokens: int = 0) -> None:
+        """Give the place or slot to the next one, and back what was not used. Calling it twice is fine."""
+        self._place.leave()
+        if self._taken:
+            taken, self._taken = self._taken, 0
+            self._admission.give_back(self._tenant, self._rates, taken - used_tokens)
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()

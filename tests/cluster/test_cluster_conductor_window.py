@@ -1,0 +1,153 @@
+"""Requests between a conductor's restart and the moment at which its instances have found it again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from pinyon.core.address import parse_address
+from services.cluster import ClusterSpec, LocalCluster
+from tests.cluster.fault_tools import known, restart, until, value
+from tests.cluster.observe import wait_idle
+from tests.integration.lb_harness import Connection, Reply
+
+CLIENTS = 4
+
+
+class Gate:
+    """A TCP proxy in front of the conductor. Closed, it lets nobody in and cuts who is there."""
+
+    def __init__(self, target: str) -> None:
+        self._target = parse_address(target)
+        self._open = True
+        self._relays: set[asyncio.Task[None]] = set()
+        self.address = ""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Gate]:
+        server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        async with server:
+            yield self
+            await self.close()
+
+    async def close(self) -> None:
+        self._open = False
+        for relay in self._relays:
+            relay.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+
+    def open(self) -> None:
+        self._open = True
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._relays.add(task)
+        try:
+            if self._open:
+                there_reader, there_writer = await asyncio.open_connection(*self._target)
+                try:
+                    await asyncio.wait(
+                        [
+                            asyncio.ensure_future(_copy(reader, there_writer)),
+                            asyncio.ensure_future(_copy(there_reader, writer)),
+                        ],
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                finally:
+                    there_writer.transport.abort()
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+            self._relays.discard(task)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass  # the other end is gone: so is this one
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+async def complete(cluster: LocalCluster, prompt: str) -> Reply:
+    body = json.dumps({"model": "pinyon-tiny", "prompt": prompt, "max_tokens": 4}).encode()
+    async with Connection(cluster.http.removeprefix("http://")) as connection:
+        connection.send("POST", "/v1/completions", body, {"x-pinyon-report": "1"})
+        return await connection.reply()
+
+
+async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
+    """Killed and started again: it is there, and knows nobody. Clients that keep asking all along notice nothing."""
+    port = free_port()
+    async with Gate(f"127.0.0.1:{port}").serving() as gate:
+        behind = ("--conductor", gate.address)
+        extra = {"worker": behind, "kvstore": behind, "lb": ("--instances-grace-s", "3600")}
+        spec = ClusterSpec(prefill=1, decode=1, engine="instant", conductor_port=port, extra=extra)
+        cluster = LocalCluster(spec, tmp_path)
+        starter = ThreadPoolExecutor(1)  # processes end with the thread that starts them, and the gate must serve
+        try:
+            await asyncio.get_running_loop().run_in_executor(starter, cluster.start)
+            over, replies = asyncio.Event(), []
+
+            async def client(number: int) -> None:
+                while not over.is_set():
+                    replies.append(await complete(cluster, f"client {number}, request {len(replies)}"))
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(CLIENTS):
+                    group.create_task(client(number))
+
+                async def more(count: int) -> list[Reply]:
+                    """The replies that come from now on, to requests sent after this call too."""
+                    have = len(replies) + CLIENTS
+
+                    async def came() -> bool:
+                        return len(replies) >= have + count
+
+                    await until("clients get answers", came)
+                    return replies[have:]
+
+                await more(8)
+                cluster.services["conductor"].kill()
+                await gate.close()
+                await more(8)
+                await restart(cluster, "conductor")
+
+                async def heard() -> bool:
+                    return await value(cluster, "lb-0", "pinyon_lb_unconfirmed_instances") == 2
+
+                await until("the load balancer hears of nobody", heard)
+                window = await more(20)
+                gate.open()
+                await known(cluster, spec.instances)
+
+                async def confirmed() -> bool:
+                    return await value(cluster, "lb-0", "pinyon_lb_unconfirmed_instances") == 0
+
+                await until("the load balancer hears of all", confirmed)
+                after = await more(8)
+                over.set()
+            assert {reply.status for reply in replies} == {200}, [
+                (n, r.body) for n, r in enumerate(replies) if r.status != 200
+            ]
+            assert {reply.json["pinyon"]["policy"] for reply in window} == {"lb_least_loaded"}
+            assert {reply.json["pinyon"]["policy"] for reply in after} == {"kvcache_centric"}
+            await wait_idle(cluster)
+        finally:
+            await asyncio.to_thread(cluster.stop)
+            starter.shutdown()
