@@ -20,42 +20,39 @@ LISTS = st.lists(
 
 
 @given(LISTS)
-def test_who_was_listed_stays_until_this_conductor_s_word_or_the_grace_time(
+def test_who_was_known_stays_until_this_conductor_s_word_or_the_grace_time(
     lists: list[tuple[frozenset[str], bool, bool, float]],
 ) -> None:
     roster = Roster(GRACE_S)
     listed: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
-    whole_since_s: float | None = None
-    short = False
-    now_s = 0.0
+    now_s, grace_since_s, short = 0.0, 0.0, False
     for ids, first, incomplete, passed_s in lists:
         now_s += passed_s
+        before = roster.unconfirmed
         if roster.expire(now_s):
-            assert whole_since_s is not None
-            assert now_s >= whole_since_s + GRACE_S
-            kept = frozenset()
-        known = listed | kept
-        if first:
-            whole_since_s, short = None, False
-        short |= incomplete and first
-        if incomplete:
-            whole_since_s = None
-        elif whole_since_s is None:
-            whole_since_s = now_s
+            assert before
+            assert not short
+            assert now_s >= grace_since_s + GRACE_S
+        elif roster.unconfirmed and not short:
+            assert now_s < grace_since_s + GRACE_S
+        known, kept = listed | roster.unconfirmed, roster.unconfirmed
         roster.listed(ids, now_s, first=first, incomplete=incomplete)
-        expected = known - ids if first else kept - ids
-        if short and not incomplete:
-            expected, short = frozenset(), False
-        vanished = frozenset() if first else listed - ids
-        if len(vanished) >= 2 and len(vanished) > len(listed) / 2:
-            expected |= vanished
-            whole_since_s = None if incomplete else now_s
-        listed, kept = ids, expected
-        assert roster.unconfirmed == expected
-    if whole_since_s is not None:
-        roster.expire(max(now_s, whole_since_s + GRACE_S))
-        assert not roster.unconfirmed, "nothing is kept for ever beside a conductor that speaks"
+        missing = known - ids
+        assert roster.unconfirmed <= missing, "nobody comes from nowhere, and nobody is both"
+        if first or incomplete:
+            assert roster.unconfirmed == missing, "such a list is no news of who is not in it"
+            grace_since_s = now_s
+        else:
+            gone = missing if short else missing - kept
+            if len(gone) < (1 if short else 2) or len(gone) <= len(known | ids) / 2:
+                assert not roster.unconfirmed & gone, "the conductor's word counts"
+            else:
+                assert roster.unconfirmed == missing, "so many do not go at once"
+                grace_since_s = now_s
+        listed, short = ids, incomplete
+    roster.listed(listed, now_s)
+    roster.expire(now_s + GRACE_S)
+    assert not roster.unconfirmed, "nothing is kept for ever beside a conductor that speaks"
 
 
 def test_a_restarted_conductor_s_empty_list_erases_nobody() -> None:
@@ -83,8 +80,26 @@ def test_a_conductor_that_says_so_is_believed() -> None:
     roster.listed("", 1.0, first=True, incomplete=True)
     assert not roster.expire(1000.0), "as long as it says that it does not know all"
     assert roster.unconfirmed == frozenset("ab")
-    roster.listed("a", 1001.0)
+    roster.listed("a", 1001.0, incomplete=True)
+    roster.listed("", 1002.0, incomplete=True)
+    assert roster.unconfirmed == frozenset("ab"), "a connection that broke meanwhile is no news either"
+    roster.listed("a", 1003.0)
     assert not roster.unconfirmed
+    roster.listed("", 2000.0, first=True, incomplete=True)
+    roster.listed("bcd", 2001.0)
+    assert not roster.unconfirmed
+
+
+def test_a_conductor_that_nobody_has_found_is_not_believed_that_nobody_is_there() -> None:
+    roster = Roster(GRACE_S)
+    roster.listed("abcd", 0.0, first=True)
+    roster.listed("", 1.0, first=True, incomplete=True)
+    roster.listed("", 4.0)
+    assert roster.unconfirmed == frozenset("abcd")
+    roster.listed("abc", 5.0)
+    assert roster.unconfirmed == frozenset("d")
+    assert not roster.expire(13.9)
+    assert roster.expire(14.0)
 
 
 def test_those_that_vanish_together_are_kept_for_a_while() -> None:
