@@ -51,6 +51,37 @@ def test_the_best_hole_is_used() -> None:
     assert allocator.largest_hole_bytes == 0
 
 
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=10), freed=st.sets(st.integers(0, 9)), data=st.data())
+def test_the_fewest_bytes_are_freed_for_a_large_range(sizes: list[int], freed: set[int], data: st.DataObject) -> None:
+    allocator = OffsetAllocator(64 * 20, 64)
+    taken = [(offset, size) for size in sizes if (offset := allocator.allocate(64 * size)) is not None]
+    for offset, _ in [one for index, one in enumerate(taken) if index in freed]:
+        allocator.free(offset)
+    left = [one for index, one in enumerate(taken) if index not in freed]
+    may_go = data.draw(st.lists(st.sampled_from(left), unique=True)) if left else []
+    wanted = data.draw(st.integers(1, 20))
+    owner = ["."] * 20  # the model: a mark per 64 bytes
+    for offset, size in left:
+        mark = "?" if (offset, size) in may_go else "x"
+        owner[offset // 64 : offset // 64 + size] = mark * size
+    windows = [range(start, start + wanted) for start in range(21 - wanted)]
+
+    def given_up(window: range) -> int:
+        return sum(size for offset, size in may_go if {*range(offset // 64, offset // 64 + size)} & {*window})
+
+    costs = [given_up(window) for window in windows if "x" not in owner[window.start : window.stop]]
+    found = allocator.fewest_to_free(64 * wanted - 1, [offset for offset, _ in may_go])
+    if not costs:
+        assert found is None
+        return
+    assert found is not None
+    assert sum(size for offset, size in may_go if offset in found) == min(costs)
+    for offset in found:
+        allocator.free(offset)
+    allocator.check_integrity()
+    assert allocator.allocate(64 * wanted) is not None
+
+
 def test_misuse_is_refused() -> None:
     allocator = OffsetAllocator(1024, 64)
     offset = allocator.allocate(10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -221,6 +221,50 @@ def test_nothing_is_evicted_in_vain() -> None:
     objects.acquire(KEYS[:1], 0.0, 1.0)
     objects.put_start(KEYS[4:5], 900, 0.0, 1.0)
     assert objects.exists(KEYS[:3]) == [True] * 3
+
+
+def test_idle_objects_that_are_not_side_by_side_are_not_evicted_for_one_that_fits_nowhere() -> None:
+    objects = table()
+    for key in KEYS[:4]:
+        store(objects, key)
+    objects.acquire([KEYS[1]], 0.0, 1.0)
+    lease = objects.acquire([KEYS[3]], 0.0, 1.0)
+    large = KEYS[4:5]
+    assert objects.put_start(large, 512, 0.0, 1.0) == (0, [PutSlot(SlotState.NO_SPACE)])
+    assert objects.exists(KEYS[:4]) == [True] * 4
+    assert objects.counters.evictions == 0
+    objects.release(lease.lease_id, 0.5)
+    assert objects.put_start(large, 512, 0.5, 1.0)[0] == 0, "what was refused a moment ago is not looked at again"
+    _, slots = objects.put_start(large, 512, 1.0, 1.0)
+    assert slots == [PutSlot(SlotState.RESERVED, 512)]
+    assert objects.exists(KEYS[:4]) == [True, True, False, False], "the first one went in vain"
+
+
+@given(data=st.data(), policy=st.sampled_from(EVICTION_POLICIES.names))
+def test_one_object_finds_room_exactly_when_a_piece_is_free_or_idle(data: st.DataObject, policy: str) -> None:
+    objects = table(eviction=policy)
+    sizes = data.draw(st.lists(st.integers(1, 400), max_size=7))
+    for key, size in zip(KEYS, sizes, strict=False):
+        put_id, _ = objects.put_start([key], size, 0.0, 1.0)
+        if put_id:
+            objects.close_put(put_id)
+            objects.end_put(put_id, commit=True, now_s=0.0)
+    held = data.draw(st.lists(st.sampled_from(KEYS[:7]), unique=True))
+    leased = objects.acquire(held, 0.0, 9.0, allow_gaps=True).blocks
+    objects.remove(data.draw(st.lists(st.sampled_from(KEYS[:7]), unique=True)))
+    before, evicted = set(objects.keys()), objects.counters.evictions
+    room = ["."] * CAPACITY
+    for _, each in leased:
+        end = each.offset + -(-each.size // 64) * 64
+        room[each.offset : end] = "x" * (end - each.offset)
+    wanted = data.draw(st.integers(1, CAPACITY))
+    _, slots = objects.put_start(KEYS[7:], wanted, 0.0, 1.0)
+    fits = "." * (-(-wanted // 64) * 64) in "".join(room)
+    assert (slots[0].state is SlotState.RESERVED) == fits
+    objects.check_integrity()
+    if not fits:
+        assert set(objects.keys()) == before
+        assert objects.counters.evictions == evicted
 
 
 def test_a_removed_object_disappears_with_its_last_lease_and_may_come_again() -> None:

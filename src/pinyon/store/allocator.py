@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
 
 __all__ = ["OffsetAllocator"]
 
@@ -77,6 +79,36 @@ class OffsetAllocator:
         if offset + size in self._hole_at:
             size += self._drop_hole(offset + size)
         self._add_hole(offset, size)
+
+    def fewest_to_free(self, size_bytes: int, may_go: Iterable[int]) -> list[int] | None:
+        """Which of the ranges at these offsets to free so that ``size_bytes`` fit: those with the fewest bytes, in order.
+
+        Neighbouring holes count as room. ``None`` when no run of holes and such ranges is long enough. O(n log n).
+        """
+        needed = self.rounded(size_bytes)
+        places = sorted(
+            [*((at, size, False) for at, size in self._hole_at.items())]
+            + [(at, self._taken[at], True) for at in may_go]
+        )
+        best: list[int] | None = None
+        least = 0
+        run: deque[tuple[int, int, bool]] = deque()
+        room = given = end = 0
+        for at, size, taken in places:
+            if at != end:
+                run.clear()
+                room = given = 0
+            end = at + size
+            run.append((at, size, taken))
+            room += size
+            given += size if taken else 0
+            while room - run[0][1] >= needed:
+                _, first, was_taken = run.popleft()
+                room -= first
+                given -= first if was_taken else 0
+            if room >= needed and (best is None or given < least):
+                best, least = [each for each, _, was_taken in run if was_taken], given
+        return best
 
     def _add_hole(self, offset: int, size: int) -> None:
         self._hole_at[offset] = size

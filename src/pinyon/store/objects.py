@@ -14,7 +14,8 @@ makes the room readable or free. So a late write can hit neither a readable obje
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits
@@ -24,6 +25,9 @@ from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.kv_object import KvObject, Lease, Put, PutSlot, SlotState, TableCounters
 
 __all__ = ["ObjectTable"]
+
+NO_RUN_S = 1.0
+"""How long it is believed that no idle objects side by side make room for an object of some size."""
 
 
 class ObjectTable:
@@ -50,7 +54,8 @@ class ObjectTable:
         self._puts: dict[int, Put] = {}
         self._put_deadlines: list[tuple[float, int]] = []
         self._unlisted = 0  # removed objects that are still being read
-        self._evictable_bytes = 0
+        self._idle_sizes: dict[int, int] = {}  # size with its rounding → objects that nobody reads
+        self._no_run = (float("-inf"), 0)
         self._lost: list[KvObject] = []
         self._listeners: list[KeyChanges] = []
         self.counters = TableCounters()
@@ -86,7 +91,7 @@ class ObjectTable:
             if key in self._reserved:
                 slots.append(PutSlot(SlotState.BEING_PUT))
                 continue
-            offset = self._make_room(object_bytes, now_s)
+            offset = self._make_room(object_bytes, now_s, kept)
             if offset is None:
                 self.counters.refused_slots += 1
                 slots.append(PutSlot(SlotState.NO_SPACE))
@@ -146,7 +151,7 @@ class ObjectTable:
         for each in put.objects:
             self._readable[each.key] = each
             self._note(each.key, stored=True)
-            self._evictable_bytes += self._allocator.rounded(each.size)
+            self._count_idle(each, 1)
             self.counters.stored_bytes += each.size
         self._evictable(reversed(put.objects), now_s)
         self.counters.stored += len(put.objects)
@@ -174,7 +179,7 @@ class ObjectTable:
         for _, held in found:
             if not held.readers:
                 self._eviction.remove((held.key,))
-                self._evictable_bytes -= self._allocator.rounded(held.size)
+                self._count_idle(held, -1)
             held.readers += 1
             self.counters.leased_bytes += held.size
         return Lease(lease_id, found)
@@ -202,7 +207,7 @@ class ObjectTable:
             if held.readers:
                 continue
             if held.listed:
-                self._evictable_bytes += self._allocator.rounded(held.size)
+                self._count_idle(held, 1)
                 idle.append(held)
             else:
                 self._unlisted -= 1
@@ -211,6 +216,14 @@ class ObjectTable:
 
     def _evictable(self, objects: Iterable[KvObject], now_s: float) -> None:
         self._eviction.insert((each.key for each in objects), now_s, self._traits_of)
+
+    def _count_idle(self, held: KvObject, change: int) -> None:
+        size = self._allocator.rounded(held.size)
+        count = self._idle_sizes.get(size, 0) + change
+        if count:
+            self._idle_sizes[size] = count
+        else:
+            del self._idle_sizes[size]
 
     def _traits_of(self, key: bytes) -> Traits:
         return self._readable[key].traits
@@ -241,26 +254,52 @@ class ObjectTable:
         if held.readers:
             self._unlisted += 1
         else:
-            self._evictable_bytes -= self._allocator.rounded(held.size)
+            self._count_idle(held, -1)
             self._allocator.free(held.offset)
 
-    def _make_room(self, object_bytes: int, now_s: float) -> int | None:
-        """An offset, evicting what nobody reads; nothing is evicted when that could not suffice."""
+    def _make_room(self, object_bytes: int, now_s: float, kept: Collection[bytes]) -> int | None:
+        """An offset, evicting what nobody reads; nothing is evicted when that cannot make room.
+
+        An object needs one piece: idle objects between others that are being read may be many and yet be of no use.
+        """
         allocator = self._allocator
+        needed = allocator.rounded(object_bytes)
         full = len(self._readable) + len(self._reserved) >= self._max_objects
         offset = None if full else allocator.allocate(object_bytes)
         if offset is not None:
             return offset
-        free = allocator.capacity_bytes - allocator.used_bytes
-        if free + self._evictable_bytes < allocator.rounded(object_bytes):
-            return None
+        if needed > max(
+            allocator.largest_hole_bytes, max(self._idle_sizes, default=0)
+        ):  # several must go, side by side
+            for key in self._side_by_side(object_bytes, now_s, kept):
+                self._eviction.remove((key,))
+                self._evict(key)
+            return allocator.allocate(object_bytes)
         while (victim := self._eviction.victim(now_s)) is not None:
-            self._unlist(self._readable[victim])
-            self.counters.evictions += 1
+            self._evict(victim)
             offset = allocator.allocate(object_bytes)
             if offset is not None:
                 return offset
         return None
+
+    def _side_by_side(self, object_bytes: int, now_s: float, kept: Collection[bytes]) -> list[bytes]:
+        """Idle objects that make room together, as few bytes as possible; none if there are no such.
+
+        That there are none is believed for a while: whoever asks again and again must not make us look each time.
+        """
+        looked_s, refused_bytes = self._no_run
+        if now_s < looked_s + NO_RUN_S and object_bytes >= refused_bytes:
+            return []
+        idle = {held.offset: held.key for held in self._readable.values() if not held.readers and held.key not in kept}
+        found = self._allocator.fewest_to_free(object_bytes, idle)
+        if found is None:
+            self._no_run = (now_s, object_bytes)
+            return []
+        return [idle[offset] for offset in found]
+
+    def _evict(self, key: bytes) -> None:
+        self._unlist(self._readable[key])
+        self.counters.evictions += 1
 
     # -- telling others
 
@@ -339,7 +378,7 @@ class ObjectTable:
             (set(self._readable) & set(self._reserved), "a key is readable and reserved"),
             (any((held.key in self._eviction) == bool(held.readers) for held in self._readable.values()), "evictable"),
             (len(self._eviction) != len(evictable), "the eviction policy holds something else"),
-            (sum(self._allocator.rounded(held.size) for held in evictable) != self._evictable_bytes, "evictable bytes"),
+            (Counter(self._allocator.rounded(held.size) for held in evictable) != self._idle_sizes, "idle sizes"),
             (sum(len(put.objects) for put in self._puts.values()) != len(self._reserved), "reservations without a put"),
             (not self.leases and (self._unlisted or len(evictable) != len(self._readable)), "readers without a lease"),
             (not self._unlisted and self._bytes() != self.used_bytes, "bytes in use"),
