@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pinyon.transfer import WireError
 from pinyon.transfer.segment import KEY_BYTES
+from pinyon.transfer.spans import merge_ranges
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.wire import Code, Half, Op, RegionGrant
 
@@ -30,12 +31,12 @@ grants = st.one_of(
     refusals,
     st.just(RegionGrant(0)),
     st.builds(
-        RegionGrant,
-        st.just(0),
-        st.integers(1, 2),
-        st.integers(0, 0xFFFFFFFF),
-        st.integers(0, 1 << 63),
-        st.integers(1, 1 << 62),
+        lambda access, ranges, keys: RegionGrant(
+            0, access, spans := merge_ranges(ranges, 1 << 62), tuple(keys[: len(spans.starts)])
+        ),
+        st.integers(1, 3),
+        st.lists(st.tuples(st.integers(0, 1 << 61), st.integers(1, 1 << 61)), min_size=1, max_size=4),
+        st.lists(st.tuples(st.integers(0, 0xFFFFFFFF), st.integers(0, 1 << 63)), min_size=4, max_size=4),
     ),
 )
 keys = st.lists(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), min_size=1, max_size=20)
@@ -47,7 +48,7 @@ PARSERS: list[Callable[[bytes], object]] = [
     rdma_wire.parse_pair,
     rdma_wire.parse_half,
     rdma_wire.parse_keys,
-    rdma_wire.parse_grants,
+    lambda data: rdma_wire.parse_grants(data, 2),
 ]
 
 
@@ -67,13 +68,13 @@ def test_keys_and_grants_round_trip(asked: list[bytes], granted: list[RegionGran
     assert rdma_wire.parse_keys(request[rdma_wire.HEADER_BYTES :]) == asked
     reply = rdma_wire.pack_resolved(Code.OK, granted)
     rdma_wire.parse_reply(reply[: rdma_wire.HEADER_BYTES], Op.RESOLVE, len(granted))
-    assert rdma_wire.parse_grants(reply[rdma_wire.HEADER_BYTES :]) == granted
+    assert rdma_wire.parse_grants(reply[rdma_wire.HEADER_BYTES :], len(granted)) == granted
 
 
 @pytest.mark.parametrize("parse", PARSERS)
 @given(st.data())
 def test_arbitrary_bytes_parse_or_are_refused(parse: Callable[[bytes], object], data: st.DataObject) -> None:
-    sizes = st.sampled_from([rdma_wire.HEADER_BYTES, rdma_wire.PAIR_BYTES, rdma_wire.PAIRED_BYTES, KEY_BYTES, 22])
+    sizes = st.sampled_from([rdma_wire.HEADER_BYTES, rdma_wire.PAIR_BYTES, rdma_wire.PAIRED_BYTES, KEY_BYTES, 32])
     message = data.draw(
         st.one_of(st.binary(max_size=400), sizes.flatmap(lambda size: st.binary(min_size=size, max_size=size)))
     )
@@ -105,9 +106,15 @@ def test_damaged_grants_stay_within_the_address_space(granted: list[RegionGrant]
     body = bytearray(rdma_wire.pack_resolved(Code.OK, granted)[rdma_wire.HEADER_BYTES :])
     body[where % len(body)] = value
     try:
-        parsed = rdma_wire.parse_grants(bytes(body))
+        parsed = rdma_wire.parse_grants(bytes(body), len(granted))
     except WireError:
         return
-    for grant in parsed:
-        assert grant.access == 0 or grant.code == 0 < grant.length
-        assert grant.address + grant.length <= 1 << 64
+    assert len(parsed) == len(granted)
+    for code, access, (starts, ends), keys in parsed:
+        assert bool(access) == bool(keys)
+        assert code == 0 or not access
+        last = -1
+        for start, end, (_, address) in zip(starts, ends, keys, strict=True):
+            assert last < start < end
+            assert address + end - start <= 1 << 64
+            last = end

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pinyon.transfer import WireError
 from pinyon.transfer.request import Reason
+from pinyon.transfer.spans import Spans, merge_ranges
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.wire import Place, RequestHead, Seal
 
@@ -48,7 +49,10 @@ def test_writes(message_id, parts) -> None:
     assert list(here) == [part[3] for part in parts]
 
 
-places = st.builds(Place, st.sampled_from([0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED]), addresses, sizes, seals)
+spans = st.lists(st.tuples(addresses, sizes), min_size=1, max_size=5).map(lambda ranges: merge_ranges(ranges, 1 << 63))
+places = st.builds(Place, st.just(0), st.integers(0, 1 << 61), seals, spans) | st.sampled_from(
+    [Place(Reason.UNKNOWN_REGION), Place(Reason.ACCESS_DENIED)]
+)
 
 
 @given(ids, st.lists(places, min_size=1, max_size=40))
@@ -56,16 +60,46 @@ def test_places(message_id, given_places) -> None:
     request = RequestHead(shm_wire.RESOLVE, 0, len(given_places), message_id, 0)
     data = shm_wire.pack_places(request, given_places)
     head, body = data[: shm_wire.HEAD_BYTES], data[shm_wire.HEAD_BYTES :]
-    assert shm_wire.parse_answer(head, shm_wire.RESOLVE, len(given_places), message_id) == shm_wire.OK
+    assert shm_wire.parse_answer(head, shm_wire.RESOLVE, len(given_places), message_id) == (shm_wire.OK, len(body))
     assert shm_wire.parse_places(body, len(given_places)) == given_places
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        Place(0),  # opens nothing
+        Place(Reason.ACCESS_DENIED, spans=Spans((0,), (1,))),  # a refusal that opens something
+        Place(9),
+        Place(0, spans=Spans((0, 4), (4, 8))),  # one span in two
+        Place(0, spans=Spans((8, 0), (9, 1))),
+        Place(0, spans=Spans((8,), (8,))),
+        Place(0, 1 << 62, spans=Spans((1 << 62,), ((1 << 62) + 1,))),  # beyond the address space
+        Place(0, 0, Seal((1 << 63) - 8, bytes(16)), Spans((0,), (1,))),
+    ],
+)
+def test_places_that_make_no_sense(place) -> None:
+    request = RequestHead(shm_wire.RESOLVE, 0, 1, 1, 0)
+    with pytest.raises(WireError):
+        shm_wire.parse_places(shm_wire.pack_places(request, [place])[shm_wire.HEAD_BYTES :], 1)
+
+
+def test_an_answer_has_a_bounded_number_of_spans() -> None:
+    def head(nbytes: int) -> bytes:
+        return shm_wire._HEAD.pack(shm_wire.MAGIC, shm_wire.RESOLVE | shm_wire.REPLY_BIT, 0, 2, 1, nbytes)
+
+    most = 2 * shm_wire.PLACE_BYTES + shm_wire.MAX_SPANS * shm_wire.SPAN_BYTES
+    assert shm_wire.parse_answer(head(most), shm_wire.RESOLVE, 2, 1) == (shm_wire.OK, most)
+    for wrong in (most + 1, 2 * shm_wire.PLACE_BYTES - 1):
+        with pytest.raises(WireError):
+            shm_wire.parse_answer(head(wrong), shm_wire.RESOLVE, 2, 1)
 
 
 @given(ids, st.none() | st.binary(min_size=1, max_size=40))
 def test_answers_to_writes(message_id, refusals) -> None:
     count = len(refusals) if refusals else 3
     data = shm_wire.pack_answer(RequestHead(shm_wire.WRITE, 0, count, message_id, count), refusals)
-    code = shm_wire.parse_answer(data[: shm_wire.HEAD_BYTES], shm_wire.WRITE, count, message_id)
-    assert code == (shm_wire.SOME_REFUSED if refusals else shm_wire.OK)
+    answer = shm_wire.parse_answer(data[: shm_wire.HEAD_BYTES], shm_wire.WRITE, count, message_id)
+    assert answer == ((shm_wire.SOME_REFUSED, count) if refusals else (shm_wire.OK, 0))
     for wrong in ((shm_wire.RESOLVE, count, message_id), (shm_wire.WRITE, count + 1, message_id)):
         with pytest.raises(WireError):
             shm_wire.parse_answer(data[: shm_wire.HEAD_BYTES], *wrong)

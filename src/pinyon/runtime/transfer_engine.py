@@ -135,7 +135,6 @@ _COUNTERS: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
         "Bytes that this process took from peers that wrote here (tcp, shm; RDMA writes pass it by)",
         lambda stats: stats.served_written_bytes,
     ),
-    "served_refusals": ("Ranges refused to peers", lambda stats: stats.served_refusals),
     "protocol_errors": ("Links closed because of what came over them", lambda stats: stats.protocol_errors),
     "auth_failures": ("Links refused because of the cluster secret", lambda stats: stats.auth_failures),
 }
@@ -143,6 +142,7 @@ _GAUGES: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
     "requests_in_flight": ("Requests without a final status", lambda stats: stats.requests_now),
     "outbound_links": ("Connections and queue pairs open towards peers", lambda stats: stats.outbound_connections_now),
     "inbound_links": ("Links open from peers", lambda stats: stats.inbound_connections_now),
+    "grants": ("Keys to ranges of memory that peers hold now", lambda stats: stats.grants_now),
 }
 _PATH_LABELS = ("transport", "local_nic", "remote_nic")
 
@@ -169,6 +169,12 @@ class _TransferCollector(Collector):
         for reason, count in stats.failures.items():
             failures.add_metric([reason], count)
         yield failures
+        refusals = CounterMetricFamily(
+            "pinyon_transfer_served_refusals", "Ranges and keys refused to peers, by reason", labels=["reason"]
+        )
+        for reason, count in stats.served_refusals.items():
+            refusals.add_metric([reason], count)
+        yield refusals
         latency = HistogramMetricFamily(
             "pinyon_transfer_request_seconds", "From submission to final status of a request"
         )

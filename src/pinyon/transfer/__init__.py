@@ -37,6 +37,7 @@ __all__ = [
     "LATENCY_BUCKETS_S",
     "Access",
     "EngineClosed",
+    "Grant",
     "InvalidTransfer",
     "Nic",
     "Opcode",
@@ -68,6 +69,7 @@ __all__ = [
 
 _EDGES = {
     "Access": "pinyon.transfer.memory.region",
+    "Grant": "pinyon.transfer.memory.grant",
     "Region": "pinyon.transfer.memory.region",
     "TlsFiles": "pinyon.transfer.links.tls",
     "TransferEngine": "pinyon.transfer.engine",

@@ -16,6 +16,7 @@ from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.tls import TlsFiles
+from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.path import Path
 from pinyon.transfer.request import (
@@ -33,6 +34,7 @@ __all__ = [
     "LATENCY_BUCKETS_S",
     "Access",
     "EngineClosed",
+    "Grant",
     "InvalidTransfer",
     "Nic",
     "Opcode",

@@ -6,6 +6,7 @@ from any thread unless said otherwise.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import secrets
@@ -26,6 +27,7 @@ from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.board import PathState
@@ -98,7 +100,12 @@ class TransferEngine:
         self._host, self._port = host, port
         self._advertise_host = advertise_host or host
         self._topology = topology
-        self._memory = MemoryTable(self.limits.max_regions, clock=clock)
+        self._memory = MemoryTable(
+            self.limits.max_regions,
+            max_grants=self.limits.max_grants,
+            max_ranges=self.limits.max_grant_ranges,
+            clock=clock,
+        )
         self._meter = Meter()
         built = build_transports(self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock)
         self._nics = built.nics
@@ -106,7 +113,15 @@ class TransferEngine:
         self._host_id = host_id()
         self._acceptor = Acceptor(identity, self.limits, self._meter, built.services, clock)
         reach = Reach(built.order, built.nics, topology, self.boot_id, self._host_id, self.limits)
-        self._peers = Peers(reach, built.transports, self._meter, self._memory.staging.outbound, random.Random(), clock)
+        self._peers = Peers(
+            reach,
+            built.transports,
+            self._meter,
+            self._memory.staging.outbound,
+            random.Random(),
+            clock,
+            self._memory.expire,
+        )
         self._submissions = Submissions(self._memory, self._peers, reach.streams, self.limits, self._meter, clock)
         self._clock = clock
         self._lock = threading.Lock()
@@ -181,7 +196,10 @@ class TransferEngine:
     def register_local_memory(
         self, buffer: object, location: str | None = None, *, access: Access = Access.READ_WRITE
     ) -> Region:
-        """Make memory usable as a local range, and open it to peers as far as ``access`` says.
+        """Make memory usable as a local range, and open all of it to peers as far as ``access`` says.
+
+        With ``Access.NONE`` peers reach only what :meth:`grant` opens: what a service does, whose peers each have their
+        own business with a part of it.
 
         The region keeps the memory alive and, for a ``bytearray``, its size fixed until ``unregister``.
 
@@ -208,15 +226,56 @@ class TransferEngine:
         """
         self._memory.unregister(region, self.limits.stall_s)
 
-    def descriptor(self, regions: Iterable[Region] | None = None) -> SegmentDescriptor:
-        """What peers need in order to reach these regions, or all that are open to them, over every NIC of ours.
+    def grant(
+        self, region: Region, ranges: Iterable[tuple[int, int]], access: Access, *, lifetime_s: float | None = None
+    ) -> Grant:
+        """Open ranges of a region to whoever holds the grant's key: as far as ``access`` says, until it is revoked.
+
+        Cheap: microseconds, no system call. Peers name bytes by their offset in the region.
+
+        Args:
+            ranges: ``(offset, length)`` in bytes, in any order.
+            access: to read, to write (which opens nothing that is there before), or both.
+            lifetime_s: seconds from now after which the key is refused all the same; None: for ever. What a peer
+                reaches without us (by RDMA or shm) is shut within a second after that; a frame on its way may go on
+                (see :meth:`revoke`).
+
+        Raises:
+            InvalidTransfer: a range outside the region, none at all, no right, no time, or no such region.
+            TransferLimitReached: too many grants, or ranges of all grants.
+        """
+        return self._memory.grant(region, ranges, access, lifetime_s)
+
+    def revoke_now(self, grant: Grant) -> bool:
+        """Refuse the grant's key from now on. True: and no peer uses it any more, as after :meth:`revoke`. False: one
+        does perhaps, so ``revoke`` must be called before the memory serves something else. Does not block."""
+        return self._memory.revoke_now(grant)
+
+    def revoke(self, grant: Grant) -> None:
+        """Take a grant back; on return no peer reads or writes anything by its key any more. Idempotent.
+
+        Frames in flight get the stall limit to finish, then their links are cut. Blocks meanwhile.
+
+        Raises:
+            TransferError: an operation could not be stopped (a defect): the memory must not be reused.
+        """
+        self._memory.revoke(grant, self.limits.stall_s)
+
+    async def revoke_async(self, grant: Grant) -> None:
+        """:meth:`revoke` for asyncio; in a thread only where it must wait."""
+        if not self.revoke_now(grant):
+            await asyncio.to_thread(self.revoke, grant)
+
+    def descriptor(self, regions: Iterable[Region | Grant] | None = None) -> SegmentDescriptor:
+        """What peers need in order to reach these regions or granted ranges, over every NIC of ours; by default all
+        regions whose own keys open something.
 
         Holds the regions' keys: for authenticated channels only.
         """
         if self._state != "running":
             raise EngineClosed("the engine is not running")
         if regions is None:
-            regions = (one for one in self._memory.regions() if one.access is not Access.NONE)
+            regions = [one for one in self._memory.regions() if one.access is not Access.NONE]
         published = tuple(one.descriptor() for one in regions)
         return SegmentDescriptor(
             self._advertise_host,
@@ -335,7 +394,13 @@ class TransferEngine:
         batches, requests = self._submissions.in_flight()
         outbound, inbound = self._peers.endpoints, self._acceptor.links
         with self._meter.lock:
-            return self._meter.snapshot(batches=batches, requests=requests, outbound=outbound, inbound=inbound)
+            return self._meter.snapshot(
+                batches=batches,
+                requests=requests,
+                outbound=outbound,
+                inbound=inbound,
+                grants=self._memory.grants,
+            )
 
     def paths(self) -> list[tuple[PeerId, PathState]]:
         """What is known of every path to every peer: usable or avoided, measured rate, bytes in flight."""

@@ -33,6 +33,10 @@ class TransferLimits:
     """Over all batches: bounds the memory that queued work takes."""
     max_request_bytes: int = 1 << 36
     max_regions: int = 4096
+    max_grants: int = 1 << 17
+    """Open at a time: each lease of a reader, each put and each prefill has one."""
+    max_grant_ranges: int = 1 << 20
+    """Of all open grants together."""
 
     max_frame_bytes: int = 8 * _MIB
     """Payload of one frame; a larger request is sliced."""

@@ -59,11 +59,11 @@ class Reason(IntEnum):
 
     NONE = 0
     UNKNOWN_REGION = 1
-    """No region has this key (never had, or it was unregistered)."""
+    """This key opens nothing: it never did, was revoked, its time is up, or its region was unregistered."""
     OUT_OF_RANGE = 2
-    """Offset and length reach outside the region."""
+    """Offset and length reach outside what the key opens."""
     ACCESS_DENIED = 3
-    """The region is not open to peers for this opcode."""
+    """The key does not open anything for this opcode."""
     OTHER_TRANSPORT = 4
     """The region's memory (a device's) is out of this transport's reach; the engine goes on with another one."""
 
@@ -92,6 +92,11 @@ class Reason(IntEnum):
     """The bytes that arrived are not those that were sent."""
     NO_PATH = 28
     """No transport that is allowed reaches the peer."""
+
+    @property
+    def is_stale(self) -> bool:
+        """What was named is gone: its owner took it back or was restarted. It may be asked for anew."""
+        return self is Reason.UNKNOWN_REGION or self is Reason.STALE_SEGMENT
 
     @property
     def is_path_failure(self) -> bool:

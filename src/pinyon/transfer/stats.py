@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pinyon.transfer.path import Path
@@ -65,7 +66,7 @@ class _PathRecorder:
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """A snapshot. Everything counts from the engine's start except the four ``*_now`` gauges."""
+    """A snapshot. Everything counts from the engine's start except the ``*_now`` gauges."""
 
     read_bytes: int = 0
     """Completed, as initiator."""
@@ -78,8 +79,8 @@ class TransferStats:
     """By final status, as initiator."""
     failures: dict[str, int] = field(default_factory=dict)
     """By reason, as initiator: every request that did not complete."""
-    served_refusals: int = 0
-    """Ranges refused to peers."""
+    served_refusals: dict[str, int] = field(default_factory=dict)
+    """Ranges and keys refused to peers, by reason."""
     protocol_errors: int = 0
     """Inbound connections closed because of what they sent."""
     auth_failures: int = 0
@@ -94,6 +95,8 @@ class TransferStats:
     requests_now: int = 0
     outbound_connections_now: int = 0
     inbound_connections_now: int = 0
+    grants_now: int = 0
+    """Open to peers: given, neither revoked nor expired."""
 
 
 class StatsRecorder:
@@ -107,7 +110,7 @@ class StatsRecorder:
         self._latency_sum_s = 0.0
         self._buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)
         self._paths: dict[Path, _PathRecorder] = {}
-        self.served_refusals = 0
+        self._refusals: dict[str, int] = {}
         self.protocol_errors = 0
         self.auth_failures = 0
         self.retries = 0
@@ -137,9 +140,18 @@ class StatsRecorder:
     def moved(self, opcode: Opcode, nbytes: int) -> None:
         self._moved[opcode] += nbytes
 
-    def served(self, opcode: int, nbytes: int, refused: int) -> None:
+    def served(self, opcode: int, nbytes: int, refusals: bytes | None = None) -> None:
+        """``refusals``: a ``Reason`` number per range, 0 = served; None when all were."""
         self._served[opcode] += nbytes  # an Opcode hashes as its number
-        self.served_refusals += refused
+        if refusals is not None:
+            self.refused(refusals)
+
+    def refused(self, codes: Iterable[int]) -> None:
+        """``Reason`` numbers of what a peer asked for; 0 = granted."""
+        for code in codes:
+            if code:
+                name = Reason(code).name.lower()
+                self._refusals[name] = self._refusals.get(name, 0) + 1
 
     def finished(self, status: TransferStatus, reason: Reason, count: int, latency_s: float) -> None:
         """``count`` requests reached this final status, each ``latency_s`` after its submission."""
@@ -150,7 +162,7 @@ class StatsRecorder:
         self._latency_sum_s += latency_s * count
         self._buckets[bisect_left(LATENCY_BUCKETS_S, latency_s)] += count
 
-    def snapshot(self, *, batches: int, requests: int, outbound: int, inbound: int) -> TransferStats:
+    def snapshot(self, *, batches: int, requests: int, outbound: int, inbound: int, grants: int) -> TransferStats:
         return TransferStats(
             read_bytes=self._moved[Opcode.READ],
             written_bytes=self._moved[Opcode.WRITE],
@@ -158,7 +170,7 @@ class StatsRecorder:
             served_written_bytes=self._served[Opcode.WRITE],
             requests=dict(self._requests),
             failures=dict(self._failures),
-            served_refusals=self.served_refusals,
+            served_refusals=dict(self._refusals),
             protocol_errors=self.protocol_errors,
             auth_failures=self.auth_failures,
             retries=self.retries,
@@ -180,6 +192,7 @@ class StatsRecorder:
             requests_now=requests,
             outbound_connections_now=outbound,
             inbound_connections_now=inbound,
+            grants_now=grants,
         )
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path as FilePath
+from typing import Any
 
 import pytest
 import xxhash
@@ -133,7 +134,8 @@ def test_the_nic_refuses_what_the_peer_did_not_grant(host_a: HostA, host_b: Host
     endpoint = host_a.transport.lease(host_a.chain(host_b.segment, Opcode.READ, [move]), RAIL_0)
     assert isinstance(endpoint, RdmaEndpoint)
     endpoint._grants[read_only] = endpoint._grants[read_only]._replace(access=Access.READ_WRITE)
-    endpoint._grants[host_b.keys[0]] = endpoint._grants[read_only]._replace(rkey=0x7FFF_FF00)
+    (_, address), *_ = endpoint._grants[read_only].keys
+    endpoint._grants[host_b.keys[0]] = endpoint._grants[read_only]._replace(keys=((0x7FFF_FF00, address),))
     host_a.transport.release(endpoint)
     # the queue pair breaks, a fresh one asks again and hears the truth
     refused = host_a.run(host_b.segment, Opcode.WRITE, [move])
@@ -307,8 +309,8 @@ def test_silence_on_the_wire_is_found_by_the_nics_retries(
     answering: list[QueuePair] = []
 
     class Recorded(QueuePair):
-        def __init__(self, hca: Hca, *, posts: bool) -> None:
-            super().__init__(hca, posts=posts)
+        def __init__(self, hca: Hca, pd: Any, *, posts: bool) -> None:
+            super().__init__(hca, pd, posts=posts)
             answering.append(self)
 
     monkeypatch.setattr(rdma_server, "QueuePair", Recorded)

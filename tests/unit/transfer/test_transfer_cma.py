@@ -161,21 +161,26 @@ def test_machines_that_need_a_barrier_and_cannot_have_one(monkeypatch) -> None:
     assert shm_available() == "membarrier is refused here (ENOSYS)"
 
 
-def test_seals_live_as_long_as_their_region(memory) -> None:
+def test_seals_live_as_long_as_their_grant_and_its_region(memory) -> None:
     table, seals = MemoryTable(8), Seals()
-    table.on_unregister.append(seals.revoke)
-    one, other = (table.register(bytearray(8), "cpu:0", Access.READ) for _ in range(2))
-    first, second = seals.issue(one), seals.issue(other)
+    table.on_revoke.append(seals.revoke)
+    regions = [table.register(bytearray(8), "cpu:0", Access.NONE) for _ in range(3)]
+    one, revoked, other = (table.grant(region, [(0, 8)], Access.READ) for region in regions)
+    first, second, third = (seals.issue(grant) for grant in (one, revoked, other))
     assert first is not None
     assert second is not None
-    assert seals.issue(one) == first != second
-    assert memory.holds([first, second, seals.process])
-    table.unregister(one, 0.0)
+    assert third is not None
+    assert seals.issue(one) == first != third
+    assert memory.holds([first, second, third, seals.process])
+    table.unregister(regions[0], 0.0)
+    table.revoke(revoked, 0.0)
     assert not memory.holds([first])
-    assert memory.holds([second])
+    assert not memory.holds([second])
+    assert memory.holds([third])
     assert seals.issue(one) is None
+    assert seals.issue(revoked) is None
     process = seals.process
     seals.close()
-    assert not memory.holds([second])
+    assert not memory.holds([third])
     assert not memory.holds([process])
     assert seals.issue(other) is None

@@ -145,7 +145,8 @@ class Bench:
         self.meter, self.rng = Meter(), random.Random(1)
         staging = MemoryTable(1).staging.outbound
         transports = {"tcp": self.tcp, "shm": self.shm}
-        self.peers = Peers(self.reach, transports, self.meter, staging, self.rng, lambda: self.now)
+        self.tended: list[float] = []
+        self.peers = Peers(self.reach, transports, self.meter, staging, self.rng, lambda: self.now, self.tended.append)
         host = ("@peer", "this host") if shm else ("", "")
         self.remote = SegmentDescriptor("10.9.9.9", 1, BOOT, (), nics("m", rails), peer_topology, *host)
         peer = self.peers.peer(self.remote)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pinyon.transfer import WireError
+from pinyon.transfer.spans import Spans
 from pinyon.transfer.transports.rdma import verbs
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.transport import rdma_available
@@ -16,7 +17,8 @@ from pinyon.transfer.transports.rdma.wire import Code, Half, Op, RegionGrant
 GID = bytes(10) + b"\xff\xff\x0a\x00\x00\x01"
 HALF = Half(GID, 0, 17, 4711, 3, 16, 8 << 20)
 KEYS = [bytes([number]) * 16 for number in range(3)]
-GRANTS = [RegionGrant(0, 2, 0xABCDEF01, 1 << 47, 4096), RegionGrant(1), RegionGrant(0)]
+SPANS = Spans((0, 8192), (4096, 8200))
+GRANTS = [RegionGrant(0, 2, SPANS, ((0xABCDEF01, 1 << 47), (7, 1 << 40))), RegionGrant(1), RegionGrant(0)]
 HEAD = rdma_wire.HEADER_BYTES
 
 
@@ -47,7 +49,8 @@ def test_resolving_round_trips() -> None:
     assert (header.op, header.parts) == (Op.RESOLVE, 3)
     assert rdma_wire.parse_keys(body) == KEYS
     header, body = split_reply(rdma_wire.pack_resolved(Code.OK, GRANTS), Op.RESOLVE, 3)
-    assert rdma_wire.parse_grants(body) == GRANTS
+    assert header.parts == 4
+    assert rdma_wire.parse_grants(body, 3) == GRANTS
     header, body = split_reply(rdma_wire.pack_resolved(Code.NO_ROOM, []), Op.RESOLVE, 3)
     assert (header.code, body) == (Code.NO_ROOM, b"")
 
@@ -80,7 +83,8 @@ def test_bad_requests(fields: tuple[int, ...]) -> None:
         (rdma_wire.MAGIC, Op.RESOLVE, 0, 2),  # a request
         (rdma_wire.MAGIC, Op.PAIR | 0x80, 0, 2),  # to another operation
         (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 9, 0),  # unknown code
-        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 0, 3),  # other than asked for
+        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 0, 1),  # fewer than asked for
+        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 0, 3 + rdma_wire.MAX_PARTS),
         (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 1, 2),  # a refusal with parts
     ],
 )
@@ -121,20 +125,27 @@ def test_an_hca_name_has_nothing_behind_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "grant",
+    "parts",
     [
-        RegionGrant(5),  # unknown refusal
-        RegionGrant(0, 3, 1, 1, 1),  # unknown access
-        RegionGrant(0, 1, 1, 1, 0),  # no bytes
-        RegionGrant(0, 1, 1, (1 << 64) - 4, 8),  # around the end of the address space
-        RegionGrant(0, 1, 1, 0, 1 << 63),
-        RegionGrant(1, 0, 5),  # a refusal with a key
-        RegionGrant(0, 0, 0, 7),  # not open to peers, yet an address
+        [(0, 5, 0, 0, 0, 0, 0)],  # unknown refusal
+        [(0, 0, 4, 1, 1, 0, 1)],  # unknown access
+        [(0, 0, 1, 1, 1, 0, 0)],  # no bytes
+        [(0, 0, 1, 1, (1 << 64) - 4, 0, 8)],  # around the end of the address space
+        [(0, 0, 1, 1, 0, 0, 1 << 63)],
+        [(0, 0, 1, 1, 0, (1 << 64) - 1, 1)],
+        [(0, 1, 0, 5, 0, 0, 0)],  # a refusal with a key
+        [(0, 0, 0, 0, 7, 0, 0)],  # not open to peers, yet an address
+        [(0, 1, 0, 0, 0, 0, 0)] * 2,  # refused twice
+        [(0, 0, 1, 1, 0, 0, 8), (0, 0, 3, 1, 0, 16, 8)],  # two rights for one key
+        [(0, 0, 1, 1, 0, 0, 8), (0, 0, 1, 1, 0, 8, 8)],  # one range in two
+        [(0, 0, 1, 1, 0, 16, 8), (0, 0, 1, 1, 0, 0, 8)],  # out of order
+        [],  # no answer
+        [(1, 1, 0, 0, 0, 0, 0)],  # to a key that was not named
     ],
 )
-def test_bad_grants(grant: RegionGrant) -> None:
+def test_bad_grants(parts: list[tuple[int, ...]]) -> None:
     with pytest.raises(WireError):
-        rdma_wire.parse_grants(rdma_wire._GRANT.pack(*grant))
+        rdma_wire.parse_grants(b"".join(rdma_wire._PART.pack(*part) for part in parts), 1)
 
 
 def test_without_pyverbs_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
+from pinyon.transfer.spans import Spans
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import link as shm_link
@@ -564,14 +565,14 @@ def test_a_server_that_proves_nothing(near, impostor) -> None:
 def test_a_server_that_lies_about_its_memory(near, impostor) -> None:
     proof = shm_wire.pack_proof(shm_wire.OK, near.transport.service.seals.process)  # it is this process
     request = shm_wire.RequestHead(shm_wire.RESOLVE, 0, 1, 1, 0)
-    nowhere = shm_wire.Place(0, 4096, 1 << 20, shm_wire.Seal(8192, b"s" * 16))
+    nowhere = shm_wire.Place(0, 4096, shm_wire.Seal(8192, b"s" * 16), Spans((0,), (1 << 20,)))
     not_sealed = nowhere._replace(address=near.region.address)
     for length in (8, 100_000):
         for place in (nowhere, not_sealed):
             answers = [shm_wire.pack_places(request._replace(id=number), [place]) for number in range(1, 10)]
             outcome = near.run(READ, impostor(proof, *answers), [(0, b"k" * 16, 0, length)])
             assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
-    overlong = nowhere._replace(length=1 << 63)
+    overlong = nowhere._replace(spans=Spans((0,), (1 << 63,)))
     for answer in (b"?" * 24, shm_wire.pack_places(request._replace(id=2), [nowhere]), overlong):
         data = answer if isinstance(answer, bytes) else shm_wire.pack_places(request, [answer])
         outcome = near.run(READ, impostor(proof, data), [(0, b"k" * 16, 0, 8)])
@@ -703,8 +704,9 @@ def test_unregister_ends_a_write_in_mid_copy(near, make_local, monkeypatch) -> N
 def test_what_was_served_is_counted(near, local) -> None:
     parts = [(0, local.region.key, 0, 100), (0, b"no such key here", 0, 50)]
     near.run(WRITE, local.segment, parts)
-    stats = local.meter.snapshot(batches=0, requests=0, outbound=0, inbound=0)
-    assert (stats.served_written_bytes, stats.served_refusals) == (100, 1)
+    near.run(READ, local.segment, [(0, b"no such key here", 0, 50)])
+    stats = local.meter.snapshot(batches=0, requests=0, outbound=0, inbound=0, grants=0)
+    assert (stats.served_written_bytes, stats.served_refusals) == (100, {"unknown_region": 2})
 
 
 def test_many_threads_many_regions(make_near, local, rng) -> None:

@@ -432,12 +432,12 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
     with raw_link(there) as busy:
         frame = wire.Frame(WRITE, 1, 1, 200_000)
         busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
-        eventually(lambda: bool(there.region._holders), "the frame is being served")
+        eventually(lambda: there.table.users(there.region) == 1, "the frame is being served")
         assert second.run(WRITE, there.segment()) == DONE  # evicts the first one's, which rests
         eventually(lambda: there.acceptor.links == 2, "one was evicted")
         with raw_link(there, 2) as other:  # evicts the second one's
             other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
-            eventually(lambda: len(there.region._holders) == 2, "both frames are being served")
+            eventually(lambda: there.table.users(there.region) == 2, "both frames are being served")
             assert third.run(WRITE, there.segment()) == Outcome(TransferStatus.FAILED, Reason.BUSY)
             for sock in (busy, other):
                 sock.sendall(b"y" * 199_990)

@@ -25,7 +25,7 @@ from pinyon.transfer.segment import BOOT_ID_BYTES
 __all__ = ["VERSION", "Hello", "HelloCode", "HelloReply", "Service"]
 
 MAGIC = b"PNYN"
-VERSION = 2
+VERSION = 3
 FLAG_AUTH = 1
 NONCE_BYTES = 16
 MAC_BYTES = 32

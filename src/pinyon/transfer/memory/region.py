@@ -1,4 +1,4 @@
-"""Registered memory: a buffer, its key, and what peers may do with it."""
+"""Registered memory: a buffer, its key, and what that opens to peers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ __all__ = ["Access", "DeviceRegion", "Region"]
 
 
 class Access(IntEnum):
-    """What peers that know the region's key may do with it."""
+    """What peers that know a key may do with what it opens. The numbers are bits, and on the wire."""
 
     NONE = 0
     READ = 1
-    READ_WRITE = 2
+    WRITE = 2
+    READ_WRITE = 3
 
 
 class Region:
@@ -65,6 +66,7 @@ class Region:
             """Of the first byte, in this process or on the device."""
             self.length = len(view)
         self.key = secrets.token_bytes(KEY_BYTES)
+        """Names the region here, and opens all of it to peers as far as ``access`` says."""
         self.location = location
         self.access = access
         self.alive = True

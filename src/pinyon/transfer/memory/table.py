@@ -1,43 +1,76 @@
 """Registered memory, shared by all transports: who may touch which bytes, and who is touching them right now.
 
-Whoever moves bytes of a region holds a *pin* on it meanwhile. ``unregister`` refuses new pins at once, waits for the
-present ones, and after a grace period aborts their holders; so when it has returned, nothing of ours writes there.
+Whoever moves bytes holds a *pin* meanwhile: on the region, if it is our own transfer, on the grant, if it is a peer's.
+``unregister`` and ``revoke`` refuse new pins at once, wait for the present ones, and after a grace period abort their
+holders; so when they have returned, nothing touches the memory any more for that reason.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.errors import InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.memory.buffers import HOST_PREFIX, open_buffer
+from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, DeviceRegion, Region
 from pinyon.transfer.memory.staging_pool import Staging
 from pinyon.transfer.request import Opcode, Reason
 from pinyon.transfer.segment import Range
+from pinyon.transfer.spans import Spans, merge_ranges
 
 __all__ = ["MemoryTable"]
 
 STAGING_BYTES = 64 << 20
 """As much as the largest frame has."""
+_READ, _WRITE = int(Access.READ), int(Access.WRITE)
 
 
 class MemoryTable:
-    """Key → region, with pins. All methods are thread-safe."""
+    """Key → region and key → grant, with pins. All methods are thread-safe."""
 
-    def __init__(self, max_regions: int, staging_bytes: int = STAGING_BYTES, *, clock: Clock = time.monotonic) -> None:
-        """``staging_bytes``: of pinned host memory per direction, once memory of a device is registered."""
+    def __init__(
+        self,
+        max_regions: int,
+        staging_bytes: int = STAGING_BYTES,
+        *,
+        max_grants: int = 4096,
+        max_ranges: int = 1 << 16,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            staging_bytes: of pinned host memory per direction, once memory of a device is registered.
+            max_grants: that ``grant`` gives out and nobody has taken back.
+            max_ranges: of all these grants together.
+        """
         self._max_regions = max_regions
+        self._max_grants = max_grants
+        self._max_ranges = max_ranges
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # entered by its lock, which costs a fifth
         self._regions: dict[bytes, Region] = {}
+        self._open: dict[bytes, Grant] = {}
+        """What peers may use, by the key they name."""
+        self._grants_of: dict[Region, set[Grant]] = {}
+        self._grants = 0
+        self._ranges = 0
+        """Of the grants among them that are not a region's own."""
+        self._deadlines: list[tuple[float, int, Grant]] = []
+        self._numbers = itertools.count()
         self.staging = Staging(staging_bytes, self._take_back, clock)
         self.on_unregister: list[Callable[[Region], None]] = []
         """Called when nothing here uses the region any more and before ``unregister`` returns: a transport takes back
-        what it gave out for it (a memory registration, a published address). Must not raise."""
+        what it made of it for our own use (a memory registration). Must not raise."""
+        self.on_revoke: list[Callable[[Grant], None]] = []
+        """Called when the key opens nothing any more and before ``revoke`` returns: a transport takes back what it told
+        peers for it (an adapter's key, an address). Perhaps more than once for a grant. Must not raise."""
 
     def register(self, buffer: object, location: str | None, access: Access) -> Region:
         """
@@ -58,7 +91,114 @@ class MemoryTable:
             if opened.driver is not None:
                 self.staging.use(opened.driver)
             self._regions[region.key] = region
+            whole = Grant(region, region.key, Spans((0,), (region.length,)), region.access, inf, given=False)
+            self._open[region.key] = whole
+            self._grants_of[region] = {whole}
         return region
+
+    # --- grants ---
+
+    @property
+    def grants(self) -> int:
+        """Given and not taken back."""
+        return self._grants
+
+    def grant(
+        self, region: Region, ranges: Iterable[tuple[int, int]], access: Access, lifetime_s: float | None = None
+    ) -> Grant:
+        """
+        Raises:
+            InvalidTransfer: ranges outside the region or none, no right, no time, or the region is not registered.
+            TransferLimitReached: too many grants, or ranges of all grants.
+        """
+        spans = merge_ranges(ranges, region.length)
+        if access is Access.NONE:
+            raise InvalidTransfer("a grant without a right", field="access")
+        if lifetime_s is not None and not lifetime_s > 0:
+            raise InvalidTransfer("a lifetime is positive", field="lifetime_s")
+        expires_s = inf if lifetime_s is None else self._clock() + lifetime_s
+        grant = Grant(region, None, spans, Access(access), expires_s, given=True)
+        count = len(spans.starts)
+        with self._lock:
+            if not region.alive:
+                raise InvalidTransfer("the region is not registered", field="region")
+            if self._grants >= self._max_grants:
+                raise TransferLimitReached(f"{self._max_grants} grants are open")
+            if self._ranges + count > self._max_ranges:
+                raise TransferLimitReached(f"{self._ranges} ranges are open; {count} more are too many")
+            self._grants += 1
+            self._ranges += count
+            self._open[grant.key] = grant
+            self._grants_of[region].add(grant)
+            if expires_s < inf:
+                self._expires(grant)
+        return grant
+
+    def _expires(self, grant: Grant) -> None:
+        """Lock held."""
+        if len(self._deadlines) > 2 * self._grants + 64:  # mostly grants that were revoked before their time
+            self._deadlines = [each for each in self._deadlines if each[2].alive]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (grant.expires_s, next(self._numbers), grant))
+
+    def _shut(self, grant: Grant) -> None:
+        """Lock held. From now on its key opens nothing."""
+        if grant.alive:
+            grant.alive = False
+            self._open.pop(grant.key, None)
+            self._forget_if_idle(grant)
+            if grant.given:
+                self._grants -= 1
+                self._ranges -= len(grant.spans.starts)
+
+    def _forget_if_idle(self, grant: Grant) -> None:
+        """Lock held. A grant that is shut is kept as long as somebody uses it: ``unregister`` waits for that."""
+        if grant.region.alive and not grant._holders:
+            self._grants_of[grant.region].discard(grant)
+
+    def revoke_now(self, grant: Grant) -> bool:
+        """Refuse the key from now on. True: and nothing uses it any more. False: ``revoke`` sees to that. Quick."""
+        with self._lock:
+            self._shut(grant)
+            if grant.lent or grant._holders:
+                return False
+        self._take_back_grant(grant)
+        return True
+
+    def revoke(self, grant: Grant, grace_s: float) -> None:
+        """Refuse the key from now on. On return no peer touches anything by it any more. Idempotent.
+
+        Operations in flight may finish within ``grace_s`` seconds, then their links are cut, which takes no longer
+        than that again.
+
+        Raises:
+            TransferError: an operation could not be stopped (a defect): the memory must not be reused.
+        """
+        with self._lock:
+            self._shut(grant)
+        self._take_back_grant(grant)
+        if not self._settle([grant], grace_s):
+            raise TransferError("operations on the granted ranges do not end; do not reuse their memory")
+
+    def expire(self, now_s: float) -> int:
+        """Shut the grants whose time is up; how many. Their keys are refused without that: this frees their places and
+        takes back what transports told peers."""
+        overdue: list[Grant] = []
+        with self._lock:
+            while self._deadlines and self._deadlines[0][0] <= now_s:
+                grant = heapq.heappop(self._deadlines)[2]
+                if grant.alive:
+                    self._shut(grant)
+                    overdue.append(grant)
+        for grant in overdue:
+            self._take_back_grant(grant)
+        return len(overdue)
+
+    def _take_back_grant(self, grant: Grant) -> None:
+        for take_back in self.on_revoke:
+            take_back(grant)
+
+    # --- the end of a region ---
 
     def _take_back(self, region: Region) -> None:
         for take_back in self.on_unregister:
@@ -76,25 +216,37 @@ class MemoryTable:
         with self._lock:
             region.alive = False
             known = self._regions.pop(region.key, None) is not None
-            idle = self._wait_unpinned(region, grace_s)
-            holders = list(region._holders.values())
-        if not idle:
-            for abort in holders:
-                abort()
-            with self._lock:
-                idle = self._wait_unpinned(region, max(grace_s, 5.0))
+            grants = list(self._grants_of.get(region, ()))
+            for grant in grants:
+                self._shut(grant)
+        for grant in grants:
+            self._take_back_grant(grant)
+        idle = self._settle([region, *grants], grace_s)
         if known:
             self._take_back(region)
         if not idle:
             raise TransferError("operations on the region do not end; do not reuse its memory")
         if known:
+            with self._lock:
+                del self._grants_of[region]
             region.release()
             if region.device is not None:
                 self.staging.leave()
 
-    def _wait_unpinned(self, region: Region, timeout_s: float) -> bool:
+    def _settle(self, pinned: Sequence[Region | Grant], grace_s: float) -> bool:
+        """Wait until nobody pins any of these; after the grace, end who does. False: somebody does not end."""
+        with self._lock:
+            if self._wait_unpinned(pinned, grace_s):
+                return True
+            aborts = [abort for each in pinned for abort in each._holders.values()]
+        for abort in aborts:
+            abort()
+        with self._lock:
+            return self._wait_unpinned(pinned, max(grace_s, 5.0))
+
+    def _wait_unpinned(self, pinned: Sequence[Region | Grant], timeout_s: float) -> bool:
         deadline = self._clock() + timeout_s
-        while region._holders:
+        while any(each._holders for each in pinned):
             remaining = deadline - self._clock()
             if remaining <= 0:
                 return False
@@ -104,6 +256,11 @@ class MemoryTable:
     def regions(self) -> list[Region]:
         with self._lock:
             return list(self._regions.values())
+
+    def users(self, region: Region) -> int:
+        """Operations that touch the region now, ours and those of peers."""
+        with self._lock:
+            return sum(len(each._holders) for each in (region, *self._grants_of.get(region, ())))
 
     def get(self, key: bytes) -> Region | None:
         return self._regions.get(key)  # a dict read is atomic; a region that dies after it fails to pin
@@ -119,11 +276,13 @@ class MemoryTable:
                 region._holders[holder] = abort
         return True
 
-    def unpin(self, regions: Iterable[Region], holder: object) -> None:
+    def unpin(self, pinned: Iterable[Region | Grant], holder: object) -> None:
         with self._lock:
-            for region in regions:
-                region._holders.pop(holder, None)
-                if not region.alive:
+            for each in pinned:
+                each._holders.pop(holder, None)
+                if not each.alive:
+                    if isinstance(each, Grant):
+                        self._forget_if_idle(each)
                     self._changed.notify_all()
 
     def admit(
@@ -134,45 +293,55 @@ class MemoryTable:
         abort: Callable[[], None],
         *,
         host_only: bool = False,
-    ) -> tuple[list[Region | None], bytes | None, set[Region]]:
-        """Check what a peer asks for, and pin the regions of what is allowed (``host_only``: and in host memory).
+    ) -> tuple[list[Region | None], bytes | None, set[Grant]]:
+        """Check what a peer asks for, and pin the grants of what is allowed (``host_only``: and in host memory).
 
         Returns the region per range (None = refused), the refusal codes (None = nothing refused) and the pinned
-        regions, which the caller unpins. Nothing is touched before this said yes.
+        grants, which the caller unpins. Nothing is touched before this said yes.
         """
-        needed = Access.READ if opcode == Opcode.READ else Access.READ_WRITE
+        right = _READ if opcode == Opcode.READ else _WRITE
         found: list[Region | None] = []
         codes = bytearray(len(ranges))
-        pinned: set[Region] = set()
+        pinned: set[Grant] = set()
+        now_s = self._clock()
         with self._lock:
             for position, (key, offset, length) in enumerate(ranges):
-                region = self._regions.get(key)
-                if region is None:
+                grant = self._open.get(key)
+                if grant is None or grant.expires_s <= now_s:
                     codes[position] = Reason.UNKNOWN_REGION
-                elif region.access < needed:
-                    codes[position] = Reason.ACCESS_DENIED
-                elif offset + length > region.length:
-                    codes[position] = Reason.OUT_OF_RANGE
-                elif host_only and region.device is not None:
+                elif not grant.permits(right, offset, offset + length):
+                    codes[position] = Reason.OUT_OF_RANGE if grant.rights & right else Reason.ACCESS_DENIED
+                elif host_only and grant.region.device is not None:
                     codes[position] = Reason.OTHER_TRANSPORT
                 else:
-                    found.append(region)
-                    pinned.add(region)
+                    found.append(grant.region)
+                    pinned.add(grant)
                     continue
                 found.append(None)
-            for region in pinned:
-                region._holders[holder] = abort
+            for grant in pinned:
+                grant._holders[holder] = abort
         return found, (bytes(codes) if any(codes) else None), pinned
+
+    def opened(self, key: bytes, holder: object, abort: Callable[[], None]) -> Grant | None:
+        """The grant that this key opens now, pinned; None if there is none (any more)."""
+        now_s = self._clock()
+        with self._lock:
+            grant = self._open.get(key)
+            if grant is None or grant.expires_s <= now_s:
+                return None
+            grant._holders[holder] = abort
+            return grant
 
     # Short ways for one range. What is small is copied under the lock, so it needs no pin.
 
     def put(self, key: bytes, offset: int, data: memoryview) -> bool:
         """Copy a few KiB from a peer into a region. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
-            region = self._regions.get(key)
+            grant = self._open.get(key)
             end = offset + len(data)
-            if region is None or region.access is not Access.READ_WRITE or end > region.length:
+            if grant is None or not grant.permits(_WRITE, offset, end) or grant.expires_s <= self._clock():
                 return False
+            region = grant.region
             if region.device is not None:
                 return False
             region.view[offset:end] = data
@@ -181,10 +350,11 @@ class MemoryTable:
     def take(self, key: bytes, offset: int, into: memoryview) -> bool:
         """Copy a few KiB of a region for a peer. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
-            region = self._regions.get(key)
+            grant = self._open.get(key)
             end = offset + len(into)
-            if region is None or region.access is Access.NONE or end > region.length:
+            if grant is None or not grant.permits(_READ, offset, end) or grant.expires_s <= self._clock():
                 return False
+            region = grant.region
             if region.device is not None:
                 return False
             into[:] = region.view[offset:end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
 
@@ -42,11 +42,13 @@ class Peers:
         staging: StagingPool,
         rng: random.Random,
         clock: Clock,
+        tend: Callable[[float], object],
     ) -> None:
-        """``staging``: see :class:`Peer`."""
+        """``staging``: see :class:`Peer`. ``tend`` is called with the time about once a second."""
         self.transports = transports
         self._limits = reach.limits
         self._clock = clock
+        self._tend_too = tend
         self._new_peer = partial(
             Peer, reach=reach, transports=transports, meter=meter, staging=staging, rng=rng, clock=clock
         )
@@ -155,6 +157,7 @@ class Peers:
                 if now >= next_maintenance:
                     next_maintenance = now + _MAINTAIN_S
                     self.drop_idle(now)
+                    self._tend_too(now)
                     for transport in self.transports.values():
                         transport.maintain(now)
             except Exception:

@@ -61,6 +61,8 @@ class RdmaEndpoint(Endpoint):
         self._clock = clock
         self._grants: dict[bytes, RegionGrant] = {}
         """What the peer has granted; asked once per key."""
+        self._spans = 0
+        """Of these, about."""
         self._known = self._grants
         """The same with what it has refused to the present chain."""
         self._spoke = 0.0
@@ -68,7 +70,7 @@ class RdmaEndpoint(Endpoint):
         """Bytes that one work request may move."""
         self.hca: Hca = hcas.use(name, self, self.abort)
         try:
-            self._pair = QueuePair(self.hca, posts=True)
+            self._pair = QueuePair(self.hca, self.hca.pd, posts=True)
         except BaseException:
             hcas.leave(self.hca, self)
             raise
@@ -138,13 +140,18 @@ class RdmaEndpoint(Endpoint):
     def _resolve(self, keys: Collection[bytes], deadline: float) -> dict[bytes, RegionGrant]:
         grants = self._grants
         unknown = [key for key in keys if key not in grants]
+        if unknown and (len(grants) + len(unknown) > self._limits.max_regions or self._spans > rdma_wire.MAX_PARTS):
+            grants.clear()  # keys of leases that are over, mostly
+            self._spans = 0
+            unknown = list(keys)
         refused: dict[bytes, RegionGrant] = {}
         for start in range(0, len(unknown), rdma_wire.MAX_KEYS):
             asked = unknown[start : start + rdma_wire.MAX_KEYS]
             body = self._ask(Op.RESOLVE, rdma_wire.pack_resolve(asked), len(asked), deadline)
-            for key, grant in zip(asked, rdma_wire.parse_grants(body), strict=True):
+            for key, grant in zip(asked, rdma_wire.parse_grants(body, len(asked)), strict=True):
                 # only what is granted is remembered: a region may be registered or opened later
                 (grants if grant.access else refused)[key] = grant
+                self._spans += len(grant.keys)
         return grants | refused if refused else grants
 
     def _move(self, opcode: Opcode, work: Sequence[Work], deadline: float) -> None:
@@ -194,7 +201,7 @@ class RdmaEndpoint(Endpoint):
             self._sleep(min(deadline, began + self._limits.stall_s, looked + _TICK_S) - now)
             status = pair.poll()
         if status == REMOTE_ACCESS_ERROR:
-            raise TryAgain("the peer has unregistered a region that it had granted")
+            raise TryAgain("the peer has taken back what it had granted")
         if status != SUCCESS:
             raise VerbsError(f"work ended with status {status}")
 
@@ -223,21 +230,23 @@ def _plan(chain: Chain, grants: Mapping[bytes, RegionGrant], hca: Hca, largest: 
     Raises:
         VerbsError: local memory cannot be registered with the NIC.
     """
-    needed = Access.READ if chain.opcode is Opcode.READ else Access.READ_WRITE
+    needed = int(Access.READ if chain.opcode is Opcode.READ else Access.WRITE)
     work: list[Work] = []
     refusals = bytearray(len(chain.slices))
     last_key, base, next_lkey = b"", 0, 0
     local = lkey = remote = rkey = length = 0
     for position, (_, near, near_offset, far, far_offset, nbytes) in enumerate(chain.slices):
-        code, access, next_rkey, address, size = grants[far]
-        if code or access < needed or far_offset + nbytes > size:
-            refusals[position] = code or (Reason.ACCESS_DENIED if access < needed else Reason.OUT_OF_RANGE)
+        code, access, spans, keys = grants[far]
+        span = spans.holding(far_offset, far_offset + nbytes)
+        if code or not access & needed or span < 0:
+            refusals[position] = code or (Reason.OUT_OF_RANGE if access & needed else Reason.ACCESS_DENIED)
             continue
         if near != last_key:
-            next_lkey, _, base = hca.register(chain.regions[near])
+            next_lkey, base = hca.register(chain.regions[near])
             last_key = near
+        next_rkey, address = keys[span]
         near_offset += base
-        far_offset += address
+        far_offset += address - spans.starts[span]
         if (
             near_offset == local + length
             and far_offset == remote + length

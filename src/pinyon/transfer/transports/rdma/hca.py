@@ -1,4 +1,4 @@
-"""An opened port of an HCA (an RDMA NIC), its protection domain and its memory registrations."""
+"""An opened port of an HCA (an RDMA NIC), with the memory registrations that our own transfers need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.transports.rdma.verbs import VerbsError, character_device, free, pyverbs, verb
 from pinyon.transfer.transports.rdma.wire import MAX_MESSAGE_BYTES, MAX_READS
 
-__all__ = ["POST_WORK", "Hca", "Registration"]
+__all__ = ["POST_WORK", "Hca", "Registration", "register_memory"]
 
 POST_WORK = 128
 """Work requests per post, if the HCA has room for two posts."""
@@ -25,10 +25,9 @@ _GID_KINDS = {0: "IB/RoCE v1", 1: "IB/RoCE v1", 2: "RoCE v2"}
 
 
 class Registration(NamedTuple):
-    """A region as one HCA knows it."""
+    """A region as one HCA knows it, for our own work requests."""
 
     lkey: int
-    rkey: int
     base: int
     """Address of the region's first byte, for work requests."""
 
@@ -95,13 +94,12 @@ class Hca:
             if not region.alive:
                 raise VerbsError("the region is not registered any more")
             if region not in self._registered:
-                with verb(f"{region.length} bytes cannot be registered with {self.nic.name} (see ulimit -l)"):
-                    handle, base = _register(self.pd, region)
-                    self._registered[region] = handle, Registration(handle.lkey, handle.rkey, base)
+                handle, base = register_memory(self.pd, region, 0, region.length, Access.NONE)
+                self._registered[region] = handle, Registration(handle.lkey, base)
             return self._registered[region][1]
 
     def forget(self, region: Region) -> None:
-        """On return the NIC refuses every access to the region, by us and by peers."""
+        """On return the NIC refuses every work request of ours on the region."""
         with self._lock:
             known = self._registered.pop(region, None)
             if known is not None:
@@ -128,33 +126,40 @@ class Hca:
             free(resource)
 
 
-def _register(pd: Any, region: Region) -> tuple[Any, int]:
-    """Make memory known to a NIC; the handle and the address by which work requests name the first byte.
+def register_memory(pd: Any, region: Region, start: int, length: int, access: Access) -> tuple[Any, int]:
+    """Make bytes of a region known to a NIC, for peers as far as ``access`` says.
 
-    The one place that tells kinds of memory apart. Memory of a GPU whose driver exports it as a dmabuf has the address
-    ``offset`` for its first byte. What cannot be registered so is staged from then on.
+    Returns the handle and the address by which work requests name the first of these bytes. The one place that tells
+    kinds of memory apart. Memory of a GPU whose driver exports it as a dmabuf has the address ``offset`` for its first
+    byte. What cannot be registered so is staged from then on.
+
+    Raises:
+        VerbsError
     """
     names = pyverbs()
     memory = region.device
-    access = names.e.IBV_ACCESS_LOCAL_WRITE
-    if region.access >= Access.READ:
-        access |= names.e.IBV_ACCESS_REMOTE_READ
-    if region.access >= Access.READ_WRITE:
-        access |= names.e.IBV_ACCESS_REMOTE_WRITE
-    if memory is None:
-        return names.MR(pd, region.length, access, address=region.address), region.address
-    try:
-        exported = memory.dmabuf()
-        if exported is None:
-            raise VerbsError(f"memory on {region.location} is not offered as a dmabuf")
-        fd, offset = exported
+    rights = names.e.IBV_ACCESS_LOCAL_WRITE
+    if access & Access.READ:
+        rights |= names.e.IBV_ACCESS_REMOTE_READ
+    if access & Access.WRITE:
+        rights |= names.e.IBV_ACCESS_REMOTE_WRITE
+    with verb(f"{length} bytes cannot be registered (see ulimit -l)"):
+        if memory is None:
+            address = region.address + start
+            return names.MR(pd, length, rights, address=address), address
         try:
-            return names.DmaBufMR(pd, region.length, access, dmabuf=fd, offset=offset), offset
-        finally:
-            os.close(fd)
-    except BaseException:
-        region.direct = False  # from now on it is staged
-        raise
+            exported = memory.dmabuf()
+            if exported is None:
+                raise VerbsError(f"memory on {region.location} is not offered as a dmabuf")
+            fd, offset = exported
+            try:
+                address = offset + start
+                return names.DmaBufMR(pd, length, rights, dmabuf=fd, offset=address), address
+            finally:
+                os.close(fd)
+        except BaseException:
+            region.direct = False  # from now on it is staged
+            raise
 
 
 def _find_gid(table: Any, nic: Nic) -> tuple[int, bytes]:

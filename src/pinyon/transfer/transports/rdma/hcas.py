@@ -96,7 +96,7 @@ class HcaTable:
             hca.close()
 
     def forget(self, region: Region) -> None:
-        """On return no HCA lets anybody touch the region. Does not raise."""
+        """On return no HCA touches the region for us. Does not raise."""
         with self._lock:
             hcas = list(self._users)
         for hca in hcas:

@@ -37,8 +37,9 @@ class QueuePair:
     answers the other end's one-sided work, for which its NIC needs nobody.
     """
 
-    def __init__(self, hca: Hca, *, posts: bool) -> None:
-        """
+    def __init__(self, hca: Hca, pd: Any, *, posts: bool) -> None:
+        """``pd``: the protection domain whose memory it may touch.
+
         Raises:
             VerbsError: the HCA has no room.
         """
@@ -60,7 +61,7 @@ class QueuePair:
                 queue = self._queue or hca.answering_queue()
                 room = names.QPCap(max_send_wr=depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
                 wanted = names.QPInitAttr(qp_type=names.e.IBV_QPT_RC, scq=queue, rcq=queue, cap=room, sq_sig_all=0)
-                self._pair = names.QP(hca.pd, wanted)
+                self._pair = names.QP(pd, wanted)
                 self.number = int(self._pair.qp_num)
         except BaseException:
             self.close()

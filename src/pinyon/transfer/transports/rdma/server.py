@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 
@@ -9,18 +10,19 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.inbound import Inbound
-from pinyon.transfer.memory.region import Access
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Reason
+from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.rdma import wire as rdma_wire
-from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.hcas import HcaTable
+from pinyon.transfer.transports.rdma.lent import LentMemory, LentTable
 from pinyon.transfer.transports.rdma.queue_pair import QueuePair
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
 
 __all__ = ["RdmaServer"]
 
+_log = logging.getLogger(__name__)
 REST_S = 4.0
 """A link that was silent for this long is not in use: whoever uses its queue pair says so every second or so."""
 
@@ -29,28 +31,36 @@ class RdmaServer:
     """Serves the links of service ``RDMA``: one queue pair each, which ends with the link."""
 
     def __init__(
-        self, memory: MemoryTable, limits: TransferLimits, hcas: HcaTable, clock: Clock = time.monotonic
+        self,
+        memory: MemoryTable,
+        limits: TransferLimits,
+        hcas: HcaTable,
+        meter: Meter,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._clock = clock
+        self._meter = meter
+        self._table = LentTable()
+        memory.on_revoke.append(self._table.take_back)
         self._memory = memory
         self._limits = limits
         self._hcas = hcas
 
     def serve(self, inbound: Inbound) -> None:
-        hca: Hca | None = None
+        lent: LentMemory | None = None
         head = memoryview(bytearray(rdma_wire.HEADER_BYTES))
         while self._wait(inbound, head):
             header = rdma_wire.parse_request(head)
             deadline = self._clock() + self._limits.stall_s
             body = inbound.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
             if header.op is Op.PAIR:
-                if hca is not None:
+                if lent is not None:
                     raise WireError("a second PAIR on a link")
-                hca, answer = self._pair(inbound, body)
+                lent, answer = self._pair(inbound, body)
             elif header.op is Op.RESOLVE:
-                if hca is None:
+                if lent is None:
                     raise WireError("RESOLVE before PAIR")
-                answer = self._resolve(hca, body)
+                answer = self._resolve(inbound, lent, body)
             else:
                 continue
             inbound.stream.send([answer], deadline)
@@ -69,7 +79,7 @@ class RdmaServer:
             resting = True
             inbound.rest()
 
-    def _pair(self, inbound: Inbound, body: bytes) -> tuple[Hca | None, bytes]:
+    def _pair(self, inbound: Inbound, body: bytes) -> tuple[LentMemory | None, bytes]:
         name, theirs = rdma_wire.parse_pair(body)
         try:
             hca = self._hcas.use(name, inbound, inbound.abort)
@@ -77,37 +87,48 @@ class RdmaServer:
             return None, rdma_wire.pack_paired(Code.NO_HCA, None)
         inbound.on_end.append(lambda: self._hcas.leave(hca, inbound))
         try:
-            pair = QueuePair(hca, posts=False)
-            # destroyed before the HCA is left, and before anybody who waits for the link's end goes on
+            lent = LentMemory(hca, self._table)
+            inbound.on_end.append(lent.close)
+            pair = QueuePair(hca, lent.pd, posts=False)
+            # destroyed before its memory and the HCA are left, and before anybody who waits for the link's end goes on
             inbound.on_end.append(pair.close)
             first_packet = secrets.randbits(24)
             mtu, reads = min(theirs.mtu, hca.mtu), min(theirs.reads, hca.reads_in)
             pair.connect(theirs, first_packet, mtu, reads)
         except VerbsError:
             return None, rdma_wire.pack_paired(Code.NO_ROOM, None)
-        return hca, rdma_wire.pack_paired(Code.OK, pair.half(first_packet, mtu, reads))
+        return lent, rdma_wire.pack_paired(Code.OK, pair.half(first_packet, mtu, reads))
 
-    def _resolve(self, hca: Hca, body: bytes) -> bytes:
+    def _resolve(self, inbound: Inbound, lent: LentMemory, body: bytes) -> bytes:
+        grants: list[RegionGrant] = []
+        room = rdma_wire.MAX_PARTS
         try:
-            grants = [self._grant(hca, key) for key in rdma_wire.parse_keys(body)]
-        except VerbsError:
+            for key in rdma_wire.parse_keys(body):
+                grant = self._grant(inbound, lent, key, room)
+                room -= len(grant.keys)
+                grants.append(grant)
+        except VerbsError as error:
+            _log.warning("memory cannot be lent to a peer: %s", error)
             return rdma_wire.pack_resolved(Code.NO_ROOM, [])
+        with self._meter.lock:
+            self._meter.refused([grant.code for grant in grants])
         return rdma_wire.pack_resolved(Code.OK, grants)
 
-    def _grant(self, hca: Hca, key: bytes) -> RegionGrant:
-        region = self._memory.get(key)
-        if region is None:
+    def _grant(self, inbound: Inbound, lent: LentMemory, key: bytes, room: int) -> RegionGrant:
+        """What the key opens, if that has no more ranges than there is ``room`` for."""
+        grant = self._memory.opened(key, inbound, inbound.abort)
+        if grant is None:
             return RegionGrant(Reason.UNKNOWN_REGION)
-        if region.access is Access.NONE:
-            return RegionGrant(0)
-        if region.device is not None and not region.direct:
-            return RegionGrant(Reason.OTHER_TRANSPORT)
+        region = grant.region
         try:
-            registration = hca.register(region)
+            if not grant.rights:
+                return RegionGrant(0)
+            if (region.device is not None and not region.direct) or len(grant.spans.starts) > room:
+                return RegionGrant(Reason.OTHER_TRANSPORT)
+            return lent.lend(grant) or RegionGrant(Reason.UNKNOWN_REGION)
         except VerbsError:
             if region.device is not None and not region.direct:
                 return RegionGrant(Reason.OTHER_TRANSPORT)
-            if region.alive:
-                raise
-            return RegionGrant(Reason.UNKNOWN_REGION)
-        return RegionGrant(0, region.access, registration.rkey, registration.base, region.length)
+            raise
+        finally:
+            self._memory.unpin([grant], inbound)

@@ -60,7 +60,7 @@ class RdmaTransport(Endpoints[RdmaEndpoint]):
         self._hcas = HcaTable(nics, clock)
         self.nics = tuple(nic for nic in nics.values() if nic.transport == "rdma")
         """What peers may connect to."""
-        self.service = RdmaServer(memory, limits, self._hcas, clock)
+        self.service = RdmaServer(memory, limits, self._hcas, meter, clock)
         memory.on_unregister.append(self._hcas.forget)
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> RdmaEndpoint:

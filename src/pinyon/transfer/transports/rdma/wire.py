@@ -4,7 +4,7 @@ They pass on an authenticated link (:mod:`.handshake`, service ``RDMA``) that li
 the payload never does: it goes one-sided between the NICs. One request at a time (all integers big-endian)::
 
     initiator → header(magic opcode code parts) + body       PAIR: HCA name, half; RESOLVE: count region keys
-    server    → header(magic opcode|0x80 code parts) + body   PAIR: half; RESOLVE: count grants
+    server    → header(magic opcode|0x80 code parts) + body   PAIR: half; RESOLVE: a part for each range of each key
     initiator → header TOUCH                                  no answer: the queue pair is in use
 
 A *half* is what one end of a reliable connection must know of the other (InfiniBand specification, 12.9: address, queue
@@ -22,6 +22,7 @@ from typing import NamedTuple
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.host.nic import MAX_NIC_CHARS
 from pinyon.transfer.segment import KEY_BYTES, MAX_LENGTH
+from pinyon.transfer.spans import Spans
 
 __all__ = [
     "GID_BYTES",
@@ -37,19 +38,22 @@ __all__ = [
 MAGIC = 0x5052
 REPLY_BIT = 0x80
 MAX_KEYS = 1024
-"""Regions per RESOLVE."""
+"""Keys per RESOLVE."""
+MAX_PARTS = 1 << 16
+"""Of the answer, besides one for each key that is refused."""
 GID_BYTES = 16
 MAX_READS = 255
 MAX_MESSAGE_BYTES = 1 << 31
 """Of one work request (InfiniBand specification, 9.7.1)."""
 MAX_REFUSAL = 4
 """Largest code a grant may carry (``Reason`` 1 to 4)."""
-MAX_ACCESS = 2
+MAX_ACCESS = 3
 
 _HEADER = Struct("!HBBI")
 _NAME = Struct("!B255s")
 _HALF = Struct("!16sHIIBBI")
-_GRANT = Struct("!BBIQQ")
+_PART = Struct("!HBBIQQQ")
+"""Index of the key, code, access, the NIC's key, address, offset in the region, length."""
 
 HEADER_BYTES = _HEADER.size
 PAIR_BYTES = _NAME.size + _HALF.size
@@ -99,14 +103,14 @@ class Half(NamedTuple):
 
 
 class RegionGrant(NamedTuple):
-    """Where a region lies for the NIC that was asked, or the ``Reason`` number why not."""
+    """Where the ranges that a key opens lie for the NIC that was asked, or the ``Reason`` number why not."""
 
     code: int
     access: int = 0
     """As ``Access``; 0: not open to peers, and no other field is filled in."""
-    rkey: int = 0
-    address: int = 0
-    length: int = 0
+    spans: Spans = Spans((), ())
+    keys: tuple[tuple[int, int], ...] = ()
+    """Per span, the key that the NIC checks and the address of its first byte."""
 
 
 def pack_pair(hca: str, half: Half) -> bytes:
@@ -126,9 +130,14 @@ def pack_resolve(keys: Sequence[bytes]) -> bytes:
 
 
 def pack_resolved(code: Code, grants: Sequence[RegionGrant]) -> bytes:
-    """One grant per key, in that order; none unless the code is OK."""
-    header = _HEADER.pack(MAGIC, Op.RESOLVE | REPLY_BIT, code, len(grants))
-    return header + b"".join(_GRANT.pack(*grant) for grant in grants)
+    """One grant per key, in that order, with at most ``MAX_PARTS`` spans; none unless the code is OK."""
+    parts: list[bytes] = []
+    for index, (refusal, access, (starts, ends), keys) in enumerate(grants):
+        parts += [
+            _PART.pack(index, refusal, access, rkey, address, start, end - start)
+            for start, end, (rkey, address) in zip(starts, ends, keys, strict=True)
+        ] or [_PART.pack(index, refusal, access, 0, 0, 0, 0)]
+    return _HEADER.pack(MAGIC, Op.RESOLVE | REPLY_BIT, code, len(parts)) + b"".join(parts)
 
 
 def pack_touch() -> bytes:
@@ -166,7 +175,8 @@ def parse_reply(data: bytes | bytearray | memoryview, op: Op, count: int) -> Hea
         code = Code(number)
     except ValueError:
         raise WireError(f"unknown answer code {number}") from None
-    if answered != (count if code is Code.OK else 0):
+    most = 0 if code is not Code.OK else count + MAX_PARTS if op is Op.RESOLVE else count
+    if not min(count, most) <= answered <= most:
         raise WireError(f"{answered} parts in the answer to {count}, with code {code.name}")
     return Header(op, code, answered)
 
@@ -183,7 +193,7 @@ def _header(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
 def body_bytes(header: Header, *, reply: bool) -> int:
     """How many bytes follow a parsed header."""
     if header.op is Op.RESOLVE:
-        return header.parts * (_GRANT.size if reply else KEY_BYTES)
+        return header.parts * (_PART.size if reply else KEY_BYTES)
     if header.op is Op.PAIR and header.parts:
         return PAIRED_BYTES if reply else PAIR_BYTES
     return 0
@@ -242,20 +252,46 @@ def parse_keys(data: bytes) -> list[bytes]:
     return [bytes(data[start : start + KEY_BYTES]) for start in range(0, len(data), KEY_BYTES)]
 
 
-def parse_grants(data: bytes) -> list[RegionGrant]:
-    """
+def parse_grants(data: bytes, count: int) -> list[RegionGrant]:
+    """What ``count`` keys open.
+
     Raises:
-        WireError: a field out of its bounds, or one that a refusal does not have.
+        WireError: a field out of its bounds, ranges out of order, one that a refusal does not have, or nothing at all
+            about some key.
     """
-    if len(data) % _GRANT.size:
-        raise WireError("not grants")
-    grants = [RegionGrant._make(fields) for fields in _GRANT.iter_unpack(data)]
-    for grant in grants:
-        if grant.code > MAX_REFUSAL or grant.access > MAX_ACCESS:
-            raise WireError(f"a grant with code {grant.code} and access {grant.access}")
-        if grant.code or not grant.access:
-            if any(grant[1:]):
-                raise WireError("a refusal that grants something")
-        elif not 0 < grant.length <= MAX_LENGTH or grant.address + grant.length > 1 << 64:
-            raise WireError(f"a grant of {grant.length} bytes at {grant.address:#x}")
-    return grants
+    if len(data) % _PART.size:
+        raise WireError("not parts of grants")
+    by_key: list[list[tuple[int, ...]]] = [[] for _ in range(count)]
+    last = 0
+    for index, *fields in _PART.iter_unpack(data):
+        if not last <= index < count:
+            raise WireError(f"a part of key {index} after one of key {last}, of {count}")
+        last = index
+        by_key[index].append(tuple(fields))
+    return [_grant(parts) for parts in by_key]
+
+
+def _grant(parts: list[tuple[int, ...]]) -> RegionGrant:
+    if not parts:
+        raise WireError("a key without an answer")
+    code, access = parts[0][:2]
+    if code > MAX_REFUSAL or access > MAX_ACCESS:
+        raise WireError(f"a grant with code {code} and access {access}")
+    if code or not access:
+        if len(parts) > 1 or any(parts[0][1:]):
+            raise WireError("a refusal that grants something")
+        return RegionGrant(code)
+    starts: list[int] = []
+    ends: list[int] = []
+    keys: list[tuple[int, int]] = []
+    last = -1
+    for same_code, same_access, rkey, address, offset, length in parts:
+        if (same_code, same_access) != (code, access) or not last < offset < offset + length <= MAX_LENGTH:
+            raise WireError(f"a range of {length} bytes at {offset} after {last}")
+        if address + length > 1 << 64:
+            raise WireError(f"{length} bytes at {address:#x}")
+        last = offset + length
+        starts.append(offset)
+        ends.append(last)
+        keys.append((rkey, address))
+    return RegionGrant(0, access, Spans(tuple(starts), tuple(ends)), tuple(keys))

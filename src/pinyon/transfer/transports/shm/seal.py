@@ -1,4 +1,4 @@
-"""Seals: what this process gives peers to prove that a region which they read is still registered."""
+"""Seals: what this process gives peers to prove that a key by which they read still opens what it did."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 import threading
 from array import array
 
-from pinyon.transfer.memory.region import Region
+from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
@@ -14,11 +14,11 @@ __all__ = ["Seals"]
 
 
 class Seals:
-    """16 random bytes in plain memory per region that a peer asked for, and one for the process itself.
+    """16 random bytes in plain memory per grant that a peer asked for, and one for the process itself.
 
-    Why a READ that finds a region's seal intact *after* its last byte did not see what came after ``unregister``:
+    Why a READ that finds a grant's seal intact *after* its last byte did not see what came after ``revoke``:
 
-    - owner: breaks the seal (stores zeros), passes ``cma.fence``, returns from ``unregister``; only then can the next
+    - owner: breaks the seal (stores zeros), passes ``cma.fence``, returns from ``revoke``; only then can the next
       user of the memory store into it.
     - reader: loads the data, then the seal, in this order (in one system call, or in a later one).
 
@@ -31,7 +31,7 @@ class Seals:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._cells: dict[Region, array[int]] = {}
+        self._cells: dict[Grant, array[int]] = {}
         self._own = _new_cell()
         self._closed = False
 
@@ -40,21 +40,21 @@ class Seals:
         """Intact until ``close``."""
         return _seal(self._own)
 
-    def issue(self, region: Region) -> Seal | None:
-        """The region's seal. None: it is being unregistered."""
+    def issue(self, grant: Grant) -> Seal | None:
+        """The grant's seal. None: it is being revoked."""
         with self._lock:
-            # Looked at under the lock: ``revoke`` comes after the region died, and then nothing is issued any more.
-            if self._closed or not region.alive:
+            # Looked at under the lock: ``revoke`` comes after the grant died, and then nothing is issued any more.
+            if self._closed or not grant.alive:
                 return None
-            cell = self._cells.get(region)
+            cell = self._cells.get(grant)
             if cell is None:
-                cell = self._cells[region] = _new_cell()
+                cell = self._cells[grant] = _new_cell()
             return _seal(cell)
 
-    def revoke(self, region: Region) -> None:
-        """Break the region's seal: on return no READ by a peer that is not over yet ends well."""
+    def revoke(self, grant: Grant) -> None:
+        """Break the grant's seal: on return no READ by a peer that is not over yet ends well."""
         with self._lock:
-            cell = self._cells.pop(region, None)
+            cell = self._cells.pop(grant, None)
             if cell is not None:
                 _break(cell)
 

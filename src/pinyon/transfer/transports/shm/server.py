@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.inbound import Inbound
-from pinyon.transfer.memory.region import Region
+from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Opcode, Reason
 from pinyon.transfer.segment import Range
@@ -22,7 +23,6 @@ from pinyon.transfer.transports.shm.seal import Seals
 __all__ = ["ShmService"]
 
 _log = logging.getLogger(__name__)
-_NO_SEAL = shm_wire.Seal(0, bytes(shm_wire.SEAL_BYTES))
 
 
 class ShmService:
@@ -44,7 +44,7 @@ class ShmService:
         self._piece_bytes = piece_bytes
         self._meter = meter
         self._told: set[str] = set()
-        memory.on_unregister.append(seals.revoke)
+        memory.on_revoke.append(seals.revoke)
 
     def serve(self, inbound: Inbound) -> None:
         stream = inbound.stream
@@ -61,9 +61,13 @@ class ShmService:
         stream.send([shm_wire.pack_proof(shm_wire.OK, self.seals.process)], deadline)
         _Session(self, inbound, peer, proof.seal).serve()
 
-    def served(self, nbytes: int, refused: int) -> None:
+    def served(self, nbytes: int, refusals: bytes | None) -> None:
         with self._meter.lock:
-            self._meter.served(Opcode.WRITE, nbytes, refused)
+            self._meter.served(Opcode.WRITE, nbytes, refusals)
+
+    def refused(self, codes: Iterable[int]) -> None:
+        with self._meter.lock:
+            self._meter.refused(codes)
 
 
 class _Session:
@@ -108,24 +112,32 @@ class _Session:
     # --- READ: the peer copies; it only asks where ---
 
     def _resolve(self, request: shm_wire.RequestHead, keys: list[bytes], deadline: float) -> None:
-        memory, inbound = self._service.memory, self._inbound
-        asked = [Range(key, 0, 1) for key in keys]
-        found, refusals, pinned = memory.admit(Opcode.READ, asked, inbound, inbound.abort, host_only=True)
-        try:
-            codes = refusals or bytes(len(keys))
-            places = [self._place(region, code) for region, code in zip(found, codes, strict=True)]
-        finally:
-            memory.unpin(pinned, inbound)
-        inbound.stream.send([shm_wire.pack_places(request, places)], deadline)
+        places: list[shm_wire.Place] = []
+        room = shm_wire.MAX_SPANS
+        for key in keys:
+            place = self._place(key, room)
+            room -= len(place.spans.starts)
+            places.append(place)
+        self._service.refused([place.code for place in places])
+        self._inbound.stream.send([shm_wire.pack_places(request, places)], deadline)
 
-    def _place(self, region: Region | None, code: int) -> shm_wire.Place:
-        seal = None
-        if region is not None:
-            seal = self._service.seals.issue(region)
-            code = 0 if seal is not None else Reason.UNKNOWN_REGION
-        if region is None or seal is None:
-            return shm_wire.Place(code, 0, 0, _NO_SEAL)
-        return shm_wire.Place(code, region.address, region.length, seal)
+    def _place(self, key: bytes, room: int) -> shm_wire.Place:
+        """What the key opens for reading, if that has no more spans than there is ``room`` for."""
+        memory, inbound = self._service.memory, self._inbound
+        grant = memory.opened(key, inbound, inbound.abort)
+        if grant is None:
+            return shm_wire.Place(Reason.UNKNOWN_REGION)
+        try:
+            if not grant.rights & Access.READ:
+                return shm_wire.Place(Reason.ACCESS_DENIED)
+            if grant.region.device is not None or len(grant.spans.starts) > room:
+                return shm_wire.Place(Reason.OTHER_TRANSPORT)
+            seal = self._service.seals.issue(grant)
+            if seal is None:
+                return shm_wire.Place(Reason.UNKNOWN_REGION)
+            return shm_wire.Place(0, grant.region.address, seal, grant.spans)
+        finally:
+            memory.unpin([grant], inbound)
 
     # --- WRITE: we copy ---
 
@@ -141,7 +153,7 @@ class _Session:
                 raise ConnectionResetError("the peer's memory is gone")
         finally:
             memory.unpin(pinned, inbound)
-        self._service.served(accepted, 0 if refusals is None else len(refusals) - refusals.count(0))
+        self._service.served(accepted, refusals)
         inbound.stream.send([shm_wire.pack_answer(request, refusals)], deadline)
 
     def _check_open(self) -> None:

@@ -37,6 +37,7 @@ __all__ = ["ShmTransport", "shm_available"]
 _log = logging.getLogger(__name__)
 
 _COMPLETED = Outcome(TransferStatus.COMPLETED)
+_NOWHERE = shm_wire.Place(0)
 _READ_TRIES = 4
 """A READ whose regions are unregistered one after another while it runs starts again so often."""
 
@@ -49,6 +50,8 @@ class _Endpoint(Endpoint):
         self._memory = memory
         self._clock = clock
         self._places: dict[bytes, shm_wire.Place] = {}
+        self._spans = 0
+        """Of the places, about."""
         self._max_places = max_places
         self._ids = itertools.count(1)
         self._head = memoryview(bytearray(shm_wire.HEAD_BYTES))
@@ -62,10 +65,10 @@ class _Endpoint(Endpoint):
         message_id = next(self._ids)
         request = shm_wire.pack_write(message_id, [part[3:] for part in slices], addresses, chain.nbytes)
         self.link.stream.send([request], chain.deadline)
-        code = self._receive_answer(shm_wire.WRITE, len(slices), message_id, chain.deadline)
+        code, size = self._receive_answer(shm_wire.WRITE, len(slices), message_id, chain.deadline)
         refusals = None
         if code == shm_wire.SOME_REFUSED:
-            refusals = self.link.receive_bytes(len(slices), chain.deadline)
+            refusals = self.link.receive_bytes(size, chain.deadline)
             wire.check_refusals(refusals)
         return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
@@ -78,8 +81,12 @@ class _Endpoint(Endpoint):
             ):
                 return _COMPLETED if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
             self._check(chain)
-            self._places.clear()
+            self._forget_places()
         return LOST
+
+    def _forget_places(self) -> None:
+        self._places.clear()
+        self._spans = 0
 
     def _copy(self, chain: Chain, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal]) -> bool:
         """False: some region is not what it was."""
@@ -116,16 +123,18 @@ class _Endpoint(Endpoint):
     def _resolve(self, chain: Chain, keys: list[bytes], places: dict[bytes, shm_wire.Place]) -> None:
         message_id = next(self._ids)
         self.link.stream.send([shm_wire.pack_resolve(message_id, keys)], chain.deadline)
-        self._receive_answer(shm_wire.RESOLVE, len(keys), message_id, chain.deadline)
-        data = self.link.receive_bytes(len(keys) * shm_wire.PLACE_BYTES, chain.deadline)
-        if len(self._places) + len(keys) > self._max_places:
-            self._places.clear()
-        for key, place in zip(keys, shm_wire.parse_places(data, len(keys)), strict=True):
+        _, size = self._receive_answer(shm_wire.RESOLVE, len(keys), message_id, chain.deadline)
+        found = shm_wire.parse_places(self.link.receive_bytes(size, chain.deadline), len(keys))
+        spans = sum(len(place.spans.starts) for place in found)
+        if len(self._places) + len(keys) > self._max_places or self._spans + spans > shm_wire.MAX_SPANS:
+            self._forget_places()
+        self._spans += spans
+        for key, place in zip(keys, found, strict=True):
             places[key] = place
             if not place.code:
                 self._places[key] = place
 
-    def _receive_answer(self, kind: int, count: int, message_id: int, deadline: float) -> int:
+    def _receive_answer(self, kind: int, count: int, message_id: int, deadline: float) -> tuple[int, int]:
         self.link.stream.receive_soon(self._head, deadline)
         self.answered = True
         return shm_wire.parse_answer(self._head, kind, count, message_id)
@@ -137,16 +146,17 @@ def _plan_read(chain: Chain, places: dict[bytes, shm_wire.Place]) -> tuple[list[
     codes: bytearray | None = None
     regions = chain.regions
     last_local = last_key = b""
-    base = there = limit = code = 0
-    total = to = source = size = 0
+    place = _NOWHERE
+    base = total = to = source = size = 0
     for position, (_, local, local_offset, key, offset, length) in enumerate(chain.slices):
         if local is not last_local:
             last_local = local
             base = regions[local].address
         if key is not last_key:
             last_key = key
-            code, there, limit, _ = places[key]
-        if code or offset + length > limit:
+            place = places[key]
+        code, there, _, spans = place
+        if code or spans.holding(offset, offset + length) < 0:
             if codes is None:
                 codes = bytearray(len(chain.slices))
             codes[position] = code or Reason.OUT_OF_RANGE

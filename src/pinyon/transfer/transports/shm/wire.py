@@ -6,12 +6,12 @@ After the link's set-up (:mod:`.handshake`) on a Unix socket (all integers big-e
     initiator → PROOF    magic code seal                       where the other side finds these 16 bytes in our memory
     server    → PROOF    magic code seal
     initiator → RESOLVE  header + count x key
-    server    → answer   header + count x place(code address length seal)
+    server    → answer   header + count x place(code spans address seal + spans x (offset length))
     initiator → WRITE    header + count x descriptor(key offset length) + count x address in the initiator's memory
     server    → answer   header + count status bytes when code is SOME_REFUSED
 
 A *seal* is 16 random bytes at an address of its owner. Reading it together with other bytes of that process proves that
-it is still the same process, and that what the seal stands for (a registered region) still exists.
+it is still the same process, and that what the seal stands for (a key that opens something) still holds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
 from pinyon.transfer.request import Reason
 from pinyon.transfer.segment import KEY_BYTES, Range
+from pinyon.transfer.spans import Spans
 
 __all__ = ["Place", "Proof", "RequestHead", "Seal"]
 
@@ -43,7 +44,8 @@ UNREACHABLE = 2
 
 _PROOF = Struct("!HHQ16s")
 _HEAD = Struct("!HBBIQQ")
-_PLACE = Struct("!BQQQ16s")
+_PLACE = Struct("!BIQQ16s")
+_SPAN = Struct("!QQ")
 _DESCRIPTOR = Struct("!16sQQ")
 _ONE_RANGE = Struct("!16sQQQ")
 """A WRITE's body when it has one range, which is when its latency counts."""
@@ -51,6 +53,9 @@ _ONE_RANGE = Struct("!16sQQQ")
 PROOF_BYTES = _PROOF.size
 HEAD_BYTES = _HEAD.size
 PLACE_BYTES = _PLACE.size
+SPAN_BYTES = _SPAN.size
+MAX_SPANS = 1 << 16
+"""Of all places in one answer."""
 RANGE_BYTES = _DESCRIPTOR.size + 8
 MAX_REQUEST_BYTES = HEAD_BYTES + MAX_RANGES * RANGE_BYTES
 
@@ -63,6 +68,9 @@ class Seal(NamedTuple):
     address: int
     value: bytes
     """``SEAL_BYTES`` bytes."""
+
+
+NO_SEAL = Seal(0, bytes(SEAL_BYTES))
 
 
 class Proof(NamedTuple):
@@ -87,14 +95,15 @@ class RequestHead(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a peer's region lies in the peer's memory, or why it may not be read."""
+    """Where the bytes that a key opens lie in the peer's memory, or why they may not be read."""
 
     code: int
     """0, or a ``Reason`` number."""
-    address: int
-    length: int
-    seal: Seal
-    """Intact as long as the region is registered."""
+    address: int = 0
+    """Of the region's first byte."""
+    seal: Seal = NO_SEAL
+    """Intact as long as the key opens this."""
+    spans: Spans = Spans((), ())
 
 
 def pack_proof(code: int, seal: Seal | None) -> bytes:
@@ -195,9 +204,13 @@ def parse_ranges(body: memoryview, message: RequestHead) -> tuple[list[Range], t
 
 
 def pack_places(request: RequestHead, places: Iterable[Place]) -> bytes:
-    parts = [_HEAD.pack(MAGIC, RESOLVE | REPLY_BIT, OK, request.ranges, request.id, 0)]
-    parts += [_PLACE.pack(code, address, length, *seal) for code, address, length, seal in places]
-    return b"".join(parts)
+    """At most ``MAX_SPANS`` spans together."""
+    parts: list[bytes] = []
+    for code, address, seal, (starts, ends) in places:
+        parts.append(_PLACE.pack(code, len(starts), address, *seal))
+        parts += [_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)]
+    body = b"".join(parts)
+    return _HEAD.pack(MAGIC, RESOLVE | REPLY_BIT, OK, request.ranges, request.id, len(body)) + body
 
 
 def pack_answer(request: RequestHead, refusals: bytes | None) -> bytes:
@@ -207,35 +220,63 @@ def pack_answer(request: RequestHead, refusals: bytes | None) -> bytes:
     return head if refusals is None else head + refusals
 
 
-def parse_answer(head: bytes | memoryview, kind: int, count: int, message_id: int) -> int:
-    """The answer's code: ``OK``, or for a WRITE ``SOME_REFUSED``, and then ``count`` codes follow.
+def parse_answer(head: bytes | memoryview, kind: int, count: int, message_id: int) -> tuple[int, int]:
+    """The answer's code and how many bytes of body follow: the places of a RESOLVE, with code ``OK``; ``count`` codes
+    of a WRITE with ``SOME_REFUSED``.
 
     Raises:
         WireError: it does not answer the request with these values.
     """
     if len(head) != HEAD_BYTES:
         raise WireError(f"a head has {HEAD_BYTES} bytes")
-    magic, answered, code, *rest = _HEAD.unpack(head)
-    if magic != MAGIC or answered != kind | REPLY_BIT or rest != [count, message_id, 0]:
+    magic, answered, code, ranges, answered_id, nbytes = _HEAD.unpack(head)
+    if magic != MAGIC or answered != kind | REPLY_BIT or (ranges, answered_id) != (count, message_id):
         raise WireError("the answer is not to the request that was sent")
-    if code != OK and not (code == SOME_REFUSED and kind == WRITE):
-        raise WireError(f"unknown answer code {code}")
-    return int(code)
+    if kind == RESOLVE and code == OK:
+        if not count * PLACE_BYTES <= nbytes <= count * PLACE_BYTES + MAX_SPANS * SPAN_BYTES:
+            raise WireError(f"{nbytes} bytes for {count} places")
+        return OK, nbytes
+    if kind != WRITE or code not in (OK, SOME_REFUSED) or nbytes:
+        raise WireError(f"unknown answer code {code}, or {nbytes} bytes after it")
+    return code, count if code == SOME_REFUSED else 0
 
 
 def parse_places(data: bytes, count: int) -> list[Place]:
     """
     Raises:
-        WireError: wrong size, an unknown code, or a place outside the address space.
+        WireError: wrong size, an unknown code, spans that are empty or out of order, or a place outside the address
+            space.
     """
-    if len(data) != count * PLACE_BYTES:
+    places: list[Place] = []
+    at = 0
+    for _ in range(count):
+        if at + PLACE_BYTES > len(data):
+            raise WireError("places do not fill their space")
+        code, spans, address, seal_address, seal = _PLACE.unpack_from(data, at)
+        at += PLACE_BYTES
+        if code not in _PLACE_CODES or bool(code) is bool(spans):
+            raise WireError(f"refusal code {code} with {spans} spans")
+        if at + spans * SPAN_BYTES > len(data):
+            raise WireError("places do not fill their space")
+        opened = _parse_spans(data[at : at + spans * SPAN_BYTES])
+        at += spans * SPAN_BYTES
+        if spans:
+            _checked(address, opened.ends[-1])
+        places.append(Place(code, _checked(address, 0), Seal(_checked(seal_address, SEAL_BYTES), seal), opened))
+    if at != len(data):
         raise WireError("places do not fill their space")
-    places = []
-    for code, address, length, seal_address, seal in _PLACE.iter_unpack(data):
-        if code not in _PLACE_CODES:
-            raise WireError(f"unknown refusal code {code}")
-        places.append(Place(code, _checked(address, length), length, Seal(_checked(seal_address, SEAL_BYTES), seal)))
     return places
+
+
+def _parse_spans(data: bytes) -> Spans:
+    pairs = list(_SPAN.iter_unpack(data))
+    spans = Spans(tuple([start for start, _ in pairs]), tuple([start + length for start, length in pairs]))
+    last = -1
+    for start, end in zip(*spans, strict=True):
+        if not last < start < end:
+            raise WireError("spans are empty or out of order")
+        last = end
+    return spans
 
 
 def _checked(address: int, length: int) -> int:

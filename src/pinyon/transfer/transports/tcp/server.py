@@ -118,7 +118,7 @@ class TcpService:
             return got
         inbound.stream.send((reply,), deadline)
         with self._meter.lock:
-            self._meter.served(opcode, nbytes, 0)
+            self._meter.served(opcode, nbytes)
         return 0
 
     def _serve_frame(
@@ -169,7 +169,7 @@ class TcpService:
         if not reading:
             inbound.stream.send([wire.pack_reply(frame, refusals, 0)], deadline)
         with self._meter.lock:
-            self._meter.served(frame.opcode, accepted, 0 if refusals is None else len(refusals) - refusals.count(0))
+            self._meter.served(frame.opcode, accepted, refusals)
 
 
 def _gather(ranges: list[Range], found: list[Region | None], *, drain: bool) -> list[memoryview]:

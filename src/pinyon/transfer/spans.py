@@ -1,0 +1,46 @@
+"""Which bytes of a region are open: ranges in order, apart from each other. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pinyon.transfer.errors import InvalidTransfer
+
+__all__ = ["Spans", "merge_ranges"]
+
+
+class Spans(NamedTuple):
+    """None empty, none touching the next."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    """Bytes from the start of the region; the last byte of a span is before its end."""
+
+    def holding(self, start: int, end: int) -> int:
+        """Index of the one span that holds ``[start, end)``; -1 if there is none."""
+        index = bisect_right(self.starts, start) - 1
+        return index if index >= 0 and end <= self.ends[index] else -1
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]], length: int) -> Spans:
+    """The bytes of ``(offset, length)`` ranges, in any order, of a region with ``length`` bytes.
+
+    Raises:
+        InvalidTransfer: no range at all, an empty one, or one that reaches outside the region.
+    """
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, size in sorted(ranges):
+        end = start + size
+        if size < 1 or start < 0 or end > length:
+            raise InvalidTransfer(f"{size} bytes at {start} are no range of {length} bytes", field="ranges")
+        if ends and start <= ends[-1]:
+            ends[-1] = max(end, ends[-1])
+        else:
+            starts.append(start)
+            ends.append(end)
+    if not starts:
+        raise InvalidTransfer("no range is named", field="ranges")
+    return Spans(tuple(starts), tuple(ends))
