@@ -16,9 +16,10 @@ from pinyon.paging import LeaseTable
 from pinyon.runtime.logging import get_logger
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.background import Background
-from pinyon.store.kv_object import Lease, PutSlot
+from pinyon.store.kv_object import Lease, PutSlot, SlotState
+from pinyon.store.lease_keys import LeaseKeys
 from pinyon.store.objects import ObjectTable
-from pinyon.transfer import Access, Region, SegmentDescriptor, TransferEngine
+from pinyon.transfer import Access, Grant, RegionDescriptor, SegmentDescriptor, TransferEngine
 from services.kvstore.settings import KvStoreSettings
 
 __all__ = ["StoreNode"]
@@ -49,8 +50,10 @@ class StoreNode:
             first_put_id=1 + secrets.randbits(62),
             max_open_puts=settings.open_puts_max,
         )
-        self._readers = engine.register_local_memory(self._pool, access=Access.READ)
-        self._writers: dict[int, Region] = {}
+        # Peers reach what a lease or a put opens, and nothing else.
+        self._region = engine.register_local_memory(self._pool, access=Access.NONE)
+        self._readers = LeaseKeys(engine, self._region)
+        self._writers: dict[int, Grant] = {}
         self._duties = Background()
         self._sooner = asyncio.Event()
         self._sweep_at_s = float("inf")
@@ -65,12 +68,17 @@ class StoreNode:
 
     @property
     def segment(self) -> SegmentDescriptor:
-        """Where peers reach this process, and the one region that is open to readers."""
-        return self._engine.descriptor([self._readers])
+        """Where peers reach this process. Nothing of its memory: that comes with each lease and each put."""
+        return self._engine.descriptor([])
 
     @property
-    def writer_regions(self) -> int:
-        """Regions open to writers: one per put."""
+    def reader_keys(self) -> int:
+        """Keys that open something to readers: one per lease."""
+        return len(self._readers)
+
+    @property
+    def writer_keys(self) -> int:
+        """Keys that open something to writers: one per put."""
         return len(self._writers)
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -90,15 +98,16 @@ class StoreNode:
             if self.table.close_put(put_id):
                 self._duties.run(self._end(put_id, commit=False), "put end")
         await self._duties.close(END_S)
+        await self._readers.close()
 
     # -- puts
 
     def put_start(
         self, keys: Sequence[bytes], object_bytes: int, timeout_s: float, request_class: RequestClass = UNKNOWN_CLASS
-    ) -> tuple[int, list[PutSlot], Region | None]:
+    ) -> tuple[int, list[PutSlot], RegionDescriptor | None]:
         """``(put id, one slot per key, where to write)``. ``timeout_s`` 0 is the default.
 
-        The put gets a region of its own over the pool, whose key nobody else knows, and that is gone when it ends.
+        The put gets a key of its own, which opens its slots for writing alone until the put ends.
         """
         if self.draining:
             raise Unavailable("the store node is stopping")
@@ -108,14 +117,15 @@ class StoreNode:
         if not put_id:
             return 0, slots, None
         try:
-            region = self._engine.register_local_memory(self._pool, access=Access.READ_WRITE)
+            ranges = [(slot.offset, object_bytes) for slot in slots if slot.state is SlotState.RESERVED]
+            grant = self._engine.grant(self._region, ranges, Access.WRITE, lifetime_s=timeout_s)
         except PinyonError:
             self.table.close_put(put_id)
             self.table.end_put(put_id, commit=False, now_s=self._clock())
             raise
-        self._writers[put_id] = region
+        self._writers[put_id] = grant
         self._sweep_by(timeout_s)
-        return put_id, slots, region
+        return put_id, slots, grant.descriptor()
 
     async def put_end(self, put_id: int, *, commit: bool) -> int:
         """How many objects became readable. Raises :class:`NotFound` for a put that ended, by its timeout perhaps."""
@@ -125,10 +135,8 @@ class StoreNode:
         return await asyncio.shield(self._duties.run(self._end(put_id, commit=commit), "put end"))
 
     async def _end(self, put_id: int, *, commit: bool) -> int:
-        region = self._writers[put_id]
         try:
-            # In a thread: it waits for operations in flight, and aborts them if they do not end.
-            await asyncio.to_thread(self._engine.unregister, region)
+            await self._engine.revoke_async(self._writers[put_id])
         except PinyonError:
             _log.exception("a writer cannot be shut out; its room is lost")
             self.table.end_put(put_id, commit=False, now_s=self._clock(), lost=True)
@@ -142,17 +150,32 @@ class StoreNode:
 
     # -- reading
 
-    def acquire(self, keys: Sequence[bytes], lease_s: float, *, allow_gaps: bool) -> tuple[Lease, float]:
-        """The lease and its length in seconds. ``lease_s`` 0 is the default."""
+    def acquire(
+        self, keys: Sequence[bytes], lease_s: float, *, allow_gaps: bool
+    ) -> tuple[Lease, float, RegionDescriptor | None]:
+        """The lease, its length in seconds and where to read. ``lease_s`` 0 is the default.
+
+        The lease gets a key of its own, which opens what is leased for reading until the lease ends.
+        """
         lease_s = min(lease_s or self._settings.lease_s, self._settings.lease_max_s)
         lease = self.table.acquire(keys, self._clock(), lease_s, allow_gaps=allow_gaps)
         if not lease.lease_id:
-            return lease, 0.0
+            return lease, 0.0, None
+        try:
+            ranges = [(held.offset, held.size) for _, held in lease.blocks]
+            opened = self._readers.give(lease.lease_id, ranges, lease_s)
+        except PinyonError:
+            self.table.release(lease.lease_id, self._clock())
+            raise
         self._sweep_by(lease_s)
-        return lease, lease_s
+        return lease, lease_s, opened
 
     def release(self, lease_id: int) -> bool:
-        return self.table.release(lease_id, self._clock())
+        """End a lease. False: it ended before. What it held may be evicted when nobody reads it any more."""
+        return self._readers.end(lease_id, lambda: self._over(lease_id))
+
+    def _over(self, lease_id: int) -> None:
+        self.table.release(lease_id, self._clock())
 
     def remove(self, keys: Sequence[bytes]) -> int:
         removed = self.table.remove(keys)
@@ -165,7 +188,8 @@ class StoreNode:
     def sweep(self) -> None:
         """End what is overdue now."""
         now = self._clock()
-        self.table.expire_leases(now)
+        for lease_id in self.table.overdue_leases(now):
+            self.release(lease_id)
         for put_id in self.table.close_overdue(now):
             _log.warning("a put timed out; its room is given back")
             self._duties.run(self._end(put_id, commit=False), "put end")

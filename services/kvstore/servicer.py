@@ -30,20 +30,19 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     def __init__(self, node: StoreNode) -> None:
         self._node = node
         self._host = segment_to_proto(node.segment)
-        self._host.ClearField("regions")
 
     async def PutStart(self, request: kvstore_pb2.PutStartRequest, context: Any) -> kvstore_pb2.PutStartResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
-        put_id, slots, region = self._node.put_start(
+        put_id, slots, opened = self._node.put_start(
             keys, request.object_bytes, request.timeout_ms / 1000, class_from_proto(request.request_class)
         )
         reply = kvstore_pb2.PutStartResponse(
             put_id=put_id,
             slots=[kvstore_pb2.PutSlot(state=_STATES[slot.state], offset_bytes=slot.offset) for slot in slots],
         )
-        if region is not None:
+        if opened is not None:
             reply.segment.CopyFrom(self._host)
-            reply.segment.regions.append(region_to_proto(region.descriptor()))
+            reply.segment.regions.append(region_to_proto(opened))
         return reply
 
     async def PutEnd(self, request: kvstore_pb2.PutEndRequest, context: Any) -> kvstore_pb2.PutEndResponse:
@@ -76,24 +75,27 @@ class StoredBlockServicer(kvstore_pb2_grpc.BlockReadServiceServicer):
     def __init__(self, node: StoreNode, telemetry: Telemetry) -> None:
         self._node = node
         self._telemetry = telemetry
-        self._segment = segment_to_proto(node.segment)
+        self._host = segment_to_proto(node.segment)
 
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
         request_class = class_from_proto(request.request_class)
         with self._telemetry.span("kvstore.acquire", request.traceparent, request_id=request.request_id) as span:
             span.classify(request_class)
-            lease, lease_s = self._node.acquire(keys, request.lease_ms / 1000, allow_gaps=request.allow_gaps)
+            lease, lease_s, opened = self._node.acquire(keys, request.lease_ms / 1000, allow_gaps=request.allow_gaps)
             span.set("blocks", len(lease.blocks))
-        return kvstore_pb2.AcquireResponse(
+        reply = kvstore_pb2.AcquireResponse(
             lease_id=lease.lease_id,
             lease_ms=int(lease_s * 1000),
-            segment=self._segment if lease.lease_id else None,
             blocks=[
                 kvstore_pb2.BlockLocation(index=index, offset_bytes=held.offset, length_bytes=held.size)
                 for index, held in lease.blocks
             ],
         )
+        if opened is not None:
+            reply.segment.CopyFrom(self._host)
+            reply.segment.regions.append(region_to_proto(opened))
+        return reply
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Any) -> kvstore_pb2.ReleaseResponse:
         return kvstore_pb2.ReleaseResponse(released=self._node.release(request.lease_id))

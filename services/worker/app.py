@@ -26,6 +26,7 @@ from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import register_transfer_metrics, start_transfer_engine
 from pinyon.store.client import StoreClient
+from pinyon.store.lease_keys import LeaseKeys
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
 from pinyon.transfer import Access
@@ -95,10 +96,11 @@ class Worker:
         """Bind, serve, report to the conductor. Returns the gRPC address."""
         settings, served, clock = self.settings, self.served, self._clock
         self.transfer = start_transfer_engine(settings)
-        # Peers may read what leases name; each prefill session gets a key of its own for writing.
-        region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.READ)
+        # Peers reach what a lease or a prefill's targets open, and nothing else.
+        region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
         decisions = self._decisions()
-        cache = KvCache(served.layout, decisions.pool, decisions.reservations, clock)
+        readers = LeaseKeys(self.transfer, region)
+        cache = KvCache(served.layout, decisions.pool, decisions.reservations, readers, clock)
         members = StepMembers(decisions.steps)
         engine_loop = EngineLoop(self.engine, members, clock, self._observe, settings.step_timeout_s)
         engine_loop.on_hang = self._engine_changed
@@ -126,7 +128,7 @@ class Worker:
             clock=clock,
         )
         self.prefills = Prefills(self.parts, decisions.prompts)
-        self.peers = PrefillPeers(self.parts, self.engine.pool.data)
+        self.peers = PrefillPeers(self.parts)
         self.decodes = Decodes(self.parts, self.prefills, self.peers, self._metrics)
         self.sessions = LbSessions(self.decodes)
         register_gauges(self._registry, self.parts, self.prefills, self.peers, self.decodes, self.sessions)
@@ -145,8 +147,7 @@ class Worker:
             kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
             CachedBlockServicer(
                 cache,
-                # Only the region that is open for reading: the other keys belong to single prefill sessions.
-                segment_to_proto(self.transfer.descriptor([region])),
+                segment_to_proto(self.transfer.descriptor([])),
                 LeaseLimits(settings.lease_s, settings.max_lease_s),
                 self._telemetry,
             ),
@@ -184,7 +185,7 @@ class Worker:
         if self._store is not None:
             await self._store.close()
         await self._reader.close()
-        self.parts.cache.close()
+        await self.parts.cache.close()
         if self._announcing is not None:
             await asyncio.wait((self._announcing,))
         if self._journal is not None:

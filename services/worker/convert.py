@@ -6,6 +6,7 @@ A wrong input raises :class:`InvalidArgument` (or :class:`NotFound` for an unkno
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.layout import layout_to_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
-from pinyon.messages.segment import segment_from_proto, segment_to_proto
+from pinyon.messages.segment import region_from_proto, segment_from_proto, segment_to_proto
 from pinyon.transfer import SegmentDescriptor
 from services.worker.orders import GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
 from services.worker.served import Served
@@ -126,7 +127,7 @@ def failed_update(update: worker_pb2.StreamUpdate, error: PinyonError) -> None:
 
 
 def hello_to_proto(served: Served, segment: SegmentDescriptor) -> worker_pb2.PrefillHello:
-    """``segment``: the decode instance's memory, open for the prefill instance's writes."""
+    """``segment``: where the decode instance's memory is reached."""
     return worker_pb2.PrefillHello(
         instance_id=served.instance_id,
         segment=segment_to_proto(segment),
@@ -136,7 +137,7 @@ def hello_to_proto(served: Served, segment: SegmentDescriptor) -> worker_pb2.Pre
 
 
 def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDescriptor:
-    """The decode instance's memory.
+    """Where the decode instance's memory is reached.
 
     Raises:
         InvalidArgument
@@ -150,18 +151,15 @@ def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDesc
     if message.model_fingerprint != served.card.fingerprint:
         raise FailedPrecondition("the instances serve different weights", field="hello.model_fingerprint")
     try:
-        segment = segment_from_proto(message.segment)
+        return segment_from_proto(message.segment)
     except InvalidArgument as error:
         raise InvalidArgument(error.message, field="hello.segment") from error
-    if not segment.regions:
-        raise InvalidArgument("the segment has no region", field="hello.segment")
-    return segment
 
 
 def prefill_to_proto(
     order: GenerateOrder, first_block: int, offsets: Iterable[int], timeout_s: float, traceparent: str
 ) -> worker_pb2.PrefillStart:
-    """Ask for the prompt's KV at byte ``offsets`` of the hello's region, one for each block from ``first_block`` on."""
+    """Ask for the prompt's KV at byte ``offsets`` of the target region, one for each block from ``first_block`` on."""
     return worker_pb2.PrefillStart(
         request_id=order.request_id,
         request_class=class_to_proto(order.request_class),
@@ -204,12 +202,12 @@ def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOr
 
 
 def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, served: Served) -> PushTarget:
-    """Where the KV of ``message``'s prompt goes, inside ``segment.regions[0]``.
+    """Where the KV of ``message``'s prompt goes: inside its target region, reached as ``segment`` says.
 
     Raises:
         InvalidArgument
     """
-    layout, region = served.layout, segment.regions[0]
+    layout = served.layout
     blocks = layout.blocks_for(len(message.prompt_tokens_le32) // 4)
     first, offsets = message.first_target_block, tuple(message.target_offsets_bytes)
     if first > blocks or len(offsets) != blocks - first:
@@ -217,9 +215,15 @@ def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, s
             f"{blocks} blocks of the prompt from {first} on need as many offsets, got {len(offsets)}",
             field="target_offsets_bytes",
         )
-    if offsets and max(offsets) + layout.block_bytes > region.length:
+    if not offsets:
+        return PushTarget(segment, b"", first, ())
+    try:
+        region = region_from_proto(message.target_region)
+    except InvalidArgument as error:
+        raise InvalidArgument(error.message, field="target_region") from error
+    if max(offsets) + layout.block_bytes > region.length:
         raise InvalidArgument("a target lies outside the region", field="target_offsets_bytes")
-    return PushTarget(segment, region.key, first, offsets)
+    return PushTarget(replace(segment, regions=(region,)), region.key, first, offsets)
 
 
 # -- what became of a prompt

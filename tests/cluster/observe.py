@@ -21,7 +21,8 @@ IDLE_GAUGES = (
     "pinyon_kvstore_reserved_objects",
     "pinyon_kvstore_leases",
     "pinyon_kvstore_open_puts",
-    "pinyon_kvstore_writer_regions",
+    "pinyon_kvstore_writer_keys",
+    "pinyon_kvstore_reader_keys",
     "pinyon_kvstore_lost_bytes",
     "pinyon_worker_owned_requests",
     "pinyon_worker_pending_requests",
@@ -36,6 +37,7 @@ IDLE_GAUGES = (
     "pinyon_worker_outbox_tokens",
     "pinyon_worker_store_queue_blocks",
     "pinyon_worker_used_blocks",
+    "pinyon_transfer_grants",
 )
 
 

@@ -70,7 +70,7 @@ class Node:
         return value
 
     def nothing_is_left(self) -> bool:
-        names = ("leases", "leased_objects", "open_puts", "reserved_objects", "writer_regions")
+        names = ("leases", "leased_objects", "open_puts", "reserved_objects", "writer_keys", "reader_keys")
         self.node.table.check_integrity()
         return not any(self.figure(name) for name in names)
 

@@ -20,7 +20,7 @@ from pinyon.core.errors import Internal, ResourceExhausted
 from pinyon.core.request import SamplingParams
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus
+from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from services.worker.report import WorkerReport
 from services.worker.servicer import WorkerServicer
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
@@ -60,10 +60,15 @@ class FakePrefill(worker_pb2_grpc.WorkerServiceServicer):
     def __init__(self, on_start=lambda start: None, on_cancel=lambda stream_id: None) -> None:
         self.on_start, self.on_cancel = on_start, on_cancel
         self.hello = None
+        self.context = None
         self.started = asyncio.Event()
         self.cancelled = asyncio.Event()
 
+    async def say(self, result):
+        await self._answer(self.context, result)
+
     async def PrefillSession(self, _, context):
+        self.context = context
         while (message := await context.read()) is not grpc.aio.EOF:
             if message.HasField("hello"):
                 self.hello = message.hello
@@ -112,12 +117,13 @@ def at(address: str, decode, prompt=PROMPT, sampling=SHORT):
     return message
 
 
-def late_writer(fake: FakePrefill, engine: TransferEngine):
+def late_writer(fake: FakePrefill, engine: TransferEngine, opcode=Opcode.WRITE, shift=0):
     """A write into the first target block, as a peer that was too slow would do it."""
     source = engine.register_local_memory(bytearray(64))
     segment = segment_from_proto(fake.hello.segment)
-    offset = fake.start.target_offsets_bytes[0]
-    request = TransferRequest(Opcode.WRITE, source.key, 0, segment, segment.regions[0].key, offset, 64)
+    assert not segment.regions
+    offset = fake.start.target_offsets_bytes[0] + shift
+    request = TransferRequest(opcode, source.key, 0, segment, fake.start.target_region.key, offset, 64)
     return engine.transfer_async([request])
 
 
@@ -137,29 +143,53 @@ async def test_a_peer_that_ignores_cancels_loses_its_key(fleet, fake_server):
         assert (await late_writer(fake, engine))[0].status is TransferStatus.REFUSED
 
 
-async def test_memory_with_unanswered_writes_is_free_only_after_the_writer_is_cut_off(fleet, fake_server):
+async def test_a_prefills_key_opens_its_targets_for_writing_and_nothing_else(fleet, fake_server):
+    fake = FakePrefill(on_cancel=lambda number: worker_pb2.PrefillResult(stream_id=number))
+    d = await fleet.start("decode", "d0")
+    client = await fleet.client(d)
+    (answer,) = await client.submit(at(await fake_server(fake), d))
+    await fake.started.wait()
+    size, targets = d.served.layout.block_bytes, sorted(fake.start.target_offsets_bytes)
     with TransferEngine() as engine:
+        assert (await late_writer(fake, engine))[0].ok
+        assert (await late_writer(fake, engine, Opcode.READ))[0].reason is Reason.ACCESS_DENIED
+        first = fake.start.target_offsets_bytes[0]
+        others = set(range(0, d.served.pool_blocks * size, size)) - set(targets)
+        assert others
+        for offset in others:
+            assert (await late_writer(fake, engine, shift=offset - first))[0].reason is Reason.OUT_OF_RANGE
+        await client.cancel(answer)
+        await answer.wait()
+        await fleet.idle()
+        assert (await late_writer(fake, engine))[0].reason is Reason.UNKNOWN_REGION
+    assert d.transfer.stats().grants_now == 0
 
-        def fail(start):
-            return worker_pb2.PrefillResult(
-                stream_id=start.stream_id,
-                error=common_pb2.Error(code="UNAVAILABLE", message="lost"),
-                unconfirmed_boot_id=engine.boot_id,
-            )
 
-        fake = FakePrefill(fail)
+@pytest.mark.parametrize("well", [True, False])
+async def test_a_prefill_that_has_ended_can_write_no_more_before_anybody_hears_of_it(fleet, fake_server, well):
+    """Its blocks are read by others from now on, or used again: late bytes would be somebody's wrong tokens."""
+    with TransferEngine() as engine:
+        fake = FakePrefill()
         d = await fleet.start("decode", "d0")
-        dropped = []
-        drop = d.transfer.drop_peer
-        d.transfer.drop_peer = lambda boot_id: (dropped.append((boot_id, gauge(d, "used_blocks"))), drop(boot_id))[1]
         client = await fleet.client(d)
         (answer,) = await client.submit(at(await fake_server(fake), d))
+        await fake.started.wait()
+        assert (await late_writer(fake, engine))[0].ok
+        error = common_pb2.Error(code="UNAVAILABLE", message="lost")
+        end = worker_pb2.PrefillResult(stream_id=fake.start.stream_id, first_token=5, error=None if well else error)
+        d.engine.hold()  # the request lives on, and its blocks with it
+        await fake.say(end)
+        if well:
+            await d.engine.entered()
+            assert gauge(d, "used_blocks") > 0
+        else:
+            await answer.wait()
+            assert answer.last.error.code == "UNAVAILABLE"
+        late = await late_writer(fake, engine)
+        d.engine.release()
+        assert late[0].reason is Reason.UNKNOWN_REGION
         await answer.wait()
-        assert answer.last.error.code == "UNAVAILABLE"
         await fleet.idle()
-        ((boot_id, used),) = dropped
-        assert boot_id == engine.boot_id
-        assert used > 0
 
 
 async def test_a_token_outside_the_vocabulary_is_refused(fleet, fake_server):
@@ -450,6 +480,10 @@ async def test_a_hello_that_does_not_fit(fleet, change):
             (result,) = (await call.read()).results
             assert (result.stream_id, result.error.field) == (5, "target_offsets_bytes")
             start.target_offsets_bytes.append(2**40)
+            await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
+            (result,) = (await call.read()).results
+            assert result.error.field == "target_region"
+            start.target_region.CopyFrom(common_pb2.Region(key=bytes(16), location="cpu:0", length_bytes=2**40))
             await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
             (result,) = (await call.read()).results
             assert result.error.field == "target_offsets_bytes"

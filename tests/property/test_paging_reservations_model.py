@@ -27,6 +27,7 @@ class Model(RuleBasedStateMachine):
         self.waiting: list[tuple[int, list[bytes], int]] = []
         self.granted: dict[int, tuple[Reservation, list[bytes]]] = {}
         self.leases: dict[int, tuple[float, list[int]]] = {}
+        self.overdue: set[int] = set()
         self.held: list[list[int]] = []
 
     def references(self) -> Counter[int]:
@@ -131,6 +132,7 @@ class Model(RuleBasedStateMachine):
     def end_lease(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.leases)))
         del self.leases[lease_id]
+        self.overdue.discard(lease_id)
         grants = self.reservations.end_lease(lease_id, self.now)
         assert grants is not None
         self.take(grants)
@@ -139,22 +141,35 @@ class Model(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 3))
     def time_goes_by(self, seconds: int) -> None:
         self.now += seconds
-        self.leases = {lease_id: lease for lease_id, lease in self.leases.items() if lease[0] > self.now}
-        self.take(self.reservations.expire(self.now))
+        overdue = {lease_id for lease_id, lease in self.leases.items() if lease[0] <= self.now} - self.overdue
+        assert set(self.reservations.overdue(self.now)) == overdue
+        self.overdue |= overdue
+
+    @precondition(lambda self: self.overdue)
+    @rule()
+    def overdue_readers_are_shut_out(self) -> None:
+        lease_id = self.overdue.pop()
+        del self.leases[lease_id]
+        grants = self.reservations.end_lease(lease_id, self.now)
+        assert grants is not None
+        self.take(grants)
 
     @invariant()
     def books_balance(self) -> None:
         self.reservations.check_integrity()
         assert self.reservations.waiting == len(self.waiting)
         assert self.reservations.leases == len(self.leases)
-        assert self.reservations.next_deadline() == min((end for end, _ in self.leases.values()), default=None)
+        running = [end for lease_id, (end, _) in self.leases.items() if lease_id not in self.overdue]
+        assert self.reservations.next_deadline() == min(running, default=None)
         assert self.pool.used == len(self.references())
 
     def teardown(self) -> None:
         """Whoever waits gets its blocks when the others gave theirs back, and then nothing is left."""
         self.now += 100
-        self.leases = {}
-        self.take(self.reservations.expire(self.now))
+        assert set(self.reservations.overdue(self.now)) == set(self.leases) - self.overdue
+        while self.leases:
+            lease_id, _ = self.leases.popitem()
+            self.take(self.reservations.end_lease(lease_id, self.now) or [])
         while self.held:
             self.take(self.reservations.release(self.held.pop(), self.now))
         while self.granted:

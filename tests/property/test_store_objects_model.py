@@ -36,6 +36,7 @@ class TableMachine(RuleBasedStateMachine):
         self.puts: dict[int, tuple[list[tuple[bytes, int, int, int]], float, bool]] = {}
         self.sizes: dict[bytes, int] = {}  # readable keys, as far as the model knows (evictions make it smaller)
         self.reads: dict[int, tuple[list[tuple[int, int, bytes]], float]] = {}
+        self.overdue: set[int] = set()
         self.told: set[bytes] = set()
         self.version = 0
 
@@ -101,8 +102,14 @@ class TableMachine(RuleBasedStateMachine):
             objects, end, _ = self.puts[put_id]
             self.puts[put_id] = (objects, end, True)
         expired = [lease for lease, (_, end) in self.reads.items() if end <= self.now]
-        assert self.table.expire_leases(self.now) == len(expired)
-        for lease in expired:
+        assert sorted(self.table.overdue_leases(self.now)) == sorted(set(expired) - self.overdue)
+        self.overdue |= set(expired)
+
+    @rule(data=st.data())
+    def overdue_readers_are_shut_out(self, data: st.DataObject) -> None:
+        for lease in data.draw(st.lists(st.sampled_from(sorted(self.overdue)), unique=True)) if self.overdue else ():
+            assert self.table.release(lease, self.now)
+            self.overdue.remove(lease)
             del self.reads[lease]
 
     @rule(keys=key_lists, gaps=st.booleans(), lease=st.sampled_from([1.0, 5.0]))
@@ -131,6 +138,7 @@ class TableMachine(RuleBasedStateMachine):
         assert self.table.release(lease, self.now)
         assert not self.table.release(lease, self.now)
         del self.reads[lease]
+        self.overdue.discard(lease)
 
     @rule(keys=key_lists)
     def remove(self, keys: list[bytes]) -> None:

@@ -173,9 +173,9 @@ class Instance:
     def _expire(self) -> None:
         self.expiry_s = None
         if self.alive:
-            before = self.reservations.leases
-            self.give(self.reservations.expire(self.world.now_s))
-            self.world.counts["expired"] += before - self.reservations.leases
+            for lease in self.reservations.overdue(self.world.now_s):
+                self.give(self.reservations.end_lease(lease, self.world.now_s) or [])
+                self.world.counts["expired"] += 1
             self.watch_leases()
 
     # -- prompts

@@ -11,6 +11,8 @@ from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
 from pinyon.eviction import NO_TRAITS, Traits
 from pinyon.paging import BlockPool, Grant, Reservation, Reservations
+from pinyon.store.lease_keys import LeaseKeys
+from pinyon.transfer import RegionDescriptor
 
 __all__ = ["KvCache"]
 
@@ -18,8 +20,12 @@ __all__ = ["KvCache"]
 class KvCache:
     """Owned by the event loop's thread."""
 
-    def __init__(self, layout: KvLayout, pool: BlockPool, reservations: Reservations, clock: Clock) -> None:
+    def __init__(
+        self, layout: KvLayout, pool: BlockPool, reservations: Reservations, keys: LeaseKeys, clock: Clock
+    ) -> None:
+        """``keys``: by which peers read what they leased."""
         self.layout = layout
+        self._keys = keys
         self.pool = pool
         """To look at: whatever changes it goes through the reservations."""
         self._reservations = reservations
@@ -107,17 +113,26 @@ class KvCache:
 
     def lease(
         self, keys: Sequence[BlockKey], duration_s: float, *, allow_gaps: bool
-    ) -> tuple[int, list[tuple[int, int]]]:
-        """See :meth:`Reservations.lease`."""
-        leased = self._reservations.lease(keys, duration_s, self._clock(), allow_gaps)
+    ) -> tuple[int, list[tuple[int, int]], RegionDescriptor | None]:
+        """The lease and what it holds, see :meth:`Reservations.lease`, and the key to read that with, if anything."""
+        lease_id, held = self._reservations.lease(keys, duration_s, self._clock(), allow_gaps)
+        if not lease_id:
+            return lease_id, held, None
+        size = self.layout.block_bytes
+        try:
+            opened = self._keys.give(lease_id, [(block * size, size) for _, block in held], duration_s)
+        except BaseException:
+            self._over(lease_id)
+            raise
         self._arm()
-        return leased
+        return lease_id, held, opened
 
     def end_lease(self, lease_id: int) -> bool:
-        """Whether it was still there."""
-        grants = self._reservations.end_lease(lease_id, self._clock())
-        self._give(grants or ())
-        return grants is not None
+        """Whether it was still there. Its blocks may be used again when nobody reads them any more."""
+        return self._keys.end(lease_id, lambda: self._over(lease_id))
+
+    def _over(self, lease_id: int) -> None:
+        self._give(self._reservations.end_lease(lease_id, self._clock()) or ())
 
     def _arm(self) -> None:
         """One timer for the next lease that ends."""
@@ -129,16 +144,18 @@ class KvCache:
 
     def _expire(self) -> None:
         self._lease_timer = None
-        self._give(self._reservations.expire(self._clock()))
+        for lease_id in self._reservations.overdue(self._clock()):
+            self.end_lease(lease_id)
         self._arm()
 
-    def close(self) -> None:
-        """Stop the timer; whoever waits is cancelled."""
+    async def close(self) -> None:
+        """Stop the timer; whoever waits is cancelled. Waits (bounded) for reads whose leases have ended."""
         if self._lease_timer is not None:
             self._lease_timer.cancel()
             self._lease_timer = None
         for future in reversed(list(self._waiting.values())):
             self.withdraw(future)
+        await self._keys.close()
 
     def check_integrity(self) -> None:
         """See :meth:`Reservations.check_integrity`."""

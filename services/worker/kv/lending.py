@@ -9,6 +9,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.messages.checks import keys_from_proto
 from pinyon.messages.request_class import class_from_proto
+from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.telemetry import Telemetry
 from services.worker.kv.cache import KvCache
 
@@ -26,11 +27,11 @@ class LeaseLimits:
 
 
 class CachedBlockServicer:
-    """``pinyon.api.kvstore.v1.BlockReadService`` over ``segment``: the cache's memory, open to readers."""
+    """``pinyon.api.kvstore.v1.BlockReadService`` over the cache. ``host``: where its memory is reached."""
 
-    def __init__(self, cache: KvCache, segment: common_pb2.Segment, limits: LeaseLimits, telemetry: Telemetry) -> None:
+    def __init__(self, cache: KvCache, host: common_pb2.Segment, limits: LeaseLimits, telemetry: Telemetry) -> None:
         self._cache = cache
-        self._segment = segment
+        self._host = host
         self._limits = limits
         self._telemetry = telemetry
 
@@ -40,18 +41,21 @@ class CachedBlockServicer:
         lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._limits.default_s, self._limits.longest_s)
         with self._telemetry.span("acquire", request.traceparent, request_id=request.request_id) as span:
             span.classify(request_class)
-            lease_id, held = self._cache.lease(keys, lease_s, allow_gaps=request.allow_gaps)
+            lease_id, held, opened = self._cache.lease(keys, lease_s, allow_gaps=request.allow_gaps)
             span.set("blocks", len(held))
         size = self._cache.layout.block_bytes
-        return kvstore_pb2.AcquireResponse(
+        reply = kvstore_pb2.AcquireResponse(
             lease_id=lease_id,
             lease_ms=round(1000 * lease_s),
-            segment=self._segment,
             blocks=[
                 kvstore_pb2.BlockLocation(index=index, offset_bytes=block * size, length_bytes=size)
                 for index, block in held
             ],
         )
+        if opened is not None:
+            reply.segment.CopyFrom(self._host)
+            reply.segment.regions.append(region_to_proto(opened))
+        return reply
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Any) -> kvstore_pb2.ReleaseResponse:
         return kvstore_pb2.ReleaseResponse(released=self._cache.end_lease(request.lease_id))

@@ -1,8 +1,9 @@
 """One prompt on its way: room, reused blocks, computing in chunks, sending.
 
 The job's owner gets ``done`` exactly once. When it is done, nothing of the job touches the owner's memory any more
-(blocks of this instance, or the target), unless ``unconfirmed`` says that the target must cut our connections first.
-The job's own blocks are given back at the end of ``run``, which waits for a step that may still touch them.
+(blocks of this instance), and nothing more is sent to the target; what was sent may still arrive there until the target
+takes its key back. The job's own blocks are given back at the end of ``run``, which waits for a step that may still touch
+them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ class PrefillJob:
         self.order = order
         self.abort = Abort()
         self.done: asyncio.Future[PrefillOutcome] = asyncio.get_running_loop().create_future()
-        self.unconfirmed = False
         self._parts = parts
         self._queue = queue
         self._wake = wake
@@ -196,8 +196,7 @@ class PrefillJob:
             self._layered = None
         if self._push is not None:
             push, self._push = self._push, None
-            if not await push.stop(STOP_GRACE_S):
-                self.unconfirmed = True
+            if not await push.stop(STOP_GRACE_S):  # what comes late would overwrite what is sent again
                 raise SendingFailed("sending KV to the decode instance failed")
         reservation.held = local
         self._computed = asyncio.get_running_loop().create_future()
@@ -341,7 +340,7 @@ class PrefillJob:
         if self._member is not None:
             self._parts.members.remove_prefill(self._member)
         if self._push is not None:
-            self.unconfirmed = not await self._push.stop(STOP_GRACE_S)
+            await self._push.stop(STOP_GRACE_S)
             self._push = None
         if self._finishing is not None:
             await asyncio.wait((self._finishing,))

@@ -1,8 +1,8 @@
 """The decode instance's side of prefill elsewhere: one long-lived PrefillSession per prefill instance.
 
-A session's peer may write into our pool through a region key made for this session alone. The blocks of a prefill are
-free to be used again when it is *settled*: its result came and says that all writes were answered, or the peer's
-connections were cut, or the session's key was revoked, which ends with the session.
+The peer writes into our pool by a key that opens the target blocks of one prefill. When the prefill's result has come,
+or the session has ended, the key is revoked, so that nothing which is still on its way is written: the prefill is
+*settled*. Only then does its owner get the result, and only then may the blocks be read by others or used again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable, error_from_code
+from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
-from pinyon.transfer import TransferError
+from pinyon.transfer import Access, Grant, TransferError
 from services.worker.convert import hello_to_proto
 from services.worker.parts import Parts
 
@@ -42,10 +42,14 @@ _log = get_logger("prefill-peers")
 class RemotePrefill:
     """One prompt at a prefill instance."""
 
-    def __init__(self, session: _PeerSession, stream_id: int) -> None:
+    def __init__(self, session: _PeerSession, stream_id: int, grant: Grant | None) -> None:
+        """``grant``: opens its targets; None: it has none."""
         loop = asyncio.get_running_loop()
         self.session = session
         self.stream_id = stream_id
+        self.grant = grant
+        self.ending = False
+        """Its result has come."""
         self.result: asyncio.Future[worker_pb2.PrefillResult] = loop.create_future()
         """Or the error: the peer's, or UNAVAILABLE with the field ``prefill_instance`` when the peer is gone."""
         self.settled: asyncio.Future[None] = loop.create_future()
@@ -60,9 +64,8 @@ class RemotePrefill:
 class PrefillPeers:
     """Sessions by address, at most ``limit``. ``close`` ends all of them."""
 
-    def __init__(self, parts: Parts, pool: Any, limit: int = MAX_SESSIONS) -> None:
+    def __init__(self, parts: Parts, limit: int = MAX_SESSIONS) -> None:
         self.parts = parts
-        self.pool = pool
         self._limit = limit
         self._sessions: OrderedDict[str, _PeerSession] = OrderedDict()  # the one used last at the end
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -79,10 +82,10 @@ class PrefillPeers:
         return sum(len(session.streams) for session in list(self._sessions.values()))
 
     def start(self, instance_id: str, address: str, start: worker_pb2.PrefillStart) -> RemotePrefill:
-        """Ask for a prompt; ``start.stream_id`` is set here.
+        """Ask for a prompt; ``start``'s stream id and target region are set here.
 
         Raises:
-            ResourceExhausted: too many sessions with prompts, or unsent requests.
+            ResourceExhausted: too many sessions with prompts, unsent requests or open keys.
             Unavailable: nobody was there a moment ago.
         """
         session = self._sessions.get(address)
@@ -110,7 +113,7 @@ class PrefillPeers:
                 raise ResourceExhausted(f"prompts are at {self._limit} prefill instances", field="prefill_instance")
             self.forget(idle)
             idle.end("its place is needed")
-        if len(self._tasks) >= 2 * self._limit:  # those that are ending have their memory still open
+        if len(self._tasks) >= 2 * self._limit:  # those that are ending wait for their last writes
             raise ResourceExhausted("too many sessions are ending", field="prefill_instance")
 
     def drop_idle(self) -> None:
@@ -150,7 +153,7 @@ class PrefillPeers:
             del self._sessions[session.address]
             if session.spoke:
                 self._pauses.succeeded(session.address)
-            elif session.dialed:
+            else:
                 self._pauses.failed(session.address, self.parts.clock())
 
     async def close(self) -> None:
@@ -171,10 +174,9 @@ class _PeerSession:
         self._stream = Dialed(address, METHOD, WRITE_S)
         self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.parts.settings.max_requests + 16)
         self._next_id = 1
-        self._cuts: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Task[None]] = set()
         self.used_s = peers.parts.clock()
         """When it had something to do last."""
-        self.dialed = False
 
     @property
     def closing(self) -> bool:
@@ -187,10 +189,22 @@ class _PeerSession:
     # -- for the owner of a request
 
     def start(self, start: worker_pb2.PrefillStart) -> RemotePrefill:
+        parts = self._peers.parts
         start.stream_id = self._next_id
-        self._outbox.put(start)
+        grant = None
+        if start.target_offsets_bytes:
+            ranges = [(offset, parts.served.layout.block_bytes) for offset in start.target_offsets_bytes]
+            lifetime_s = start.timeout_ms / 1000 + parts.settings.settle_s
+            grant = parts.transfer.grant(parts.region, ranges, Access.WRITE, lifetime_s=lifetime_s)
+            start.target_region.CopyFrom(region_to_proto(grant.descriptor()))
+        try:
+            self._outbox.put(start)
+        except BaseException:
+            if grant is not None:
+                parts.transfer.revoke_now(grant)  # nobody was told of it
+            raise
         self._next_id += 1
-        remote = self.streams[start.stream_id] = RemotePrefill(self, start.stream_id)
+        remote = self.streams[start.stream_id] = RemotePrefill(self, start.stream_id, grant)
         return remote
 
     def cancel(self, stream_id: int) -> None:
@@ -200,56 +214,66 @@ class _PeerSession:
             self.end("cancels cannot be delivered")
 
     def end(self, reason: str) -> None:
-        """Break the session: its prefills fail, its region key is revoked."""
+        """Break the session: its prefills fail, their keys are revoked."""
         self._stream.end(Unavailable(reason))
 
     # -- life
 
     async def run(self) -> None:
         parts = self._peers.parts
-        region = None
         error: PinyonError = Unavailable(f"prefill instance {self.instance_id} is gone", field="prefill_instance")
         try:
-            region = parts.transfer.register_local_memory(self._peers.pool)
-            self.dialed = True
-            hello = hello_to_proto(parts.served, parts.transfer.descriptor([region]))
+            hello = hello_to_proto(parts.served, parts.transfer.descriptor([]))
             await self._stream.run(self._take, self._requests(hello))
         except PinyonError as failure:
             _log.info("session with %s ends: %s", self.address, failure)
-            error = self._named(failure) if self.dialed else Unavailable(f"no memory can be opened: {failure.message}")
+            error = self._named(failure)
         except Exception:
             _log.exception("session with %s failed", self.address)
         finally:
             self._stream.end()
             self._peers.forget(self)
             self._outbox.close()
-            for remote in self.streams.values():
-                remote.fail(error)
-            await self._revoke(region)
+            for remote in list(self.streams.values()):
+                if not remote.ending:
+                    remote.fail(error)
+                    self._end(remote, None)
+            if self._endings:
+                await asyncio.wait(set(self._endings))
 
-    async def _revoke(self, region: Any) -> None:
+    def _end(self, remote: RemotePrefill, result: worker_pb2.PrefillResult | None) -> None:
+        """Shut the peer out of the targets, then pass the result on, if it came, and settle: now, if nothing is being
+        written."""
+        remote.ending = True
+        if remote.grant is None or self._peers.parts.transfer.revoke_now(remote.grant):
+            self._over(remote, result)
+            return
+        ending = asyncio.create_task(self._shut_out(remote, remote.grant, result), name="prefill-end")
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    async def _shut_out(self, remote: RemotePrefill, grant: Grant, result: worker_pb2.PrefillResult | None) -> None:
         failure: TransferError | None = None
         try:
-            if region is not None:
-                await asyncio.to_thread(self._peers.parts.transfer.unregister, region)
+            await self._peers.parts.transfer.revoke_async(grant)
         except Exception as error:  # whatever it is: who waits must learn it
             _log.error("a peer's writes cannot be stopped: its target blocks stay unused", exc_info=error)
-            failure = error if isinstance(error, TransferError) else TransferError("the memory's key was not revoked")
-        if self._cuts:
-            await asyncio.wait(set(self._cuts))
-        for remote in list(self.streams.values()):
-            self._settle(remote, failure)
+            failure = error if isinstance(error, TransferError) else TransferError("the key was not revoked")
+        self._over(remote, result, failure)
 
-    def _settle(self, remote: RemotePrefill, failure: TransferError | None = None) -> None:
+    def _over(
+        self, remote: RemotePrefill, result: worker_pb2.PrefillResult | None, failure: TransferError | None = None
+    ) -> None:
         self.streams.pop(remote.stream_id, None)
         self.used_s = self._peers.parts.clock()
-        if remote.settled.done():
-            return
         if failure is None:
             remote.settled.set_result(None)
         else:
             remote.settled.set_exception(failure)
             remote.settled.exception()
+            remote.fail(self._named(failure))
+        if result is not None and not remote.result.done():
+            self._pass_on(remote, result)
 
     def _named(self, error: PinyonError) -> PinyonError:
         """Whatever ended the session, the request's owner learns which instance it was."""
@@ -265,10 +289,10 @@ class _PeerSession:
     def _take(self, message: worker_pb2.PrefillSessionResponse) -> None:
         for result in message.results:
             remote = self.streams.get(result.stream_id)
-            if remote is not None and not remote.result.done():
-                self._take_result(remote, result)
+            if remote is not None and not remote.ending:
+                self._end(remote, result)
 
-    def _take_result(self, remote: RemotePrefill, result: worker_pb2.PrefillResult) -> None:
+    def _pass_on(self, remote: RemotePrefill, result: worker_pb2.PrefillResult) -> None:
         if result.HasField("error"):
             remote.fail(
                 error_from_code(
@@ -280,18 +304,6 @@ class _PeerSession:
             )
         else:
             remote.result.set_result(result)
-        if result.unconfirmed_boot_id:
-            cut = asyncio.ensure_future(self._cut(remote, result.unconfirmed_boot_id))
-            self._cuts.add(cut)
-            cut.add_done_callback(self._cuts.discard)
-        else:
-            self._settle(remote)
-
-    async def _cut(self, remote: RemotePrefill, boot_id: bytes) -> None:
-        if await asyncio.to_thread(self._peers.parts.transfer.drop_peer, boot_id):
-            self._settle(remote)
-        else:
-            self.end(f"late writes of {self.instance_id} cannot be cut off")
 
 
 def _messages(items: list[worker_pb2.PrefillStart | int]) -> list[worker_pb2.PrefillSessionRequest]:

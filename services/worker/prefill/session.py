@@ -130,8 +130,6 @@ class PrefillSession:
                 self._prefills.drop_queued(list(self._jobs.values()), _nothing_taken())
         else:
             result.error.CopyFrom(error_to_proto(Internal("the prefill failed")))
-        if job.unconfirmed:
-            result.unconfirmed_boot_id = self._parts.transfer.boot_id
         self._put(result)
 
     def _put(self, result: worker_pb2.PrefillResult) -> None:

@@ -14,7 +14,7 @@ __all__ = ["InstanceConfig", "InstanceDecisions"]
 INSTANCE_INPUTS = {
     "reservations": (
         *("reserve", "withdraw", "extend", "publish", "hold", "release"),
-        *("lease", "end_lease", "expire"),
+        *("lease", "end_lease", "overdue"),
     ),
     "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
     "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "decide", "fold"),

@@ -10,7 +10,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.transfer import Nic, RegionDescriptor, SegmentDescriptor, Topology
 
-__all__ = ["region_to_proto", "segment_from_proto", "segment_to_proto"]
+__all__ = ["region_from_proto", "region_to_proto", "segment_from_proto", "segment_to_proto"]
 
 _MAX_REMEMBERED_BYTES = 16 << 10
 
@@ -35,6 +35,11 @@ def region_to_proto(region: RegionDescriptor) -> common_pb2.Region:
     return common_pb2.Region(key=region.key, location=region.location, length_bytes=region.length)
 
 
+def region_from_proto(message: common_pb2.Region) -> RegionDescriptor:
+    """Raises :class:`InvalidArgument` for anything that is no region."""
+    return RegionDescriptor(message.key, message.location, message.length_bytes)
+
+
 def segment_from_proto(message: common_pb2.Segment) -> SegmentDescriptor:
     """Raises :class:`InvalidArgument` for anything that is no segment."""
     # Every Acquire and PutStart answers with a whole segment, in which only the regions are new: with 8 NICs and 10
@@ -44,7 +49,7 @@ def segment_from_proto(message: common_pb2.Segment) -> SegmentDescriptor:
     rest.ClearField("regions")
     key = rest.SerializeToString(deterministic=True)
     parse = _without_regions if len(key) <= _MAX_REMEMBERED_BYTES else _without_regions.__wrapped__
-    regions = tuple(RegionDescriptor(region.key, region.location, region.length_bytes) for region in message.regions)
+    regions = tuple(map(region_from_proto, message.regions))
     return replace(parse(key), regions=regions)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
@@ -40,7 +41,7 @@ class LeaseTable(Generic[T]):
         deadline = now_s + duration_s
         self._leases[lease_id] = (deadline, list(items))
         if len(self._deadlines) > 2 * len(self._leases) + 64:  # mostly leases that were released early
-            self._deadlines = [(end, each) for each, (end, _) in self._leases.items()]
+            self._deadlines = [(end, each) for each, (end, _) in self._leases.items() if end < math.inf]
             heapq.heapify(self._deadlines)
         else:
             heapq.heappush(self._deadlines, (deadline, lease_id))
@@ -51,17 +52,20 @@ class LeaseTable(Generic[T]):
         lease = self._leases.pop(lease_id, None)
         return None if lease is None else lease[1]
 
-    def expire(self, now_s: float) -> list[list[T]]:
-        """What the leases held whose time is up; they are forgotten."""
-        expired = []
+    def overdue(self, now_s: float) -> list[int]:
+        """Leases whose time is up, each named once. They are held until :meth:`release`: the caller first shuts their
+        readers out."""
+        overdue = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
-            lease = self._leases.pop(heapq.heappop(self._deadlines)[1], None)
+            lease_id = heapq.heappop(self._deadlines)[1]
+            lease = self._leases.get(lease_id)
             if lease is not None:
-                expired.append(lease[1])
-        return expired
+                self._leases[lease_id] = (math.inf, lease[1])
+                overdue.append(lease_id)
+        return overdue
 
     def next_deadline(self) -> float | None:
-        """When :meth:`expire` may find something, at the earliest; ``None`` when nothing is leased."""
+        """When :meth:`overdue` may find something, at the earliest; ``None`` when it will not."""
         while self._deadlines and self._deadlines[0][1] not in self._leases:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

@@ -152,15 +152,12 @@ class Reservations:
         blocks = self._leases.release(lease_id)
         return None if blocks is None else self.release(blocks, now_s)
 
-    def expire(self, now_s: float) -> list[Grant]:
-        """End the leases whose time is up."""
-        expired = self._leases.expire(now_s)
-        for blocks in expired:
-            self._pool.release(blocks, now_s=now_s)
-        return self._serve(now_s) if expired else []
+    def overdue(self, now_s: float) -> list[int]:
+        """Leases whose time is up, each named once; the caller shuts their readers out and calls :meth:`end_lease`."""
+        return self._leases.overdue(now_s)
 
     def next_deadline(self) -> float | None:
-        """When :meth:`expire` may end a lease, at the earliest; None when nothing is leased."""
+        """When :meth:`overdue` may name a lease, at the earliest; None when it will not."""
         return self._leases.next_deadline()
 
     def check_integrity(self) -> None:

@@ -81,7 +81,7 @@ class OffsetAllocator:
         self._add_hole(offset, size)
 
     def fewest_to_free(self, size_bytes: int, may_go: Iterable[int]) -> list[int] | None:
-        """Which of the ranges at these offsets to free so that ``size_bytes`` fit: those with the fewest bytes, in order.
+        """Which of the ranges at these offsets to free so that ``size_bytes`` fit: the fewest bytes, in order.
 
         Neighbouring holes count as room. ``None`` when no run of holes and such ranges is long enough. O(n log n).
         """

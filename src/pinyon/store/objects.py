@@ -7,8 +7,10 @@
                      └─────── end_put(give up)     └──┘ acquire / release (leased: never evicted)
 
 A reservation ends in two steps. First the put is *closing*: no PutEnd counts any more, and the edge shuts the writer
-out of the memory (it unregisters the region that this put alone was given). Only then :meth:`ObjectTable.end_put`
+out of the memory (it revokes the key that this put alone was given). Only then :meth:`ObjectTable.end_put`
 makes the room readable or free. So a late write can hit neither a readable object nor another reservation.
+
+A lease ends likewise: its key is refused and the reads under way are over before :meth:`ObjectTable.release`.
 """
 
 from __future__ import annotations
@@ -192,13 +194,11 @@ class ObjectTable:
         self._unread(objects, now_s)
         return True
 
-    def expire_leases(self, now_s: float) -> int:
-        """End the leases whose time is up; how many."""
-        expired = self._leases.expire(now_s)
-        for objects in expired:
-            self._unread(objects, now_s)
-        self.counters.expired_leases += len(expired)
-        return len(expired)
+    def overdue_leases(self, now_s: float) -> list[int]:
+        """Leases whose time is up, each named once; the caller shuts their readers out and calls :meth:`release`."""
+        overdue = self._leases.overdue(now_s)
+        self.counters.expired_leases += len(overdue)
+        return overdue
 
     def _unread(self, objects: list[KvObject], now_s: float) -> None:
         idle: list[KvObject] = []

@@ -50,7 +50,8 @@ class ReadResult(NamedTuple):
     """Per key: all of it is here."""
     worked: bool | None
     """Whether the holder did what it said (a miss is fine). False: it answers, but its bytes do not come. None: nothing
-    was learned, because there was no time left to ask it, or we came back after the lease."""
+    was learned, because there was no time left to ask it, we came back after the lease, or it took its key back (the
+    lease is over for it, or it was restarted), which is a miss."""
 
     @property
     def leading(self) -> int:
@@ -77,6 +78,8 @@ class BlockReader:
         """Answers that made no sense (wrong sizes, offsets outside the region, …) and were not used."""
         self.late = 0
         """Reads that ended after their lease and were not used."""
+        self.stale = 0
+        """Reads whose key was taken back before they were through."""
         self.fetched_bytes = 0
 
     @property
@@ -184,7 +187,10 @@ class BlockReader:
             if result.ok:
                 arrived[index] = True
                 self.fetched_bytes += block_bytes
-        return ReadResult(arrived, all(result.ok for result in results))
+        if any(result.reason.is_stale for result in results):
+            self.stale += 1
+        worked = all(result.ok or result.reason.is_stale for result in results)
+        return ReadResult(arrived, (True if all(arrived[index] for index in held) else None) if worked else False)
 
     def _plan(
         self,

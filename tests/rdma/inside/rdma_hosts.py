@@ -151,12 +151,14 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
         tick.wait(0.005)
 
 
-def resources() -> dict[str, int]:
-    """What the kernel says there is on host a's devices, and the queue pairs on host b's, which end with ours."""
+def resources(*, of_b: bool = False) -> dict[str, int]:
+    """What the kernel says there is on host a's devices, and the queue pairs on host b's, which end with ours; ``of_b``:
+    the protection domains and registrations there, too."""
     shown = subprocess.run(["rdma", "-j", "resource", "show"], capture_output=True, check=True, timeout=60, text=True)
     total: Counter[str] = Counter()
     for device in json.loads(shown.stdout):
-        wanted = ("pd", "cq", "qp", "mr", "ctx") if device["ifname"].startswith("rxe_a") else ("qp",)
+        there = ("qp", "pd", "mr") if of_b else ("qp",)
+        wanted = ("pd", "cq", "qp", "mr", "ctx") if device["ifname"].startswith("rxe_a") else there
         total.update({kind: device[kind] for kind in wanted})
     return dict(total)
 

@@ -10,10 +10,13 @@ def test_a_lease_ends_once_by_release_or_by_time() -> None:
     leases: LeaseTable[int] = LeaseTable(first_id=100)
     early, late = leases.grant([1, 2], now_s=0.0, duration_s=1.0), leases.grant([3], now_s=0.0, duration_s=2.0)
     assert (early, late, leases.count, leases.next_deadline()) == (100, 101, 2, 1.0)
-    assert leases.expire(0.999) == []
+    assert leases.overdue(0.999) == []
     assert leases.release(late) == [3]
     assert leases.release(late) is None
-    assert leases.expire(1.0) == [[1, 2]]
+    assert leases.overdue(1.0) == [early]
+    assert leases.overdue(9.0) == [], "it is named once"
+    assert (leases.count, leases.next_deadline()) == (1, None)
+    assert leases.release(early) == [1, 2]
     assert leases.release(early) is None
     assert (leases.count, leases.next_deadline()) == (0, None)
 
@@ -26,7 +29,14 @@ def test_leases_are_limited_and_their_book_keeping_too() -> None:
     kept = [leases.grant([each], float(each), 1.0) for each in (1, 2)]
     with pytest.raises(ResourceExhausted):
         leases.grant([3], 0.0, 1.0)
-    assert leases.expire(2.5) == [[1]]
+    assert leases.overdue(2.5) == [kept[0]]
+    for _ in range(200):  # what is overdue is not named again when the books are made anew
+        with pytest.raises(ResourceExhausted):
+            leases.grant([3], 0.0, 1.0)
+        leases.release(kept.pop())
+        kept.append(leases.grant([2], 3.0, 1.0))
+    assert leases.overdue(3.5) == []
+    assert leases.release(kept[0]) == [1]
     assert leases.release(kept[1]) == [2]
 
 

@@ -11,7 +11,7 @@ from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import LEASE_SLACK_S, BlockReader, ReadResult
-from pinyon.transfer import TransferEngine, TransferRequest, TransferResult
+from pinyon.transfer import Access, TransferEngine, TransferRequest, TransferResult
 from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, serving
 
 
@@ -110,8 +110,15 @@ async def test_what_a_read_says_of_the_holder(holder: Holder, place: Place) -> N
     place.engine.pass_s = WAIT_S + LEASE_SLACK_S
     assert (await place.read()).worked is None, "we were late"
     place.engine.pass_s = 0.0
-    holder.twist = lambda reply: setattr(reply.segment.regions[0], "key", bytes(16))
+    closed = holder.engine.register_local_memory(bytearray(8 * BLOCK), access=Access.NONE).key
+    holder.twist = lambda reply: setattr(reply.segment.regions[0], "key", closed)
     assert (await place.read()).worked is False
+    assert place.reader.stale == 0
+    holder.twist = lambda reply: setattr(reply.segment.regions[0], "key", bytes(16))
+    assert (await place.read()).worked is None, "it has taken its key back"
+    holder.twist = lambda reply: setattr(reply.segment, "boot_id", "00" * 16)
+    assert (await place.read()).worked is None, "it was restarted"
+    assert place.reader.stale == 2
     holder.twist = lambda reply: reply.Clear()
     assert (await place.read()).worked is True, "a miss is an answer"
     holder.twist = lambda reply: None

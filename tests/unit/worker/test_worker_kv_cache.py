@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from pinyon.core.layout import KvLayout
-from tests.unit.worker.caches import new_cache
+from pinyon.transfer import Access, TransferLimitReached
+from tests.unit.worker.caches import FakeDoors, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]
@@ -19,12 +20,18 @@ def now():
 
 
 @pytest.fixture
-async def cache(now):
-    cache = new_cache(LAYOUT, 6, lambda: now[0])
+async def doors():
+    return FakeDoors()
+
+
+@pytest.fixture
+async def cache(now, doors):
+    cache = new_cache(LAYOUT, 6, lambda: now[0], doors)
     yield cache
-    cache.close()
+    await cache.close()
     cache.check_integrity()
     assert cache.pool.used == 0
+    assert not doors.open
 
 
 async def test_a_reservation_brings_what_is_held_of_the_prefix(cache):
@@ -73,7 +80,7 @@ async def test_what_became_readable_since_replaces_empty_blocks(cache):
 async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, now):
     held = cache.reserve([], 6).result()
     cache.publish(held.table, KEYS[:6])
-    lease, found = cache.lease([KEYS[0], KEYS[1], KEYS[7], KEYS[2]], 1.0, allow_gaps=False)
+    lease, found, _ = cache.lease([KEYS[0], KEYS[1], KEYS[7], KEYS[2]], 1.0, allow_gaps=False)
     assert lease > 0
     assert [index for index, _ in found] == [0, 1]
     cache.release(held.table)
@@ -90,16 +97,60 @@ async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, no
 
 
 async def test_nothing_held_is_no_lease(cache):
-    assert cache.lease(KEYS, 1.0, allow_gaps=True) == (0, [])
+    assert cache.lease(KEYS, 1.0, allow_gaps=True) == (0, [], None)
     assert cache.leases == 0
 
 
 async def test_a_lease_ends_early(cache):
     held = cache.reserve([], 2).result()
     cache.publish(held.table, KEYS[:2])
-    lease, _ = cache.lease(KEYS[:2], 1.0, allow_gaps=False)
+    lease, _, _ = cache.lease(KEYS[:2], 1.0, allow_gaps=False)
     assert cache.end_lease(lease)
     assert not cache.end_lease(lease)
+    cache.release(held.table)
+
+
+async def test_a_leases_key_opens_its_blocks_alone_and_until_its_end(cache, doors):
+    held = cache.reserve([], 4).result()
+    cache.publish(held.table[1:3], KEYS[:2])
+    lease, found, opened = cache.lease(KEYS[:2], 1.5, allow_gaps=False)
+    (grant,) = doors.open.values()
+    size = LAYOUT.block_bytes
+    assert grant.ranges == tuple((block * size, size) for _, block in found)
+    assert (grant.access, grant.lifetime_s, opened) == (Access.READ, 1.5, grant.descriptor())
+    assert cache.end_lease(lease)
+    assert not doors.open
+    cache.release(held.table)
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+async def test_blocks_are_not_used_again_while_they_are_being_read(cache, doors, now, by_time):
+    held = cache.reserve([], 6).result()
+    cache.publish(held.table, KEYS[:6])
+    lease, *_ = cache.lease(KEYS[:2], 1.0, allow_gaps=False)
+    cache.release(held.table)
+    doors.idle.clear()
+    if by_time:
+        now[0] += 1.0
+        cache._expire()
+    else:
+        assert cache.end_lease(lease)
+    assert not doors.open, "the key is refused at once"
+    assert not cache.end_lease(lease)
+    waiting = cache.reserve([], 6)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    doors.idle.set()
+    cache.release((await asyncio.wait_for(waiting, 10)).table)
+
+
+async def test_a_lease_without_a_key_is_no_lease(cache, doors):
+    held = cache.reserve([], 2).result()
+    cache.publish(held.table, KEYS[:2])
+    doors.full = True
+    with pytest.raises(TransferLimitReached):
+        cache.lease(KEYS[:2], 1.0, allow_gaps=False)
+    assert cache.leases == 0
     cache.release(held.table)
 
 
@@ -112,7 +163,7 @@ async def test_the_timer_ends_leases_by_itself():
     waiting = cache.reserve([], 2)
     reservation = await asyncio.wait_for(waiting, 10)
     cache.release(reservation.table)
-    cache.close()
+    await cache.close()
 
 
 async def test_withdrawing_does_not_look_through_those_that_wait(cache):

@@ -12,10 +12,11 @@ import pytest
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted, Unavailable
 from pinyon.runtime.outbox import MESSAGE_BYTES
-from pinyon.transfer.errors import TransferLimitReached
+from pinyon.transfer import Access, TransferError, TransferLimitReached
 from services.worker.decode.lb_sessions import LbSession
 from services.worker.prefill import peers
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill, _messages
+from tests.unit.worker.caches import FakeDoors
 
 GRPC_BYTES = 4 << 20
 
@@ -83,21 +84,28 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-async def sessions(now: list[float], monkeypatch: pytest.MonkeyPatch):
+async def doors() -> FakeDoors:
+    doors = FakeDoors()
+    doors.descriptor = lambda _: None  # type: ignore[attr-defined]
+    return doors
+
+
+@pytest.fixture
+async def sessions(now: list[float], doors: FakeDoors, monkeypatch: pytest.MonkeyPatch):
     Stream.dialed = []
     monkeypatch.setattr(peers, "Dialed", Stream)
     monkeypatch.setattr(peers, "hello_to_proto", lambda *_: worker_pb2.PrefillHello())
     parts = SimpleNamespace(
         settings=SimpleNamespace(max_requests=16, settle_s=1.0),
-        transfer=SimpleNamespace(
-            register_local_memory=lambda _: None, unregister=lambda _: None, descriptor=lambda _: None
-        ),
-        served=None,
+        transfer=doors,
+        region=None,
+        served=SimpleNamespace(layout=SimpleNamespace(block_bytes=64)),
         clock=lambda: now[0],
     )
-    sessions = PrefillPeers(parts, None, limit=3)  # type: ignore[arg-type]
+    sessions = PrefillPeers(parts, limit=3)  # type: ignore[arg-type]
     yield sessions
     await sessions.close()
+    assert not doors.open
 
 
 async def gone(sessions: PrefillPeers) -> None:
@@ -161,20 +169,115 @@ async def test_the_session_used_longest_ago_makes_room_for_another_one(sessions:
     assert sessions.sessions == 3
 
 
-async def test_a_session_whose_memory_cannot_be_opened_tells_its_prompts_and_is_forgotten(
-    sessions: PrefillPeers,
+async def test_a_prompt_whose_memory_cannot_be_opened_is_told_and_the_session_lives_on(
+    sessions: PrefillPeers, doors: FakeDoors
 ) -> None:
-    def full(_: object) -> None:
-        raise TransferLimitReached("4096 regions are registered")
+    doors.full = True
+    with pytest.raises(TransferLimitReached) as refused:
+        sessions.start("a", "a:1", into(0))
+    assert refused.value.field is None, "the prefill instance is not to blame"
+    assert sessions.in_flight == 0
+    doors.full = False
+    sessions.start("a", "a:1", into(0))
+    assert len(doors.open) == sessions.in_flight == sessions.sessions == 1
 
-    register, sessions.parts.transfer.register_local_memory = sessions.parts.transfer.register_local_memory, full
-    remote = sessions.start("a", "a:1", start(1))
-    async with asyncio.timeout(10):
-        await asyncio.wait((remote.result, remote.settled))
-    error = remote.result.exception()
-    assert isinstance(error, Unavailable)
-    assert error.field is None, "the prefill instance is not to blame"
-    assert sessions.sessions == 0
-    sessions.parts.transfer.register_local_memory = register
-    sessions.start("a", "a:1", start(1))
-    assert sessions.sessions == 1
+
+def into(*offsets: int) -> worker_pb2.PrefillStart:
+    message = start(1)
+    message.timeout_ms = 9000
+    message.target_offsets_bytes.extend(offsets)
+    return message
+
+
+async def answer(remote: RemotePrefill, **fields: Any) -> None:
+    """The prefill instance says this of it."""
+    await asyncio.sleep(0)  # the session has begun
+    result = worker_pb2.PrefillResult(stream_id=remote.stream_id, **fields)
+    Stream.dialed[-1].take(worker_pb2.PrefillSessionResponse(results=[result]))
+
+
+async def test_a_prefills_key_opens_its_targets_for_writing_and_is_its_own(
+    sessions: PrefillPeers, doors: FakeDoors
+) -> None:
+    first, second = into(128, 640), into(0)
+    remotes = [sessions.start("p", "p:1", each) for each in (first, second)]
+    one, other = doors.open[first.target_region.key], doors.open[second.target_region.key]
+    assert one.ranges == ((128, 64), (640, 64))
+    assert other.ranges == ((0, 64),)
+    assert (one.access, one.lifetime_s) == (Access.WRITE, 10.0)
+    await answer(remotes[0], first_token=7)
+    assert list(doors.open.values()) == [other], "it is refused before anybody hears the result"
+    assert remotes[0].result.result().first_token == 7
+    assert remotes[0].settled.done()
+    assert not remotes[1].settled.done()
+
+
+async def test_without_targets_there_is_no_key(sessions: PrefillPeers, doors: FakeDoors) -> None:
+    message = into()
+    remote = sessions.start("p", "p:1", message)
+    assert not doors.open
+    assert not message.HasField("target_region")
+    await answer(remote, first_token=7)
+    assert remote.result.result().first_token == 7
+
+
+async def test_the_result_is_known_when_nothing_is_written_any_more(sessions: PrefillPeers, doors: FakeDoors) -> None:
+    remote = sessions.start("p", "p:1", into(0))
+    doors.idle.clear()
+    await answer(remote, first_token=7)
+    await answer(remote, first_token=8)
+    assert not doors.open
+    await asyncio.sleep(0)
+    assert not remote.result.done()
+    assert not remote.settled.done()
+    doors.idle.set()
+    assert (await asyncio.wait_for(remote.result, 10)).first_token == 7
+    assert remote.settled.done()
+    assert sessions.in_flight == 0
+
+
+async def test_a_session_that_ends_takes_all_keys_back_and_keeps_the_results_it_has(
+    sessions: PrefillPeers, doors: FakeDoors
+) -> None:
+    had, lost = (sessions.start("p", "p:1", into(offset)) for offset in (0, 64))
+    doors.idle.clear()
+    await answer(had, first_token=7)
+    Stream.dialed[-1].ended.set()
+    await asyncio.wait((lost.result,))
+    assert not doors.open
+    assert not lost.settled.done()
+    doors.idle.set()
+    await asyncio.wait(set(sessions._tasks))
+    assert had.result.result().first_token == 7
+    with pytest.raises(Unavailable):
+        lost.result.result()
+    assert had.settled.done()
+    assert lost.settled.done()
+
+
+async def test_what_cannot_be_asked_has_no_key(sessions: PrefillPeers, doors: FakeDoors) -> None:
+    for _ in range(2 * sessions.parts.settings.max_requests + 16):  # unsent ones
+        sessions.start("p", "p:1", into(0))
+    with pytest.raises(ResourceExhausted):
+        sessions.start("p", "p:1", into(64))
+    assert len(doors.open) == sessions.in_flight
+    doors.full = True
+    with pytest.raises(TransferLimitReached):
+        sessions.start("q", "q:1", into(0))
+    assert not sessions._sessions["q:1"].streams
+
+
+async def test_writes_that_cannot_be_stopped_are_an_error_of_the_prefill(
+    sessions: PrefillPeers, doors: FakeDoors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stuck(_: object) -> None:
+        raise TransferError("operations do not end")
+
+    remote = sessions.start("p", "p:1", into(0))
+    doors.idle.clear()
+    monkeypatch.setattr(doors, "revoke_async", stuck)
+    await answer(remote, first_token=7)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(remote.result, 10)
+    with pytest.raises(TransferError):
+        await sessions.settle(remote)

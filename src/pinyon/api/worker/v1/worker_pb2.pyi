@@ -128,7 +128,7 @@ class PrefillHello(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., segment: _Optional[_Union[_common_pb2.Segment, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
-    __slots__ = ("stream_id", "request_id", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "fetches", "target_offsets_bytes", "first_target_block", "timeout_ms", "traceparent", "no_reuse")
+    __slots__ = ("stream_id", "request_id", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "fetches", "target_offsets_bytes", "first_target_block", "timeout_ms", "traceparent", "no_reuse", "target_region")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class PrefillStart(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     NO_REUSE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_REGION_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     request_class: _common_pb2.RequestClass
@@ -155,7 +156,8 @@ class PrefillStart(_message.Message):
     timeout_ms: int
     traceparent: str
     no_reuse: bool
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[_common_pb2.FetchSpan, _Mapping]]] = ..., target_offsets_bytes: _Optional[_Iterable[int]] = ..., first_target_block: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ...) -> None: ...
+    target_region: _common_pb2.Region
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[_common_pb2.FetchSpan, _Mapping]]] = ..., target_offsets_bytes: _Optional[_Iterable[int]] = ..., first_target_block: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., target_region: _Optional[_Union[_common_pb2.Region, _Mapping]] = ...) -> None: ...
 
 class PrefillSessionResponse(_message.Message):
     __slots__ = ("results",)
@@ -164,18 +166,16 @@ class PrefillSessionResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[PrefillResult, _Mapping]]] = ...) -> None: ...
 
 class PrefillResult(_message.Message):
-    __slots__ = ("stream_id", "first_token", "report", "error", "unconfirmed_boot_id")
+    __slots__ = ("stream_id", "first_token", "report", "error")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
-    UNCONFIRMED_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     first_token: int
     report: PrefillReport
     error: _common_pb2.Error
-    unconfirmed_boot_id: bytes
-    def __init__(self, stream_id: _Optional[int] = ..., first_token: _Optional[int] = ..., report: _Optional[_Union[PrefillReport, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., unconfirmed_boot_id: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, stream_id: _Optional[int] = ..., first_token: _Optional[int] = ..., report: _Optional[_Union[PrefillReport, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,236 @@
+"""What a store node's keys open: a put its own range, a reader what it leased, both until they are over."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.messages.segment import segment_from_proto
+from pinyon.runtime.channel import open_channel
+from pinyon.runtime.redis_server import find_redis
+from pinyon.transfer import Opcode, Reason, TransferRequest, TransferResult
+from pinyon.transfer.links import handshake
+from pinyon.transfer.transports.tcp import wire
+from tests.integration.kvstore_parts import (
+    OBJECT,
+    WAIT_S,
+    Client,
+    Node,
+    client_of,
+    content,
+    empty,
+    eventually,
+    key,
+    running_node,
+)
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[str]:
+    server = find_redis()
+    yield server.url
+    server.close()
+
+
+@pytest.fixture
+async def redis_url(redis_server: str) -> str:
+    await empty(redis_server)
+    return redis_server
+
+
+STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
+
+
+async def call(node: Node, stub: Any, method: str, request: Any) -> Any:
+    async with open_channel(node.address) as channel:
+        return await getattr(stub(channel), method)(request, timeout=WAIT_S)
+
+
+async def start(node: Node, *numbers: int) -> Any:
+    keys = b"".join(map(key, numbers))
+    return await call(node, STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT))
+
+
+async def acquire(node: Node, *numbers: int, lease_ms: int = 60_000) -> Any:
+    request = kvstore_pb2.AcquireRequest(keys=b"".join(map(key, numbers)), lease_ms=lease_ms, allow_gaps=True)
+    return await call(node, READ, "Acquire", request)
+
+
+async def release(node: Node, lease: Any) -> bool:
+    reply = await call(node, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))
+    return bool(reply.released)
+
+
+async def move(client: Client, opcode: Opcode, reply: Any, offset: int, length: int = OBJECT) -> TransferResult:
+    """With the key that the node gave in this answer."""
+    segment = segment_from_proto(reply.segment)
+    (region,) = segment.regions
+    request = TransferRequest(opcode, client.region.key, 0, segment, region.key, offset, length)
+    (result,) = await client.engine.transfer_async([request])
+    return result
+
+
+TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "shm,tcp"])
+
+
+@TRANSPORTS
+async def test_a_put_reaches_its_own_range_only_and_not_what_lay_there(redis_url: str, transports: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url, transfer_transports=transports) as client:
+        await client.stored([0, 1])
+        lease = await acquire(node, 0, 1)
+        theirs = [block.offset_bytes for block in lease.blocks]
+        mine, other = await start(node, 7), await start(node, 8)
+        (at,), (beside,) = ([slot.offset_bytes for slot in put.slots] for put in (mine, other))
+        client.memory[:] = b"\xbb" * len(client.memory)
+        for offset in (*theirs, beside, at + 1, at - 1):
+            result = await move(client, Opcode.WRITE, mine, offset)
+            assert result.reason is Reason.OUT_OF_RANGE, f"written at {offset}"
+        assert (await move(client, Opcode.READ, mine, at)).reason is Reason.ACCESS_DENIED
+        assert (await move(client, Opcode.WRITE, mine, at)).ok
+        end = kvstore_pb2.PutEndRequest(put_id=mine.put_id, commit=True)
+        assert (await call(node, STORE, "PutEnd", end)).committed == 1
+        client.memory[:] = b"\xcc" * len(client.memory)
+        assert (await move(client, Opcode.WRITE, mine, at)).reason is Reason.UNKNOWN_REGION, "it can be read now"
+        await call(node, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
+        assert (await move(client, Opcode.WRITE, other, beside)).reason is Reason.UNKNOWN_REGION, "given up"
+        assert await release(node, lease)
+        assert await client.get([0, 1]) == [True, True]
+        seven = await acquire(node, 7)
+        assert (await move(client, Opcode.READ, seven, at)).ok
+        assert client.slot(0) == b"\xbb" * OBJECT
+        assert await release(node, seven)
+        assert node.nothing_is_left()
+
+
+@TRANSPORTS
+async def test_a_readers_key_is_for_its_lease_and_dies_with_it(redis_url: str, transports: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url, transfer_transports=transports) as client:
+        await client.stored([0, 1, 2])
+        every = await acquire(node, 0, 1, 2)
+        first, third = await acquire(node, 0), await acquire(node, 2, 77)
+        offsets = [block.offset_bytes for block in every.blocks]
+        assert len({reply.segment.regions[0].key for reply in (every, first, third)}) == 3
+        client.memory[:] = bytes(len(client.memory))
+        for at in offsets[1:]:
+            assert (await move(client, Opcode.READ, first, at)).reason is Reason.OUT_OF_RANGE
+        assert (await move(client, Opcode.READ, first, offsets[0], OBJECT + 1)).reason is Reason.OUT_OF_RANGE
+        assert (await move(client, Opcode.WRITE, first, offsets[0])).reason is Reason.ACCESS_DENIED
+        assert not any(client.memory)
+        assert (await move(client, Opcode.READ, first, offsets[0])).ok
+        assert client.slot(0) == content(0)
+        client.memory[:] = bytes(len(client.memory))
+        assert await release(node, first)
+        assert not await release(node, first)
+        assert (await move(client, Opcode.READ, first, offsets[0])).reason is Reason.UNKNOWN_REGION
+        assert not any(client.memory), "although others may still read it"
+        assert (await move(client, Opcode.READ, every, offsets[0])).ok
+        assert await release(node, every)
+        assert (await move(client, Opcode.READ, third, offsets[2])).ok
+        assert client.slot(0) == content(2)
+        assert await release(node, third)
+        assert node.nothing_is_left()
+
+
+async def test_a_key_whose_lease_has_run_out_never_reads_what_comes_next(redis_url: str) -> None:
+    async with running_node(redis_url, lease_max_s=0.05) as node, client_of(redis_url) as client:
+        await client.stored([0])
+        stale = await acquire(node, 0)
+        (block,) = stale.blocks
+        await eventually(node.nothing_is_left, "the lease is over")
+        await client.store.remove([key(0)])
+        await client.stored([9])
+        again = await acquire(node, 9)
+        assert again.blocks[0].offset_bytes == block.offset_bytes, "the room is used again"
+        client.memory[:] = bytes(len(client.memory))
+        assert (await move(client, Opcode.READ, stale, block.offset_bytes)).reason is Reason.UNKNOWN_REGION
+        assert not any(client.memory)
+
+
+async def test_a_nodes_own_segment_opens_nothing(redis_url: str) -> None:
+    async with running_node(redis_url) as node:
+        assert node.node.segment.regions == ()
+        assert not (await acquire(node, 1)).HasField("segment")
+
+
+async def test_a_reader_whose_key_was_taken_back_has_a_miss_and_asks_again(redis_url: str) -> None:
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
+        await client.stored([0, 1])
+
+        class TooLate:
+            """Moves bytes when the lease is over already."""
+
+            async def transfer_async(
+                self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+            ) -> list[TransferResult]:
+                assert node.node.release(lease_id)
+                return await client.engine.transfer_async(requests, timeout_s)
+
+        probe = await acquire(node, 0)
+        lease_id = probe.lease_id + 1
+        assert await release(node, probe)
+        offsets = [0, OBJECT]
+        result = await client.reader.read(
+            node.address, [key(0), key(1)], client.region, offsets, OBJECT, WAIT_S, arrivals=TooLate()
+        )
+        assert result.arrived == [False, False]
+        assert result.worked is None
+        result.raise_for_failure()  # a miss is no failure
+        assert client.reader.stale == 1
+        assert await client.get([0, 1]) == [True, True]
+
+
+def slow_reader(lease: Any) -> socket.socket:
+    """A link that has asked for the whole block and takes nothing of the answer."""
+    segment = segment_from_proto(lease.segment)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(WAIT_S)
+    sock.connect((segment.host, segment.port))
+    number = 1 + secrets.randbits(60)
+    hello = handshake.Hello(number, 0, bytes(16), segment.boot_id, bytes(16), False, handshake.Service.TCP)
+    sock.sendall(handshake.pack_hello(hello))
+    sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
+    (block,) = lease.blocks
+    frame = wire.Frame(Opcode.READ, 1, 1, block.length_bytes)
+    sock.sendall(wire.pack_frame(frame, [(segment.regions[0].key, block.offset_bytes, block.length_bytes)]))
+    sock.recv(1)  # it is being served
+    return sock
+
+
+async def test_what_is_still_being_sent_is_not_overwritten_when_its_lease_ends(redis_url: str) -> None:
+    size = 8 << 20
+    async with running_node(redis_url, pool_mib=8) as node, client_of(redis_url, slots=size // OBJECT) as client:
+        client.memory[:] = b"\xaa" * size
+        result = await client.store.put([(key(0), client.region, 0)], size, WAIT_S)
+        assert result.present == [True]
+        lease = await acquire(node, 0)
+        sock = await asyncio.to_thread(slow_reader, lease)
+        try:
+            assert await release(node, lease)
+            assert node.figure("leases") == 1, "its room is not free yet"
+            assert node.figure("reader_keys") == 0
+            refused = await call(
+                node, STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=key(1), object_bytes=size, timeout_ms=1000)
+            )
+            assert refused.put_id == 0
+            await eventually(node.nothing_is_left, "a reader that takes nothing is cut off")
+            left = bytearray()
+            while data := await asyncio.to_thread(_receive, sock):
+                left += data
+            assert set(left[wire.FRAME_HEADER_BYTES - 1 :]) == {0xAA}
+            assert len(left) < size
+        finally:
+            sock.close()
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(1 << 16)
+    except ConnectionError:
+        return b""
