@@ -236,3 +236,52 @@ async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
         await until(lambda: gauge(m, "leases") == 0)
         assert not (await stub.Release(kvstore_pb2.ReleaseRequest(lease_id=reply.lease_id))).released
     await fleet.idle()
+
+
+@pytest.mark.parametrize("transports", ["tcp", "shm"])
+async def test_a_workers_lease_opens_its_blocks_to_read_and_nothing_else(fleet, transports):
+    import grpc
+
+    from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+    from pinyon.core.block_keys import chain_block_keys, pack_keys, tokens_to_bytes
+    from pinyon.messages.segment import segment_from_proto
+    from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest
+
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    (answer,) = await client.submit(submission(PROMPT, SamplingParams(max_tokens=1)))
+    await answer.wait()
+    keys = chain_block_keys(m.served.namespace(""), tokens_to_bytes(PROMPT), BLOCK_TOKENS)
+    size = m.served.layout.block_bytes
+    async with grpc.aio.insecure_channel(m.address) as channel:
+        stub = kvstore_pb2_grpc.BlockReadServiceStub(channel)
+        nothing = await stub.Acquire(kvstore_pb2.AcquireRequest(keys=bytes(16)))
+        assert not nothing.HasField("segment")
+        leases = [
+            await stub.Acquire(kvstore_pb2.AcquireRequest(keys=pack_keys(some), lease_ms=60_000))
+            for some in (keys[:2], keys[2:3])
+        ]
+        with TransferEngine(transports=(transports,)) as engine:
+            memory = bytearray(size)
+            local = engine.register_local_memory(memory)
+
+            async def move(opcode, lease, offset, length=size):
+                segment = segment_from_proto(lease.segment)
+                (region,) = segment.regions
+                request = TransferRequest(opcode, local.key, 0, segment, region.key, offset, length)
+                return (await engine.transfer_async([request]))[0].reason
+
+            mine, other = ([block.offset_bytes for block in lease.blocks] for lease in leases)
+            assert (len(mine), len(other)) == (2, 1)
+            for offset in mine:
+                assert await move(Opcode.READ, leases[0], offset) is Reason.NONE
+                assert memory == m.engine.pool.data.cast("B")[offset : offset + size]
+                assert await move(Opcode.WRITE, leases[0], offset) is Reason.ACCESS_DENIED
+            everything = {block * size for block in range(m.served.pool_blocks)}
+            for offset in everything - set(mine):
+                assert await move(Opcode.READ, leases[0], offset) is Reason.OUT_OF_RANGE
+            for lease in leases:
+                assert (await stub.Release(kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))).released
+            assert await move(Opcode.READ, leases[0], mine[0]) is Reason.UNKNOWN_REGION
+    await fleet.idle()
+    assert m.transfer.stats().grants_now == 0

@@ -2,8 +2,8 @@
 
 The job's owner gets ``done`` exactly once. When it is done, nothing of the job touches the owner's memory any more
 (blocks of this instance), and nothing more is sent to the target; what was sent may still arrive there until the target
-takes its key back. The job's own blocks are given back at the end of ``run``, which waits for a step that may still touch
-them.
+takes its key back. The job's own blocks are given back at the end of ``run``, which waits for a step that may still
+touch them.
 """
 
 from __future__ import annotations

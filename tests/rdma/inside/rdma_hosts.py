@@ -152,8 +152,10 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 def resources(*, of_b: bool = False) -> dict[str, int]:
-    """What the kernel says there is on host a's devices, and the queue pairs on host b's, which end with ours; ``of_b``:
-    the protection domains and registrations there, too."""
+    """What the kernel says there is on host a's devices, and the queue pairs on host b's, which end with ours.
+
+    ``of_b``: the protection domains and registrations there, too.
+    """
     shown = subprocess.run(["rdma", "-j", "resource", "show"], capture_output=True, check=True, timeout=60, text=True)
     total: Counter[str] = Counter()
     for device in json.loads(shown.stdout):

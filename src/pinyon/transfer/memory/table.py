@@ -11,6 +11,7 @@ import heapq
 import itertools
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
@@ -304,23 +305,42 @@ class MemoryTable:
         codes = bytearray(len(ranges))
         pinned: set[Grant] = set()
         now_s = self._clock()
+        last_key: bytes | None = None
+        region: Region | None = None
+        starts: tuple[int, ...] = ()
+        ends: tuple[int, ...] = ()
+        refusal = 0
         with self._lock:
             for position, (key, offset, length) in enumerate(ranges):
-                grant = self._open.get(key)
-                if grant is None or grant.expires_s <= now_s:
-                    codes[position] = Reason.UNKNOWN_REGION
-                elif not grant.permits(right, offset, offset + length):
-                    codes[position] = Reason.OUT_OF_RANGE if grant.rights & right else Reason.ACCESS_DENIED
-                elif host_only and grant.region.device is not None:
-                    codes[position] = Reason.OTHER_TRANSPORT
+                if key != last_key:  # nearly always the same: a frame has hundreds of ranges, and each call shows
+                    last_key = key
+                    grant = self._open.get(key)
+                    refusal = self._refusal(grant, right, now_s, host_only)
+                    if grant is not None:
+                        region, (starts, ends) = grant.region, grant.spans
+                code = refusal
+                if not code:
+                    index = bisect_right(starts, offset) - 1
+                    if index < 0 or offset + length > ends[index]:
+                        code = Reason.OUT_OF_RANGE
+                    elif grant is not None:
+                        pinned.add(grant)
+                if code:
+                    codes[position] = code
+                    found.append(None)
                 else:
-                    found.append(grant.region)
-                    pinned.add(grant)
-                    continue
-                found.append(None)
-            for grant in pinned:
-                grant._holders[holder] = abort
+                    found.append(region)
+            for each in pinned:
+                each._holders[holder] = abort
         return found, (bytes(codes) if any(codes) else None), pinned
+
+    def _refusal(self, grant: Grant | None, right: int, now_s: float, host_only: bool) -> int:
+        """Why nothing may be done by this grant; 0: its ranges decide."""
+        if grant is None or grant.expires_s <= now_s:
+            return Reason.UNKNOWN_REGION
+        if not grant.rights & right:
+            return Reason.ACCESS_DENIED
+        return Reason.OTHER_TRANSPORT if host_only and grant.region.device is not None else 0
 
     def opened(self, key: bytes, holder: object, abort: Callable[[], None]) -> Grant | None:
         """The grant that this key opens now, pinned; None if there is none (any more)."""
