@@ -196,15 +196,15 @@ def test_a_key_ends_by_its_time(server: Server, client: Client) -> None:
     assert server.engine.stats().grants_now == 0
 
 
-def test_a_thousand_leases_leave_nothing(server: Server, client: Client) -> None:
+def test_hundreds_of_leases_leave_nothing(server: Server, client: Client) -> None:
     assert client.move(READ, (server.grant(Access.READ, (0, 64)), 0, 64)) == COMPLETED
     before = resources(of_b=True)
     taken = []
-    for number in range(1000):
+    for number in range(200):
         grant = server.grant(Access.READ, *((at * 8192 % SIZE, 4096) for at in range(number % 4 + 1)))
         assert client.move(READ, (grant, 0, 4096)) == COMPLETED
         began = time.perf_counter()
         server.engine.revoke(grant)
         taken.append(time.perf_counter() - began)
     assert resources(of_b=True) == before
-    print(f"revoke of 1 to 4 ranges: p50 {sorted(taken)[500] * 1e6:.0f} us")
+    print(f"revoke of 1 to 4 ranges: p50 {sorted(taken)[100] * 1e6:.0f} us")
