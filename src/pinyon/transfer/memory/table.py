@@ -306,6 +306,7 @@ class MemoryTable:
         pinned: set[Grant] = set()
         now_s = self._clock()
         last_key: bytes | None = None
+        grant: Grant | None = None
         region: Region | None = None
         starts: tuple[int, ...] = ()
         ends: tuple[int, ...] = ()
