@@ -100,6 +100,7 @@ async def test_a_put_reaches_its_own_range_only_and_not_what_lay_there(redis_url
         await call(node, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
         assert (await move(client, Opcode.WRITE, other, beside)).reason is Reason.UNKNOWN_REGION, "given up"
         assert await release(node, lease)
+        await client.until_listed([0, 1])
         assert await client.get([0, 1]) == [True, True]
         seven = await acquire(node, 7)
         assert (await move(client, Opcode.READ, seven, at)).ok
@@ -182,6 +183,7 @@ async def test_a_reader_whose_key_was_taken_back_has_a_miss_and_asks_again(redis
         assert result.worked is None
         result.raise_for_failure()  # a miss is no failure
         assert client.reader.stale == 1
+        await client.until_listed([0, 1])
         assert await client.get([0, 1]) == [True, True]
 
 

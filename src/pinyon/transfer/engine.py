@@ -100,11 +100,9 @@ class TransferEngine:
         self._host, self._port = host, port
         self._advertise_host = advertise_host or host
         self._topology = topology
+        most = self.limits
         self._memory = MemoryTable(
-            self.limits.max_regions,
-            max_grants=self.limits.max_grants,
-            max_ranges=self.limits.max_grant_ranges,
-            clock=clock,
+            most.max_regions, max_grants=most.max_grants, max_ranges=most.max_grant_ranges, clock=clock
         )
         self._meter = Meter()
         built = build_transports(self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock)
@@ -229,16 +227,13 @@ class TransferEngine:
     def grant(
         self, region: Region, ranges: Iterable[tuple[int, int]], access: Access, *, lifetime_s: float | None = None
     ) -> Grant:
-        """Open ranges of a region to whoever holds the grant's key: as far as ``access`` says, until it is revoked.
-
-        Cheap: microseconds, no system call. Peers name bytes by their offset in the region.
+        """Open ranges of a region to whoever holds the grant's key, until it is revoked. Takes microseconds.
 
         Args:
-            ranges: ``(offset, length)`` in bytes, in any order.
+            ranges: ``(offset, length)`` in bytes, in any order. Peers name offsets in the region, too.
             access: to read, to write (which opens nothing that is there before), or both.
-            lifetime_s: seconds from now after which the key is refused all the same; None: for ever. What a peer
-                reaches without us (by RDMA or shm) is shut within a second after that; a frame on its way may go on
-                (see :meth:`revoke`).
+            lifetime_s: seconds from now after which the key is refused all the same; None: for ever. What peers reach
+                without us (by RDMA or shm) is shut within a second after that; frames on their way may go on.
 
         Raises:
             InvalidTransfer: a range outside the region, none at all, no right, no time, or no such region.
@@ -395,11 +390,7 @@ class TransferEngine:
         outbound, inbound = self._peers.endpoints, self._acceptor.links
         with self._meter.lock:
             return self._meter.snapshot(
-                batches=batches,
-                requests=requests,
-                outbound=outbound,
-                inbound=inbound,
-                grants=self._memory.grants,
+                batches=batches, requests=requests, outbound=outbound, inbound=inbound, grants=self._memory.grants
             )
 
     def paths(self) -> list[tuple[PeerId, PathState]]:
