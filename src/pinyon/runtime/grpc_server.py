@@ -34,8 +34,8 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
                 *KEEPALIVE_OPTIONS,
-                # Peers ping an idle stream every 2 s; the default would answer with GOAWAY.
-                ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+                # Peers ping an idle stream every second; the default would answer with GOAWAY.
+                ("grpc.http2.min_ping_interval_without_data_ms", 500),
                 ("grpc.http2.max_ping_strikes", 0),
             ),
         )

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-from pinyon.runtime.channel import open_channel
+from pinyon.runtime.channel import CHANNEL_OPTIONS, open_channel
 
 SERVER = """
 import asyncio, sys
@@ -32,6 +32,14 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def test_a_frozen_peer_is_noticed_while_its_requests_can_still_be_in_time():
+    options = dict(CHANNEL_OPTIONS)
+    silence_ms = options["grpc.keepalive_timeout_ms"]
+    assert options["grpc.http2.ping_timeout_ms"] == silence_ms, "the longer one counts"
+    assert options["grpc.keepalive_time_ms"] + silence_ms <= 2_500
+    assert options["grpc.http2.max_pings_without_data"] == 0
 
 
 async def test_a_call_to_a_frozen_peer_ends():
