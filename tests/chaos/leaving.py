@@ -19,6 +19,7 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from services.cluster import ClusterSpec, LocalCluster
 from services.scrape import Scrape
 from tests.chaos.clusters import HERE
+from tests.chaos.contention import Contention
 from tests.chaos.http_exchange import completion
 from tests.chaos.jobs import ID_BYTES, PacedJobs
 from tests.cluster.observe import wait_idle
@@ -55,6 +56,8 @@ class Leaving:
     moment: str
     noticed_s: dict[str, float | None]
     """By hop."""
+    others: float = 0.0
+    """Share of the processors' time that went to neither the suite nor its clients."""
 
     @property
     def worst_s(self) -> float | None:
@@ -109,8 +112,9 @@ async def leave_once(
         for client in clients:
             client.leave()
         left_s = time.monotonic()
+        contention = Contention(lambda: [service.pid for service in cluster.services.values()])
         times = await asyncio.gather(*(_idle(cluster, hop, left_s) for hop in HOPS))
-        return Leaving(size_bytes, moment, dict(zip(HOPS, times, strict=True)))
+        return Leaving(size_bytes, moment, dict(zip(HOPS, times, strict=True)), round(contention.share(), 2))
 
 
 async def _until(cluster: LocalCluster, hop: str, gauge: str, count: int) -> None:

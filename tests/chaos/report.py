@@ -65,11 +65,13 @@ def markdown(results: Sequence[FaultResult]) -> str:
 def show_leaving(console: Console, results: Sequence[Leaving]) -> None:
     table = Table(title=f"Clients that leave: seconds until each hop works for nobody (limit {LEFT_S:g} s)")
     hops = list(results[0].noticed_s) if results else []
-    for head in ("bytes", "moment", *hops):
+    for head in ("bytes", "moment", *hops, "others"):
         table.add_column(head, justify="left" if head == "moment" else "right", no_wrap=True)
     for each in results:
         times = ("never" if time is None else f"{time:.2f}" for time in each.noticed_s.values())
-        table.add_row(f"{each.size_bytes:,}", each.moment, *times, style=None if each.good else "red")
+        table.add_row(
+            f"{each.size_bytes:,}", each.moment, *times, f"{each.others:.0%}", style=None if each.good else "red"
+        )
     console.print(table)
 
 
