@@ -112,9 +112,14 @@ async def soak(arguments: argparse.Namespace, console: Console, evidence: Eviden
         cluster = start_soak(evidence.logs, lambda text: progress.update(task, description=text))
         try:
             progress.update(task, description="requests")
-            result = await run_soak(
-                cluster, arguments.requests, arguments.seed, lambda count: progress.update(task, completed=count)
-            )
+            tenth = max(1, arguments.requests // 10)
+
+            def served(count: int) -> None:
+                progress.update(task, completed=count)
+                if not console.is_terminal and count % tenth == 0:  # where no bar moves
+                    console.print(f"{count} requests")
+
+            result = await run_soak(cluster, arguments.requests, arguments.seed, served)
         finally:
             cluster.stop()
     growths = result.samples.growths()
