@@ -48,6 +48,14 @@ class Admission:
             raise
         return Ticket(self, place, client.tenant, rates)
 
+    def check(self, client: Client) -> None:
+        """Raises :class:`ResourceExhausted` if the queue is full now, before anything of a request is read."""
+        try:
+            self._line.check(client.tenant)
+        except ResourceExhausted:
+            self._metrics.refused("queue_full")
+            raise
+
     def levels(self, tenant: str, rates: Rates) -> Levels:
         return self._rates.levels(tenant, rates, self._clock())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 
@@ -23,12 +24,16 @@ from services.lb.admission import Admission
 from services.lb.auth import load_api_keys
 from services.lb.conductor_session import ConductorSession
 from services.lb.dispatcher import Dispatcher
-from services.lb.http_app import HttpApp, HttpLimits
+from services.lb.http_app import HttpApp
+from services.lb.http_budget import ByteBudget
 from services.lb.http_completions import Completions
+from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_server import HttpServer
+from services.lb.http_state import HttpState
 from services.lb.instances import InstanceView
 from services.lb.line import Line
 from services.lb.metrics import LbMetrics
+from services.lb.off_loop import OffLoop
 from services.lb.prompts import Prompts
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
@@ -45,7 +50,7 @@ class Lb:
     line: Line
     conductor: ConductorSession
     workers: WorkerSessions
-    prompts: Prompts
+    off_loop: OffLoop
     dispatcher: Dispatcher
     app: HttpApp
     http: HttpServer
@@ -61,16 +66,20 @@ class Lb:
             await self.close(0)
             raise
 
-    async def close(self, drain_s: float) -> None:
-        """Take nothing new, let what runs finish for ``drain_s``, then end it; leaves nothing."""
+    async def close(self, drain_s: float, lame_duck_s: float = 0.0) -> None:
+        """Say for ``lame_duck_s`` that it ends, and serve; then take nothing new, let what runs finish for ``drain_s``,
+        and end it; leaves nothing."""
         self.app.draining = True
+        self.http.announce()
         await self.grpc.begin_drain()
+        if lame_duck_s:
+            await asyncio.sleep(lame_duck_s)
         started_s = time.monotonic()
         await self.http.drain(drain_s)
         await self.grpc.drain(max(0.0, drain_s - (time.monotonic() - started_s)))
         await self.workers.close()
         await self.conductor.close()
-        self.prompts.close()
+        self.off_loop.close()
         if self.journal is not None:
             self.journal.close()
 
@@ -101,7 +110,8 @@ def build(
     )
     metrics = LbMetrics(registry, line, conductor, workers, view)
     show_policies(registry, "lb", routing=settings.routing)
-    prompts = Prompts(card, view, settings.chat_max_tokens, settings.chars_per_token_max)
+    off_loop = OffLoop()
+    prompts = Prompts(card, view, off_loop, settings.chat_max_tokens, settings.chars_per_token_max)
     default = Rates(settings.tenant_rpm, settings.tenant_tpm)
     admission = Admission(line, decisions.rates, default, metrics, clock)
     dispatcher = Dispatcher(
@@ -115,30 +125,32 @@ def build(
         settings.placement_wait_s,
     )
     app = HttpApp(
-        Completions(admission, dispatcher, prompts, settings.request_timeout_s, clock),
+        Completions(admission, dispatcher, prompts, off_loop, metrics.broken, settings.request_timeout_s, clock),
         prompts,
         lambda: view.servable(card.name, clock()),
         keys,
         metrics,
         registry,
-        HttpLimits(settings.body_limit_bytes, settings.head_limit_bytes),
+        clock,
     )
-    http = HttpServer(
+    shared = HttpState(
         app,
-        settings.http_listen,
-        connections=metrics.http_connections,
-        connections_limit=settings.connections_limit,
-        keep_alive_s=settings.keep_alive_s,
-        request_timeout_s=settings.body_timeout_s,
-        write_stall_s=settings.write_stall_s,
+        settings.http_limits(),
+        ByteBudget(settings.bodies_limit_mib << 20),
+        metrics.http_connections,
+        TrustedProxies(settings.trusted_proxies, settings.forwarded_field),
+        settings.proxy_protocol,
+        Peers(settings.connections_per_peer),
+        Peers(settings.requests_per_peer),
     )
+    http = HttpServer(shared, settings.http_listen)
     server = GrpcServer(settings.listen)
     server.add(
         lb_pb2_grpc.add_LbServiceServicer_to_server,
         LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock),
         lb_pb2.DESCRIPTOR.services_by_name["LbService"],
     )
-    return Lb(view, line, conductor, workers, prompts, dispatcher, app, http, server, journal)
+    return Lb(view, line, conductor, workers, off_loop, dispatcher, app, http, server, journal)
 
 
 async def run(settings: LbSettings, context: ServiceContext) -> None:
@@ -149,4 +161,4 @@ async def run(settings: LbSettings, context: ServiceContext) -> None:
     try:
         await context.stopping.wait()
     finally:
-        await lb.close(settings.drain_s)
+        await lb.close(settings.drain_s, settings.lame_duck_s)

@@ -1,50 +1,95 @@
-"""ASGI messages for answers."""
+"""Answers as bytes, and what a handler writes them to."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from math import ceil
-from typing import Any
+from typing import Protocol
 
 from pinyon.core.errors import PinyonError
-from services.lb.http_head import HttpError
+from services.lb.http_error import HttpError
 from services.lb.openai_format import error_body
-from services.lb.rate_limits import RateLimited, rate_headers
+from services.lb.rate_limits import Levels, RateLimited, rate_headers
 
-__all__ = ["JSON", "Message", "Receive", "Send", "answer", "refuse"]
-
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+__all__ = [
+    "CONTINUE",
+    "EVENT_STREAM",
+    "JSON",
+    "STREAM",
+    "Reply",
+    "answer_head",
+    "error_answer",
+    "error_status",
+    "field",
+    "rate_fields",
+]
 
 JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+STREAM = -1
+"""The length of an answer whose length is not known."""
+
+_STATUS_LINES = {int(status): b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 
-async def answer(
-    send: Send, status: int, body: bytes, content_type: bytes = JSON, extra: Mapping[bytes, bytes] | None = None
-) -> int:
-    """One whole answer; returns the status."""
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
-    if extra:
-        headers += extra.items()
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-    return status
+class Reply(Protocol):
+    """One request's answer: ``whole``, or ``begin``, ``send`` as often as wanted, ``end``."""
+
+    def whole(self, status: int, body: bytes, content_type: bytes = JSON, fields: bytes = b"") -> None: ...
+
+    def begin(self, content_type: bytes, fields: bytes = b"") -> None:
+        """Status 200; it leaves with the first data."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Waits while the client is behind."""
+        ...
+
+    async def end(self, data: bytes) -> None: ...
 
 
-async def refuse(send: Send, error: PinyonError, request_id: str) -> int:
-    """OpenAI's error object with its status; only before an answer has begun. Returns the status."""
-    status = error.http_status
-    extra: dict[bytes, bytes] = {}
+def field(name: bytes, value: str | bytes) -> bytes:
+    """One header field. Neither part may hold a line's end: what a client sent is checked before."""
+    return b"%b: %b\r\n" % (name, value.encode("ascii") if isinstance(value, str) else value)
+
+
+def rate_fields(levels: Levels) -> bytes:
+    """What is left of a tenant's limits; nothing without limits."""
+    return b"".join(field(name, value) for name, value in rate_headers(levels).items())
+
+
+def answer_head(
+    status: int, date: bytes, content_type: bytes, length: int, fields: bytes, *, close: bool, chunked: bool
+) -> bytes:
+    """``date`` and ``fields`` are whole lines."""
+    return b"%b%bcontent-type: %b\r\n%b%b%b%b\r\n" % (
+        _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
+        date,
+        content_type,
+        b"content-length: %d\r\n" % length if length != STREAM else b"",
+        fields,
+        b"connection: close\r\n" if close else b"",
+        b"transfer-encoding: chunked\r\n" if chunked else b"",
+    )
+
+
+def error_status(error: PinyonError) -> int:
+    return error.status if isinstance(error, HttpError) else error.http_status
+
+
+def error_answer(error: PinyonError, request_id: str = "") -> tuple[int, bytes, bytes]:
+    """Status, OpenAI's error object, header fields. ``Retry-After`` is there only where trying again may help."""
+    status = error_status(error)
+    fields = b""
     if isinstance(error, HttpError):
-        status = error.status
-        extra.update(error.headers)
+        fields = b"".join(field(name, value) for name, value in error.headers.items())
     if isinstance(error, RateLimited):
-        extra.update(rate_headers(error.levels))
-    if status in (429, 503) and (error.retry_after_s or not isinstance(error, RateLimited)):
-        extra[b"retry-after"] = b"%d" % max(1, ceil(error.retry_after_s or 1))
+        fields += rate_fields(error.levels)
+    if error.retry_after_s is not None:
+        fields += field(b"retry-after", b"%d" % max(1, ceil(error.retry_after_s)))
     if status == 401:
-        extra[b"www-authenticate"] = b"Bearer"
+        fields += field(b"www-authenticate", b"Bearer")
     if request_id:
-        extra[b"x-request-id"] = request_id.encode("ascii")
-    return await answer(send, status, error_body(error, status), JSON, extra)
+        fields += field(b"x-request-id", request_id)
+    return status, error_body(error, status), fields

@@ -1,7 +1,7 @@
-"""The HTTP front door as a bare ASGI application: routes, bodies, errors.
+"""The HTTP front door: routes, keys, errors.
 
 No framework: per-request CPU is what a load balancer is judged by. The server cancels the task when its client
-disconnects, so a request ends in whatever phase it is in (:mod:`services.lb.http_server`).
+disconnects, so a request ends in whatever phase it is in (:mod:`services.lb.http_connection`).
 """
 
 from __future__ import annotations
@@ -10,39 +10,59 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
 from services.lb.auth import ApiKeys
-from services.lb.http_answer import Message, Receive, Send, answer, refuse
+from services.lb.http_answer import JSON, Reply, error_answer
 from services.lb.http_completions import Completions
-from services.lb.http_head import Head, HttpError, read_head
+from services.lb.http_error import HttpError
+from services.lb.http_head import Head, read_head
+from services.lb.http_request import RequestHead
 from services.lb.metrics import LbMetrics
 from services.lb.openai_format import model_object
 from services.lb.prompts import Prompts
 
-__all__ = ["HttpApp", "HttpLimits"]
-
-Handler = Callable[[Head, Receive, Send], Awaitable[int]]
+__all__ = ["HttpApp", "HttpCall"]
 
 CLIENT_GONE = 499
-DRAIN_FACTOR = 4
-"""A body up to this many times the limit is read to its end, so that its sender sees the 413 and not a reset."""
 SHOWN_CHARS = 200
 
 _log = get_logger("lb.http")
 
+Page = Callable[[Head], tuple[bytes, bytes]]
+"""Body and content type of an answer that is known at once."""
+Generate = Callable[[Head, bytes | bytearray, Reply], Awaitable[int]]
 
-@dataclass(frozen=True)
-class HttpLimits:
-    """Bytes of one request."""
 
-    body_bytes: int
-    head_bytes: int
+class Route(NamedTuple):
+    label: str
+    """Of the metric."""
+    method: str
+    guarded: bool
+    """An API key is asked for, where there are any."""
+    page: Page | None = None
+    generate: Generate | None = None
+
+
+class HttpCall:
+    """One request for the app; see :class:`services.lb.http_state.Exchange`."""
+
+    __slots__ = ("error", "guarded", "head", "label", "plain", "request_id", "route")
+
+    def __init__(self, path: str, arrived_s: float) -> None:
+        self.head = Head(path, arrived_s)
+        self.label = "other"
+        self.route: Route | None = None
+        self.error: PinyonError | None = None
+        self.request_id = ""
+        self.guarded = False
+        self.plain = True
 
 
 class HttpApp:
@@ -56,7 +76,7 @@ class HttpApp:
         keys: ApiKeys,
         metrics: LbMetrics,
         registry: CollectorRegistry,
-        limits: HttpLimits,
+        clock: Clock,
     ) -> None:
         self._completions = completions
         self._prompts = prompts
@@ -64,102 +84,109 @@ class HttpApp:
         self._keys = keys
         self._metrics = metrics
         self._registry = registry
-        self._limits = limits
+        self._clock = clock
         self._created_s = int(time.time())
         self.draining = False
-        # path: (label of the metric, method, needs a key, handler)
-        self._routes: dict[str, tuple[str, str, bool, Handler]] = {
-            "/v1/completions": ("completions", "POST", True, self._completion),
-            "/v1/chat/completions": ("chat", "POST", True, self._chat),
-            "/v1/models": ("models", "GET", True, self._list_models),
-            "/health": ("health", "GET", False, self._live),
-            "/health/live": ("health", "GET", False, self._live),
-            "/health/ready": ("health", "GET", False, self._ready),
-            "/metrics": ("metrics", "GET", False, self._prometheus),
+        self._routes: dict[str, Route] = {
+            "/v1/completions": Route("completions", "POST", True, generate=completions.completion),
+            "/v1/chat/completions": Route("chat", "POST", True, generate=completions.chat),
+            "/v1/models": Route("models", "GET", True, self._list_models),
+            "/health": Route("health", "GET", False, self._live),
+            "/health/live": Route("health", "GET", False, self._live),
+            "/health/ready": Route("health", "GET", False, self._ready),
+            "/metrics": Route("metrics", "GET", False, self._prometheus),
         }
-        self._model_route = ("models", "GET", True, self._retrieve_model)
+        self._model_route = Route("models", "GET", True, self._retrieve_model)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        route, status = "other", CLIENT_GONE
+    # -- what the server asks for (services.lb.http_state.App)
+
+    def open(self, head: RequestHead) -> HttpCall:
+        """Who asks for what; whoever may not is refused before a byte of the body is kept."""
+        call = HttpCall(head.path, self._clock())
         try:
-            try:
-                path, method = scope["path"], scope["method"]
-                entry = self._routes.get(path)
-                if entry is None:
-                    if not path.startswith("/v1/models/"):
-                        raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]})")
-                    entry = self._model_route
-                route, wanted, guarded, handler = entry
-                if method != wanted and not (method == "HEAD" and wanted == "GET"):
-                    allow = {b"allow": wanted.encode()}
-                    raise HttpError(405, f"Not allowed to {method} on {path[:SHOWN_CHARS]}.", allow)
-                head = read_head(scope, self._limits.head_bytes)
-                if guarded:
-                    head.client = self._keys.client(head.authorization)
-                status = await handler(head, receive, send)
-            except PinyonError as error:
-                status = await refuse(send, error, scope.get("request_id", ""))
+            self._open(head, call)
+        except PinyonError as error:
+            call.error = error
+        return call
+
+    def _open(self, head: RequestHead, call: HttpCall) -> None:
+        path, method = head.path, head.method
+        route = self._routes.get(path)
+        if route is None:
+            if not path.startswith("/v1/models/"):
+                raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]})")
+            route = self._model_route
+        call.route, call.label, call.guarded = route, route.label, route.guarded
+        call.plain = route.generate is None
+        if method != route.method and not (method == "HEAD" and route.method == "GET"):
+            allow = {b"allow": route.method.encode()}
+            raise HttpError(405, f"Not allowed to {method} on {path[:SHOWN_CHARS]}.", allow)
+        wanted = call.head
+        call.request_id = wanted.request_id
+        read_head(wanted, head.fields)
+        call.request_id = wanted.request_id
+        if route.guarded:
+            wanted.client = self._keys.client(wanted.authorization)
+        if route.generate is not None:
+            self._completions.check_place(wanted.client)
+
+    def answer(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
+        """A page."""
+        assert call.route is not None
+        assert call.route.page is not None
+        try:
+            page, content_type = call.route.page(call.head)
+        except PinyonError as error:
+            self._refuse(call, error, reply)
+            return
+        reply.whole(200, page, content_type)
+        self._metrics.answered(call.label, 200)
+
+    async def serve(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
+        """A generation. Cancelled when its client is gone: then all is released, and nobody reads an answer."""
+        assert call.route is not None
+        assert call.route.generate is not None
+        try:
+            status = await call.route.generate(call.head, body, reply)
+        except PinyonError as error:
+            self._refuse(call, error, reply)
         except asyncio.CancelledError:
-            return  # the client is gone, or the process ends: all is released, and nobody reads an answer
+            self._metrics.answered(call.label, CLIENT_GONE)
+            raise
         except Exception:
-            _log.exception("uncaught error in %s", route, extra={"request_id": scope.get("request_id", "")})
-            status = await refuse(send, Internal("internal error"), scope.get("request_id", ""))
-        finally:
-            self._metrics.answered(route, status)
+            _log.exception("uncaught error in %s", call.label, extra={"request_id": call.request_id})
+            self._refuse(call, Internal("internal error"), reply)
+        else:
+            self._metrics.answered(call.label, status)
 
-    # -- generation
+    def refused(self, call: HttpCall | None, status: int) -> None:
+        self._metrics.answered("other" if call is None else call.label, status)
 
-    async def _completion(self, head: Head, receive: Receive, send: Send) -> int:
-        return await self._completions.completion(head, await self._body(head, receive), send)
+    def _refuse(self, call: HttpCall, error: PinyonError, reply: Reply) -> None:
+        status, body, fields = error_answer(error, call.request_id)
+        reply.whole(status, body, JSON, fields)
+        self._metrics.answered(call.label, status)
 
-    async def _chat(self, head: Head, receive: Receive, send: Send) -> int:
-        return await self._completions.chat(head, await self._body(head, receive), send)
+    # -- pages
 
-    async def _body(self, head: Head, receive: Receive) -> bytes:
-        """The whole body. Raises :class:`HttpError` 413 when it is too large; that it comes in time is the server's."""
-        limit = self._limits.body_bytes
-        if head.content_length > limit and (head.expects_continue or head.content_length > DRAIN_FACTOR * limit):
-            raise _too_large(limit)
-        size, parts, more = 0, [], True
-        while more and size <= DRAIN_FACTOR * limit:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise asyncio.CancelledError  # disconnected
-            more = message["more_body"]
-            size += len(message["body"])
-            if size <= limit:
-                parts.append(message["body"])
-        if size > limit:
-            raise _too_large(limit)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    # -- everything else
-
-    async def _list_models(self, head: Head, receive: Receive, send: Send) -> int:
+    def _list_models(self, head: Head) -> tuple[bytes, bytes]:
         models = [model_object(self._prompts.model, self._created_s, self._prompts.max_context())]
-        return await answer(send, 200, json.dumps({"object": "list", "data": models}).encode())
+        return json.dumps({"object": "list", "data": models}).encode(), JSON
 
-    async def _retrieve_model(self, head: Head, receive: Receive, send: Send) -> int:
+    def _retrieve_model(self, head: Head) -> tuple[bytes, bytes]:
         name = head.path.removeprefix("/v1/models/")
         self._prompts.check_model(name)
-        model = model_object(name, self._created_s, self._prompts.max_context())
-        return await answer(send, 200, json.dumps(model).encode())
+        return json.dumps(model_object(name, self._created_s, self._prompts.max_context())).encode(), JSON
 
-    async def _live(self, head: Head, receive: Receive, send: Send) -> int:
-        return await answer(send, 200, b'{"status":"ok"}')
+    def _live(self, head: Head) -> tuple[bytes, bytes]:
+        return b'{"status":"ok"}', JSON
 
-    async def _ready(self, head: Head, receive: Receive, send: Send) -> int:
+    def _ready(self, head: Head) -> tuple[bytes, bytes]:
         if self.draining:
             raise Unavailable("draining")
         if not self._servable():
             raise Unavailable("No instance is available.", retry_after_s=1.0)
-        return await answer(send, 200, b'{"status":"ready"}')
+        return b'{"status":"ready"}', JSON
 
-    async def _prometheus(self, head: Head, receive: Receive, send: Send) -> int:
-        return await answer(send, 200, generate_latest(self._registry), CONTENT_TYPE_LATEST.encode())
-
-
-def _too_large(limit: int) -> HttpError:
-    return HttpError(413, f"The request's body is larger than {limit} bytes.", {b"connection": b"close"})
+    def _prometheus(self, head: Head) -> tuple[bytes, bytes]:
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST.encode()

@@ -4,39 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
 from pinyon.runtime.logging import get_logger
 from services.lb.admission import Admission, Ticket
+from services.lb.auth import Client
 from services.lb.dispatcher import Dispatcher
-from services.lb.http_answer import JSON, Send, answer
+from services.lb.http_answer import EVENT_STREAM, JSON, Reply, field, rate_fields
 from services.lb.http_head import Head
 from services.lb.labels import classify
+from services.lb.off_loop import OffLoop
 from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Format, error_event
+from services.lb.openai_large import LARGE_BYTES
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 from services.lb.prompts import Prompts
-from services.lb.rate_limits import rate_headers
-from services.lb.request import Delta, Request
+from services.lb.request import Ask, Delta, Request
 
 __all__ = ["Completions"]
 
-EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
-NO_CACHE = (b"cache-control", b"no-cache")
+NO_CACHE = field(b"cache-control", "no-cache")
+
+Parse = Callable[[bytes | bytearray], Call]
 
 _log = get_logger("lb.http")
 
 
 class Completions:
-    """Both routes; ``timeout_s`` is for a whole request, its last byte included."""
+    """Both routes; ``timeout_s`` is for a whole request, from its head to its last byte.
+
+    ``broken`` is told the error's code of a stream that had begun.
+    """
 
     def __init__(
         self,
         admission: Admission,
         dispatcher: Dispatcher,
         prompts: Prompts,
+        off_loop: OffLoop,
+        broken: Callable[[str], None],
         timeout_s: float,
         clock: Clock,
         unix_clock: Clock = time.time,
@@ -44,46 +52,43 @@ class Completions:
         self._admission = admission
         self._dispatcher = dispatcher
         self._prompts = prompts
+        self._off_loop = off_loop
+        self._broken = broken
         self._timeout_s = timeout_s
         self._clock = clock
         self._unix_clock = unix_clock
 
-    async def completion(self, head: Head, body: bytes, send: Send) -> int:
-        """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
-        call = parse_completion(body)
-        answer_format = CompletionFormat(head.unique, call.model, int(self._unix_clock()), call.include_usage)
-        return await self._answer(head, call, answer_format, send)
+    def check_place(self, client: Client) -> None:
+        """Raises :class:`ResourceExhausted` if there is no place in the queue: then there is no need to read a body."""
+        self._admission.check(client)
 
-    async def chat(self, head: Head, body: bytes, send: Send) -> int:
+    async def completion(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
-        call = parse_chat(body)
-        return await self._answer(
-            head, call, ChatFormat(head.unique, call.model, int(self._unix_clock()), call.include_usage), send
-        )
+        return await self._answer(head, body, parse_completion, CompletionFormat, reply)
 
-    async def _answer(self, head: Head, call: Call, answer_format: Format, send: Send) -> int:
-        arrived_s = self._clock()
-        request_class = classify(head.labels, call, head.client, self._unix_clock(), "x-pinyon-geographies")
+    async def chat(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
+        return await self._answer(head, body, parse_chat, ChatFormat, reply)
+
+    async def _answer(
+        self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[Format], reply: Reply
+    ) -> int:
         begun: list[bool] = []
+        deadline_s = head.arrived_s + self._timeout_s
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(deadline_s - self._clock()):
                 with self._admission.admit(head.client) as ticket:
-                    ask = await self._prompts.ask(
-                        call,
-                        head.log_id,
-                        request_class,
-                        no_reuse=head.no_reuse,
-                        ttft_slo_ms=head.ttft_slo_ms,
-                        traceparent=head.traceparent,
-                    )
-                    request = Request(ask, arrived_s, arrived_s + self._timeout_s, whole=not call.stream)
+                    call, ask = await self._read(head, body, parse)
+                    del body
+                    answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
+                    request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                     async with aclosing(self._dispatcher.run(request, ticket)) as deltas:
                         if call.stream:
                             await self._stream(
-                                head, request, ticket, deltas, answer_format, call.include_usage, send, begun
+                                head, request, ticket, deltas, answer_format, call.include_usage, reply, begun
                             )
                         else:
-                            await self._whole(head, request, ticket, deltas, answer_format, send)
+                            await self._whole(head, request, ticket, deltas, answer_format, reply)
         except TimeoutError:
             error: PinyonError = DeadlineExceeded(f"The request took longer than {self._timeout_s:g} s.")
         except PinyonError as raised:
@@ -98,8 +103,25 @@ class Completions:
         if not begun:
             raise error
         # The status line has gone out as 200: the error travels as an event.
-        await send({"type": "http.response.body", "body": error_event(error) + DONE})
-        return error.http_status
+        self._broken(error.grpc_code.lower())
+        await reply.end(error_event(error) + DONE)
+        return 200
+
+    async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, Ask]:
+        if len(body) > LARGE_BYTES:
+            call = await self._off_loop.run(parse, body)
+        else:
+            call = parse(body)
+        request_class = classify(head.labels, call, head.client, self._unix_clock(), "x-pinyon-geographies")
+        ask = await self._prompts.ask(
+            call,
+            head.log_id,
+            request_class,
+            no_reuse=head.no_reuse,
+            ttft_slo_ms=head.ttft_slo_ms,
+            traceparent=head.traceparent,
+        )
+        return call, ask
 
     async def _whole(
         self,
@@ -108,14 +130,14 @@ class Completions:
         ticket: Ticket,
         deltas: AsyncGenerator[Delta, None],
         answer_format: Format,
-        send: Send,
+        reply: Reply,
     ) -> None:
         texts = [delta.text async for delta in deltas]
         assert request.finish_reason is not None
         facts = request.report(self._clock()) if head.report else None
         body = answer_format.whole("".join(texts), request.finish_reason.value, request.usage(), facts)
-        extra = {b"x-request-id": head.request_id.encode("ascii"), **rate_headers(ticket.levels)}
-        await answer(send, 200, body, JSON, extra)
+        fields = field(b"x-request-id", head.request_id) + rate_fields(ticket.levels)
+        reply.whole(200, body, JSON, fields)
 
     async def _stream(
         self,
@@ -125,7 +147,7 @@ class Completions:
         deltas: AsyncGenerator[Delta, None],
         answer_format: Format,
         include_usage: bool,
-        send: Send,
+        reply: Reply,
         begun: list[bool],
     ) -> None:
         """The answer begins with the first text: until then a failure still has a status of its own."""
@@ -137,8 +159,8 @@ class Completions:
                 events = answer_format.text(delta.text)
                 if not begun:
                     events = answer_format.first + events
-                    await self._begin(head, ticket, send, begun)
-                await send({"type": "http.response.body", "body": events.encode("ascii"), "more_body": True})
+                    self._begin(head, ticket, reply, begun)
+                await reply.send(events.encode("ascii"))
         assert request.finish_reason is not None
         facts = request.report(self._clock()) if head.report else None
         events = answer_format.finish(tail, request.finish_reason.value, None if include_usage else facts)
@@ -146,12 +168,11 @@ class Completions:
             events += answer_format.usage(request.usage(), facts)
         if not begun:
             events = answer_format.first + events
-            await self._begin(head, ticket, send, begun)
-        await send({"type": "http.response.body", "body": events.encode("ascii") + DONE})
+            self._begin(head, ticket, reply, begun)
+        await reply.end(events.encode("ascii") + DONE)
 
     @staticmethod
-    async def _begin(head: Head, ticket: Ticket, send: Send, begun: list[bool]) -> None:
+    def _begin(head: Head, ticket: Ticket, reply: Reply, begun: list[bool]) -> None:
         begun.append(True)
-        headers = [EVENT_STREAM, NO_CACHE, (b"x-request-id", head.request_id.encode("ascii"))]
-        headers += rate_headers(ticket.levels).items()
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        fields = NO_CACHE + field(b"x-request-id", head.request_id) + rate_fields(ticket.levels)
+        reply.begin(EVENT_STREAM, fields)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
-from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
-from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies, check_kind, check_label, check_priority
 from services.lb.auth import PUBLIC
 from services.lb.labels import Labels
 
-__all__ = ["Head", "HttpError", "read_head", "traceparent", "unique_id"]
+__all__ = ["Head", "read_head", "traceparent", "unique_id"]
 
-HEADERS_MAX = 100
 SLO_MS_MAX = 1 << 31
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -35,23 +33,13 @@ def unique_id() -> str:
     return f"{_process}{next(_numbers):08x}"
 
 
-class HttpError(PinyonError):
-    """An error that exists in HTTP only: a status, and headers that go with it."""
-
-    def __init__(self, status: int, message: str, headers: Mapping[bytes, bytes] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = dict(headers or {})
-
-
 class Head:
     """``request_id`` is what the client is told: its own id if it sent a sane one. ``unique`` is what we go by."""
 
     __slots__ = (
+        "arrived_s",
         "authorization",
         "client",
-        "content_length",
-        "expects_continue",
         "labels",
         "no_reuse",
         "path",
@@ -62,15 +50,15 @@ class Head:
         "unique",
     )
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, arrived_s: float = 0.0) -> None:
         self.path = path
+        self.arrived_s = arrived_s
+        """When the head was here, by the clock that requests go by."""
         self.unique = unique_id()
         self.request_id = self.unique
         self.client = PUBLIC
         self.labels = Labels()
         self.authorization = ""
-        self.content_length = -1
-        self.expects_continue = False
         self.traceparent = ""
         self.no_reuse = False
         self.report = False
@@ -82,32 +70,16 @@ class Head:
         return self.unique if self.request_id is self.unique else f"{self.request_id}.{self.unique}"
 
 
-def read_head(scope: dict[str, Any], limit_bytes: int) -> Head:
-    """Raises :class:`HttpError` (431) or :class:`InvalidArgument`, naming the header."""
-    head = Head(scope["path"])
-    headers = scope["headers"]
-    scope["request_id"] = head.request_id
-    if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers) > limit_bytes:
-        raise HttpError(431, "The request's head is too large.")
-    for name, value in headers:
+def read_head(head: Head, fields: Iterable[tuple[bytes, bytes]]) -> None:
+    """``fields`` have names in lower case. Raises :class:`InvalidArgument`, naming the header."""
+    for name, value in fields:
         read = _READERS.get(name)
         if read is not None:
             read(head, value.decode("latin-1"))
-    scope["request_id"] = head.request_id
-    return head
 
 
 def _authorization(head: Head, value: str) -> None:
     head.authorization = value
-
-
-def _content_length(head: Head, value: str) -> None:
-    # The HTTP parser has refused what is no number.
-    head.content_length = int(value)
-
-
-def _expect(head: Head, value: str) -> None:
-    head.expects_continue = value.lower() == "100-continue"
 
 
 def _request_id(head: Head, value: str) -> None:
@@ -190,8 +162,6 @@ def _geographies(head: Head, value: str) -> None:
 
 _READERS = {
     b"authorization": _authorization,
-    b"content-length": _content_length,
-    b"expect": _expect,
     b"x-request-id": _request_id,
     b"x-session-id": _session_id,
     b"traceparent": _traceparent,

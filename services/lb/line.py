@@ -91,6 +91,10 @@ class Line:
         place = self._places[number] = Place(self, number)
         return place
 
+    def check(self, tenant: str) -> None:
+        """Raises as :meth:`reserve` would now."""
+        self._queue.check(tenant)
+
     def enter(self, place: Place, tokens: int) -> bool:
         """Whether it has a slot at once."""
         if not self._queue.enter(place.number, tokens, self._clock()):

@@ -50,6 +50,10 @@ class LbMetrics:
             ("finish",),
             registry=registry,
         )
+        self._broken = Counter(
+            "pinyon_lb_http_broken_streams_total", "Streams that began with 200 and ended with an error", ("error",),
+            registry=registry,
+        )  # fmt: skip
         self._http_children: dict[tuple[str, int], Counter] = {}
         self._finish_children: dict[str, Counter] = {}
         self.ttft = Histogram(
@@ -96,6 +100,10 @@ class LbMetrics:
     def refused(self, reason: str) -> None:
         """``reason`` must be one of a few: it is a label."""
         self._refused.labels(reason).inc()
+
+    def broken(self, error: str) -> None:
+        """A stream ended with this error's code."""
+        self._broken.labels(error).inc()
 
     def ended(self, request: Request, outcome: str, now_s: float) -> None:
         """A generation ended; ``outcome`` is a finish reason or an error's code."""

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import MAX_STOP_BYTES, MAX_STOP_STRINGS, PRIORITY_MAX, check_label
+from services.lb.openai_large import LARGE_BYTES, read_large
 
 __all__ = ["Call", "Messages", "PromptInput", "parse_chat", "parse_completion"]
 
@@ -49,7 +50,7 @@ class Call:
     priority: int | None = None
 
 
-def parse_completion(body: bytes) -> Call:
+def parse_completion(body: bytes | bytearray) -> Call:
     """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
     values = _read(body, _COMPLETION)
     call = _call(values, "prompt")
@@ -57,7 +58,7 @@ def parse_completion(body: bytes) -> Call:
     return call
 
 
-def parse_chat(body: bytes) -> Call:
+def parse_chat(body: bytes | bytearray) -> Call:
     """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
     values = _read(body, _CHAT)
     call = _call(values, "messages")
@@ -69,9 +70,12 @@ def parse_chat(body: bytes) -> Call:
     return call
 
 
-def _read(body: bytes, known: Mapping[str, Callable[[str, Any], Any]]) -> dict[str, Any]:
+def _read(body: bytes | bytearray, known: Mapping[str, Callable[[str, Any], Any]]) -> dict[str, Any]:
     try:
-        values = from_json(body, allow_inf_nan=False, cache_strings="none")
+        if len(body) > LARGE_BYTES:
+            values = read_large(body)
+        else:
+            values = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
         raise InvalidArgument(f"We could not parse the JSON body of your request: {_brief(error)}.") from None
     if type(values) is not dict:
@@ -128,6 +132,8 @@ def _call(values: dict[str, Any], prompt_field: str) -> Call:
 
 def _prompt(value: Any) -> PromptInput:
     """A string, ``[string]``, ``[token, …]`` or ``[[token, …]]``: one prompt per request."""
+    if type(value) is bytes:  # token ids, read already
+        return value
     if type(value) is str:
         if not value:
             raise InvalidArgument("prompt must not be empty.", field="prompt")

@@ -1,30 +1,34 @@
 """From what a client wrote to what the suite works on: tokens, block keys, limits.
 
-The byte tokenizer and short texts run on the event loop (a few µs); everything else in two threads, so that one long
-prompt does not hold up the streams of others.
+Short prompts are worked on the event loop (a few µs); everything else beside it, so that one long prompt does not hold
+up the streams of others.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from pinyon.core.block_keys import BlockKey, chain_block_keys
 from pinyon.core.errors import InvalidArgument, NotFound, PinyonError
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.model import ByteTokenizer, ModelCard
 from services.lb.instances import InstanceView
 from services.lb.key_chains import KeyChains
+from services.lb.off_loop import OffLoop
 from services.lb.openai_parse import Call, PromptInput
 from services.lb.request import Ask
 
 __all__ = ["ContextExceeded", "Prompts"]
 
-THREADS = 2
 INLINE_CHARS = 2048
+INLINE_BYTE_CHARS = 128 << 10
+"""Where every byte is a token."""
+INLINE_MESSAGES = 64
+INLINE_TOKENS = 64 << 10
+"""Whose block keys are made on the event loop: about 1 ms."""
 PROMPT_TOKENS_MAX = 768 * 1024
 """With its keys this many tokens still fit into one gRPC message of 4 MiB."""
 COMPLETION_MAX_TOKENS = 16
@@ -36,19 +40,18 @@ class ContextExceeded(InvalidArgument):
 
 
 class Prompts:
-    """Makes an :class:`Ask` of a :class:`Call`. ``close`` ends its threads."""
+    """Makes an :class:`Ask` of a :class:`Call`."""
 
-    def __init__(self, card: ModelCard, view: InstanceView, chat_max_tokens: int, chars_per_token_max: int) -> None:
+    def __init__(
+        self, card: ModelCard, view: InstanceView, off_loop: OffLoop, chat_max_tokens: int, chars_per_token_max: int
+    ) -> None:
         self._card = card
         self._view = view
         self._chat_max_tokens = chat_max_tokens
         self._chars_per_token_max = chars_per_token_max
-        self._inline_chars = 1 << 62 if isinstance(card.tokenizer, ByteTokenizer) else INLINE_CHARS
+        self._inline_chars = INLINE_BYTE_CHARS if isinstance(card.tokenizer, ByteTokenizer) else INLINE_CHARS
+        self._off_loop = off_loop
         self._chains = KeyChains()
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
 
     @property
     def model(self) -> str:
@@ -92,7 +95,7 @@ class Prompts:
         except PinyonError as error:  # its texts name fields as the core does; they are the same here
             raise InvalidArgument(error.message, field=error.field) from None
         return Ask(
-            request_id, call.model, request_class, tokens, self._keys(call.model, request_class.tenant, tokens),
+            request_id, call.model, request_class, tokens, await self._keys(call.model, request_class.tenant, tokens),
             sampling, no_reuse, ttft_slo_ms, traceparent,
         )  # fmt: skip
 
@@ -108,12 +111,15 @@ class Prompts:
             )
         return call.max_tokens
 
-    def _keys(self, model: str, tenant: str, tokens: bytes) -> bytes:
+    async def _keys(self, model: str, tenant: str, tokens: bytes) -> bytes:
         start = self._view.namespace(model, tenant)
         known = self._view.model(model)
         if start is None or known is None:
             return b""  # nobody told the layout yet: the worker computes them
-        return self._chains.packed(start, tokens, known.layout.block_tokens)
+        block_tokens = known.layout.block_tokens
+        if len(tokens) > 4 * INLINE_TOKENS:
+            return await self._off_loop.run(_packed_keys, start, tokens, block_tokens)
+        return self._chains.packed(start, tokens, block_tokens)
 
     async def _tokens(self, call: Call, context: int) -> bytes:
         prompt = call.prompt
@@ -127,10 +133,9 @@ class Prompts:
                 "characters.",
                 field=call.prompt_field,
             )
-        if chars <= self._inline_chars:
+        if chars <= self._inline_chars and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
             return self._encode(prompt, call.prompt_field)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._encode, prompt, call.prompt_field)
+        return await self._off_loop.run(self._encode, prompt, call.prompt_field)
 
     def _encode(self, prompt: PromptInput, field: str) -> bytes:
         try:
@@ -144,6 +149,10 @@ class Prompts:
         vocab_size = self._card.config.vocab_size
         if tokens and int(np.frombuffer(tokens, "<u4").max()) >= vocab_size:
             raise InvalidArgument(f"prompt holds a token id outside the vocabulary of {vocab_size}.", field="prompt")
+
+
+def _packed_keys(start: BlockKey, tokens: bytes, block_tokens: int) -> bytes:
+    return b"".join(chain_block_keys(start, tokens, block_tokens))
 
 
 def _chars(messages: Any) -> int:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from pinyon.core.errors import InvalidArgument
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, service_config
+from services.lb.http_limits import HttpLimits
+from services.lb.http_peers import TrustedProxies
 
 __all__ = ["LbSettings"]
+
+
+def _checked(networks: str) -> str:
+    try:
+        TrustedProxies(networks)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return networks
+
+
+Networks = Annotated[str, AfterValidator(_checked)]
 
 
 class LbSettings(JournalSettings):
@@ -54,11 +68,40 @@ class LbSettings(JournalSettings):
         description="instances that a request may cost: that went away with it, or failed slowly; then 503",
     )
 
+    lame_duck_s: float = Field(
+        2.0,
+        ge=0,
+        le=600,
+        description="time after SIGTERM in which /health/ready says 503 and requests are taken",
+    )
+
+    trusted_proxies: Networks = Field(
+        "", description="networks (10.0.0.0/8, ::1) of proxies that are believed when they say for whom they ask"
+    )
+    forwarded_field: Literal["x-forwarded-for", "forwarded"] = Field(
+        "x-forwarded-for", description="the one header in which trusted proxies say it"
+    )
+    proxy_protocol: bool = Field(
+        False, description="connections of trusted proxies begin with a PROXY protocol header (not together with TLS)"
+    )
+    connections_limit: int = Field(4096, ge=1, le=1 << 16, description="HTTP connections at once; more get 503")
+    connections_per_peer: int = Field(
+        2048, ge=1, le=1 << 16, description="of these from one address (IPv6: one /64), trusted proxies aside; then 503"
+    )
+    requests_per_peer: int = Field(
+        2048, ge=1, le=1 << 16, description="requests at once for one address that a trusted proxy names; more get 429"
+    )
+
     body_limit_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="largest HTTP body; more gets 413")
+    bodies_limit_mib: int = Field(
+        512, ge=1, le=1 << 20, description="HTTP bodies of all requests that arrive, wait or run; beyond: 503"
+    )
     head_limit_bytes: int = Field(32 << 10, ge=1024, le=1 << 20, description="largest HTTP head; more gets 431")
+    head_fields_limit: int = Field(100, ge=1, le=1000, description="header fields of a request; more get 431")
+    line_limit_bytes: int = Field(8 << 10, ge=256, le=1 << 16, description="longest HTTP request line; more gets 414")
+    head_timeout_s: float = Field(10.0, gt=0, le=600, description="time for a request's head to arrive; then 408")
     body_timeout_s: float = Field(30.0, gt=0, le=600, description="time for a request to arrive whole; then 408")
     keep_alive_s: float = Field(75.0, gt=0, le=3600, description="idle time after which a connection is closed")
-    connections_limit: int = Field(4096, ge=1, le=1 << 16, description="HTTP connections at once; more get 503")
     write_stall_s: float = Field(30.0, gt=0, le=3600, description="time after which a client that reads nothing is cut")
     unread_tokens: int = Field(
         16_384, ge=1, le=1 << 20, description="tokens buffered for a client that reads slowly; more: it is cut"
@@ -70,3 +113,16 @@ class LbSettings(JournalSettings):
     chars_per_token_max: int = Field(
         64, ge=1, le=4096, description="text longer than this many characters per context token is refused unread"
     )
+
+    def http_limits(self) -> HttpLimits:
+        return HttpLimits(
+            line_bytes=self.line_limit_bytes,
+            head_bytes=self.head_limit_bytes,
+            head_fields=self.head_fields_limit,
+            body_bytes=self.body_limit_bytes,
+            head_s=self.head_timeout_s,
+            arrival_s=self.body_timeout_s,
+            idle_s=self.keep_alive_s,
+            write_stall_s=self.write_stall_s,
+            connections=self.connections_limit,
+        )

@@ -76,9 +76,8 @@ class RequestQueue:
         if number in self._places:
             raise ValueError(f"request {number} has a place already")
         held, out = self._tenants.get(tenant), None
-        if self.in_flight + len(self._places) >= self._slots + self._limit:
-            if self._lengths.longest < (len(held) if held is not None else 0) + 2:
-                raise self.full()
+        self.check(tenant)
+        if self._is_full:
             longest = self._lengths.one()
             out = next(reversed(longest.reserved or longest.waiting))
             self._remove(out)
@@ -88,6 +87,17 @@ class RequestQueue:
         self._places[number] = held
         self._lengths.moved(held, len(held) - 1, len(held))
         return out
+
+    def check(self, tenant: str) -> None:
+        """Raises as :meth:`reserve` would now."""
+        if self._is_full:
+            held = self._tenants.get(tenant)
+            if self._lengths.longest < (len(held) if held is not None else 0) + 2:
+                raise self.full()
+
+    @property
+    def _is_full(self) -> bool:
+        return self.in_flight + len(self._places) >= self._slots + self._limit
 
     def full(self) -> ResourceExhausted:
         """What those are told who get no place, or lose theirs."""

@@ -1,0 +1,400 @@
+"""One HTTP/1.1 connection: request by request, one answer at a time.
+
+While a request is answered, what comes behind it is kept as bytes, up to a bound; then reading pauses, and the socket
+is asked whether its client is still there. A client that is gone, or will send nothing more, cancels its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import IntEnum
+from math import inf
+from typing import cast
+
+from pinyon.core.errors import PinyonError, Unavailable
+from services.lb.http_answer import CONTINUE
+from services.lb.http_error import HttpError
+from services.lb.http_reader import RequestReader
+from services.lb.http_request import RequestHead
+from services.lb.http_state import Exchange, HttpState
+from services.lb.http_visitor import Visitor
+from services.lb.http_writer import ReplyWriter
+
+__all__ = ["Connection"]
+
+READ_AHEAD_BYTES = 64 << 10
+"""What is kept of pipelined requests before reading pauses."""
+DISCARD_BYTES = 64 << 10
+"""A refused body up to this size is read to its end, and the connection lives on."""
+LINGER_BYTES = 16 << 20
+LINGER_S = 2.0
+"""What is still read of a client that has its last answer: closed at once, it would see a reset in place of it."""
+LINGERING_MAX = 256
+PRESENCE_S = 0.25
+"""How often a socket that is not read is asked whether its client left."""
+TURN_REQUESTS = 16
+"""Answered in one go; then it is the others' turn."""
+
+
+class State(IntEnum):
+    HEAD = 0  # of the next request
+    BODY = 1
+    ANSWER = 2
+    DISCARD = 3  # the body of a request that has its answer
+    LINGER = 4  # whatever comes
+    CLOSED = 5
+
+
+_AT_WORK = (State.HEAD, State.BODY, State.DISCARD)
+
+
+class Connection(asyncio.Protocol):
+    """Made for each connection by the server, which calls ``shutdown`` and ``end``."""
+
+    __slots__ = (
+        "_admitted",
+        "_deadline",
+        "_dropped",
+        "_exchange",
+        "_held",
+        "_lingers",
+        "_loop",
+        "_paused",
+        "_read_ahead",
+        "_reader",
+        "_running_bytes",
+        "_shared",
+        "_since",
+        "_state",
+        "_task",
+        "_timer",
+        "_timer_at",
+        "_transport",
+        "_visitor",
+        "_watch",
+        "_writer",
+    )  # fmt: skip
+
+    def __init__(self, shared: HttpState, loop: asyncio.AbstractEventLoop) -> None:
+        self._shared = shared
+        self._loop = loop
+        self._reader = RequestReader(shared.limits)
+        self._read_ahead = max(READ_AHEAD_BYTES, shared.limits.head_bytes)
+        self._state = State.HEAD
+        self._exchange: Exchange | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._admitted = self._lingers = self._paused = False
+        self._held = 0
+        """Of the budget."""
+        self._running_bytes = 0
+        """Body of the request that is being answered."""
+        self._dropped = 0
+        self._since = 0.0
+        """When the request that is arriving began; 0: none is."""
+        self._deadline = self._timer_at = inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+
+    # -- life
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        shared = self._shared
+        self._transport = cast("asyncio.Transport", transport)
+        self._writer = ReplyWriter(shared, self._loop, self._transport)
+        self._visitor = Visitor(shared, transport)
+        shared.connections.add(self)
+        shared.gauge.inc()
+        try:
+            if shared.admitted >= shared.limits.connections:
+                raise HttpError(503, "Too many connections.", retry_after_s=1.0)
+            self._visitor.arrive()
+        except HttpError as error:
+            self._refuse(error)
+            return
+        shared.admitted += 1
+        self._admitted = True
+        self._expire_at(self._loop.time() + shared.limits.arrival_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        shared = self._shared
+        self._state = State.CLOSED
+        shared.connections.discard(self)
+        if shared.emptied is not None and not shared.connections:
+            shared.emptied.set()
+        shared.gauge.dec()
+        shared.admitted -= self._admitted
+        shared.lingering -= self._lingers
+        self._visitor.leave()
+        self._writer.end_timers()
+        self._writer.silence()
+        for timer in (self._timer, self._watch):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._watch = None
+        self._reader.drop()
+        self._reader.discard()
+        self._charge()
+        if self._task is not None:
+            self._task.cancel()
+
+    def eof_received(self) -> None:
+        """The client sends nothing more: taken as gone, as most servers do. What was answered still arrives."""
+        if self._state is State.ANSWER and not self._writer.done:
+            self._transport.abort()
+
+    def shutdown(self) -> None:
+        """Close now if nothing is asked, else with the answer."""
+        self._writer.close = True
+        if self._state is State.HEAD:
+            self._transport.close()
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        return self._transport
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def end(self) -> None:
+        """End now; a request that has no answer yet is told why."""
+        waiting = self._state is State.BODY or (self._state is State.ANSWER and not self._writer.begun)
+        if not waiting or self._transport.is_closing():
+            self._transport.abort()
+            return
+        self._refuse(Unavailable("The server is shutting down.", retry_after_s=1.0), linger=False)
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- what comes in
+
+    def data_received(self, data: bytes) -> None:
+        if self._state is State.LINGER or (self._state is State.ANSWER and self._writer.close):
+            self._dropped += len(data)
+            if self._dropped > LINGER_BYTES:
+                self._transport.abort()
+            return
+        if not self._visitor.introduced:
+            try:
+                data = self._visitor.introduce(data)
+            except HttpError as error:
+                self._refuse(error)
+                return
+            if not data:
+                return
+        self._reader.receive(data)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Read what is here as far as its turn has come."""
+        if self._state in _AT_WORK and not self._transport.is_closing():
+            try:
+                for _ in range(TURN_REQUESTS):
+                    if not self._step():
+                        break
+                else:
+                    self._loop.call_soon(self._go_on)
+            except HttpError as error:
+                self._refuse(error)
+            self._arm()
+        self._settle()
+
+    def _step(self) -> bool:
+        """Whether something is done that more may follow."""
+        reader, state = self._reader, self._state
+        if state is State.HEAD:
+            if self._writer.paused:
+                return False  # the client does not read its answers: no more of them
+            head = reader.head()
+            if head is None:
+                return False
+            self._begin(head)
+            return True
+        if state is not State.BODY and state is not State.DISCARD:
+            return False
+        if not reader.body():
+            if reader.turn_over:
+                self._loop.call_soon(self._go_on)
+            return False
+        if state is State.BODY:
+            self._run()
+        else:
+            self._next()
+        return True
+
+    def _settle(self) -> None:
+        """Account for what is kept; pause reading while too much of it waits, resume when it does not."""
+        if not self._charge():
+            self._over_budget()
+        full = self._reader.unread > self._read_ahead and self._state in (State.ANSWER, *_AT_WORK)
+        if full and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+            self._watch = self._loop.call_later(PRESENCE_S, self._look)
+        elif self._paused and not full and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _charge(self) -> bool:
+        held = self._reader.held + self._running_bytes
+        if held != self._held:
+            if not self._shared.budget.take(held - self._held):
+                return False
+            self._held = held
+        return True
+
+    def _over_budget(self) -> None:
+        if self._state is State.ANSWER:
+            self._writer.close = True
+        elif self._state is State.HEAD or self._state is State.BODY:
+            self._refuse(HttpError(503, "Too many large requests are arriving.", retry_after_s=1.0))
+        else:
+            self._transport.abort()
+        self._reader.drop()  # what came behind a request may come again on another connection
+        self._charge()
+
+    def _look(self) -> None:
+        self._watch = None
+        if not self._paused or self._transport.is_closing():
+            return
+        if self._visitor.is_gone:
+            self._transport.abort()
+        else:
+            self._watch = self._loop.call_later(PRESENCE_S, self._look)
+
+    # -- one request
+
+    def _begin(self, head: RequestHead) -> None:
+        """The head is here; what speaks against the request is said before its body is read."""
+        shared = self._shared
+        self._writer.start(head)
+        self._exchange = exchange = cast("Exchange", shared.app.open(head))
+        error = exchange.error
+        if error is None and head.content_length > shared.limits.body_bytes:
+            error = HttpError(413, f"The request's body is larger than {shared.limits.body_bytes} bytes.")
+        if error is None and exchange.guarded:
+            try:
+                self._visitor.ask(head)
+            except HttpError as refusal:
+                error = refusal
+        if error is not None:
+            self._turn_away(head, error)
+            return
+        self._state = State.BODY
+        length = head.content_length
+        if head.expects_continue and (length < 0 or length > self._reader.unread):
+            self._transport.write(CONTINUE)
+
+    def _turn_away(self, head: RequestHead, error: PinyonError) -> None:
+        """Answer before the body has come. A small one is read to its end, for the next request comes behind it."""
+        missing = head.content_length - self._reader.unread
+        if head.content_length < 0 or missing > DISCARD_BYTES or (head.expects_continue and missing > 0):
+            self._refuse(error)
+            return
+        self._write_error(error)
+        self._reader.discard()
+        self._state = State.DISCARD
+
+    def _run(self) -> None:
+        app, exchange, body = self._shared.app, self._exchange, self._reader.take_body()
+        if cast("Exchange", exchange).plain:
+            app.answer(exchange, body, self._writer)
+            self._next()
+            return
+        self._running_bytes = len(body)
+        self._state = State.ANSWER
+        self._task = task = self._loop.create_task(app.serve(exchange, body, self._writer))
+        self._shared.tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._shared.tasks.discard(task)
+        self._task = None
+        self._running_bytes = 0
+        if self._state is State.ANSWER:
+            if self._writer.done:
+                self._next()
+            else:
+                self._transport.abort()  # the rest of its answer will never come
+        self._go_on()
+
+    def _next(self) -> None:
+        """The request is over."""
+        self._visitor.answered()
+        self._writer.finish()
+        self._exchange = None
+        self._since = 0.0
+        limits, now = self._shared.limits, self._loop.time()
+        if self._writer.close:
+            self._state = State.LINGER
+            self._expire_at(now + limits.write_stall_s)
+            self._transport.close()
+        else:
+            self._state = State.HEAD
+            self._expire_at(now + limits.idle_s)
+
+    def _write_error(self, error: PinyonError) -> None:
+        exchange = self._exchange
+        status = self._writer.error(error, exchange.request_id if exchange is not None else "")
+        if self._task is None:  # who runs says by itself how it ended
+            self._shared.app.refused(exchange, status)
+
+    def _refuse(self, error: PinyonError, *, linger: bool = True) -> None:
+        """The last answer: nothing that follows could be made sense of, or is worth it."""
+        self._writer.close = True
+        self._write_error(error)
+        self._writer.silence()
+        self._reader.drop()
+        self._reader.discard()
+        self._state = State.LINGER
+        shared = self._shared
+        if not linger or shared.lingering >= LINGERING_MAX:
+            self._transport.close()
+            return
+        shared.lingering += 1
+        self._lingers = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._expire_at(self._loop.time() + LINGER_S)
+
+    # -- slow readers
+
+    def pause_writing(self) -> None:
+        self._writer.pause()
+
+    def resume_writing(self) -> None:
+        self._writer.resume()
+        if self._reader.unread:
+            self._go_on()
+
+    # -- time
+
+    def _arm(self) -> None:
+        """The time by which more must have come."""
+        state, limits = self._state, self._shared.limits
+        if state is State.ANSWER or (state is State.HEAD and self._writer.paused):
+            self._deadline = inf  # how long a request may take, and a client may read nothing, others see to
+            self._since = 0.0
+        elif state is State.BODY or state is State.DISCARD or (state is State.HEAD and self._reader.unread):
+            self._since = self._since or self._loop.time()
+            arrival_s = min(limits.head_s, limits.arrival_s) if state is State.HEAD else limits.arrival_s
+            self._expire_at(self._since + arrival_s)
+
+    def _expire_at(self, deadline: float) -> None:
+        """One timer, which is only ever brought forward: most deadlines are over before it fires."""
+        self._deadline = deadline
+        if deadline < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = deadline
+            self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._timer_at = inf
+        if self._loop.time() < self._deadline:
+            if self._deadline != inf:
+                self._expire_at(self._deadline)
+        elif self._state is State.BODY or (self._state is State.HEAD and self._reader.unread):
+            self._refuse(HttpError(408, "The request did not arrive in time."))
+        else:
+            self._transport.abort()

@@ -1,0 +1,25 @@
+"""Errors that exist in HTTP only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pinyon.core.errors import PinyonError
+
+__all__ = ["HttpError"]
+
+
+class HttpError(PinyonError):
+    """A status, and header fields that go with it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: Mapping[bytes, bytes] | None = None,
+        *,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.status = status
+        self.headers = dict(headers or {})

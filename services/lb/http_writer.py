@@ -1,0 +1,121 @@
+"""The writing half of a connection: one answer after the other, no faster than the client reads."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pinyon.core.errors import PinyonError
+from services.lb.http_answer import JSON, STREAM, answer_head, error_answer
+from services.lb.http_request import RequestHead
+from services.lb.http_state import HttpState
+
+__all__ = ["ReplyWriter"]
+
+
+class ReplyWriter:
+    """A :class:`services.lb.http_answer.Reply`, for each request anew after ``start``."""
+
+    __slots__ = ("_bodiless", "_chunked", "_corked", "_loop", "_shared", "_stall", "_transport", "_waiter", "begun",
+                 "close", "done", "paused", "silent")  # fmt: skip
+
+    def __init__(self, shared: HttpState, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        self._shared = shared
+        self._loop = loop
+        self._transport = transport
+        self._bodiless = False
+        self._chunked = True
+        self._corked = b""
+        """An answer's head, held back until its body begins: one system call instead of two."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self.begun = False
+        self.done = False
+        self.close = False
+        """The answer is the last one here."""
+        self.paused = False
+        self.silent = False
+        """Nothing is written any more: somebody else has had the last word."""
+
+    def start(self, head: RequestHead) -> None:
+        self._bodiless = head.method == "HEAD"
+        self._chunked = not head.old
+        self.close = self.close or head.close or self._shared.closing
+
+    def finish(self) -> None:
+        self.begun = self.done = self._bodiless = False
+
+    # -- answers
+
+    def whole(self, status: int, body: bytes, content_type: bytes = JSON, fields: bytes = b"") -> None:
+        if self.silent or self.begun:
+            return
+        self.close = self.close or self._shared.closing
+        head = answer_head(
+            status, self._shared.date, content_type, len(body), fields, close=self.close, chunked=False
+        )  # fmt: skip
+        self.begun = self.done = True
+        self._transport.write(head if self._bodiless else head + body)
+
+    def error(self, error: PinyonError, request_id: str = "") -> int:
+        """Returns the status."""
+        status, body, fields = error_answer(error, request_id)
+        self.whole(status, body, JSON, fields)
+        return status
+
+    def begin(self, content_type: bytes, fields: bytes = b"") -> None:
+        self.begun = True
+        self.close = self.close or self._shared.closing
+        self._corked = answer_head(
+            200, self._shared.date, content_type, STREAM, fields, close=self.close, chunked=self._chunked
+        )
+
+    async def send(self, data: bytes) -> None:
+        if self.paused:
+            await self._writable()
+        if not self.silent:
+            head, self._corked = self._corked, b""
+            self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data)
+
+    async def end(self, data: bytes) -> None:
+        if self.paused:
+            await self._writable()
+        if not self.silent:
+            head, self._corked = self._corked, b""
+            self.done = True
+            self._transport.write(
+                b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(data), data) if self._chunked else head + data
+            )
+
+    # -- slow readers
+
+    async def _writable(self) -> None:
+        while self.paused and not self.silent:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+
+    def pause(self) -> None:
+        self.paused = True
+        if self._stall is None:
+            self._stall = self._loop.call_later(self._shared.limits.write_stall_s, self._transport.abort)
+
+    def resume(self) -> None:
+        self.paused = False
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        self._wake()
+
+    def silence(self) -> None:
+        """For good."""
+        self.silent = True
+        self._wake()
+
+    def end_timers(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        self._waiter = None

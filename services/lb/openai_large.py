@@ -1,0 +1,143 @@
+"""Large JSON bodies, for a thread beside the event loop: nothing here keeps the GIL for more than some 10 ms.
+
+Reading JSON keeps the GIL for as long as it makes objects, 0.1 to 0.8 µs for each. So a long list of token ids is cut
+out of the text and read by NumPy piece by piece, and of what is left the strings and values are counted before.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic_core import from_json
+
+from pinyon.core.errors import InvalidArgument
+
+__all__ = ["LARGE_BYTES", "read_large"]
+
+LARGE_BYTES = 32 << 10
+"""Below it a body is read on the event loop: 1 to 5 ms at worst."""
+STRINGS_MAX = 16 << 10
+VALUES_MAX = 32 << 10
+"""In one body, beside a prompt of token ids."""
+TOKENS_BYTES_MIN = 8 << 10
+"""A shorter list of token ids is as well read as JSON."""
+PIECE_BYTES = 64 << 10
+TRIES = 8
+
+_TOKENS = re.compile(rb'"prompt"[ \t\r\n]*:[ \t\r\n]*(?:\[[ \t\r\n]*){1,2}(?=[0-9])')
+_BACKSLASHES = re.compile(rb"\\*")
+_SPACE = b" \t\r\n"
+_TOKEN_CHARS = b"0123456789," + _SPACE
+_DIGITS_MAX = 10  # of 2**32 - 1
+
+
+def read_large(body: bytes | bytearray) -> Any:
+    """As ``from_json``, but ``prompt`` may be ``bytes``: a list of token ids as little-endian u32.
+
+    Raises :class:`ValueError` if it is no JSON, and :class:`InvalidArgument`.
+    """
+    found = _find_tokens(body)
+    if found is not None:
+        start, end = found
+        # No client can guess it. If it is read as the prompt, then the list stood there as the prompt.
+        stand_in = secrets.token_hex(16)
+        rest = b"".join((body[:start], b'"', stand_in.encode("ascii"), b'"', body[end:]))
+        values = _read_weighed(rest)
+        if type(values) is dict and values.get("prompt") in (stand_in, [stand_in]):
+            values["prompt"] = _tokens(body, start + 1, end - 1)
+            return values
+    return _read_weighed(body)
+
+
+def _read_weighed(body: bytes | bytearray) -> Any:
+    if len(body) > LARGE_BYTES:
+        _weigh(body)
+    return from_json(body, allow_inf_nan=False, cache_strings="none")
+
+
+def _weigh(body: bytes | bytearray) -> None:
+    """Raises :class:`InvalidArgument` for too many strings or values.
+
+    A string is what stands between two quotes that no backslash escapes. In what is no JSON that is right up to the
+    first fault, and no reader gets further.
+    """
+    quotes = values = start = 0
+    while start < len(body):
+        # A piece ends behind a run of backslashes and what it escapes.
+        end = min(len(body), _BACKSLASHES.match(body, start + PIECE_BYTES).end() + 1)  # type: ignore[union-attr]
+        piece = body[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+        outside = b"".join(piece.split(b'"')[quotes & 1 :: 2])
+        quotes += piece.count(b'"')
+        values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        if quotes > 2 * STRINGS_MAX:
+            raise InvalidArgument(f"The body has more than {STRINGS_MAX} JSON strings.")
+        if values > VALUES_MAX:
+            raise InvalidArgument(f"The body has more than {VALUES_MAX} JSON values beside a prompt of token ids.")
+        start = end
+
+
+def _find_tokens(body: bytes | bytearray) -> tuple[int, int] | None:
+    """Where something stands that looks like a prompt of many token ids: from its bracket to behind the other."""
+    position = 0
+    for _ in range(TRIES):
+        position = body.find(b'"prompt"', position)
+        if position < 0:
+            return None
+        match = _TOKENS.match(body, position)
+        if match is not None:
+            start = body.rfind(b"[", position, match.end())
+            del match
+            end = body.find(b"]", start) + 1
+            if end - start >= TOKENS_BYTES_MIN and _are_tokens(body, start + 1, end - 1):
+                return start, end
+            return None
+        position += 1
+    return None
+
+
+def _are_tokens(body: bytes | bytearray, start: int, end: int) -> bool:
+    return not any(
+        body[at : min(at + PIECE_BYTES, end)].translate(None, _TOKEN_CHARS) for at in range(start, end, PIECE_BYTES)
+    )
+
+
+def _tokens(body: bytes | bytearray, start: int, end: int) -> bytes:
+    pieces = []
+    while start < end:
+        cut = end if end - start <= PIECE_BYTES else body.rfind(b",", start, start + PIECE_BYTES)
+        if cut < 0:
+            raise _malformed()
+        pieces.append(_piece(bytes(body[start:cut])).tobytes())
+        start = cut + 1
+        if start == end:
+            raise _malformed()  # a comma before the bracket
+    return b"".join(pieces)
+
+
+def _piece(text: bytes) -> npt.NDArray[np.uint32]:
+    """Numbers with commas between them and space around them. Raises :class:`ValueError` if it is anything else."""
+    digit = (np.frombuffer(text, np.uint8) - 48) < 10
+    runs = np.count_nonzero(digit[1:] & ~digit[:-1]) + int(digit[:1].any())
+    packed = np.frombuffer(text.translate(None, _SPACE), np.uint8)
+    ends = np.append(np.flatnonzero(packed == 44), len(packed))
+    lengths = np.diff(ends, prepend=-1) - 1
+    if runs != len(ends) or lengths.min() < 1:
+        raise _malformed()
+    if ((packed[ends - lengths] == 48) & (lengths > 1)).any():
+        raise _malformed()  # a leading zero
+    longest = int(lengths.max())
+    numbers = np.zeros(len(ends), np.int64)
+    for place in range(min(longest, _DIGITS_MAX)):
+        digits = packed[np.maximum(ends - 1 - place, 0)].astype(np.int64) - 48
+        numbers += np.where(lengths > place, digits, 0) * 10**place
+    if longest > _DIGITS_MAX or numbers.max() >= 1 << 32:
+        raise InvalidArgument("prompt holds a token id outside the vocabulary.", field="prompt")
+    return numbers.astype("<u4")
+
+
+def _malformed() -> ValueError:
+    return ValueError("malformed list of token ids")
