@@ -13,8 +13,10 @@ EXTENSIONS_MAX = 16 << 10
 TRAILERS_MAX = 8 << 10
 """Bytes in one message. Neither extensions nor trailers mean anything here: they are read, counted and dropped."""
 
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?")
-_FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_QUOTED = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e]|\\[\t\x20-\x7e])*"'
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;%b(?:=(?:%b|%b))?)*" % (_TOKEN, _TOKEN, _QUOTED))
+_FIELD = re.compile(rb"%b:[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
 
 
 class ChunkReader:
@@ -46,6 +48,8 @@ class ChunkReader:
                 continue
             line_end = data.find(b"\r\n", start, end)
             if line_end < 0:
+                if data.find(b"\n", start, end) >= 0:
+                    raise _invalid()
                 if end - start > (TRAILERS_MAX if self._in_trailers else SIZE_LINE_MAX):
                     raise _too_long() if self._in_trailers else _invalid()
                 break

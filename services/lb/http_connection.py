@@ -216,6 +216,9 @@ class Connection(asyncio.Protocol):
                 self._loop.call_soon(self._go_on)
             return False
         if state is State.BODY:
+            if not self._charge():
+                self._over_budget()
+                return False
             self._run()
         else:
             self._next()

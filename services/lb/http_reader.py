@@ -17,7 +17,7 @@ __all__ = ["RequestReader"]
 TURN_BYTES = 64 << 10
 """A call reads no more of a chunked body than this: whoever sends chunks of one byte must not stop everyone else."""
 
-_BLANK = re.compile(rb"[\r\n]*")
+_BLANK = re.compile(rb"(?:\r\n)*")
 _METHOD = re.compile(rb"[A-Z][A-Z-]{0,19}(?: |\Z)")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
@@ -69,7 +69,7 @@ class RequestReader:
         """The next request's head, or None until it is here. Raises :class:`HttpError` as soon as it is known."""
         data = self._data
         start = self._start
-        if start < len(data) and data[start] in b"\r\n":
+        if start < len(data) and data[start] == 13:  # empty lines before a request are skipped
             start = self._move(_BLANK.match(data, start).end())  # type: ignore[union-attr]
             data = self._data
         end = data.find(b"\r\n\r\n", max(start, self._searched - 3))
@@ -91,7 +91,7 @@ class RequestReader:
         """What cannot become a head any more is not waited for."""
         data, limits = self._data, self._limits
         size = len(data) - start
-        if not size:
+        if not size or (size == 1 and data[start] == 13):
             return
         if not _METHOD.match(data[start : start + 21]) or _BARE_LF.search(data, max(start, self._searched - 1)):
             raise HttpError(400, "Invalid HTTP request received.")

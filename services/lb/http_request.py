@@ -16,6 +16,7 @@ from services.lb.http_limits import HttpLimits
 
 __all__ = ["RequestHead", "parse_head"]
 
+_LINE = re.compile(rb"[A-Z][A-Z-]{0,19} [\x21-\x7e]+ HTTP/[0-9]\.[0-9]\r\n")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
@@ -50,7 +51,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> RequestHead:
         raise HttpError(414, f"The request line is longer than {limits.line_bytes} bytes.")
     if raw.count(b"\n") > limits.head_fields + 2:  # the request line and the empty one
         raise HttpError(431, f"The request has more than {limits.head_fields} header fields.")
-    if raw.count(b" ", 0, line_end) != 2:
+    if not _LINE.match(raw):
         raise _invalid()
     head = RequestHead()
     parser = HttpRequestParser(head)

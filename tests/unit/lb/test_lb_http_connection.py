@@ -1,0 +1,358 @@
+"""One connection between a hand-made transport and a hand-made application: order, bounds, who has the last word."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from pinyon.core.errors import Unauthenticated
+from services.lb.http_answer import JSON
+from services.lb.http_budget import ByteBudget
+from services.lb.http_connection import DISCARD_BYTES, READ_AHEAD_BYTES, Connection
+from services.lb.http_limits import HttpLimits
+from services.lb.http_peers import Peers, TrustedProxies
+from services.lb.http_state import HttpState
+
+POST = b"POST /%b HTTP/1.1\r\nhost: lb\r\ncontent-length: %d\r\n\r\n%b"
+DATE = b"date: now\r\n"
+
+
+class FakeTransport:
+    """Keeps what is written."""
+
+    def __init__(self, protocol: Connection) -> None:
+        self.protocol = protocol
+        self.written = b""
+        self.reading = True
+        self.closed = ""
+        self.eof = False
+        protocol.connection_made(self)
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.written += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.eof = True
+
+    def is_closing(self) -> bool:
+        return bool(self.closed)
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def close(self) -> None:
+        self._end("close")
+
+    def abort(self) -> None:
+        self._end("abort")
+
+    def _end(self, how: str) -> None:
+        if not self.closed:
+            self.closed = how
+            self.protocol.connection_lost(None)
+
+    @property
+    def statuses(self) -> list[int]:
+        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", self.written)]
+
+
+class FakeExchange:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.request_id = ""
+        self.error = Unauthenticated("no key") if path == "/refused" else None
+        self.guarded = True
+        self.plain = path == "/plain"
+
+
+class FakeApp:
+    """Answers with path and body; ``/held`` when told to, ``/stream`` in two parts."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.ended: list[str] = []
+        self.refusals: list[int] = []
+
+    def open(self, head):
+        return FakeExchange(head.path)
+
+    def answer(self, exchange, body, reply) -> None:
+        reply.whole(200, b"plain")
+
+    async def serve(self, exchange, body, reply) -> None:
+        try:
+            if exchange.path == "/held":
+                await self.go.wait()
+            if exchange.path == "/stream":
+                reply.begin(JSON)
+                await reply.send(b"one")
+                await self.go.wait()
+                await reply.end(b"two")
+            elif exchange.path != "/silent":
+                reply.whole(200, exchange.path.encode() + b" " + bytes(body[:20]))
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        self.ended.append(exchange.path)
+
+    def refused(self, exchange, status) -> None:
+        self.refusals.append(status)
+
+
+class World:
+    def __init__(self, budget: int = 1 << 20, **limits) -> None:
+        self.app = FakeApp()
+        self.shared = HttpState(
+            self.app,
+            HttpLimits(**limits),
+            ByteBudget(budget),
+            Gauge("connections", "open", registry=CollectorRegistry()),
+            TrustedProxies(),
+            False,
+            Peers(8),
+            Peers(8),
+            date=DATE,
+        )
+
+    def connect(self) -> FakeTransport:
+        return FakeTransport(Connection(self.shared, asyncio.get_running_loop()))
+
+    async def settle(self) -> None:
+        """All that can happen without anything new."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+
+async def test_answers_come_in_order_and_one_at_a_time():
+    world = World()
+    transport = world.connect()
+    transport.protocol.data_received(POST % (b"held", 1, b"1") + POST % (b"b", 1, b"2") + POST % (b"plain", 0, b""))
+    transport.protocol.data_received(POST % (b"c", 1, b"3"))
+    await world.settle()
+    assert transport.written == b""
+    world.app.go.set()
+    await world.settle()
+    assert re.findall(rb"\r\n\r\n([^\r]+?)(?=HTTP|\Z)", transport.written) == [b"/held 1", b"/b 2", b"plain", b"/c 3"]
+    assert world.shared.budget.used == 0
+    transport.abort()
+
+
+async def test_the_bytes_of_answers():
+    """What clients have always seen."""
+    world = World()
+    world.app.go.set()
+    transport = world.connect()
+    for request, answer in [
+        (b"GET /plain HTTP/1.1\r\nhost: lb\r\n\r\n",
+         b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-type: application/json\r\ncontent-length: 5\r\n\r\nplain"),
+        (b"HEAD /plain HTTP/1.1\r\nhost: lb\r\n\r\n",
+         b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-type: application/json\r\ncontent-length: 5\r\n\r\n"),
+        (b"GET /stream HTTP/1.1\r\nhost: lb\r\n\r\n",
+         b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+         b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"),
+        (b"GET /stream HTTP/1.1\r\nhost: lb\r\nconnection: close\r\n\r\n",
+         b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-type: application/json\r\nconnection: close\r\n"
+         b"transfer-encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"),
+    ]:  # fmt: skip
+        transport.written = b""
+        transport.protocol.data_received(request)
+        await world.settle()
+        assert transport.written == answer
+    assert transport.closed == "close"
+
+
+async def test_http_1_0_gets_no_chunks():
+    world = World()
+    world.app.go.set()
+    transport = world.connect()
+    transport.protocol.data_received(b"GET /stream HTTP/1.0\r\n\r\n")
+    await world.settle()
+    assert transport.written.endswith(b"\r\nconnection: close\r\n\r\nonetwo")
+    assert transport.closed == "close"
+
+
+async def test_a_stalled_request_behind_another_does_not_spoil_its_answer():
+    world = World(head_s=0.01, arrival_s=0.01)
+    transport = world.connect()
+    transport.protocol.data_received(
+        b"GET /stream HTTP/1.1\r\nhost: lb\r\n\r\n" + b"POST /b HTTP/1.1\r\nhost: lb\r\nco"
+    )
+    await world.settle()
+    loop = asyncio.get_running_loop()
+    late = loop.time() + 0.05  # the second one should have come by then, if its time ran already
+    await world.until(lambda: loop.time() > late)
+    world.app.go.set()
+    await world.settle()
+    first, _, rest = transport.written.partition(b"0\r\n\r\n")
+    assert first.endswith(b"3\r\none\r\n3\r\ntwo\r\n")
+    await world.until(lambda: transport.eof)
+    assert transport.statuses == [200, 408]
+    assert not rest.startswith(b"HTTP/1.1 200")
+    transport.abort()
+
+
+async def test_what_is_pipelined_is_bounded_and_reading_goes_on_after_the_answer():
+    world = World()
+    transport = world.connect()
+    transport.protocol.data_received(POST % (b"held", 0, b""))
+    many = POST % (b"plain", 0, b"") * 100
+    while transport.reading:
+        transport.protocol.data_received(many)
+    assert world.shared.budget.used < READ_AHEAD_BYTES + len(many) + 1
+    world.app.go.set()
+    await world.until(lambda: transport.reading and not world.shared.budget.used)
+    assert len(transport.statuses) > 1000
+    transport.abort()
+
+
+async def test_pipelined_answers_wait_for_a_client_that_does_not_read():
+    world = World()
+    transport = world.connect()
+    transport.protocol.pause_writing()
+    transport.protocol.data_received(POST % (b"plain", 0, b"") * 100)
+    await world.settle()
+    assert transport.statuses == []
+    transport.protocol.resume_writing()
+    await world.until(lambda: not world.shared.budget.used)
+    assert transport.statuses == [200] * 100
+    transport.abort()
+
+
+@pytest.mark.parametrize("how", ["lost", "half-closed"])
+async def test_a_client_that_leaves_cancels_its_request(how):
+    world = World()
+    transport = world.connect()
+    transport.protocol.data_received(POST % (b"held", 3, b"abc") + b"GET")
+    await world.settle()
+    if how == "lost":
+        transport.abort()
+    else:
+        assert not transport.protocol.eof_received()
+        assert transport.closed
+    await world.settle()
+    assert world.app.ended == ["cancelled"]
+    assert (world.shared.budget.used, world.shared.admitted, len(world.shared.connections)) == (0, 0, 0)
+
+
+async def test_a_refused_request_costs_no_body():
+    """Its answer goes out with the head; a small body is passed over, a large one ends the connection."""
+    world = World()
+    transport = world.connect()
+    head, body = (POST % (b"refused", 1000, b"")), b"x" * 1000
+    transport.protocol.data_received(head)
+    assert transport.statuses == [401]
+    transport.protocol.data_received(body[:700])
+    assert world.shared.budget.used == 0
+    transport.protocol.data_received(body[700:] + POST % (b"plain", 0, b""))
+    assert transport.statuses == [401, 200]
+    transport.protocol.data_received(POST % (b"refused", DISCARD_BYTES + 1, b""))
+    assert transport.statuses == [401, 200, 401]
+    assert transport.eof
+    transport.protocol.data_received(POST % (b"plain", 0, b""))
+    assert transport.statuses == [401, 200, 401]
+    assert world.shared.budget.used == 0
+    assert world.app.refusals == [401, 401]
+    transport.abort()
+
+
+async def test_what_waits_to_be_told_to_continue_is_told_only_if_it_is_wanted():
+    world = World(body_bytes=2000)
+    for path, length, answer in [(b"a", 1000, 100), (b"refused", 1000, 401), (b"a", 3000, 413)]:
+        transport = world.connect()
+        transport.protocol.data_received(
+            b"POST /%b HTTP/1.1\r\nhost: lb\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % (path, length)
+        )
+        assert transport.statuses == [answer]
+        assert transport.eof == (answer != 100), "who was refused may or may not send its body"
+        transport.abort()
+
+
+async def test_all_bodies_together_are_bounded():
+    world = World(budget=10_000)
+    first, second, third = (world.connect() for _ in range(3))
+    first.protocol.data_received(POST % (b"held", 6000, b"x" * 6000))
+    second.protocol.data_received(POST % (b"a", 6000, b"x" * 3000))
+    assert world.shared.budget.used == 9000
+    third.protocol.data_received(POST % (b"a", 2000, b"x" * 900))
+    assert third.statuses == []
+    third.protocol.data_received(b"x" * 1100)
+    assert third.statuses == [503]
+    assert b"retry-after: 1\r\n" in third.written
+    world.app.go.set()
+    await world.settle()
+    second.protocol.data_received(b"x" * 3000)
+    await world.settle()
+    assert second.statuses == [200]
+    for transport in (first, second, third):
+        transport.abort()
+    assert world.shared.budget.used == 0
+
+
+async def test_what_is_pipelined_over_the_budget_is_dropped():
+    """The answer that is under way still comes, as the last one."""
+    world = World(budget=1000)
+    transport = world.connect()
+    transport.protocol.data_received(POST % (b"held", 500, b"x" * 500))
+    transport.protocol.data_received(POST % (b"b", 600, b"x" * 600))
+    assert world.shared.budget.used == 500
+    world.app.go.set()
+    await world.settle()
+    assert transport.statuses == [200]
+    assert b"connection: close\r\n" in transport.written
+    assert transport.closed == "close"
+
+
+async def test_connections_over_the_limit_are_told_so():
+    world = World(connections=2)
+    first, second, third = (world.connect() for _ in range(3))
+    assert (first.statuses, third.statuses) == ([], [503])
+    third.abort()
+    second.abort()
+    assert world.connect().statuses == []
+    assert world.shared.admitted == 2
+
+
+async def test_an_answer_that_breaks_off_ends_the_connection():
+    world = World()
+    transport = world.connect()
+    transport.protocol.data_received(POST % (b"silent", 0, b""))
+    await world.settle()
+    assert transport.closed == "abort"
+
+
+async def test_the_end_of_the_server_is_told_to_who_waits():
+    world = World()
+    waiting, streaming, arriving, idle = (world.connect() for _ in range(4))
+    waiting.protocol.data_received(POST % (b"held", 0, b""))
+    streaming.protocol.data_received(POST % (b"stream", 0, b""))
+    arriving.protocol.data_received(POST % (b"a", 5, b"x"))
+    await world.settle()
+    for transport in (waiting, streaming, arriving, idle):
+        transport.protocol.shutdown()
+    assert (waiting.closed, streaming.closed, arriving.closed, idle.closed) == ("", "", "", "close")
+    for transport in (waiting, streaming, arriving):
+        transport.protocol.end()
+    assert (waiting.statuses, streaming.statuses, arriving.statuses) == ([503], [200], [503])
+    await world.settle()
+    assert world.app.ended == ["cancelled", "cancelled"]
+    assert not world.shared.tasks
