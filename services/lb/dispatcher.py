@@ -136,7 +136,7 @@ class Dispatcher:
         if not request.retry(self._attempts, self._placement_wait_s, now_s):
             if error.grpc_code not in RETRY_CODES:
                 raise error
-            # whatever the instance called it, the client may try again
+            # Whatever the instance called it, the client may try again.
             raise Unavailable(error.message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
         _log.warning(
             "attempt %d failed: %s", request.attempt, error.message,

@@ -1,7 +1,8 @@
 """One HTTP/1.1 connection: request by request, one answer at a time.
 
-While a request is answered, what comes behind it is kept as bytes, up to a bound; then reading pauses, and the socket
-is asked whether its client is still there. A client that is gone, or will send nothing more, cancels its request.
+While a request is answered, reading goes on, for a socket that nobody reads does not tell that its client has left.
+What comes behind the request is kept as bytes; if it is too much, it is dropped, and the answer is the last one. A
+client that is gone, or will send nothing more, cancels its request.
 """
 
 from __future__ import annotations
@@ -22,16 +23,15 @@ from services.lb.http_writer import ReplyWriter
 
 __all__ = ["Connection"]
 
-READ_AHEAD_BYTES = 64 << 10
-"""What is kept of pipelined requests before reading pauses."""
+READ_AHEAD_BYTES = 1 << 20
+"""What is kept of pipelined requests."""
 DISCARD_BYTES = 64 << 10
 """A refused body up to this size is read to its end, and the connection lives on."""
-LINGER_BYTES = 16 << 20
+DROPPED_BYTES = 16 << 20
+"""Of what follows a last request. It is read, for who still sends would see a reset in place of the answer."""
 LINGER_S = 2.0
-"""What is still read of a client that has its last answer: closed at once, it would see a reset in place of it."""
+"""How long that goes on when a client was refused."""
 LINGERING_MAX = 256
-PRESENCE_S = 0.25
-"""How often a socket that is not read is asked whether its client left."""
 TURN_REQUESTS = 16
 """Answered in one go; then it is the others' turn."""
 
@@ -71,7 +71,6 @@ class Connection(asyncio.Protocol):
         "_timer_at",
         "_transport",
         "_visitor",
-        "_watch",
         "_writer",
     )  # fmt: skip
 
@@ -79,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._shared = shared
         self._loop = loop
         self._reader = RequestReader(shared.limits)
-        self._read_ahead = max(READ_AHEAD_BYTES, shared.limits.head_bytes)
+        self._read_ahead = max(READ_AHEAD_BYTES, shared.limits.head_bytes)  # a head that is not all here is unread
         self._state = State.HEAD
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
@@ -93,7 +92,6 @@ class Connection(asyncio.Protocol):
         """When the request that is arriving began; 0: none is."""
         self._deadline = self._timer_at = inf
         self._timer: asyncio.TimerHandle | None = None
-        self._watch: asyncio.TimerHandle | None = None
 
     # -- life
 
@@ -127,10 +125,9 @@ class Connection(asyncio.Protocol):
         self._visitor.leave()
         self._writer.end_timers()
         self._writer.silence()
-        for timer in (self._timer, self._watch):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._watch = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._reader.drop()
         self._reader.discard()
         self._charge()
@@ -152,6 +149,11 @@ class Connection(asyncio.Protocol):
     def transport(self) -> asyncio.Transport:
         return self._transport
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked."""
+        return self._state is State.HEAD
+
     def abort(self) -> None:
         self._transport.abort()
 
@@ -170,7 +172,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._state is State.LINGER or (self._state is State.ANSWER and self._writer.close):
             self._dropped += len(data)
-            if self._dropped > LINGER_BYTES:
+            if self._dropped > DROPPED_BYTES:
                 self._transport.abort()
             return
         if not self._visitor.introduced:
@@ -225,17 +227,26 @@ class Connection(asyncio.Protocol):
         return True
 
     def _settle(self) -> None:
-        """Account for what is kept; pause reading while too much of it waits, resume when it does not."""
+        """Account for what is kept; what is too much of it is not waited for."""
         if not self._charge():
             self._over_budget()
-        full = self._reader.unread > self._read_ahead and self._state in (State.ANSWER, *_AT_WORK)
-        if full and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
-            self._watch = self._loop.call_later(PRESENCE_S, self._look)
-        elif self._paused and not full and not self._transport.is_closing():
-            self._paused = False
-            self._transport.resume_reading()
+        full = self._reader.unread > self._read_ahead
+        if full and self._state is State.ANSWER:
+            self._drop_unread()
+            full = False
+        if full != self._paused and not self._transport.is_closing():
+            # Others have their turn, or the client does not read its answers: no request runs meanwhile.
+            self._paused = full
+            if full:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _drop_unread(self) -> None:
+        """What came behind a request may come again on another connection."""
+        self._writer.close = True
+        self._reader.drop()
+        self._charge()
 
     def _charge(self) -> bool:
         held = self._reader.held + self._running_bytes
@@ -246,23 +257,11 @@ class Connection(asyncio.Protocol):
         return True
 
     def _over_budget(self) -> None:
-        if self._state is State.ANSWER:
-            self._writer.close = True
-        elif self._state is State.HEAD or self._state is State.BODY:
+        if self._state is State.HEAD or self._state is State.BODY:
             self._refuse(HttpError(503, "Too many large requests are arriving.", retry_after_s=1.0))
-        else:
+        elif self._state is not State.ANSWER:
             self._transport.abort()
-        self._reader.drop()  # what came behind a request may come again on another connection
-        self._charge()
-
-    def _look(self) -> None:
-        self._watch = None
-        if not self._paused or self._transport.is_closing():
-            return
-        if self._visitor.is_gone:
-            self._transport.abort()
-        else:
-            self._watch = self._loop.call_later(PRESENCE_S, self._look)
+        self._drop_unread()
 
     # -- one request
 

@@ -12,17 +12,14 @@ from services.lb.http_state import HttpState
 
 __all__ = ["Visitor"]
 
-TCP_ESTABLISHED = 1
-
 
 class Visitor:
     """``arrive``, then for each costly request ``ask`` and ``answered``; ``leave`` gives all back."""
 
-    __slots__ = ("_connection", "_preface", "_request", "_shared", "_socket", "_trusted", "address")
+    __slots__ = ("_connection", "_preface", "_request", "_shared", "_trusted", "address")
 
     def __init__(self, shared: HttpState, transport: asyncio.BaseTransport) -> None:
         self._shared = shared
-        self._socket = None
         self._trusted = False
         self._connection: str | None = None
         self._request: str | None = None
@@ -31,7 +28,6 @@ class Visitor:
         self.address = ""
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            self._socket = sock
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # A peer that acknowledges nothing for this long is dead, also after its answer was written.
             stall_ms = int(shared.limits.write_stall_s * 1e3)
@@ -92,9 +88,3 @@ class Visitor:
         if self._connection is not None:
             self._shared.peer_connections.give(self._connection)
             self._connection = None
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the client has closed its end: nobody hears of it while the socket is not read."""
-        sock = self._socket
-        return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != TCP_ESTABLISHED

@@ -7,9 +7,11 @@ import contextlib
 import json
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.common.v1 import common_pb2
@@ -19,6 +21,7 @@ from pinyon.model import load_card
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb, build
 from services.lb.settings import LbSettings
+from services.process import ServiceProcess
 
 MODEL = "pinyon-tiny"
 WAIT_S = 60.0
@@ -361,19 +364,12 @@ class Connection:
         self.writer.transport.abort()
 
 
-@dataclass
-class Bench:
-    """The load balancer and its surroundings."""
-
-    lb: Lb
-    conductor: FakeConductor
-    workers: list[FakeWorker]
-    registry: CollectorRegistry
-    endpoints: dict[str, str] = field(default_factory=dict)
+class Front:
+    """A load balancer's HTTP side."""
 
     @property
     def http(self) -> str:
-        return self.endpoints["http"]
+        raise NotImplementedError
 
     async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -388,6 +384,21 @@ class Bench:
         async with Connection(self.http) as connection:
             connection.send("GET", path, None, headers)
             return await connection.reply()
+
+
+@dataclass
+class Bench(Front):
+    """The load balancer and its surroundings."""
+
+    lb: Lb
+    conductor: FakeConductor
+    workers: list[FakeWorker]
+    registry: CollectorRegistry
+    endpoints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def http(self) -> str:
+        return self.endpoints["http"]
 
     async def connected(self) -> None:
         """Until the load balancer knows instances."""
@@ -434,6 +445,57 @@ async def running_lb(workers: int = 2, *, conductor: bool = True, **settings):
         await fake_conductor.stop()
         for fake in fakes:
             await fake.stop()
+
+
+@dataclass
+class LiveLb(Front):
+    """A load balancer as a process of its own; conductor and workers are here."""
+
+    process: ServiceProcess
+    conductor: FakeConductor
+    workers: list[FakeWorker]
+
+    @property
+    def http(self) -> str:
+        return self.process.endpoints["http"]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What of it is in RAM."""
+        return psutil.Process(self.process.pid).memory_info().rss
+
+    async def gauge(self, name: str) -> float:
+        text = (await self.get("/metrics")).body.decode()
+        return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"pinyon_lb_{name} ")))
+
+    async def idle(self) -> None:
+        """Until nothing of any request is left."""
+        async with asyncio.timeout(WAIT_S):
+            while await self.gauge("in_flight_requests") or any(worker.open for worker in self.workers):  # noqa: ASYNC110 - a process has no event for us
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def live_lb(folder: Path, **settings):
+    worker = FakeWorker("w0")
+    await worker.start()
+    conductor = FakeConductor([worker])
+    await conductor.start()
+    settings = {"conductor": conductor.address, "http_listen": "127.0.0.1:0", "lame_duck_s": 0, "drain_s": 0} | settings
+    arguments = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    process = ServiceProcess("lb", "services.lb", arguments, folder / "lb.log")
+    process.spawn()
+    lb = LiveLb(process, conductor, [worker])
+    try:
+        await asyncio.to_thread(process.wait_ready, time.monotonic() + WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            while (await lb.get("/health/ready")).status != 200:  # noqa: ASYNC110 - a process has no event for us
+                await asyncio.sleep(0.01)
+        yield lb
+    finally:
+        process.kill()
+        await conductor.stop()
+        await worker.stop()
 
 
 def tokens(text: str) -> bytes:

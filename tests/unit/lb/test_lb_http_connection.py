@@ -25,7 +25,7 @@ class FakeTransport:
 
     def __init__(self, protocol: Connection) -> None:
         self.protocol = protocol
-        self.written = b""
+        self.written = bytearray()
         self.reading = True
         self.closed = ""
         self.eof = False
@@ -174,7 +174,7 @@ async def test_the_bytes_of_answers():
          b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-type: application/json\r\nconnection: close\r\n"
          b"transfer-encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"),
     ]:  # fmt: skip
-        transport.written = b""
+        transport.written.clear()
         transport.protocol.data_received(request)
         await world.settle()
         assert transport.written == answer
@@ -211,30 +211,43 @@ async def test_a_stalled_request_behind_another_does_not_spoil_its_answer():
     transport.abort()
 
 
-async def test_what_is_pipelined_is_bounded_and_reading_goes_on_after_the_answer():
-    world = World()
+@pytest.mark.parametrize("size", [READ_AHEAD_BYTES // 2, READ_AHEAD_BYTES * 2])
+async def test_what_is_pipelined_is_bounded_and_reading_never_pauses_while_a_request_runs(size):
+    world = World(budget=READ_AHEAD_BYTES * 2)
     transport = world.connect()
     transport.protocol.data_received(POST % (b"held", 0, b""))
     many = POST % (b"plain", 0, b"") * 100
-    while transport.reading:
+    for _ in range(size // len(many)):
         transport.protocol.data_received(many)
-    assert world.shared.budget.used < READ_AHEAD_BYTES + len(many) + 1
+        assert transport.reading
+        assert world.shared.budget.used <= READ_AHEAD_BYTES
     world.app.go.set()
-    await world.until(lambda: transport.reading and not world.shared.budget.used)
-    assert len(transport.statuses) > 1000
-    transport.abort()
+    if size > READ_AHEAD_BYTES:  # then none of them is answered
+        await world.until(lambda: transport.closed)
+        assert transport.statuses == [200]
+        assert b"connection: close\r\n" in transport.written
+    else:
+        await world.until(lambda: not world.shared.budget.used)
+        assert len(transport.statuses) == 1 + size // len(many) * 100
+        transport.abort()
 
 
 async def test_pipelined_answers_wait_for_a_client_that_does_not_read():
-    world = World()
+    world = World(budget=READ_AHEAD_BYTES * 2)
     transport = world.connect()
     transport.protocol.pause_writing()
-    transport.protocol.data_received(POST % (b"plain", 0, b"") * 100)
+    many = POST % (b"plain", 0, b"") * 1000
+    pieces = 0
+    while transport.reading:
+        transport.protocol.data_received(many)
+        pieces += 1
     await world.settle()
     assert transport.statuses == []
+    assert world.shared.budget.used <= READ_AHEAD_BYTES + len(many)
     transport.protocol.resume_writing()
     await world.until(lambda: not world.shared.budget.used)
-    assert transport.statuses == [200] * 100
+    assert transport.reading
+    assert transport.statuses == [200] * (1000 * pieces)
     transport.abort()
 
 

@@ -12,7 +12,7 @@ import pytest
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import RequestClass
 from services.lb.auth import PUBLIC, Client, load_api_keys
-from services.lb.http_head import read_head
+from services.lb.http_head import Head, read_head
 from services.lb.labels import Labels, classify
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 
@@ -31,7 +31,9 @@ def labels(**headers: str | bytes) -> Labels:
         (name.replace("_", "-").encode(), value.encode() if isinstance(value, str) else value)
         for name, value in headers.items()
     ]
-    return read_head({"path": "/", "headers": raw}, 1 << 16).labels
+    head = Head("/")
+    read_head(head, raw)
+    return head.labels
 
 
 def test_what_nobody_says():

@@ -1,0 +1,541 @@
+"""Clients that mean harm, or break: what they make the load balancer hold, and what others notice of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+import signal
+import socket
+import time
+
+import pytest
+
+from services.lb.http_connection import DROPPED_BYTES
+from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, live_lb, running_lb, spin
+
+SEED = 20_261_122
+FUZZED = 10_000
+LAST = b"GET /health HTTP/1.1\r\nHost: lb\r\nConnection: close\r\n\r\n"
+CHUNKED = "POST /v1/completions HTTP/1.1\r\nHost: lb\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def ask(prompt: str = "hello", size: int = 0, **fields) -> bytes:
+    """A body; padded to ``size`` bytes with what JSON does not mind."""
+    body = json.dumps({"model": MODEL, "prompt": prompt, **fields}).encode()
+    return body + b" " * (size - len(body))
+
+
+async def flood(connection: Connection, piece: bytes, size: int) -> int:
+    """Send ``piece`` again and again, until ``size`` bytes or the other side's end; returns how many went."""
+    sent = 0
+    with contextlib.suppress(OSError):
+        while sent < size and not connection.reader.at_eof():
+            connection.writer.write(piece)
+            await connection.writer.drain()
+            sent += len(piece)
+    return sent
+
+
+# ---------------------------------------------------------------- what is held
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece", "status"),
+    [
+        ("GET / HTTP/1.1\r\nHost: lb\r\nx: ", b"a" * 10_000, 431),
+        ("GET / HTTP/1.1\r\nHost: lb\r\n", b"a: b\r\n" * 1000, 431),
+        ("GET /", b"a" * 10_000, 414),
+        (CHUNKED + "0\r\n", b"x-trailer: aaaaaaaaaaaaaaaaa\r\n" * 400, 431),
+        (CHUNKED + "0\r\nx: ", b"a" * 10_000, 431),
+        (CHUNKED + "1", b"0" * 10_000, 400),
+        (CHUNKED + "1;", b"a" * 10_000, 400),
+        (CHUNKED, b"1000\r\n" + b"a" * 4096 + b"\r\n", 413),
+        ("POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 99999999\r\n\r\n", b"a" * 10_000, 413),
+        ("\x16\x03\x01", b"a" * 10_000, 400),
+    ],
+)
+async def test_what_never_ends_is_cut_and_costs_no_memory(tmp_path, begin, piece, status):
+    """6 MB of it; before, a head took 72 MB and trailers 73."""
+    async with live_lb(tmp_path) as lb:
+        before = lb.memory_bytes
+        async with Connection(lb.http) as connection:
+            connection.writer.write(begin.encode("latin-1"))
+            await flood(connection, piece, 6_000_000)
+            assert lb.memory_bytes - before < 12_000_000
+            assert (await connection.reply()).status == status
+        assert (await lb.get("/health")).status == 200
+
+
+async def test_many_connections_hold_little_each(tmp_path):
+    """400 heads that do not end, 400 bodies that nobody authenticated."""
+    keys = tmp_path / "keys"
+    keys.write_text("sk-a anna\n")
+    async with live_lb(tmp_path, api_keys_file=str(keys)) as lb, contextlib.AsyncExitStack() as stack:
+        before = lb.memory_bytes
+        unfinished = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nx: " + b"a" * 20_000
+        stranger = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 50000\r\n\r\n" + b"a" * 40_000
+        for number in range(800):
+            connection = await stack.enter_async_context(Connection(lb.http))
+            connection.writer.write(unfinished if number % 2 else stranger)
+            if not number % 2:
+                assert (await connection.reply()).status == 401
+        assert await lb.gauge("http_connections") > 400
+        assert lb.memory_bytes - before < 800 * 64_000
+
+
+async def test_a_flood_of_pipelined_requests_is_not_kept(tmp_path):
+    async with live_lb(tmp_path) as lb:
+        lb.workers[0].go.clear()
+        before = lb.memory_bytes
+        async with Connection(lb.http) as connection:
+            connection.send("POST", "/v1/completions", ask(max_tokens=2))
+            await lb.workers[0].until(lambda: lb.workers[0].open)
+            pipelined = b"GET /health HTTP/1.1\r\nHost: lb\r\n\r\n" * 500
+            assert await flood(connection, pipelined, 100 << 20) < DROPPED_BYTES + (16 << 20)
+            assert lb.memory_bytes - before < 12_000_000
+            await lb.workers[0].until(lambda: lb.workers[0].cancelled)
+            await lb.idle()
+
+
+@pytest.mark.parametrize("packet", ["one", "two"])
+async def test_a_trailer_is_no_header(tmp_path, packet):
+    keys = tmp_path / "keys"
+    keys.write_text("sk-a anna\n")
+    body = ask(max_tokens=1)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nTransfer-Encoding: chunked\r\n"
+    chunks = b"\r\n%x\r\n%b\r\n0\r\nx-pinyon-user: eve\r\nAuthorization: Bearer sk-a\r\n\r\n" % (len(body), body)
+    async with running_lb(api_keys_file=str(keys)) as bench:
+        async with Connection(bench.http) as connection:
+            connection.writer.write(head)
+            if packet == "two":
+                await connection.writer.drain()
+            connection.writer.write(chunks)
+            assert (await connection.reply()).status == 401
+        async with Connection(bench.http) as connection:
+            connection.writer.write(head + b"Authorization: Bearer sk-a\r\n" + chunks)
+            assert (await connection.reply()).status == 200
+        assert bench.workers[0].submissions[0].request_class.user == ""
+
+
+# ---------------------------------------------------------------- who is answered before the body
+
+
+async def test_who_has_no_key_or_no_place_is_told_before_the_body(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("sk-a anna\n")
+    async with running_lb(api_keys_file=str(keys), in_flight_limit=1, queue_limit=0) as bench:
+        bench.workers[0].go.clear()
+        key = {"authorization": "Bearer sk-a"}
+        length = {"content-length": "3000000"}
+        running = asyncio.ensure_future(bench.complete(headers=key, max_tokens=1))
+        await spin(lambda: bench.gauge("in_flight_requests") == 1)
+        for headers, status in [(length, 401), (length | key, 429)]:
+            async with Connection(bench.http) as connection:
+                connection.send("POST", "/v1/completions", None, headers)
+                assert (await connection.reply()).status == status
+        bench.workers[0].go.set()
+        assert (await running).status == 200
+        await bench.idle()
+
+
+# ---------------------------------------------------------------- who leaves
+
+
+@pytest.mark.parametrize("size", [2_000, 90_000, 200_000])
+@pytest.mark.parametrize("how", ["reset", "closed", "half-closed", "pipelined"])
+async def test_who_leaves_is_noticed_whatever_the_body(tmp_path, size, how):
+    """On every hop; before, a body of more than 64 KiB let the request run to its end."""
+    async with live_lb(tmp_path) as lb:
+        worker = lb.workers[0]
+        worker.go.clear()
+        async with Connection(lb.http) as connection:
+            connection.send("POST", "/v1/completions", ask(size=size, max_tokens=3))
+            await worker.until(lambda: worker.open)
+            if how == "reset":
+                linger = connection.writer.get_extra_info("socket")
+                linger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                connection.drop()
+            elif how == "half-closed":
+                connection.writer.write_eof()
+            else:
+                if how == "pipelined":  # more than is read ahead: reading has stopped
+                    connection.writer.write(b"GET /health HTTP/1.1\r\nHost: lb\r\n\r\n" * 10_000)
+                    await connection.writer.drain()
+                connection.writer.close()
+            await worker.until(lambda: worker.cancelled == [1])
+            await lb.idle()
+
+
+# ---------------------------------------------------------------- who is slow
+
+
+async def test_a_stalled_request_behind_another_does_not_touch_its_answer():
+    async with running_lb(head_timeout_s=0.1, body_timeout_s=0.2) as bench, Connection(bench.http) as connection:
+        worker = bench.workers[0]
+        worker.go.clear()
+        worker.hold_after = 1
+        connection.send("POST", "/v1/completions", ask(max_tokens=4, stream=True))
+        connection.writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 9\r\n\r\n{")
+        status, _ = await connection.head()
+        text = await connection.chunk()
+        end_s = asyncio.get_running_loop().time() + 0.5  # its time would have been over long ago
+        await spin(lambda: asyncio.get_running_loop().time() > end_s)
+        worker.go.set()
+        while chunk := await connection.chunk():
+            text += chunk
+        assert status == 200
+        assert text.endswith(b"data: [DONE]\n\n")
+        events = [json.loads(event) for event in re.findall(r"data: (\{.*\})\n", text.decode())]
+        assert "".join(event["choices"][0]["text"] for event in events) == expected_text(5, 4)
+        assert (await connection.reply()).status == 408
+        await bench.idle()
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"P",
+        b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 100\r\nx:",
+        b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 100\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+    ],
+)
+async def test_who_drips_is_cut(beginning):
+    """A byte now and then buys no time."""
+    async with running_lb(head_timeout_s=0.3, body_timeout_s=0.3) as bench, Connection(bench.http) as connection:
+        connection.writer.write(beginning)
+        reply = asyncio.ensure_future(connection.reply())
+        while not reply.done():
+            connection.writer.write(b" ")
+            await asyncio.sleep(0.02)
+        assert (await reply).status in (400, 408)
+
+
+async def test_empty_lines_keep_no_connection_open():
+    async with running_lb(keep_alive_s=0.3) as bench, Connection(bench.http) as connection:
+        connection.send("GET", "/health")
+        await connection.reply()
+        closed = asyncio.ensure_future(connection.reader.read())
+        while not closed.done():
+            connection.writer.write(b"\r\n")
+            await asyncio.sleep(0.02)
+
+
+# ---------------------------------------------------------------- who asks for too much
+
+
+async def test_a_large_body_does_not_hold_up_the_loop():
+    """By the time that the loop's thread computes, which other processes do not change: 0.3 to 0.4 s before."""
+    tokens = random.Random(SEED).choices(range(256), k=1_100_000)
+    body = json.dumps({"model": MODEL, "prompt": tokens}, separators=(",", ":")).encode()
+    assert 3_900_000 < len(body) < 4 << 20
+    async with running_lb() as bench:
+        assert (await bench.complete(max_tokens=1)).status == 200
+        begun_s = time.thread_time()
+        reply = await bench.post("/v1/completions", body)
+        used_s = time.thread_time() - begun_s
+        assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
+        assert used_s < 0.15
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[' + b",".join(b'{"role":"user","content":"a"}' for _ in range(100_000)) + b"]}",
+        b'{"metadata":{' + b",".join(b'"%d":1' % number for number in range(300_000)) + b"}}",
+        b'{"stop":' + b"[" * 2_000_000,
+        b'{"prompt":[' + b"1," * 1_000_000 + b"]}",
+        b'{"prompt":[' + b"1 " * 1_000_000 + b"]}",
+        b'{"prompt":[' + b"99999999999," * 200_000 + b"1]}",
+        b'{"prompt":"' + b"\\" * 4_000_000,
+    ],
+)
+async def test_bombs_of_json_are_refused(body):
+    async with running_lb() as bench:
+        begun_s = time.thread_time()
+        assert (await bench.post("/v1/completions", body)).status == 400
+        assert time.thread_time() - begun_s < 0.15
+
+
+async def test_bodies_in_all_are_bounded():
+    """The limit is 1 MiB, and two requests hold 600 kB each."""
+    async with running_lb(bodies_limit_mib=1) as bench:
+        bench.workers[0].go.clear()
+        first = asyncio.ensure_future(bench.post("/v1/completions", ask(size=600_000, max_tokens=1)))
+        await bench.workers[0].until(lambda: bench.workers[0].open)
+        refused = await bench.post("/v1/completions", ask(size=600_000, max_tokens=1))
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert (await bench.complete("small", max_tokens=0)).status == 400
+        bench.workers[0].go.set()
+        assert (await first).status == 200
+        assert (await bench.post("/v1/completions", ask(size=600_000, max_tokens=1))).status == 200
+
+
+async def test_one_address_has_its_share():
+    async with running_lb(connections_per_peer=2) as bench:
+        async with Connection(bench.http) as one, Connection(bench.http) as two, Connection(bench.http) as three:
+            for connection in (one, two):
+                connection.send("GET", "/health")
+                assert (await connection.reply()).status == 200
+            assert (await three.reply()).status == 503
+        await spin(lambda: not bench.lb.http.connections)
+        assert (await bench.get("/health")).status == 200
+
+
+async def test_an_address_that_a_trusted_proxy_names_has_its_share():
+    async with running_lb(connections_per_peer=1, requests_per_peer=1, trusted_proxies="127.0.0.0/8") as bench:
+        bench.workers[0].go.clear()
+        eve = {"x-forwarded-for": "192.0.2.1, 198.51.100.7"}
+        first = asyncio.ensure_future(bench.complete(headers=eve, max_tokens=1))
+        await bench.workers[0].until(lambda: bench.workers[0].open)
+        spoofed = {"x-forwarded-for": "203.0.113.5, 198.51.100.7"}
+        refused = await bench.complete(headers=spoofed, max_tokens=1)
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        other = asyncio.ensure_future(bench.complete(headers={"x-forwarded-for": "198.51.100.8"}, max_tokens=1))
+        await bench.workers[0].until(lambda: len(bench.workers[0].open) == 2)
+        bench.workers[0].go.set()
+        assert [(await first).status, (await other).status] == [200, 200]
+        assert (await bench.complete(headers=spoofed, max_tokens=1)).status == 200
+
+
+async def test_the_proxy_protocol_is_read_of_trusted_proxies_only():
+    preface = b"PROXY TCP4 198.51.100.7 127.0.0.1 1000 80\r\n"
+    async with (
+        running_lb(proxy_protocol=True, trusted_proxies="127.0.0.1", connections_per_peer=1) as bench,
+        Connection(bench.http) as one,
+        Connection(bench.http) as two,
+        Connection(bench.http) as three,
+    ):
+        for connection, begin, status in [(one, preface, 200), (two, preface, 503), (three, b"", 400)]:
+            for byte in begin:
+                connection.writer.write(bytes((byte,)))
+                await connection.writer.drain()
+            connection.send("GET", "/health")
+            assert (await connection.reply()).status == status
+    async with running_lb(proxy_protocol=True) as bench, Connection(bench.http) as connection:
+        connection.writer.write(preface)
+        connection.send("GET", "/health")
+        assert (await connection.reply()).status == 400
+
+
+async def test_a_refused_client_that_goes_on_sending_is_cut(tmp_path):
+    async with live_lb(tmp_path) as lb, Connection(lb.http) as connection:
+        connection.writer.write(b"NONSENSE\r\n\r\n")
+        assert (await connection.reply()).status == 400
+        assert await flood(connection, b"x" * 100_000, 100 << 20) < DROPPED_BYTES + (16 << 20)
+
+
+# ---------------------------------------------------------------- smuggling
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"Content-Length: 44\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 44\r\n",
+        b"Content-Length: 5\r\nContent-Length: 44\r\n",
+        b"Content-Length: 5, 44\r\n",
+        b"Transfer-Encoding: identity, chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+        b"Transfer-Encoding:\x0bchunked\r\n",
+        b"Transfer-Encoding : chunked\r\n",
+        b"X: a\r\n Transfer-Encoding: chunked\r\n",
+        b"X: a\nTransfer-Encoding: chunked\r\n",
+        b"X: a\0\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 44\n",
+    ],
+)
+async def test_smuggled_requests_are_answered_by_nobody(fields):
+    async with running_lb() as bench, Connection(bench.http) as connection:
+        connection.writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\n"
+            + fields
+            + b"\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: lb\r\n\r\n"
+        )
+        assert (await connection.reply()).status in (400, 501)
+        assert await connection.reader.read() == b""
+
+
+# ---------------------------------------------------------------- fuzz
+
+
+def fuzzed(dice: random.Random) -> bytes:
+    """A request that was good once; some are still."""
+    body = ask("p" * dice.randrange(1, 50), max_tokens=1)
+    if dice.random() < 0.2:
+        body = json.dumps(
+            {"model": MODEL, dice.choice(["prompt", "messages", "stop", "user", "x"]): dice.choice(
+                ["", [], {}, [1, 2], [[1]], None, -1, 1e9, True, "\ud800", "a" * 3000])}
+        ).encode()  # fmt: skip
+    fields = [b"Host: lb", b"X-Request-Id: %d" % dice.randrange(1 << 30)]
+    fields += dice.choices(
+        [b"Connection: keep-alive", b"Accept: */*", b"Authorization: Bearer x", b"Upgrade: h2c", b"x-pinyon-report: 1",
+         b"x-pinyon-priority: 9", b"traceparent: 00-0-0-00", b"Cookie: " + b"c" * 500],
+        k=dice.randrange(4),
+    )  # fmt: skip
+    if dice.random() < 0.1:
+        fields.append(
+            dice.choice(
+                [b"Connection: close", b"Expect: 100-continue", b"x-pinyon-priority: 99999", b"x-pinyon-ttft-slo-ms: 0",
+                 b"Transfer-Encoding: chunked", b"Transfer-Encoding: gzip", b"Content-Length: 3", b"Host: other"]
+            )
+        )  # fmt: skip
+    if dice.random() < 0.9:
+        if dice.random() < 0.3:
+            fields.append(b"Transfer-Encoding: chunked")
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        else:
+            fields.append(b"Content-Length: %d" % len(body))
+    method = dice.choice([b"POST"] * 12 + [b"GET", b"HEAD", b"PUT", b"OPTIONS", b"CONNECT", b"BREW"])
+    path = dice.choice(
+        [b"/v1/completions"] * 20 + [b"/v1/chat/completions", b"/health", b"/v1/models", b"/v1/models/%00", b"*",
+         b"/%ff",          b"http://lb/health", b"/" + b"a" * 300, b"//", b"lb:80"]
+    )  # fmt: skip
+    raw = bytearray(
+        b"%b %b HTTP/1.%d\r\n" % (method, path, dice.random() < 0.95) + b"\r\n".join([*fields, b"", b""]) + body
+    )
+    for _ in range(dice.choice([0, 0, 0, 0, 1, 1, 3, 20])):
+        at = dice.randrange(len(raw))
+        kind = dice.randrange(4)
+        if kind == 0:
+            raw[at] = dice.choice(b"\r\n\0 :;,\x80\xff0Aa")
+        elif kind == 1:
+            del raw[at : at + dice.randrange(1, 9)]
+        elif kind == 2:
+            raw[at:at] = dice.randbytes(dice.randrange(1, 9))
+        else:
+            raw[at:at] = raw[at : at + dice.randrange(1, 200)]
+        raw = raw or bytearray(b"\n")
+    return bytes(raw)
+
+
+async def send_fuzzed(lb, raw: bytes, last: bool) -> list[int]:
+    """The statuses that come back until the other side is through with it: ``last`` asks for that, or we end first."""
+    host, _, port = lb.http.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(raw + LAST if last else raw)
+    if not last:
+        with contextlib.suppress(OSError):
+            writer.write_eof()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            answer = await reader.read()
+    except ConnectionError:
+        answer = b""
+    finally:
+        writer.close()
+    return [int(status) for status in re.findall(rb"(?:\A|\}|\n)HTTP/1\.1 (\d\d\d) ", answer)]
+
+
+@pytest.mark.slow
+async def test_ten_thousand_fuzzed_requests(tmp_path):
+    """Right statuses, no crash, nothing left, and no more memory than before."""
+    print(f"seed {SEED}")
+    dice = random.Random(SEED)
+    statuses: dict[int, int] = {}
+    async with live_lb(tmp_path, head_timeout_s=0.5, body_timeout_s=0.5) as lb:
+
+        async def client(count: int) -> None:
+            for _ in range(count):
+                raw = fuzzed(dice)
+                for status in await send_fuzzed(lb, raw, dice.random() < 0.5):
+                    assert status in (100, 200, 400, 401, 404, 405, 408, 413, 414, 429, 431, 501, 505), (status, raw)
+                    statuses[status] = statuses.get(status, 0) + 1
+
+        async def clients(count: int) -> None:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(100):
+                    group.create_task(client(count // 100))
+
+        await clients(FUZZED // 5)
+        await lb.idle()
+        before = lb.memory_bytes
+        await clients(FUZZED)
+        await lb.idle()
+        after = lb.memory_bytes
+        print(f"statuses {dict(sorted(statuses.items()))}, memory {before >> 10} KiB before, {after >> 10} KiB after")
+        assert after < 1.1 * before
+        assert statuses[400] > FUZZED // 10
+        assert statuses[200] > FUZZED // 10
+        assert (await lb.complete(max_tokens=2)).status == 200
+        log = lb.process.log_path.read_text(errors="replace")
+        assert "Traceback" not in log
+        assert "uncaught" not in log
+
+
+# ---------------------------------------------------------------- the end
+
+
+async def test_a_lame_duck_serves_while_probes_are_told():
+    async with running_lb() as bench:
+        async with Connection(bench.http) as kept:
+            kept.send("GET", "/health")
+            assert "connection" not in (await kept.reply()).headers
+            closing = asyncio.ensure_future(bench.lb.close(10, lame_duck_s=WAIT_S))
+            await spin(lambda: bench.lb.app.draining)
+            ready = await bench.get("/health/ready")
+            assert ready.status == 503
+            reply = await bench.complete(max_tokens=2)
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+            kept.send("POST", "/v1/completions", ask(max_tokens=2))
+            reply = await kept.reply()
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert not bench.leftovers()
+
+
+async def test_sigterm_makes_a_lame_duck(tmp_path):
+    async with live_lb(tmp_path, lame_duck_s=WAIT_S) as lb:
+        lb.process.signal(signal.SIGTERM)
+        async with asyncio.timeout(WAIT_S):
+            while (await lb.get("/health/ready")).status != 503:  # noqa: ASYNC110 - a process has no event for us
+                await asyncio.sleep(0.01)
+        assert (await lb.complete(max_tokens=2)).status == 200
+        assert lb.process.alive
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+async def test_a_stream_that_breaks_counts_as_what_its_client_saw():
+    async with running_lb(placement_wait_s=0.1) as bench:
+        for worker in bench.workers:
+            worker.die_at = 2
+        reply = await bench.complete(max_tokens=5, stream=True)
+        assert json.loads(reply.events[-2])["error"]["code"] == "unavailable"
+        labels = {"route": "completions", "status": "200"}
+        assert bench.gauge("http_requests_total", **labels) == 1
+        assert bench.registry.get_sample_value("pinyon_lb_http_requests_total", labels | {"status": "503"}) is None
+        assert bench.gauge("http_broken_streams_total", error="unavailable") == 1
+        await bench.idle()
+
+
+async def test_time_runs_from_the_head():
+    """A body that takes its time to arrive is part of what its client waits for."""
+    async with running_lb() as bench, Connection(bench.http) as connection:
+        body = ask(max_tokens=1)
+        connection.send("POST", "/v1/completions", None, {"content-length": str(len(body)), "x-pinyon-report": "1"})
+        await connection.writer.drain()
+        await spin(lambda: any(not each.idle for each in bench.lb.http.connections))
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + 0.3
+        await spin(lambda: loop.time() > end_s)
+        connection.writer.write(body)
+        report = (await connection.reply()).json["pinyon"]
+        assert report["ttft_ms"] >= 300
+        assert bench.gauge("ttft_seconds_sum") >= 0.3
+
+
+async def test_retry_after_comes_only_where_trying_again_helps():
+    async with running_lb(placement_wait_s=0.1) as bench:
+        bench.lb.app.draining = True
+        assert "retry-after" not in (await bench.get("/health/ready")).headers
+        bench.lb.app.draining = False
+        for worker in bench.workers:
+            worker.die_at = 0
+        reply = await bench.complete(max_tokens=2)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
