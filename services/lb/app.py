@@ -50,6 +50,7 @@ class Lb:
     line: Line
     conductor: ConductorSession
     workers: WorkerSessions
+    prompts: Prompts
     off_loop: OffLoop
     dispatcher: Dispatcher
     app: HttpApp
@@ -79,6 +80,7 @@ class Lb:
         await self.grpc.drain(max(0.0, drain_s - (time.monotonic() - started_s)))
         await self.workers.close()
         await self.conductor.close()
+        await self.prompts.close()
         self.off_loop.close()
         if self.journal is not None:
             self.journal.close()
@@ -150,7 +152,7 @@ def build(
         LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock),
         lb_pb2.DESCRIPTOR.services_by_name["LbService"],
     )
-    return Lb(view, line, conductor, workers, off_loop, dispatcher, app, http, server, journal)
+    return Lb(view, line, conductor, workers, prompts, off_loop, dispatcher, app, http, server, journal)
 
 
 async def run(settings: LbSettings, context: ServiceContext) -> None:

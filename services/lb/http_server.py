@@ -8,7 +8,7 @@ from contextlib import suppress
 from email.utils import formatdate
 
 from pinyon.core.address import parse_address
-from pinyon.core.errors import Unavailable
+from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.runtime.logging import get_logger
 from services.lb.http_answer import field
 from services.lb.http_connection import Connection
@@ -28,6 +28,8 @@ class HttpServer:
     """``start`` → ``announce`` → ``drain``."""
 
     def __init__(self, shared: HttpState, listen: str, tls: ssl.SSLContext | None = None) -> None:
+        if tls is not None and shared.proxy_protocol:
+            raise InvalidArgument("a PROXY header cannot come before TLS: give one of the two", field="proxy_protocol")
         self._shared = shared
         self._listen = listen
         self._tls = tls

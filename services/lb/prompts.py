@@ -1,7 +1,7 @@
 """From what a client wrote to what the suite works on: tokens, block keys, limits.
 
-Short prompts are worked on the event loop (a few µs); everything else beside it, so that one long prompt does not hold
-up the streams of others.
+Short prompts are worked on the event loop (a few µs), longer ones in threads, and long texts for a tokenizer that keeps
+the GIL in a process, so that one long prompt does not hold up the streams of others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from pinyon.model import ByteTokenizer, ModelCard
 from services.lb.instances import InstanceView
 from services.lb.key_chains import KeyChains
 from services.lb.off_loop import OffLoop
-from services.lb.openai_parse import Call, PromptInput
+from services.lb.openai_parse import Call
 from services.lb.request import Ask
+from services.lb.tokenizer_process import TokenizerProcess, tokenize
 
 __all__ = ["ContextExceeded", "Prompts"]
 
 INLINE_CHARS = 2048
+THREAD_CHARS = 64 << 10
+"""A tokenizer works on them for about 5 ms."""
 INLINE_BYTE_CHARS = 128 << 10
 """Where every byte is a token."""
 INLINE_MESSAGES = 64
@@ -40,7 +43,7 @@ class ContextExceeded(InvalidArgument):
 
 
 class Prompts:
-    """Makes an :class:`Ask` of a :class:`Call`."""
+    """Makes an :class:`Ask` of a :class:`Call`. ``close`` ends its process."""
 
     def __init__(
         self, card: ModelCard, view: InstanceView, off_loop: OffLoop, chat_max_tokens: int, chars_per_token_max: int
@@ -50,8 +53,13 @@ class Prompts:
         self._chat_max_tokens = chat_max_tokens
         self._chars_per_token_max = chars_per_token_max
         self._inline_chars = INLINE_BYTE_CHARS if isinstance(card.tokenizer, ByteTokenizer) else INLINE_CHARS
+        self._process = None if card.path is None else TokenizerProcess(card.path)
         self._off_loop = off_loop
         self._chains = KeyChains()
+
+    async def close(self) -> None:
+        if self._process is not None:
+            await self._process.close()
 
     @property
     def model(self) -> str:
@@ -133,17 +141,14 @@ class Prompts:
                 "characters.",
                 field=call.prompt_field,
             )
-        if chars <= self._inline_chars and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
-            return self._encode(prompt, call.prompt_field)
-        return await self._off_loop.run(self._encode, prompt, call.prompt_field)
-
-    def _encode(self, prompt: PromptInput, field: str) -> bytes:
         try:
-            if type(prompt) is str:
-                return self._card.tokenizer.encode(prompt).tobytes()
-            return self._card.chat_template.encode_chat(prompt).tobytes()  # type: ignore[arg-type]
+            if chars <= self._inline_chars and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
+                return tokenize(self._card, prompt)
+            if chars > THREAD_CHARS and self._process is not None:
+                return await self._process.tokenize(prompt)
+            return await self._off_loop.run(tokenize, self._card, prompt)
         except InvalidArgument as error:
-            raise InvalidArgument(error.message, field=field) from None
+            raise InvalidArgument(error.message, field=call.prompt_field) from None
 
     def _check_tokens(self, tokens: bytes) -> None:
         vocab_size = self._card.config.vocab_size

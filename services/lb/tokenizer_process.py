@@ -1,0 +1,140 @@
+"""Long prompts are tokenized in a process of its own: the library keeps the GIL for as long as a text takes.
+
+A frame is its length as u64 and so many bytes. To the process: a pickled prompt, from us only. From it: a status byte,
+then tokens as little-endian u32, or why there are none. It ends with its input, however we end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from pinyon.core.errors import Internal, InvalidArgument, PinyonError, Unavailable
+from pinyon.model import ModelCard, load_card
+from pinyon.runtime.logging import get_logger
+from services.lb.openai_parse import PromptInput
+
+__all__ = ["TokenizerProcess", "tokenize"]
+
+WAITING_MAX = 64
+ANSWER_S = 60.0
+"""Longer than any prompt that is allowed takes."""
+TOKENS, REFUSED, FAILED = 0, 1, 2
+
+_log = get_logger("lb.tokenizer")
+
+
+def tokenize(card: ModelCard, prompt: PromptInput) -> bytes:
+    """Tokens as little-endian u32 of a text or a conversation. Raises :class:`InvalidArgument`."""
+    if type(prompt) is str:
+        return card.tokenizer.encode(prompt).tobytes()
+    return card.chat_template.encode_chat(prompt).tobytes()  # type: ignore[arg-type]
+
+
+class TokenizerProcess:
+    """Started with the first prompt, one prompt at a time. ``close`` ends it."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._queue: asyncio.Queue[tuple[PromptInput, asyncio.Future[bytes]]] = asyncio.Queue(WAITING_MAX)
+        self._worker: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def tokenize(self, prompt: PromptInput) -> bytes:
+        """As :func:`tokenize`. Raises :class:`Unavailable` when too many prompts wait, or the process dies."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        try:
+            self._queue.put_nowait((prompt, future))
+        except asyncio.QueueFull:
+            raise Unavailable("Too many long prompts are being read.", retry_after_s=1.0) from None
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        return await future
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+            self._worker = None
+        while not self._queue.empty():
+            self._queue.get_nowait()[1].cancel()
+        await self._end()
+
+    async def _work(self) -> None:
+        while True:
+            prompt, future = await self._queue.get()
+            if future.done():
+                continue  # nobody waits any more
+            try:
+                tokens = await self._ask(prompt)
+            except PinyonError as error:
+                if not future.done():
+                    future.set_exception(error)
+            except (OSError, EOFError, TimeoutError) as error:
+                _log.error("the tokenizer's process failed: %r", error)
+                await self._end()
+                if not future.done():
+                    future.set_exception(Unavailable("The prompt could not be tokenized.", retry_after_s=1.0))
+            except asyncio.CancelledError:
+                future.cancel()
+                raise
+            else:
+                if not future.done():
+                    future.set_result(tokens)
+
+    async def _ask(self, prompt: PromptInput) -> bytes:
+        async with asyncio.timeout(ANSWER_S):
+            process = self._process
+            if process is None:
+                process = self._process = await self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            data = pickle.dumps(prompt, protocol=5)
+            process.stdin.writelines((len(data).to_bytes(8, "little"), data))
+            await process.stdin.drain()
+            size = int.from_bytes(await process.stdout.readexactly(8), "little")
+            answer = await process.stdout.readexactly(size)
+        if answer[0] == TOKENS:
+            return answer[1:]
+        text = answer[1:].decode("utf-8")
+        raise InvalidArgument(text) if answer[0] == REFUSED else Internal(text)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", __name__, str(self._model)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def serve(model: str, requests: BinaryIO, answers: BinaryIO) -> None:
+    """Until ``requests`` end."""
+    card = load_card(model)
+    while len(head := requests.read(8)) == 8:
+        data = requests.read(int.from_bytes(head, "little"))
+        try:
+            status, answer = TOKENS, tokenize(card, pickle.loads(data))
+        except InvalidArgument as error:
+            status, answer = REFUSED, error.message.encode("utf-8", "replace")
+        except Exception as error:  # the parent says what became of it
+            status, answer = FAILED, type(error).__name__.encode("ascii", "replace")
+        answers.write((len(answer) + 1).to_bytes(8, "little") + bytes((status,)) + answer)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
