@@ -27,6 +27,12 @@ MODEL = "pinyon-tiny"
 WAIT_S = 60.0
 """Longest wait for anything: it only ends what hangs."""
 BLOCK_TOKENS = 32
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    # As the real ones: else a session that is silent for a while ends by GOAWAY.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
 
 
 def expected_text(prompt_tokens: int, count: int, start: int = 0) -> str:
@@ -60,7 +66,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._calls: set[asyncio.Task] = set()
 
     async def start(self, port: int = 0) -> None:
-        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{bound}"
@@ -185,7 +191,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self, port: int = 0) -> None:
-        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         conductor_pb2_grpc.add_ConductorServiceServicer_to_server(self, self._server)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{bound}"
