@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pinyon.placement.index import BlockIndex, Holders, Intake
+from pinyon.placement.index import BlockIndex, Intake
+from pinyon.placement.prefix_match import Holders
 
 
 class Member(NamedTuple):
@@ -121,5 +122,35 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.check_integrity()
 
 
+class FullIndexMachine(IndexMachine):
+    """An index that is too small: what it says is true, and it never holds more than it may."""
+
+    LIMIT = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = BlockIndex(self.LIMIT)
+        for member in MEMBERS:
+            assert self.index.add() == member.bit
+
+    @rule(prompt=st.lists(st.integers(0, 12), max_size=100), sources=st.sets(NAMES), first=st.integers(0, 12))
+    def lookup(self, prompt, sources, first):
+        match = self.index.match(pack(prompt))
+        for member, held in self.held.items():
+            assert set(prompt[: match.held_by(member)]) <= held
+        assert set(prompt[: match.blocks]) <= set().union(*self.held.values())
+
+    @invariant()
+    def same_content(self):
+        assert self.index.entries == sum(self.index.blocks_of(member) for member in MEMBERS) <= self.LIMIT
+        self.index.check_integrity()
+
+    @rule(keys_max=st.integers(0, 3))
+    def collects(self, keys_max):
+        self.index.collect(keys_max)
+
+
 IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestIndexModel = IndexMachine.TestCase
+FullIndexMachine.TestCase.settings = IndexMachine.TestCase.settings
+TestFullIndex = FullIndexMachine.TestCase

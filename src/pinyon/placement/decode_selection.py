@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pinyon.placement.index import PrefixMatch
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementRequest, Pool
+from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["decode_blocks", "select_decode"]
 

@@ -6,9 +6,9 @@ from itertools import islice
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
-from pinyon.placement.index import PrefixMatch
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
+from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["plan_fetches"]
 

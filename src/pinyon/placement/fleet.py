@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pinyon.core.errors import NotFound, ResourceExhausted, Unavailable
 from pinyon.core.request import Role
-from pinyon.placement.index import BlockIndex, Holders
+from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState, KvGroup
 from pinyon.placement.policy import Pool
+from pinyon.placement.prefix_match import Holders
 
 __all__ = ["Fleet"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import plan_fetches
-from pinyon.placement.index import PrefixMatch
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["KvCacheCentric", "KvCacheCentricSettings"]
 

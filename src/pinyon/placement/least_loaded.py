@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pinyon.placement.decode_selection import select_decode
-from pinyon.placement.index import PrefixMatch
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["LeastLoaded"]
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.placement.index import Holders, PrefixMatch
 from pinyon.placement.instances import InstanceState
+from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 __all__ = ["Fetch", "PlacementDecision", "PlacementPolicy", "PlacementRequest", "Pool"]
 

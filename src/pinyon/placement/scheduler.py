@@ -7,9 +7,9 @@ from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.placement.admission import admit
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
-from pinyon.placement.index import NO_MATCH
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementDecision, PlacementPolicy, PlacementRequest, Pool
+from pinyon.placement.prefix_match import NO_MATCH
 
 __all__ = ["Scheduler"]
 

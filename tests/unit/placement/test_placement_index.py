@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pinyon.placement.index import BlockIndex, Holders, Intake, PrefixMatch
+from pinyon.placement.index import COLLECT_KEYS, BlockIndex, Intake
+from pinyon.placement.prefix_match import Holders, PrefixMatch
 from tests.unit.placement.conftest import keys
 
 
@@ -108,8 +109,10 @@ def test_a_gap_asks_once_and_only_a_snapshot_continues(index):
     assert index.seq_of(A) == 1
     assert leading(index.match(keys(1))) == {A: 1}, "what was known is still a good hint"
     assert index.apply_snapshot(A, 4, keys(2), first=True, last=False) is Intake.APPLIED
-    assert index.match(keys(1)).blocks == 0, "the first part voids what was known"
+    assert leading(index.match(keys(1))) == {A: 1}, "until the snapshot is complete"
     assert index.apply_snapshot(A, 4, keys(3), first=False, last=True) is Intake.APPLIED
+    assert index.match(keys(1)).blocks == 0, "the last part voids what no part named"
+    index.check_integrity()
     assert index.apply_delta(A, 5, keys(4), b"") is Intake.APPLIED
     assert leading(index.match(keys(2, 3, 4))) == {A: 3}
 
@@ -158,13 +161,113 @@ def test_dropping_a_holder_leaves_nothing_of_it(index):
     assert index.add() == NOBODY.bit, "one that is in use is not"
 
 
-def test_a_full_index_refuses_more_and_counts_it():
+def test_a_full_index_forgets_the_oldest_keys_and_counts_them():
     index = BlockIndex(3)
-    index.add()
+    assert index.add() == A.bit
+    assert index.add() == B.bit
     index.apply_snapshot(A, 0, keys(1, 2, 3, 4, 5), first=True, last=True)
-    assert (index.entries, index.skipped) == (3, 2)
+    assert (index.entries, index.evicted) == (3, 2)
+    assert leading(index.match(keys(1, 2, 3, 4))) == {A: 3}, "of too many at once, the first ones: prefixes"
     assert index.apply_delta(A, 1, b"", keys(5, 1)) is Intake.APPLIED
     assert index.entries == 2
-    index.apply_delta(A, 2, keys(6), b"")
+    index.apply_snapshot(B, 0, keys(6, 2), first=True, last=True)
     assert index.entries == 3
+    assert leading(index.match(keys(2))) == {B: 1}, "the oldest"
+    assert leading(index.match(keys(3))) == {A: 1}
+    assert leading(index.match(keys(6))) == {B: 1}
+    index.apply_delta(B, 1, keys(7, 8), b"")
+    assert leading(index.match(keys(7, 8))) == {B: 2}, "what is new is never refused"
+    assert index.entries <= 3
     index.check_integrity()
+
+
+def test_of_a_full_index_what_is_asked_for_stays(index):
+    index.apply_delta(A, 1, keys(*range(900)), b"")
+    for seq in range(1, 30):
+        assert leading(index.match(keys(*range(20)))) == {A: 20}
+        index.apply_delta(B, seq, keys(*range(1000 * seq, 1000 * seq + 100)), b"")
+        assert index.entries <= 1000
+    assert leading(index.match(keys(*range(900)))) == {A: 20}
+    assert index.evicted > 1900
+    index.check_integrity()
+
+
+def test_keys_evicted_while_they_are_cleared_away_or_confirmed(index):
+    index.apply_delta(A, 1, keys(*range(900)), b"")
+    index.apply_snapshot(A, 1, keys(0, 1), first=True, last=False)
+    index.apply_delta(B, 1, keys(*range(2000, 2999)), b"")
+    assert index.apply_snapshot(A, 1, keys(2, 3), first=False, last=True) is Intake.APPLIED
+    while index.collect(10):
+        index.check_integrity()
+    index.check_integrity()
+    assert index.entries <= 1000
+    assert index.match(keys(4)).blocks == 0
+
+
+# -- clearing away
+
+
+def big_index(count: int) -> BlockIndex:
+    index = BlockIndex(10 * count)
+    for member in (A, B):
+        assert index.add() == member.bit
+    index.apply_snapshot(A, 0, keys(*range(count)), first=True, last=True)
+    index.apply_snapshot(B, 0, keys(*range(10)), first=True, last=True)
+    return index
+
+
+def test_a_dropped_holder_is_gone_at_once_and_cleared_away_in_portions():
+    count = 5 * COLLECT_KEYS
+    index = big_index(count)
+    index.drop(A)
+    assert len(index) >= count - COLLECT_KEYS, "one portion at most is cleared at once"
+    assert index.entries == 10
+    match = index.match(keys(*range(20)))
+    assert (leading(match), match.blocks) == ({B: 10}, 10)
+    assert index.match(keys(15)).blocks == 0
+    assert index.add() == C.bit, "its bit is not free yet"
+    portions, before = 0, len(index)
+    while index.collect():
+        assert 0 < before - len(index) <= COLLECT_KEYS
+        before = len(index)
+        portions += 1
+    assert portions >= 3
+    assert len(index) == 10
+    index.check_integrity()
+    assert index.add() == A.bit
+
+
+def test_a_snapshot_clears_what_it_does_not_name_in_portions():
+    count = 5 * COLLECT_KEYS
+    index = big_index(count)
+    assert index.apply_snapshot(A, 0, keys(*range(5)), first=True, last=True) is Intake.APPLIED
+    assert index.blocks_of(A) == 5
+    assert len(index) >= count - COLLECT_KEYS
+    index.apply_delta(A, 1, keys(5, 6), keys(0))
+    while index.collect():
+        index.check_integrity()
+    assert len(index) == 10
+    assert leading(index.match(keys(1, 2, 3, 4, 5, 6, 7))) == {A: 6, B: 7}
+    assert leading(index.match(keys(0))) == {B: 1}
+    index.check_integrity()
+
+
+def test_a_holder_dropped_while_it_is_being_cleared():
+    count = 3 * COLLECT_KEYS
+    index = big_index(count)
+    index.apply_snapshot(A, 0, keys(*range(5)), first=True, last=True)
+    index.apply_snapshot(A, 0, keys(*range(100, 200)), first=True, last=False)
+    index.drop(A)
+    assert leading(index.match(keys(*range(20)))) == {B: 10}
+    while index.collect():
+        index.check_integrity()
+    assert (len(index), index.entries) == (10, 10)
+    assert index.add() == A.bit
+
+
+def test_a_change_in_parts(index):
+    assert index.apply_delta(A, 1, keys(1, 2), b"") is Intake.APPLIED
+    assert index.apply_delta(A, 1, keys(3), keys(2), more=True) is Intake.APPLIED
+    assert index.seq_of(A) == 1
+    assert leading(index.match(keys(1, 2))) == {A: 1}
+    assert index.apply_delta(A, 2, keys(2), b"", more=True) is Intake.GAP

@@ -1,0 +1,131 @@
+"""Who holds how much of one prompt's beginning: what a lookup in the block index gives.
+
+A set of holders is an ``int`` with a bit per holder, which nobody outside this file and the index looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["NO_MATCH", "Holder", "Holders", "PrefixMatch", "bits"]
+
+
+class Holder(Protocol):
+    """Whoever holds blocks; ``bit`` comes from :meth:`BlockIndex.add`."""
+
+    @property
+    def bit(self) -> int: ...
+
+
+Member = TypeVar("Member", bound=Holder)
+
+
+class Holders(Generic[Member]):
+    """A set of holders, such as those that blocks may be fetched from."""
+
+    __slots__ = ("_by_bit", "mask")
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self._by_bit = {member.bit: member for member in members}
+        self.mask = sum(self._by_bit)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._by_bit.values())
+
+    def among(self, mask: int) -> Iterator[Member]:
+        """The members whose bits are in a mask."""
+        return (self._by_bit[bit] for bit in bits(mask & self.mask))
+
+
+class PrefixMatch:
+    """Who holds how much of a prompt's beginning.
+
+    ``runs`` are ``(first block, mask of holders)`` where the set of holders changes. Every block before ``blocks`` has
+    a holder and the one after has none.
+    """
+
+    __slots__ = ("_leading", "_runs", "blocks")
+
+    def __init__(self, runs: list[tuple[int, int]], blocks: int) -> None:
+        self._runs = runs
+        self.blocks = blocks
+        self._leading: dict[int, int] = {}
+        if not runs:
+            return
+        unbroken = runs[0][1]
+        for start, holders in runs:
+            lost = unbroken & ~holders
+            if lost:
+                unbroken &= holders
+                for bit in bits(lost):
+                    self._leading[bit] = start
+        for bit in bits(unbroken):
+            self._leading[bit] = blocks
+
+    def held_by(self, holder: Holder) -> int:
+        """Blocks it holds without a gap from the start."""
+        return self._leading.get(holder.bit, 0)
+
+    def extent_for(
+        self, reader: Holder, first_block: int, sources: Holders[Member], spans_max: int | None = None
+    ) -> int:
+        """End of the blocks from ``first_block`` on of which each is held by one of ``sources`` besides the reader.
+
+        With ``spans_max``, as far as so many spans of :meth:`spans_for` go.
+        """
+        mask = sources.mask & ~reader.bit
+        runs = self._runs
+        if spans_max is not None and len(runs) > spans_max:  # else there is at most a span for each run
+            whole = self.extent_for(reader, first_block, sources)
+            spans = self.spans_for(reader, first_block, whole, sources)
+            return max((end for _, end, _ in islice(spans, spans_max)), default=first_block)
+        end = first_block
+        for index, (_, holders) in enumerate(runs):
+            run_end = runs[index + 1][0] if index + 1 < len(runs) else self.blocks
+            if run_end <= first_block:
+                continue
+            if not holders & mask:
+                break
+            end = run_end
+        return end
+
+    def spans_for(
+        self, reader: Holder, first_block: int, end_block: int, sources: Holders[Member]
+    ) -> Iterator[tuple[int, int, Iterator[Member]]]:
+        """``(first, end, who holds all of it)`` from ``first_block`` on without a gap, besides the reader.
+
+        Each span goes as far as any one source does, so they are as few as can be. Requires ``end_block <=
+        extent_for(reader, first_block, sources)``.
+        """
+        allowed = sources.mask & ~reader.bit
+        runs = self._runs
+        index = 0
+        at = first_block
+        while at < end_block:
+            while index + 1 < len(runs) and runs[index + 1][0] <= at:
+                index += 1
+            holders = runs[index][1] & allowed
+            end = end_block
+            for start, mask in runs[index + 1 :]:
+                if start >= end_block:
+                    break
+                narrowed = holders & mask
+                if not narrowed:
+                    end = start
+                    break
+                holders = narrowed
+            yield at, end, sources.among(holders)
+            at = end
+
+
+NO_MATCH = PrefixMatch([], 0)
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The single bits of a mask, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low
+        mask ^= low
