@@ -301,7 +301,7 @@ async def test_the_tail_of_a_stream_is_not_held_back():
 
 
 async def test_health_and_metrics():
-    async with running_lb() as bench:
+    async with running_lb(workers=1) as bench:
         assert (await bench.get("/health")).json == {"status": "ok"}
         assert (await bench.get("/health/ready")).status == 200
         await bench.complete(max_tokens=3)

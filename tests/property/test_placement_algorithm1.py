@@ -101,7 +101,7 @@ def test_the_choice_is_algorithm_1s(case):
         hold(fleet, name, sorted(case.holders[name]))
     for name, tokens, speed in zip(PREFILL_NAMES, case.queued_tokens, case.speeds, strict=True):
         state = member(fleet, name)
-        fleet.set_load(state, InstanceLoad(pending_prefill_tokens=tokens))
+        fleet.set_load(state, InstanceLoad(pending_prefill_tokens=tokens), 0.0)
         teach(state, speed, case.bandwidth)
     expected = algorithm_1(case, fleet)
     request = PlacementRequest(

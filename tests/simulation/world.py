@@ -128,7 +128,8 @@ class Instance:
         self.state = world.fleet.join(
             InstanceInfo(
                 name, f"{name}/{boot}", role, f"{name}:1", MODEL, "weights", LAYOUT, world.plan.pool_blocks, 16
-            )
+            ),
+            world.now_s,
         )
         world.fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
 
@@ -297,7 +298,7 @@ class Instance:
         first, last = start // BLOCK, min(end // BLOCK, len(request.keys))
         self.publish(room, first, request.keys[first:last])
         self.prompts.published(attempt.job, request.keys[first:last])
-        self.state.prefill_model.observe(end - start, start, seconds)
+        self.world.fleet.learn_prefill(self.state, end - start, start, seconds, self.world.now_s)
         if end < request.tokens:
             return
         self.prompts.end(attempt.job)
@@ -351,6 +352,7 @@ class Instance:
             InstanceLoad(
                 max(0, pending), self.steps.running, self.prompts.pending_tokens, self.pool.used, self.pool.cached
             ),
+            self.world.now_s,
         )
 
     def check_idle(self) -> None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 __all__ = ["FETCH_SPANS_MAX", "FetchSpan", "KvSource"]
 
 FETCH_SPANS_MAX = 256
-"""Spans of one prompt; what lies behind them is computed."""
+"""Spans of one prompt: the conductor plans no more, a worker takes no more. What lies behind them is computed."""
 
 
 class KvSource(StrEnum):

@@ -23,6 +23,12 @@ PRIOR_WEIGHT = 1e-4
 OUTLIER_RATIO = 8.0
 # Gives the last ~100 samples most of the weight.
 FORGETTING = 0.99
+# A sample that took less than half of what was predicted weighs as much as the last few before it: a hiccup makes a
+# machine slower than it is, nothing makes it faster. A slow spell (or a first sample that was one) is soon forgotten.
+SURPRISE_RATIO = 0.5
+SURPRISE_FORGETTING = 0.25
+# As a multiple of the prior: below it, few samples would not outweigh that.
+SURPRISE_FLOOR = 100 * PRIOR_WEIGHT
 # A well-trained fit hardly moves by one sample, and solving is what costs: it is then solved for every few.
 TRAINED_SAMPLES = 64
 SAMPLES_PER_SOLVE = 8
@@ -36,7 +42,7 @@ class NonNegativeLeastSquares:
     normal equations are solved exactly, by trying which coefficients are zero.
     """
 
-    __slots__ = ("_moments", "_multiples", "_prior", "_solved", "_targets", "count")
+    __slots__ = ("_moments", "_multiples", "_prior", "_solved", "_surprised", "_targets", "count")
 
     def __init__(self, prior: Sequence[float]) -> None:
         if not 1 <= len(prior) <= 4 or min(prior) <= 0:
@@ -47,6 +53,7 @@ class NonNegativeLeastSquares:
         self._targets = [0.0] * size
         self._multiples = [1.0] * size
         self._solved = 0
+        self._surprised = False
         self.count = 0
 
     def observe(self, terms: Sequence[float], seconds: float) -> None:
@@ -57,24 +64,29 @@ class NonNegativeLeastSquares:
             raise ValueError(f"cannot learn from terms {list(terms)} and {seconds} s")
         shares = [share / expected for share in shares]
         target = seconds / expected
+        forgetting = FORGETTING
         if self.count:
             now = sum(c * share for c, share in zip(self.multiples, shares, strict=True))
             # relative to the prior too, else a model that learned "takes nothing" could never leave zero
             target = min(target, OUTLIER_RATIO * max(now, 1e-3))
+            if now > SURPRISE_FLOOR and target < SURPRISE_RATIO * now:
+                forgetting = SURPRISE_FORGETTING
+                self._surprised = True
         for i, share in enumerate(shares):
             row = self._moments[i]
             for j, other in enumerate(shares):
-                row[j] = FORGETTING * row[j] + share * other
-            self._targets[i] = FORGETTING * self._targets[i] + share * target
+                row[j] = forgetting * row[j] + share * other
+            self._targets[i] = forgetting * self._targets[i] + share * target
         self.count += 1
 
     @property
     def multiples(self) -> list[float]:
         """The fitted coefficients as multiples of the prior's."""
         news = self.count - self._solved
-        if news >= SAMPLES_PER_SOLVE or (news and self.count <= TRAINED_SAMPLES):
+        if news >= SAMPLES_PER_SOLVE or (news and (self._surprised or self.count <= TRAINED_SAMPLES)):
             self._multiples = self._solve()
             self._solved = self.count
+            self._surprised = False
         return self._multiples
 
     @property
@@ -88,6 +100,7 @@ class NonNegativeLeastSquares:
         self._targets = list(other._targets)
         self._multiples = list(other._multiples)
         self._solved = other._solved
+        self._surprised = other._surprised
         self.count = other.count
 
     def _solve(self) -> list[float]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
-from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
@@ -17,17 +14,15 @@ def plan_fetches(
     pool: Pool, match: PrefixMatch, reader: InstanceState, first_block: int, end_block: int
 ) -> tuple[Fetch, ...]:
     """What ``reader`` fetches of ``[first_block, end_block)``, in order, each span from one of the pool's other sources
-    that holds all of it. Requires ``end_block <= match.extent_for(reader, first_block, pool.sources_for(reader))``.
+    that holds all of it. Requires ``end_block <= match.extent_for(reader, first_block, pool.sources_for(reader),
+    spans_max)``.
 
     From each position the source that goes furthest is taken, which gives the fewest spans. Among equals a store node
     is preferred (it runs no requests), then the one with the fewest blocks being read, then the smaller id; so readers
-    of a hot prefix spread over its replicas. At most ``FETCH_SPANS_MAX`` spans: what lies behind them is computed.
+    of a hot prefix spread over its replicas.
     """
     spans = match.spans_for(reader, first_block, end_block, pool.sources_for(reader))
-    return tuple(
-        Fetch(min(holders, key=_preference), first, end - first)
-        for first, end, holders in islice(spans, FETCH_SPANS_MAX)
-    )
+    return tuple(Fetch(min(holders, key=_preference), first, end - first) for first, end, holders in spans)
 
 
 def _preference(state: InstanceState) -> tuple[bool, int, str]:

@@ -19,12 +19,14 @@ class Fleet:
     """Owns the :class:`InstanceState` objects and what is in flight on them.
 
     ``version`` grows when an instance joins, leaves, or becomes schedulable or not; not with each load report.
+    While it is ``settling``, there may be instances that are not known yet.
     """
 
     def __init__(self, index: BlockIndex, inflight: InFlightTable, instances_max: int) -> None:
         self.index = index
         self.inflight = inflight
         self.version = 1
+        self.settling = False
         self._instances_max = instances_max
         self._by_id: dict[str, InstanceState] = {}
         self._pools: dict[str, tuple[Pool, ...]] = {}
@@ -39,7 +41,13 @@ class Fleet:
     def get(self, instance_id: str) -> InstanceState | None:
         return self._by_id.get(instance_id)
 
-    def join(self, info: InstanceInfo) -> InstanceState:
+    def settle(self, settling: bool) -> None:
+        """Instances may be missing that nobody heard of yet; or not any more."""
+        if self.settling != settling:
+            self.settling = settling
+            self.version += 1
+
+    def join(self, info: InstanceInfo, now_s: float) -> InstanceState:
         """A new instance, or a new boot of a known one: then all that was known of the old boot is void.
 
         Raises :class:`ResourceExhausted` at the limit of instances.
@@ -48,7 +56,13 @@ class Fleet:
             self.leave(info.instance_id)
         if len(self._by_id) >= self._instances_max:
             raise ResourceExhausted(f"the limit of {self._instances_max} instances is reached", retry_after_s=1.0)
-        state = InstanceState(info, self.index.add())
+        state = InstanceState(
+            info,
+            self.index.add(),
+            prefill_learned_s=now_s,
+            transfer_learned_s=now_s,
+            decode_learned_s=now_s,
+        )
         self._inherit(state)
         self._by_id[info.instance_id] = state
         self._changed()
@@ -67,14 +81,29 @@ class Fleet:
             state.connected = connected
             self._changed()
 
-    def set_load(self, state: InstanceState, load: InstanceLoad) -> None:
+    def set_load(self, state: InstanceState, load: InstanceLoad, now_s: float) -> None:
         """Take a load report, and learn the time between tokens from it."""
         was = state.schedulable
         state.load = load
         if load.mean_tbt_ms > 0 and load.running_requests:
             state.decode_model.observe(load.running_requests, load.mean_tbt_ms * 1e-3)
+            state.decode_learned_s = now_s
         if state.schedulable != was:
             self._changed()
+
+    def learn_prefill(
+        self, state: InstanceState, computed_tokens: int, prefix_tokens: int, seconds: float, now_s: float
+    ) -> None:
+        """A prefill was measured, without its queueing and transfers."""
+        if computed_tokens > 0:
+            state.prefill_model.observe(computed_tokens, prefix_tokens, seconds)
+            state.prefill_learned_s = now_s
+
+    def learn_transfer(self, state: InstanceState, size_bytes: int, seconds: float, now_s: float) -> None:
+        """A fetch into the instance was measured."""
+        if size_bytes > 0:
+            state.transfer_model.observe(size_bytes, seconds)
+            state.transfer_learned_s = now_s
 
     def pools(self, model: str) -> tuple[Pool, ...]:
         """Where requests for the model can run, never empty.

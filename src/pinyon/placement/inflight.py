@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import ResourceExhausted
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision
 
 __all__ = ["InFlightTable"]
 
+EXPECTED_KEYS_MAX = 1_000_000
+"""Over all instances, ~100 MB. Placements beyond it only look as if they shared nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
     state: InstanceState
     prefill_us: int
+    transfer_us: int
     fetches: tuple[Fetch, ...]
+    expected: bytes
     placed_s: float
 
 
@@ -32,6 +38,9 @@ class InFlightTable:
     A placement whose decode instance did not report its begin within ``unclaimed_s`` seconds is forgotten: the load
     balancer died between the placement and its use, or the instance refused it. Age is the last resort: a part counts
     for at most ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements.
+
+    What waits for the engine is computing alone: fetches go on beside it. While the prefill part counts, its instance
+    is expected to hold the prompt's blocks soon.
     """
 
     def __init__(self, limit: int, unclaimed_s: float, prefill_s: float, decode_s: float) -> None:
@@ -44,6 +53,7 @@ class InFlightTable:
         self._decodes: dict[str, _Decode] = {}
         self._unclaimed: dict[str, _Decode] = {}
         """Of the decodes, those that have not begun."""
+        self._expected_keys = 0
         self.expired = 0
 
     @property
@@ -61,13 +71,24 @@ class InFlightTable:
             if len(self._decodes) >= self._limit or len(self._prefills) >= self._limit:
                 raise ResourceExhausted(f"{self._limit} placements are in flight", retry_after_s=1.0)
 
-    def add(self, request_id: str, decision: PlacementDecision, decode_blocks: int, now_s: float) -> None:
-        """Count a placement; one of the same id that is still counted is replaced (the request was placed again)."""
+    def add(
+        self, request_id: str, decision: PlacementDecision, decode_blocks: int, now_s: float, expected: bytes = b""
+    ) -> None:
+        """Count a placement; one of the same id that is still counted is replaced (the request was placed again).
+
+        ``expected``: packed keys of the blocks that the prefill instance will hold and others may reuse.
+        """
         self.release(request_id)
         prefill, decode = decision.prefill, decision.decode
-        prefill_us = round((decision.transfer_s + decision.prefill_s) * 1e6)
-        self._prefills[request_id] = _Prefill(prefill, prefill_us, decision.fetches, now_s)
+        prefill_us, transfer_us = round(decision.prefill_s * 1e6), round(decision.transfer_s * 1e6)
+        keys = len(expected) // KEY_BYTES
+        if self._expected_keys + keys > EXPECTED_KEYS_MAX:
+            expected, keys = b"", 0
+        self._expected_keys += keys
+        prefill.expected.add(expected)
+        self._prefills[request_id] = _Prefill(prefill, prefill_us, transfer_us, decision.fetches, expected, now_s)
         prefill.inflight_prefill_us += prefill_us
+        prefill.inflight_transfer_us += transfer_us
         for span in decision.fetches:
             span.source.inflight_reads += span.block_count
         self._decodes[request_id] = self._unclaimed[request_id] = _Decode(decode, decode_blocks, now_s)
@@ -126,6 +147,9 @@ class InFlightTable:
     def _drop_prefill(self, request_id: str) -> None:
         part = self._prefills.pop(request_id)
         part.state.inflight_prefill_us -= part.prefill_us
+        part.state.inflight_transfer_us -= part.transfer_us
+        part.state.expected.remove(part.expected)
+        self._expected_keys -= len(part.expected) // KEY_BYTES
         for span in part.fetches:
             span.source.inflight_reads -= span.block_count
 

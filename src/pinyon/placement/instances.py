@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel, TransferCostModel
+from pinyon.placement.expected import ExpectedBlocks
 
 __all__ = ["InstanceInfo", "InstanceLoad", "InstanceState", "KvGroup"]
 
@@ -64,6 +65,8 @@ class InstanceState:
 
     ``bit`` is what the block index knows the instance by; nobody else looks at it. The ``inflight_*`` sums are what
     placements added and no report has taken back yet; they are integers, so that they return to exactly zero.
+    ``*_learned_s`` are when each cost was measured last, or should have been: a request was placed for that. An
+    estimate that keeps work away keeps measurements away too, so it must not hold for ever.
     """
 
     info: InstanceInfo
@@ -73,7 +76,13 @@ class InstanceState:
     prefill_model: PrefillCostModel = field(default_factory=PrefillCostModel)
     transfer_model: TransferCostModel = field(default_factory=TransferCostModel)
     decode_model: DecodeCostModel = field(default_factory=DecodeCostModel)
+    prefill_learned_s: float = 0.0
+    transfer_learned_s: float = 0.0
+    decode_learned_s: float = 0.0
+    expected: ExpectedBlocks = field(default_factory=ExpectedBlocks)
     inflight_prefill_us: int = 0
+    inflight_transfer_us: int = 0
+    """Of fetches by this instance."""
     inflight_decodes: int = 0
     inflight_decode_blocks: int = 0
     inflight_reads: int = 0
@@ -93,6 +102,11 @@ class InstanceState:
         placed_s = self.inflight_prefill_us * 1e-6
         tokens = self.load.pending_prefill_tokens
         return max(placed_s, self.prefill_model.backlog_s(tokens)) if tokens else placed_s
+
+    @property
+    def prefill_idle(self) -> bool:
+        """Nothing to compute: neither placed nor reported."""
+        return not self.inflight_prefill_us and not self.load.pending_prefill_tokens
 
     def decoding_requests(self) -> int:
         """Requests decoding or about to: reported, or placed here and not reported as ended."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import plan_fetches
+from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
+from pinyon.placement.probing import transfer_doubt
 
 __all__ = ["KvCacheCentric", "KvCacheCentricSettings"]
 
@@ -18,13 +22,32 @@ class KvCacheCentricSettings:
 
     The paper names no value ("adjusted manually"). What is reused is always more than best_len / threshold, so with 2
     at least half of the best prefix is reused and at least half of every fetched prefix is new to its reader.
+
+    ``sharing_patience``: rather than compute a prefix a second time, wait for an instance that is computing it, if the
+    TTFT gets longer by at most this share.
     """
 
     balancing_threshold: float = 2.0
+    sharing_patience: float = 0.25
 
     def __post_init__(self) -> None:
         if not self.balancing_threshold >= 1:
             raise ValueError(f"balancing_threshold must be at least 1, got {self.balancing_threshold}")
+        if not self.sharing_patience >= 0:
+            raise ValueError(f"sharing_patience must be at least 0, got {self.sharing_patience}")
+
+
+class _Option(NamedTuple):
+    """One instance to prefill on."""
+
+    ttft_s: float
+    cached_blocks: int
+    state: InstanceState
+    local: int
+    prefix: int
+    queue_s: float
+    transfer_s: float
+    prefill_s: float
 
 
 class KvCacheCentric:
@@ -36,9 +59,12 @@ class KvCacheCentric:
 
     - best_len / 0 is infinite when best_len > 0, else 0 (erratum);
     - the best prefix is what all sources hold together, not what the best single one holds: a store spreads the blocks
-      of one prompt over its nodes;
+      of one prompt over its nodes. It ends where its fetch would take more spans than a worker takes;
     - Algorithm 1 fetches whenever the ratio exceeds the threshold; §4.2 also compares the two times (its sentence has
       the comparison the wrong way round), and so do we;
+    - an instance's own prefix is also what it is computing or fetching for others by then (§4.1: its cache is updated
+      at placement). Requests that come together with one new prefix would still go to as many idle instances, each a
+      little sooner done and all of them busy with the same: see ``sharing_patience``;
     - the last prompt token is always computed: its logits give the first token.
     """
 
@@ -46,40 +72,60 @@ class KvCacheCentric:
 
     def __init__(self, settings: KvCacheCentricSettings = KvCacheCentricSettings()) -> None:
         self._threshold = settings.balancing_threshold
+        self._patience = settings.sharing_patience
 
-    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch) -> PlacementDecision:
+    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> PlacementDecision:
         tokens = request.prompt_tokens
         block_tokens = pool.layout.block_tokens
         block_bytes = pool.layout.block_bytes
         threshold, held = self._threshold, match.blocks
-        best = None
-        best_key = (float("inf"), 0)
+        keys, reusable = request.block_keys, request.reusable_blocks(block_tokens)
+        best: _Option | None = None
+        sharing: _Option | None = None
         for state in pool.prefills:
             k0, k1, k2 = state.prefill_model.coefficients
-            prefix = local = match.held_by(state)
+            queue_s = state.prefill_queue_s()
+            local = match.held_by(state)
+            shares = False
+            if state.expected and (expected := state.expected.leading(keys, reusable)) > local:
+                local, shares = expected, True
+                queue_s += state.inflight_transfer_us * 1e-6  # some of it may still be on its way there
+            prefix = local
             reused = local * block_tokens
             rest = tokens - reused
             prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
             transfer_s = 0.0
             if held > threshold * local:  # the extent is at most held
-                reach = match.extent_for(state, local, pool.sources_for(state))
+                reach = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
                 if reach > threshold * local:
                     reused = reach * block_tokens
                     rest = tokens - reused
                     fetch_s = state.transfer_model.predict_s((reach - local) * block_bytes)
                     short_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
-                    if fetch_s + short_s < prefill_s:
+                    if fetch_s + short_s < prefill_s or (
+                        fetch_s * transfer_doubt(state, now_s) + short_s < prefill_s
+                        and not 0 < request.ttft_slo_s < queue_s + fetch_s + short_s
+                    ):
                         prefix, transfer_s, prefill_s = reach, fetch_s, short_s
-            queue_s = state.prefill_queue_s()
+            ttft_s = transfer_s + queue_s + prefill_s
             # equal times: the one with the emptier cache, then the smaller id (the pool's order)
-            key = (transfer_s + queue_s + prefill_s, state.load.cached_blocks)
-            if key < best_key:
-                best_key = key
-                best = (state, local, prefix, queue_s, transfer_s, prefill_s)
+            cached = state.load.cached_blocks
+            if best is None or (ttft_s, cached) < best[:2]:
+                best = _Option(ttft_s, cached, state, local, prefix, queue_s, transfer_s, prefill_s)
+            if shares and (sharing is None or (ttft_s, cached) < sharing[:2]):
+                sharing = _Option(ttft_s, cached, state, local, prefix, queue_s, transfer_s, prefill_s)
         assert best is not None, "a pool has at least one prefill instance"
-        state, local, prefix, queue_s, transfer_s, prefill_s = best
+        if sharing is not None and self._worth_waiting(request, sharing, best):
+            best = sharing
+        _, _, state, local, prefix, queue_s, transfer_s, prefill_s = best
         fetches: tuple[Fetch, ...] = ()
         if prefix > local:
             fetches = plan_fetches(pool, match, state, local, prefix)
         decode, tbt_s = select_decode(request, pool, match, state)
         return PlacementDecision(state, decode, local, fetches, queue_s, transfer_s, prefill_s, tbt_s, self.name)
+
+    def _worth_waiting(self, request: PlacementRequest, sharing: _Option, best: _Option) -> bool:
+        """It saves computing, and costs the request little enough."""
+        if sharing.prefill_s >= best.prefill_s or sharing.ttft_s > best.ttft_s * (1 + self._patience):
+            return False
+        return not 0 < request.ttft_slo_s < sharing.ttft_s

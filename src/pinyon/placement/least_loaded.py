@@ -14,12 +14,14 @@ class LeastLoaded:
 
     name = "least_loaded"
 
-    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch) -> PlacementDecision:
+    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> PlacementDecision:
         queue_s, _, _, state = min(
             (state.prefill_queue_s(), state.load.cached_blocks, index, state)
             for index, state in enumerate(pool.prefills)
         )
-        local = match.held_by(state)
-        prefill_s = state.prefill_model.predict_s(request.prompt_tokens, local * pool.layout.block_tokens)
+        block_tokens = pool.layout.block_tokens
+        expected = state.expected.leading(request.block_keys, request.reusable_blocks(block_tokens))
+        local = max(match.held_by(state), expected)
+        prefill_s = state.prefill_model.predict_s(request.prompt_tokens, local * block_tokens)
         decode, tbt_s = select_decode(request, pool, match, state)
         return PlacementDecision(state, decode, local, (), queue_s, 0.0, prefill_s, tbt_s, self.name)

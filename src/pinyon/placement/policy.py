@@ -31,6 +31,10 @@ class PlacementRequest:
     no_reuse: bool = False
     request_class: RequestClass = UNKNOWN_CLASS
 
+    def reusable_blocks(self, block_tokens: int) -> int:
+        """Leading blocks that may be reused: the last token is always computed, its logits give the first one."""
+        return 0 if self.no_reuse else (self.prompt_tokens - 1) // block_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
@@ -48,7 +52,7 @@ class PlacementDecision:
     prefill: InstanceState
     decode: InstanceState
     local_blocks: int
-    """Leading blocks the prefill instance is believed to hold."""
+    """Leading blocks the prefill instance is believed to hold when it begins: now, or computed for others by then."""
     fetches: tuple[Fetch, ...]
     """What it fetches, in block order, from ``local_blocks`` on without a gap."""
     queue_s: float
@@ -100,7 +104,8 @@ class Pool:
 
 
 class PlacementPolicy(Protocol):
-    """Chooses a pair of instances. Pure: the same arguments give the same decision; nothing is changed.
+    """Chooses a pair of instances. Pure: the same arguments give the same decision; nothing is changed. ``now_s`` is
+    the time, by the clock that measurements were taken by.
 
     Only called with at least one prefill and one decode instance. Whether the decision meets the SLO is judged
     afterwards (:mod:`pinyon.placement.admission`).
@@ -110,4 +115,4 @@ class PlacementPolicy(Protocol):
     def name(self) -> str:
         """How settings and placements name it."""
 
-    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch) -> PlacementDecision: ...
+    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> PlacementDecision: ...

@@ -108,14 +108,13 @@ class PrefixMatch:
                 index += 1
             holders = runs[index][1] & allowed
             end = end_block
-            for start, mask in runs[index + 1 :]:
-                if start >= end_block:
-                    break
-                narrowed = holders & mask
-                if not narrowed:
+            while index + 1 < len(runs) and runs[index + 1][0] < end_block:
+                index += 1
+                start, mask = runs[index]
+                if not holders & mask:
                     end = start
                     break
-                holders = narrowed
+                holders &= mask
             yield at, end, sources.among(holders)
             at = end
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pinyon.core.block_keys import KEY_BYTES
-from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.placement.admission import admit
+from pinyon.core.errors import InvalidArgument, NotFound, Rejected, Unavailable
+from pinyon.placement.admission import is_late, is_slow, rejection
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementDecision, PlacementPolicy, PlacementRequest, Pool
-from pinyon.placement.prefix_match import NO_MATCH
+from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
+from pinyon.placement.probing import probe_pool
 
 __all__ = ["Scheduler"]
+
+SETTLING_RETRY_S = 0.5
 
 
 class Scheduler:
@@ -26,27 +29,60 @@ class Scheduler:
 
         Raises :class:`NotFound` (model), :class:`InvalidArgument` (does not fit into any instance),
         :class:`Unavailable` (no instance), :class:`Rejected` (SLO), :class:`ResourceExhausted` (in-flight limit).
+        While the fleet is settling, those that an instance still to come may prove wrong are :class:`Unavailable`.
         """
         fleet = self._fleet
         fleet.inflight.check_room(now_s)
-        best: PlacementDecision | None = None
-        best_pool: Pool | None = None
-        pools = fleet.pools(request.model)
+        try:
+            decision, pool = self._decide(request, now_s)
+        except (NotFound, InvalidArgument, Rejected) as refusal:
+            if fleet.settling:
+                raise Unavailable("instances are still registering", retry_after_s=SETTLING_RETRY_S) from refusal
+            raise
+        block_tokens = pool.layout.block_tokens
+        blocks = decode_blocks(request, decision.decode, block_tokens)
+        expected = b"" if request.no_reuse else request.block_keys
+        fleet.inflight.add(request.request_id, decision, blocks, now_s, expected)
+        return decision
+
+    def _decide(self, request: PlacementRequest, now_s: float) -> tuple[PlacementDecision, Pool]:
+        pools = self._fleet.pools(request.model)
         _check_keys(request, pools)
+        best: tuple[PlacementDecision, Pool] | None = None
+        refused: list[tuple[PlacementDecision, Pool, PrefixMatch]] = []
         for pool in _usable(request, pools):
-            block_tokens = pool.layout.block_tokens
-            match = NO_MATCH
-            if not request.no_reuse:
-                match = fleet.index.match(request.block_keys, (request.prompt_tokens - 1) // block_tokens)
-            decision = self._policy.place(request, pool, match)
-            if best is None or decision.ttft_s < best.ttft_s:
-                best, best_pool = decision, pool
-        assert best is not None
-        assert best_pool is not None
-        admit(request, best)
-        blocks = decode_blocks(request, best.decode, best_pool.layout.block_tokens)
-        fleet.inflight.add(request.request_id, best, blocks, now_s)
+            reusable = request.reusable_blocks(pool.layout.block_tokens)
+            match = self._fleet.index.match(request.block_keys, reusable) if reusable else NO_MATCH
+            decision = self._policy.place(request, pool, match, now_s)
+            if is_late(request, decision) or is_slow(request, decision):
+                refused.append((decision, pool, match))
+            elif best is None or decision.ttft_s < best[0].ttft_s:
+                best = decision, pool
+        if best is None:
+            best = self._probe(request, refused, now_s)
+        if best is None:
+            raise rejection(request, min((each for each, _, _ in refused), key=lambda each: each.ttft_s))
         return best
+
+    def _probe(
+        self, request: PlacementRequest, refused: list[tuple[PlacementDecision, Pool, PrefixMatch]], now_s: float
+    ) -> tuple[PlacementDecision, Pool] | None:
+        """A placement in spite of its SLO, on instances that are due to be measured."""
+        for decision, pool, match in refused:
+            late, slow = is_late(request, decision), is_slow(request, decision)
+            due = probe_pool(pool, now_s, prefills=late, decodes=slow)
+            if not due.prefills or not due.decodes:
+                continue
+            probe = self._policy.place(request, due, match, now_s)
+            if (is_late(request, probe) and not late) or (is_slow(request, probe) and not slow):
+                continue
+            # even if its measurement never comes, the next probe is later
+            if late:
+                probe.prefill.prefill_learned_s = now_s
+            if slow:
+                probe.decode.decode_learned_s = now_s
+            return probe, pool
+        return None
 
 
 def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:

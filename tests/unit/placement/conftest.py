@@ -43,7 +43,7 @@ def info(name: str, role: Role, boot: str = "1", **changes: object) -> InstanceI
 def make_fleet(*members: tuple[str, Role], inflight_max: int = 100, instances_max: int = 64) -> Fleet:
     fleet = Fleet(BlockIndex(10_000), InFlightTable(inflight_max, 10.0, 60.0, 600.0), instances_max)
     for name, role in members:
-        fleet.join(info(name, role))
+        fleet.join(info(name, role), 0.0)
     return fleet
 
 

@@ -51,7 +51,7 @@ def test_the_last_token_is_always_computed(fleet, scheduler):
 
 def test_a_busy_holder_is_left_and_its_blocks_fetched(fleet, scheduler):
     hold(fleet, "p1", range(300))
-    fleet.set_load(member(fleet, "p1"), InstanceLoad(pending_prefill_tokens=20_000))
+    fleet.set_load(member(fleet, "p1"), InstanceLoad(pending_prefill_tokens=20_000), 0.0)
     decision = scheduler.schedule(ask(blocks=300), 0.0)
     assert names(decision)[0] == "p0"
     (span,) = decision.fetches
@@ -106,6 +106,8 @@ def test_readers_of_a_hot_prefix_spread_over_its_replicas(fleet, scheduler):
     hold(fleet, "s0", range(100))
     hold(fleet, "s1", range(100))
     hold(fleet, "d0", range(100))
+    for name in ("p2", "p3"):  # one for each reader
+        fleet.join(info(name, PREFILL), 0.0)
     sources = [scheduler.schedule(ask(f"r{i}", 100), 0.0).fetches[0].source.info.instance_id for i in range(4)]
     assert sources == ["s0", "s1", "s0", "s1"]
 
@@ -119,7 +121,7 @@ def test_no_reuse_means_none(fleet, scheduler):
 
 
 def test_placements_in_flight_count_as_queue(fleet, scheduler):
-    decisions = [scheduler.schedule(ask(f"r{i}"), 0.0) for i in range(4)]
+    decisions = [scheduler.schedule(ask(f"r{i}", block_keys=keys(i)), 0.0) for i in range(4)]
     assert [names(decision)[0] for decision in decisions] == ["p0", "p1", "p0", "p1"]
     assert decisions[2].queue_s == pytest.approx(decisions[0].prefill_s, abs=1e-6)
 
@@ -137,7 +139,7 @@ def test_the_same_questions_get_the_same_answers():
 def test_the_baseline_ignores_caches(fleet):
     scheduler = Scheduler(fleet, LeastLoaded())
     hold(fleet, "p1", range(10))
-    fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=1))
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=1), 0.0)
     assert names(scheduler.schedule(ask("a"), 0.0))[0] == "p1"
     decision = scheduler.schedule(ask("b"), 0.0)
     assert names(decision)[0] == "p0"
@@ -155,11 +157,12 @@ def test_policies_by_name():
 def test_an_option_reaches_the_policy(fleet):
     hold(fleet, "p0", range(10))
     hold(fleet, "p1", range(5))
-    fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=1_000_000))
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=1_000_000), 0.0)
     fetched = []
     for threshold in ("2.0", "1.9"):
         policy = PLACEMENT_POLICIES.make(f"kvcache_centric:balancing_threshold={threshold}")
         fetched.append(len(Scheduler(fleet, policy).schedule(ask(threshold), 0.0).fetches))
+        fleet.inflight.release(threshold)
     assert fetched == [0, 1]
 
 
@@ -167,21 +170,21 @@ def test_an_option_reaches_the_policy(fleet):
 
 
 def test_the_least_loaded_instance_decodes(fleet, scheduler):
-    fleet.set_load(member(fleet, "d0"), InstanceLoad(running_requests=8))
+    fleet.set_load(member(fleet, "d0"), InstanceLoad(running_requests=8), 0.0)
     assert names(scheduler.schedule(ask(), 0.0))[1] == "d1"
 
 
 def test_full_kv_memory_counts_as_load(fleet, scheduler):
-    fleet.set_load(member(fleet, "d0"), InstanceLoad(used_blocks=995, running_requests=1))
-    fleet.set_load(member(fleet, "d1"), InstanceLoad(used_blocks=500, running_requests=6))
+    fleet.set_load(member(fleet, "d0"), InstanceLoad(used_blocks=995, running_requests=1), 0.0)
+    fleet.set_load(member(fleet, "d1"), InstanceLoad(used_blocks=500, running_requests=6), 0.0)
     assert names(scheduler.schedule(ask(), 0.0))[1] == "d1"
 
 
 def test_on_near_ties_the_holder_of_the_prefix_decodes(fleet, scheduler):
     hold(fleet, "d1", range(10))
-    fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=2))
+    fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=2), 0.0)
     assert names(scheduler.schedule(ask("a"), 0.0))[1] == "d1"
-    fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=5))
+    fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=5), 0.0)
     assert names(scheduler.schedule(ask("b"), 0.0))[1] == "d0"
 
 
@@ -191,13 +194,13 @@ def test_a_mixed_instance_keeps_what_it_prefilled_unless_it_is_busy():
     hold(fleet, "x1", range(10))
     assert names(scheduler.schedule(ask("a"), 0.0)) == ("x1", "x1")
     fleet.inflight.release("a")
-    fleet.set_load(member(fleet, "x1"), InstanceLoad(running_requests=12))
+    fleet.set_load(member(fleet, "x1"), InstanceLoad(running_requests=12), 0.0)
     assert names(scheduler.schedule(ask("b"), 0.0)) == ("x1", "x0")
 
 
 def test_when_all_are_full_the_least_overcommitted_one_takes_it(fleet, scheduler):
-    fleet.set_load(member(fleet, "d0"), InstanceLoad(running_requests=16, pending_requests=9))
-    fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=16, pending_requests=3))
+    fleet.set_load(member(fleet, "d0"), InstanceLoad(running_requests=16, pending_requests=9), 0.0)
+    fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=16, pending_requests=3), 0.0)
     assert names(scheduler.schedule(ask(), 0.0))[1] == "d1"
 
 
@@ -219,7 +222,7 @@ def test_instances_that_leave_take_nothing_new(fleet, scheduler, how):
     hold(fleet, "p0", range(100))
     version = fleet.version
     if how == "draining":
-        fleet.set_load(member(fleet, "p0"), InstanceLoad(draining=True))
+        fleet.set_load(member(fleet, "p0"), InstanceLoad(draining=True), 0.0)
     else:
         fleet.set_connected(member(fleet, "p0"), False)
     assert fleet.version > version
@@ -230,7 +233,7 @@ def test_instances_that_leave_take_nothing_new(fleet, scheduler, how):
 
 def test_load_reports_do_not_change_the_version(fleet):
     version = fleet.version
-    fleet.set_load(member(fleet, "p0"), InstanceLoad(running_requests=3))
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(running_requests=3), 0.0)
     assert fleet.version == version
 
 
@@ -247,8 +250,8 @@ def test_unknown_models_and_missing_instances(fleet, scheduler):
 
 
 def test_kv_moves_only_between_equal_weights_and_layouts(fleet, scheduler):
-    fleet.join(info("q0", PREFILL, model_fingerprint="newer"))
-    fleet.join(info("p9", PREFILL, layout=KvLayout(2, 2, 16, 32)))
+    fleet.join(info("q0", PREFILL, model_fingerprint="newer"), 0.0)
+    fleet.join(info("p9", PREFILL, layout=KvLayout(2, 2, 16, 32)), 0.0)
     for i in range(6):
         assert names(scheduler.schedule(ask(f"r{i}"), 0.0))[0] in ("p0", "p1")
 
@@ -261,7 +264,7 @@ def test_more_keys_than_full_blocks_are_refused(scheduler):
 
 def test_what_fits_nowhere_is_refused_by_the_field_that_is_too_large():
     fleet = make_fleet(("p0", PREFILL), ("d0", DECODE))
-    fleet.join(info("d1", DECODE, capacity_blocks=20))
+    fleet.join(info("d1", DECODE, capacity_blocks=20), 0.0)
     scheduler = Scheduler(fleet, KvCacheCentric())
     with pytest.raises(InvalidArgument) as error:
         scheduler.schedule(ask(prompt_tokens=8192), 0.0)
@@ -278,7 +281,7 @@ def test_what_fits_nowhere_is_refused_by_the_field_that_is_too_large():
 
 def test_rejection_names_the_time_after_which_the_queue_is_short_enough(fleet, scheduler):
     for name in ("p0", "p1"):
-        fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=100_000))  # 10 s by the prior
+        fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=100_000), 0.0)  # 10 s by the prior
     with pytest.raises(Rejected) as rejected:
         scheduler.schedule(ask(ttft_slo_s=4.0), 0.0)
     assert rejected.value.retry_after_s == pytest.approx(6.0, abs=0.1)
@@ -296,7 +299,7 @@ def test_no_retry_hint_when_even_an_idle_instance_is_too_slow(scheduler):
 def test_rejection_by_time_between_tokens(fleet, scheduler):
     for name in ("d0", "d1"):
         for _ in range(50):
-            fleet.set_load(member(fleet, name), InstanceLoad(running_requests=10, mean_tbt_ms=200.0))
+            fleet.set_load(member(fleet, name), InstanceLoad(running_requests=10, mean_tbt_ms=200.0), 0.0)
     with pytest.raises(Rejected, match="between tokens") as rejected:
         scheduler.schedule(ask(tbt_slo_s=0.1), 0.0)
     assert rejected.value.retry_after_s
@@ -389,7 +392,7 @@ def test_an_instance_that_leaves_takes_its_share_along(fleet, scheduler):
 def test_a_new_boot_replaces_the_old_one(fleet):
     hold(fleet, "p0", range(10))
     old = member(fleet, "p0")
-    new = fleet.join(info("p0", PREFILL, boot="2"))
+    new = fleet.join(info("p0", PREFILL, boot="2"), 0.0)
     assert fleet.get("p0") is new is not old
     assert fleet.index.match(keys(0)).blocks == 0
     assert fleet.index.apply_delta(new, 1, keys(1), b"") is Intake.GAP
@@ -399,17 +402,17 @@ def test_a_new_boot_replaces_the_old_one(fleet):
 def test_bits_are_used_again_and_instances_limited():
     fleet = make_fleet(("p0", PREFILL), ("d0", DECODE), instances_max=2)
     with pytest.raises(ResourceExhausted):
-        fleet.join(info("d1", DECODE))
+        fleet.join(info("d1", DECODE), 0.0)
     bit = member(fleet, "p0").bit
     fleet.leave("p0")
-    assert fleet.join(info("p9", PREFILL)).bit == bit
+    assert fleet.join(info("p9", PREFILL), 0.0).bit == bit
     assert [state.info.instance_id for state in fleet.instances()] == ["d0", "p9"]
 
 
 def test_a_newcomer_inherits_its_siblings_cost_models(fleet):
     for _ in range(20):
         member(fleet, "p0").prefill_model.observe(1000, 0, 5.0)
-    newcomer = fleet.join(info("p2", PREFILL))
+    newcomer = fleet.join(info("p2", PREFILL), 0.0)
     assert newcomer.prefill_model.predict_s(1000, 0) == pytest.approx(5.0, rel=0.05)
-    stranger = fleet.join(info("p3", PREFILL, model_fingerprint="other"))
+    stranger = fleet.join(info("p3", PREFILL, model_fingerprint="other"), 0.0)
     assert stranger.prefill_model.samples == 0

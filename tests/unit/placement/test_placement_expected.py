@@ -1,0 +1,167 @@
+"""What is being computed counts where it is computed, and nowhere else."""
+
+import pytest
+
+from pinyon.core.errors import Rejected
+from pinyon.placement import inflight
+from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.instances import InstanceLoad
+from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
+from pinyon.placement.least_loaded import LeastLoaded
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
+from pinyon.placement.scheduler import Scheduler
+from tests.unit.placement.conftest import DECODE, PREFILL, STORE, hold, info, keys, make_fleet, member
+
+BLOCKS = 64
+
+
+def ask(name: str, own: int = 0, **changes) -> PlacementRequest:
+    """A prompt of 64 blocks that all of these share, and two of its own when ``own`` is not 0."""
+    shared = range(BLOCKS)
+    tail = (10 * own, 10 * own + 1) if own else ()
+    values = {"prompt_tokens": 16 * (BLOCKS + len(tail)) + 1, "block_keys": keys(*shared, *(1000 + n for n in tail))}
+    return PlacementRequest(name, "m", **{**values, "max_tokens": 8, **changes})
+
+
+def where(decision: PlacementDecision) -> str:
+    return decision.prefill.info.instance_id
+
+
+@pytest.fixture
+def fleet():
+    return make_fleet(*((f"p{i}", PREFILL) for i in range(4)), ("d0", DECODE), ("d1", DECODE))
+
+
+@pytest.fixture
+def scheduler(fleet):
+    return Scheduler(fleet, KvCacheCentric())
+
+
+def test_requests_with_one_new_prefix_go_to_one_instance(fleet, scheduler):
+    decisions = [scheduler.schedule(ask(f"r{i}", own=i + 1), 0.0) for i in range(4)]
+    assert {where(decision) for decision in decisions} == {"p0"}
+    assert [decision.local_blocks for decision in decisions] == [0, BLOCKS, BLOCKS, BLOCKS]
+    assert all(decision.fetches == () for decision in decisions)
+    assert decisions[1].queue_s == pytest.approx(decisions[0].prefill_s, abs=1e-5), "behind the one that computes it"
+    assert decisions[1].prefill_s < decisions[0].prefill_s / 4
+
+
+def test_others_still_spread(fleet, scheduler):
+    decisions = [scheduler.schedule(ask(f"r{i}", block_keys=keys(i, i + 50)), 0.0) for i in range(4)]
+    assert sorted(where(decision) for decision in decisions) == ["p0", "p1", "p2", "p3"]
+
+
+def test_nobody_waits_longer_for_it_than_patience_allows(fleet):
+    impatient = Scheduler(fleet, KvCacheCentric(KvCacheCentricSettings(sharing_patience=0.0)))
+    assert [where(impatient.schedule(ask(f"r{i}", own=i + 1), 0.0)) for i in range(2)] == ["p0", "p1"]
+    for request_id in ("r0", "r1"):
+        fleet.inflight.release(request_id)
+    patient = Scheduler(fleet, KvCacheCentric())
+    patient.schedule(ask("long", block_keys=b"", prompt_tokens=4000), 0.0)
+    patient.schedule(ask("first", exclude=frozenset({"p1", "p2", "p3"})), 0.0)
+    assert where(patient.schedule(ask("next", own=1), 0.0)) != "p0", "there is other work before it"
+
+
+def test_nobody_misses_an_slo_for_it(fleet, scheduler):
+    first = scheduler.schedule(ask("first"), 0.0)
+    strict = ask("next", ttft_slo_s=first.ttft_s * 1.01)
+    assert where(scheduler.schedule(strict, 0.0)) == "p1"
+    fleet.inflight.release("next")
+    with pytest.raises(Rejected):
+        scheduler.schedule(ask("last", ttft_slo_s=first.ttft_s * 1.01, exclude=frozenset({"p1", "p2", "p3"})), 0.0)
+
+
+@pytest.mark.parametrize("end", ["prefilled", "failed", "released", "expired"])
+def test_it_counts_until_the_prefill_ends(fleet, scheduler, end):
+    scheduler.schedule(ask("first"), 0.0)
+    p0 = member(fleet, "p0")
+    assert p0.expected
+    if end == "prefilled":
+        fleet.inflight.end_prefill("first", p0)
+    elif end == "failed":
+        fleet.inflight.end_decode("first", member(fleet, "d0"))
+    elif end == "released":
+        fleet.inflight.release("first")
+    else:
+        fleet.inflight.expire(60.0)
+    assert not p0.expected
+    assert scheduler.schedule(ask("next"), 0.0).local_blocks == 0
+
+
+def test_two_that_expect_the_same_and_one_ends(fleet, scheduler):
+    for name in ("first", "second"):
+        scheduler.schedule(ask(name), 0.0)
+    fleet.inflight.release("first")
+    decision = scheduler.schedule(ask("third", own=3), 0.0)
+    assert (where(decision), decision.local_blocks) == ("p0", BLOCKS)
+
+
+def test_what_is_not_computed_yet_is_fetched_by_nobody(fleet, scheduler):
+    scheduler.schedule(ask("first"), 0.0)
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=100_000), 0.0)
+    decision = scheduler.schedule(ask("next"), 0.0)
+    assert (where(decision), decision.local_blocks, decision.fetches) == ("p1", 0, ())
+
+
+def test_a_fetch_continues_behind_what_is_being_computed(fleet):
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    fleet.join(info("s0", STORE), 0.0)
+    only = frozenset({"p1", "p2", "p3"})
+    scheduler.schedule(ask("first", block_keys=keys(*range(BLOCKS // 4)), exclude=only), 0.0)
+    hold(fleet, "s0", range(BLOCKS))
+    decision = scheduler.schedule(ask("next", exclude=only), 0.0)
+    assert decision.local_blocks == BLOCKS // 4
+    assert [(span.first_block, span.block_count) for span in decision.fetches] == [(BLOCKS // 4, BLOCKS * 3 // 4)]
+
+
+def test_whoever_shares_a_fetch_waits_for_it(fleet, scheduler):
+    fleet.join(info("s0", STORE), 0.0)
+    hold(fleet, "s0", range(BLOCKS))
+    for name in ("p0", "p1", "p2", "p3"):
+        for _ in range(50):
+            fleet.learn_transfer(member(fleet, name), BLOCKS * 8192, 0.05, 0.0)
+    only = frozenset({"p1", "p2", "p3"})
+    first = scheduler.schedule(ask("first", exclude=only), 0.0)
+    assert first.fetches
+    shared = scheduler.schedule(ask("next", exclude=only), 0.0)
+    assert (shared.local_blocks, shared.fetches) == (BLOCKS, ())
+    assert shared.queue_s == pytest.approx(first.transfer_s + first.prefill_s, abs=1e-5)
+    stranger = scheduler.schedule(ask("other", block_keys=b"", exclude=only), 0.0)
+    assert stranger.queue_s == pytest.approx(first.prefill_s + shared.prefill_s, abs=1e-5), "fetching occupies no engine"
+
+
+def test_what_may_not_be_reused_is_not_expected(fleet, scheduler):
+    scheduler.schedule(ask("first", no_reuse=True), 0.0)
+    assert not member(fleet, "p0").expected
+    scheduler.schedule(ask("second"), 0.0)
+    assert scheduler.schedule(ask("third", no_reuse=True), 0.0).local_blocks == 0
+
+
+def test_the_baseline_counts_on_it_as_well(fleet):
+    scheduler = Scheduler(fleet, LeastLoaded())
+    only = frozenset({"p1", "p2", "p3"})
+    scheduler.schedule(ask("first", exclude=only), 0.0)
+    assert scheduler.schedule(ask("next", exclude=only), 0.0).local_blocks == BLOCKS
+
+
+def test_expectations_are_bounded(fleet, scheduler, monkeypatch):
+    monkeypatch.setattr(inflight, "EXPECTED_KEYS_MAX", BLOCKS)
+    for number in range(3):
+        scheduler.schedule(ask(f"r{number}"), 0.0)
+    assert len(member(fleet, "p0").expected) == BLOCKS
+    fleet.inflight.release("r0")
+    assert not member(fleet, "p0").expected
+    scheduler.schedule(ask("r4"), 0.0)
+    assert sum(len(state.expected) for state in fleet.instances()) == BLOCKS
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33])
+def test_the_leading_keys_are_found_by_halving(length):
+    expected = ExpectedBlocks()
+    expected.add(keys(*range(length)))
+    for asked in range(40):
+        for limit in range(40):
+            assert expected.leading(keys(*range(asked)), limit) == min(length, asked, limit)
+    assert expected.leading(keys(77, 0, 1), 3) == 0
+    expected.remove(keys(*range(length)))
+    assert not expected
