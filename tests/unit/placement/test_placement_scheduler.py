@@ -126,6 +126,14 @@ def test_placements_in_flight_count_as_queue(fleet, scheduler):
     assert decisions[2].queue_s == pytest.approx(decisions[0].prefill_s, abs=1e-6)
 
 
+def test_fetching_is_no_wait_for_the_engine(fleet, scheduler):
+    hold(fleet, "s0", range(300))
+    first = scheduler.schedule(ask("first", 300), 0.0)
+    assert first.transfer_s > 0
+    second = scheduler.schedule(ask("second", block_keys=b"", exclude=frozenset({"p1"})), 0.0)
+    assert second.queue_s == pytest.approx(first.prefill_s, abs=1e-6)
+
+
 def test_the_same_questions_get_the_same_answers():
     def run() -> list[tuple[str, str]]:
         fleet = make_fleet(("x2", MIXED), ("x0", MIXED), ("x1", MIXED), ("s0", STORE))
@@ -304,6 +312,31 @@ def test_rejection_by_time_between_tokens(fleet, scheduler):
         scheduler.schedule(ask(tbt_slo_s=0.1), 0.0)
     assert rejected.value.retry_after_s
     assert scheduler.schedule(ask(tbt_slo_s=0.4), 0.0).tbt_s == pytest.approx(0.2, rel=0.2)
+
+
+# -- while instances may be unknown
+
+
+def test_what_an_unknown_instance_may_prove_wrong_is_worth_another_try(fleet, scheduler):
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=100_000), 0.0)
+    refused = (
+        ask(model="other"),
+        ask(ttft_slo_s=1e-3),
+        ask(prompt_tokens=8192),
+        ask(prompt_tokens=159),
+    )
+    version = fleet.version
+    fleet.settle(True)
+    assert fleet.version > version
+    for request in refused:
+        with pytest.raises(Unavailable) as error:
+            scheduler.schedule(request, 0.0)
+        assert error.value.retry_after_s
+    assert scheduler.schedule(ask(), 0.0), "with what is known, it goes on"
+    fleet.settle(False)
+    for request in refused:
+        with pytest.raises((NotFound, InvalidArgument, Rejected)):
+            scheduler.schedule(request, 0.0)
 
 
 # -- what is in flight
