@@ -107,13 +107,15 @@ class ConductorSession:
             async with asyncio.timeout(self._answer_timeout_s):
                 response = await answer
         except TimeoutError:
-            if heard == self._heard and not stream.ending:
-                _log.info("the conductor at %s is silent", self._address)
-                stream.end(Unavailable("it is silent"))  # do not let every request wait this long
-            raise ConductorAway(f"the conductor gave no answer within {self._answer_timeout_s:g} s") from None
+            if not _came(answer):
+                if heard == self._heard and not stream.ending:
+                    _log.info("the conductor at %s is silent", self._address)
+                    stream.end(Unavailable("it is silent"))  # do not let every request wait this long
+                raise ConductorAway(f"the conductor gave no answer within {self._answer_timeout_s:g} s") from None
+            response = answer.result()  # at the last moment
         except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self.release(request_id)  # it had just come
+            if _came(answer):
+                self.release(request_id)
             raise
         finally:
             self._pending.pop(request_id, None)
@@ -170,6 +172,10 @@ class ConductorSession:
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(ConductorAway("the conductor went away"))
+
+
+def _came(answer: asyncio.Future[conductor_pb2.ScheduleResponse]) -> bool:
+    return answer.done() and not answer.cancelled() and answer.exception() is None
 
 
 def _filled(items: Iterable[conductor_pb2.ScheduleRequest | str]) -> Iterator[SessionRequest]:

@@ -41,7 +41,10 @@ class PrefillMember:
     sampling: SamplingParams
     sample_index: int
     advanced: Callable[[int, int, int | None, float], None]
-    """``(start, end, token, seconds)``; the token comes with the last chunk; the seconds are its share of the step."""
+    """``(start, end, token, seconds)``; the token comes with the last chunk; the seconds are its share of the step.
+
+    The step's prompts have all of it among themselves: beside a batch a prompt takes longer, and so long others wait.
+    """
     failed: Callable[[Exception], None]
     hooks: ChunkHooks | None = None
     alive: bool = True
@@ -145,7 +148,7 @@ class StepMembers:
         """Give every member that is still there its result. Returns the number of tokens sampled."""
         plan = step.plan
         counted = self._scheduler.fold(plan) if outcome.whole else self._scheduler.fold(plan, *_failed(step, outcome))
-        share_s = outcome.elapsed_s / max(1, step.tokens)
+        share_s = outcome.elapsed_s / max(1, step.tokens - len(step.decodes))
         sampled = len(counted.decodes)
         for prefill, (_, start, end), result in zip(step.prefills, plan.prefills, outcome.prefills, strict=True):
             if not prefill.alive:

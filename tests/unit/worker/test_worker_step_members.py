@@ -17,10 +17,12 @@ class Log:
 
     def __init__(self, last: int = 10**9) -> None:
         self.chunks, self.tokens, self.errors = [], [], []
+        self.seconds: list[float] = []
         self._last = last
 
     def chunk(self, start, end, token, seconds):
         self.chunks.append((start, end, token))
+        self.seconds.append(seconds)
 
     def token(self, token):
         self.tokens.append(token)
@@ -107,6 +109,18 @@ def test_tokens_feed_the_next_step_until_the_request_says_it_is_finished(members
     assert slots == [(7, 5, 1), (50, 6, 2), (51, 7, 3)]
     assert log.tokens == [50, 51, 52]
     assert scheduler.running == 0
+
+
+def test_a_prompt_takes_as_long_as_its_steps_whatever_is_decoded_beside_it(members):
+    alone, shared = Log(), Log()
+    members.add_decode(decode(1, Log()))
+    members.add_prefill(prefill(1, 16, alone))
+    members.fold(step := members.decide(0.0), result(step))
+    assert alone.seconds == [1.0]
+    members.add_prefill(prefill(2, 12, shared))
+    members.add_prefill(prefill(3, 4, shared))
+    members.fold(step := members.decide(0.0), result(step))
+    assert shared.seconds == [0.75, 0.25]
 
 
 def test_results_of_what_was_removed_during_the_step_are_dropped(members):

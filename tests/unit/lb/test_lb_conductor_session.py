@@ -1,0 +1,93 @@
+"""Placements that come as the wait for them ends, without a conductor."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
+from services.lb import conductor_session
+from services.lb.conductor_session import ConductorAway, ConductorSession
+
+REQUEST = conductor_pb2.ScheduleRequest(request_id="r")
+PLACED = conductor_pb2.ScheduleSessionResponse(
+    responses=[conductor_pb2.ScheduleResponse(request_id="r", placement=common_pb2.Placement(decode_instance_id="d0"))]
+)
+
+
+class Stream:
+    """A dialed stream: what it was told, and a way to say something. Like :class:`~pinyon.runtime.duplex.Dialed`."""
+
+    def __init__(self) -> None:
+        self.ending = False
+        self.sent: list[Any] = []
+        self.changed = asyncio.Event()
+
+    async def run(self, take: Any, messages: Any) -> None:
+        self.say = take
+        async for message in messages:
+            self.sent.append(message)
+            self.changed.set()
+
+    def end(self, *_: Any) -> None:
+        self.ending = True
+
+    async def until_sent(self, count: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.sent) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Link:
+    """Dials once, at once."""
+
+    def __init__(self, *args: Any, **_: Any) -> None:
+        self._converse = args[3]
+
+    def start(self) -> None:
+        self.stream = Stream()
+        self._task = asyncio.ensure_future(self._converse(self.stream))
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+
+@pytest.fixture
+async def session(monkeypatch):
+    links: list[Link] = []
+
+    def dial(*args: Any, **named: Any) -> Link:
+        links.append(Link(*args, **named))
+        return links[-1]
+
+    monkeypatch.setattr(conductor_session, "Redialer", dial)
+    session = ConductorSession("c:1", "lb", lambda *_: None, 0.0, lambda: 0)
+    session.start()
+    stream = links[0].stream
+    await stream.until_sent(1)
+    stream.say(conductor_pb2.ScheduleSessionResponse())
+    yield session, stream
+    await session.close()
+
+
+async def test_a_placement_that_comes_as_the_time_runs_out_is_used(session):
+    session, stream = session
+    # in the same turn of the loop as the time-out, right before it
+    asyncio.get_running_loop().call_soon(stream.say, PLACED)
+    placement = await session.place(REQUEST)
+    assert placement.decode_instance_id == "d0"
+    assert not stream.ending
+
+
+async def test_one_that_comes_after_it_is_given_back(session):
+    session, stream = session
+    with pytest.raises(ConductorAway):
+        await session.place(REQUEST)
+    stream.say(PLACED)
+    await stream.until_sent(3)
+    assert stream.sent[-1].released_request_ids == ["r"]
