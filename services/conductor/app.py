@@ -22,6 +22,7 @@ from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.intake import ReportIntake
+from services.conductor.listing import Listing
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
@@ -46,10 +47,14 @@ class Conductor:
     server: GrpcServer
     clock: Clock
 
-    def sweep(self) -> None:
-        """Forget what is too old: instances without reports, placements without an end."""
+    def sweep(self) -> bool:
+        """Forget what is too old: instances without reports, placements without an end.
+
+        Returns whether something is left to be cleared away: sweep again soon.
+        """
         self.membership.expire()
         self.fleet.inflight.expire(self.clock())
+        return self.fleet.index.collect()
 
 
 def build(
@@ -60,15 +65,16 @@ def build(
         settings.inflight_max, settings.inflight_unclaimed_s, settings.inflight_prefill_s, settings.inflight_decode_s
     )
     fleet = Fleet(BlockIndex(settings.index_entries_max), inflight, settings.instances_max)
-    membership = Membership(fleet, clock, settings.lease_ms / 1e3)
+    membership = Membership(fleet, clock, settings.lease_ms / 1e3, settings.settle_ms / 1e3)
     metrics = ConductorMetrics(registry, fleet, membership)
     show_policies(registry, "conductor", placement=settings.placement)
     scheduler = Scheduler(fleet, PLACEMENT_POLICIES.make(settings.placement))
     placer = Placer(
         scheduler, inflight, metrics, telemetry, clock, settings.ttft_slo_ms / 1e3, settings.tbt_slo_ms / 1e3
     )
-    intake = ReportIntake(fleet, membership, metrics)
-    servicer = ConductorServicer(fleet, membership, intake, placer, metrics, settings.lb_sessions_max)
+    intake = ReportIntake(fleet, membership, metrics, clock)
+    listing = Listing(fleet, membership, clock, asyncio.sleep)
+    servicer = ConductorServicer(fleet, membership, listing, intake, placer, metrics, settings.lb_sessions_max)
     server = GrpcServer(settings.listen)
     server.add(
         conductor_pb2_grpc.add_ConductorServiceServicer_to_server,
@@ -79,11 +85,18 @@ def build(
 
 
 async def _sweep_forever(conductor: Conductor, period_s: float) -> None:
+    more = False
     while True:
-        await asyncio.sleep(period_s)
+        pause_s = 0.0 if more else period_s
+        before_s = conductor.clock()
+        await asyncio.sleep(pause_s)
+        late_s = conductor.clock() - before_s - pause_s
         try:
-            conductor.sweep()
+            if late_s > period_s:
+                conductor.membership.stood_still(late_s)
+            more = conductor.sweep()
         except Exception:
+            more = False
             _log.exception("sweep failed")
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.messages.checks import check_keys
 from pinyon.messages.instance import info_from_proto, load_from_proto
@@ -17,7 +18,10 @@ from services.conductor.metrics import ConductorMetrics
 __all__ = ["ReportIntake"]
 
 # So many keys are indexed in one go (~5 ms); then others get the loop.
-SNAPSHOT_STEP_KEYS = 16_384
+STEP_KEYS = 16_384
+STEP_BYTES = STEP_KEYS * KEY_BYTES
+# Of more measurements, the newest are learned from: they replace each other anyway.
+MEASUREMENTS_MAX = 256
 # A measurement beyond this is a broken clock.
 MEASURED_US_MAX = 3_600_000_000
 
@@ -25,10 +29,11 @@ MEASURED_US_MAX = 3_600_000_000
 class ReportIntake:
     """Applies reports, each in this order: registration, load, snapshot, deltas, measurements, begins, endings."""
 
-    def __init__(self, fleet: Fleet, membership: Membership, metrics: ConductorMetrics) -> None:
+    def __init__(self, fleet: Fleet, membership: Membership, metrics: ConductorMetrics, clock: Clock) -> None:
         self._fleet = fleet
         self._membership = membership
         self._metrics = metrics
+        self._clock = clock
 
     def register(self, message: conductor_pb2.ReportSessionRequest) -> Reporter:
         """The session's first message. Raises :class:`InvalidArgument` without a (good) registration."""
@@ -53,22 +58,18 @@ class ReportIntake:
             resync = await self._apply_snapshot(reporter, message.snapshot) is Intake.GAP
         for delta in message.deltas:
             changed = True
-            taken = self._fleet.index.apply_delta(
-                state,
-                delta.seq,
-                check_keys(delta.stored_keys, "deltas.stored_keys"),
-                check_keys(delta.removed_keys, "deltas.removed_keys"),
-            )
+            taken = await self._apply_delta(reporter, delta)
             if taken is Intake.APPLIED:
                 self._metrics.deltas.inc()
             resync = resync or taken is Intake.GAP
-        for measured in message.prefills:
+        now_s = self._clock()
+        for measured in message.prefills[-MEASUREMENTS_MAX:]:
             if measured.compute_us <= MEASURED_US_MAX:
-                state.prefill_model.observe(
-                    measured.computed_tokens, measured.prefix_tokens, measured.compute_us * 1e-6
+                self._fleet.learn_prefill(
+                    state, measured.computed_tokens, measured.prefix_tokens, measured.compute_us * 1e-6, now_s
                 )
             if measured.fetch_us <= MEASURED_US_MAX:
-                state.transfer_model.observe(measured.fetched_bytes, measured.fetch_us * 1e-6)
+                self._fleet.learn_transfer(state, measured.fetched_bytes, measured.fetch_us * 1e-6, now_s)
         for request_id in message.begun_decode_request_ids:
             self._fleet.inflight.begin_decode(request_id, state)
         for request_id in message.ended_prefill_request_ids:
@@ -86,21 +87,37 @@ class ReportIntake:
 
     async def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Intake:
         packed = check_keys(snapshot.keys, "snapshot.keys")
-        step = SNAPSHOT_STEP_KEYS * KEY_BYTES
         taken = Intake.APPLIED
-        for at in range(0, max(1, len(packed)), step):
+        for at in range(0, max(1, len(packed)), STEP_BYTES):
             if at:
-                await asyncio.sleep(0)
-                self._membership.heard(reporter)
+                await self._others_turn(reporter)
             taken = self._fleet.index.apply_snapshot(
                 reporter.state,
                 snapshot.seq,
-                packed[at : at + step],
+                packed[at : at + STEP_BYTES],
                 first=snapshot.first and at == 0,
-                last=snapshot.last and at + step >= len(packed),
+                last=snapshot.last and at + STEP_BYTES >= len(packed),
             )
             if taken is not Intake.APPLIED:
                 return taken
         if snapshot.last:
             self._metrics.snapshots.inc()
         return taken
+
+    async def _apply_delta(self, reporter: Reporter, delta: conductor_pb2.CacheDelta) -> Intake:
+        stored = check_keys(delta.stored_keys, "deltas.stored_keys")
+        removed = check_keys(delta.removed_keys, "deltas.removed_keys")
+        steps = [(stored[at : at + STEP_BYTES], b"") for at in range(0, len(stored), STEP_BYTES)]
+        steps += [(b"", removed[at : at + STEP_BYTES]) for at in range(0, len(removed), STEP_BYTES)]
+        taken = Intake.APPLIED
+        for number, (new, gone) in enumerate(steps or [(b"", b"")]):
+            if number and len(stored) + len(removed) > STEP_BYTES:
+                await self._others_turn(reporter)
+            taken = self._fleet.index.apply_delta(reporter.state, delta.seq, new, gone, more=number > 0)
+            if taken is not Intake.APPLIED:
+                return taken
+        return taken
+
+    async def _others_turn(self, reporter: Reporter) -> None:
+        await asyncio.sleep(0)
+        self._membership.heard(reporter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition
@@ -12,6 +12,8 @@ from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["Membership", "Reporter"]
+
+DISPLACED_MAX = 64
 
 _log = get_logger("conductor")
 
@@ -22,6 +24,8 @@ class Reporter:
 
     state: InstanceState
     last_report_s: float
+    displaced: dict[str, None] = field(default_factory=dict)
+    """Boot ids that this boot took the instance id from, the latest last."""
 
 
 class Membership:
@@ -30,11 +34,17 @@ class Membership:
     - A session that breaks leaves its instance in place until the lease ends, but not schedulable: a process that died
       breaks its session at once, one that only lost its connection is back before the lease ends, with its blocks.
     - The newest session of an instance is the valid one. The same boot id goes on with what is known; another boot id
-      replaces everything.
+      replaces everything, and the one it replaced cannot come back as long as it lives. So of two processes with one
+      name the one that started last has it, and the other is told.
+    - In its first ``settle_s`` a conductor does not know who is there, and says so: the fleet is *settling*.
+    - Time in which this process itself stood still counts against nobody: it could not hear any report.
     """
 
-    def __init__(self, fleet: Fleet, clock: Clock, lease_s: float) -> None:
+    def __init__(self, fleet: Fleet, clock: Clock, lease_s: float, settle_s: float) -> None:
         self.lease_s = lease_s
+        self._settle_s = settle_s
+        self._settled_s = clock() + settle_s
+        fleet.settle(settle_s > 0)
         self._fleet = fleet
         self._clock = clock
         self._reporters: dict[str, Reporter] = {}
@@ -51,9 +61,16 @@ class Membership:
         return sum(reporter.state.connected for reporter in list(self._reporters.values()))
 
     def open(self, info: InstanceInfo) -> Reporter:
-        """A report session begins. Raises :class:`ResourceExhausted` at the limit of instances."""
+        """A report session begins.
+
+        Raises :class:`ResourceExhausted` at the limit of instances, :class:`FailedPrecondition` for a boot that lost
+        its id to another one.
+        """
         name = info.instance_id
         state = self._fleet.get(name)
+        displaced: dict[str, None] = {}
+        if state is not None:
+            displaced = self._displaced(self._reporters[name], info)
         if state is not None and state.info == info:
             self._fleet.index.new_session(state)
             self._fleet.set_connected(state, True)
@@ -61,9 +78,9 @@ class Membership:
         else:
             if state is not None:
                 del self._reporters[name]  # join makes the old boot leave
-            state = self._fleet.join(info)
+            state = self._fleet.join(info, self._clock())
             _log.info("instance joined", extra={"instance": name, "role": info.role.value, "address": info.address})
-        reporter = Reporter(state, self._clock())
+        reporter = Reporter(state, self._clock(), displaced)
         self._reporters[name] = reporter
         self._notify()
         return reporter
@@ -75,7 +92,7 @@ class Membership:
         reporter.last_report_s = self._clock()
 
     def set_load(self, reporter: Reporter, load: InstanceLoad) -> None:
-        self._fleet.set_load(reporter.state, load)
+        self._fleet.set_load(reporter.state, load, self._clock())
         self._notify()
 
     def close(self, reporter: Reporter) -> None:
@@ -89,9 +106,23 @@ class Membership:
         """The instance wants to be forgotten."""
         self._remove(reporter.state.info.instance_id, "left")
 
-    def expire(self) -> list[str]:
-        """Forget instances whose lease has ended; returns their ids."""
+    def stood_still(self, seconds: float) -> None:
+        """This process did nothing for so long."""
         now_s = self._clock()
+        for reporter in self._reporters.values():
+            reporter.last_report_s = min(now_s, reporter.last_report_s + seconds)
+        if seconds >= self.lease_s:  # by now, many have given up on us and are about to come back
+            _log.warning("this process stood still for %.1f s", seconds)
+            self._settled_s = now_s + self._settle_s
+            self._fleet.settle(self._settle_s > 0)
+            self._notify()
+
+    def expire(self) -> list[str]:
+        """Forget instances whose lease has ended; returns their ids. Ends the settling when it is time."""
+        now_s = self._clock()
+        if self._fleet.settling and now_s >= self._settled_s:
+            self._fleet.settle(False)
+            self._notify()
         ended = [name for name, r in self._reporters.items() if now_s - r.last_report_s > self.lease_s]
         for name in ended:
             self._remove(name, "lease ended")
@@ -99,6 +130,26 @@ class Membership:
 
     def report_age_s(self, instance_id: str) -> float:
         return self._clock() - self._reporters[instance_id].last_report_s
+
+    def _displaced(self, reporter: Reporter, info: InstanceInfo) -> dict[str, None]:
+        """What the newcomer's boot displaces. Raises :class:`FailedPrecondition` if that one has displaced it."""
+        known = reporter.state.info
+        if info.boot_id in reporter.displaced:
+            raise FailedPrecondition(
+                f"the instance id {known.instance_id!r} belongs to a process at {known.address} that started later: "
+                "every process needs an id of its own",
+                field="registration.instance_id",
+            )
+        displaced = dict(reporter.displaced)
+        if info.boot_id != known.boot_id:
+            displaced[known.boot_id] = None
+            _log.info(
+                "another process has taken this instance id",
+                extra={"instance": known.instance_id, "was": known.address, "is": info.address},
+            )
+        while len(displaced) > DISPLACED_MAX:
+            del displaced[next(iter(displaced))]
+        return displaced
 
     async def wait_change(self, version: int) -> None:
         """Return when the membership's version is another one than ``version``."""

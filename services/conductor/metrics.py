@@ -53,7 +53,8 @@ class ConductorMetrics:
         gauge("pinyon_conductor_report_sessions", "Instances with a report session", lambda: membership.sessions)
         gauge("pinyon_conductor_index_blocks", "Different blocks in the index", lambda: len(fleet.index))
         gauge("pinyon_conductor_index_entries", "(block, holder) pairs", lambda: fleet.index.entries)
-        gauge("pinyon_conductor_index_skipped", "Pairs refused: index full", lambda: fleet.index.skipped)
+        gauge("pinyon_conductor_index_evicted", "Pairs forgotten: index full", lambda: fleet.index.evicted)
+        gauge("pinyon_conductor_settling", "1: instances may be unknown yet", lambda: float(fleet.settling))
         inflight = fleet.inflight
         gauge("pinyon_conductor_inflight_prefills", "Placements not yet prefilled", lambda: inflight.prefills)
         gauge("pinyon_conductor_inflight_placements", "Placements not ended", lambda: inflight.decodes)

@@ -7,15 +7,18 @@ import time
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import PinyonError
+from pinyon.core.errors import Internal, PinyonError
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.placement import placement_to_proto, request_from_proto
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.scheduler import Scheduler
+from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.metrics import ConductorMetrics
 
 __all__ = ["Placer"]
+
+_log = get_logger("conductor")
 
 
 class Placer:
@@ -61,11 +64,16 @@ class Placer:
         return response
 
     def answer(self, message: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
-        """As :meth:`place`, with the error as a value."""
+        """As :meth:`place`, with the error as a value: also a defect of ours is the answer to one request only."""
         try:
             return self.place(message)
         except PinyonError as error:
-            return conductor_pb2.ScheduleResponse(request_id=message.request_id, error=error_to_proto(error))
+            failure = error
+        except Exception:
+            _log.exception("a request could not be placed", extra={"request_id": message.request_id})
+            self._metrics.placements.labels("internal").inc()
+            failure = Internal("internal error")
+        return conductor_pb2.ScheduleResponse(request_id=message.request_id, error=error_to_proto(failure))
 
     def release(self, request_id: str) -> bool:
         return self._inflight.release(request_id)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
-from pinyon.core.errors import ResourceExhausted
+from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
 from pinyon.messages.checks import check_keys
-from pinyon.messages.instance import instance_to_proto
 from pinyon.messages.role import role_from_proto
 from pinyon.placement.fleet import Fleet
 from pinyon.runtime.duplex import Accepted
 from services.conductor.intake import ReportIntake
+from services.conductor.listing import Listing
 from services.conductor.membership import Membership, Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
@@ -21,6 +22,11 @@ __all__ = ["ConductorServicer"]
 
 WRITE_S = 5.0
 """A session whose peer takes no message for this long has ended."""
+FIRST_S = 10.0
+"""A session whose peer says nothing at all for this long has ended: there is room for so many."""
+REQUESTS_PER_TURN = 64
+RELEASES_PER_TURN = 4096
+"""Of a message that brings more, others get the loop in between."""
 
 
 class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
@@ -30,6 +36,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         self,
         fleet: Fleet,
         membership: Membership,
+        listing: Listing,
         intake: ReportIntake,
         placer: Placer,
         metrics: ConductorMetrics,
@@ -37,6 +44,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
     ) -> None:
         self._fleet = fleet
         self._membership = membership
+        self._listing = listing
         self._intake = intake
         self._placer = placer
         self._metrics = metrics
@@ -53,11 +61,12 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         self, request: conductor_pb2.ListInstancesRequest, context: Any
     ) -> conductor_pb2.ListInstancesResponse:
         role = role_from_proto(request.role)
-        everything = self._instance_list()
+        instances = self._listing.instances()
         if role is not None:
-            keep = [each for each in everything.instances if each.info.role == request.role]
-            return conductor_pb2.ListInstancesResponse(version=everything.version, instances=keep)
-        return conductor_pb2.ListInstancesResponse(version=everything.version, instances=everything.instances)
+            instances = [each for each in instances if each.info.role == request.role]
+        return conductor_pb2.ListInstancesResponse(
+            version=self._fleet.version, instances=instances, incomplete=self._fleet.settling
+        )
 
     async def LookupBlocks(
         self, request: conductor_pb2.LookupBlocksRequest, context: Any
@@ -90,9 +99,11 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
             if response is not None:
                 await stream.write(response)
 
+        silent = _end_if_silent(stream)
         try:
             await stream.run(take)
         finally:
+            silent.cancel()
             if reporter is not None:
                 self._membership.close(reporter)
 
@@ -107,22 +118,30 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         stream = Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest](context, WRITE_S)
 
         async def take(message: conductor_pb2.ScheduleSessionRequest) -> None:
-            for request_id in message.released_request_ids:
-                self._placer.release(request_id)
-            if message.requests:
-                await self._answer(message.requests, stream)
+            released = message.released_request_ids
+            for at in range(0, len(released), RELEASES_PER_TURN):
+                if at:
+                    await asyncio.sleep(0)
+                for request_id in released[at : at + RELEASES_PER_TURN]:
+                    self._placer.release(request_id)
+            for at in range(0, len(message.requests), REQUESTS_PER_TURN):
+                if at:
+                    await asyncio.sleep(0)
+                await self._answer(message.requests[at : at + REQUESTS_PER_TURN], stream)
 
         self._lb_sessions += 1
         self._metrics.lb_sessions.inc()
+        silent = _end_if_silent(stream)
         try:
-            await stream.run(take, self._instance_lists())
+            await stream.run(take, self._listing.lists())
         finally:
+            silent.cancel()
             self._lb_sessions -= 1
             self._metrics.lb_sessions.dec()
 
     async def _answer(
         self,
-        requests: Iterable[conductor_pb2.ScheduleRequest],
+        requests: Sequence[conductor_pb2.ScheduleRequest],
         stream: Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest],
     ) -> None:
         responses = [self._placer.answer(request) for request in requests]
@@ -136,21 +155,10 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
                     if response.HasField("placement"):
                         self._placer.release(response.request_id)
 
-    async def _instance_lists(self) -> AsyncGenerator[conductor_pb2.ScheduleSessionResponse, None]:
-        while True:
-            instances = self._instance_list()
-            yield conductor_pb2.ScheduleSessionResponse(instances=instances)
-            await self._membership.wait_change(instances.version)
 
-    def _instance_list(self) -> conductor_pb2.InstanceList:
-        return conductor_pb2.InstanceList(
-            version=self._membership.version,
-            instances=[
-                instance_to_proto(
-                    state,
-                    self._fleet.index.blocks_of(state),
-                    self._membership.report_age_s(state.info.instance_id),
-                )
-                for state in self._fleet.instances()
-            ],
-        )
+def _end_if_silent(stream: Accepted[Any, Any]) -> asyncio.TimerHandle:
+    def look() -> None:
+        if not stream.spoke:
+            stream.end(DeadlineExceeded(f"no message came within {FIRST_S:g} s"))
+
+    return asyncio.get_running_loop().call_later(FIRST_S, look)

@@ -23,6 +23,9 @@ class ConductorSettings(ServiceSettings):
     ttft_slo_ms: int = Field(30_000, ge=0, description="time to first token for requests that name none; 0 is off")
     tbt_slo_ms: int = Field(0, ge=0, description="time between tokens for requests that name none; 0 is off")
     lease_ms: int = Field(3_000, ge=100, le=600_000, description="an instance is forgotten this long after a report")
+    settle_ms: int = Field(
+        3_000, ge=0, le=600_000, description="after a start, the list of instances may be incomplete for this long"
+    )
     instances_max: int = Field(512, ge=1, le=4096, description="instances, store nodes among them")
     index_entries_max: int = Field(4_000_000, ge=1, description="(block, holder) pairs in the block index")
     inflight_max: int = Field(100_000, ge=1, description="placements in flight")

@@ -1,4 +1,4 @@
-"""Whatever was measured, an idle instance takes a request again before long, and what it then shows is believed soon."""
+"""Whatever was measured, an idle instance takes a request again before long; what it shows then is believed soon."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -295,7 +295,7 @@ class Redialer(Generic[Sent, Received]):
             try:
                 await self._converse(stream)
             except PinyonError as error:
-                self._log.info("no %s at %s: %s", self._peer, self._address, error.grpc_code)
+                self._log.info("no %s at %s: %s: %s", self._peer, self._address, error.grpc_code, error.message)
             except Exception:
                 self._log.exception("%s session failed", self._peer)
             if self.closing:

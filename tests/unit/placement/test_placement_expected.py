@@ -127,7 +127,9 @@ def test_whoever_shares_a_fetch_waits_for_it(fleet, scheduler):
     assert (shared.local_blocks, shared.fetches) == (BLOCKS, ())
     assert shared.queue_s == pytest.approx(first.transfer_s + first.prefill_s, abs=1e-5)
     stranger = scheduler.schedule(ask("other", block_keys=b"", exclude=only), 0.0)
-    assert stranger.queue_s == pytest.approx(first.prefill_s + shared.prefill_s, abs=1e-5), "fetching occupies no engine"
+    assert stranger.queue_s == pytest.approx(first.prefill_s + shared.prefill_s, abs=1e-5), (
+        "fetching occupies no engine"
+    )
 
 
 def test_what_may_not_be_reused_is_not_expected(fleet, scheduler):

@@ -46,5 +46,5 @@ def test_many_holders_of_the_same_are_one_span():
 
 def test_runs_that_one_source_bridges_cost_no_spans():
     blocks = 500
-    _, decision = place(blocks, s0=range(0, blocks - 2), s1=range(0, blocks, 2), s2=range(blocks - 2, blocks))
+    _, decision = place(blocks, s0=range(blocks - 2), s1=range(0, blocks, 2), s2=range(blocks - 2, blocks))
     assert [(span.first_block, span.block_count) for span in decision.fetches] == [(0, blocks - 2), (blocks - 2, 2)]

@@ -238,11 +238,11 @@ class ListInstancesRequest(_message.Message):
     def __init__(self, role: _Optional[_Union[_common_pb2.Role, str]] = ...) -> None: ...
 
 class ListInstancesResponse(_message.Message):
-    __slots__ = ("version", "instances", "settling")
+    __slots__ = ("version", "instances", "incomplete")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCES_FIELD_NUMBER: _ClassVar[int]
-    SETTLING_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     version: int
     instances: _containers.RepeatedCompositeFieldContainer[Instance]
-    settling: bool
-    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ..., settling: _Optional[bool] = ...) -> None: ...
+    incomplete: bool
+    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ..., incomplete: _Optional[bool] = ...) -> None: ...

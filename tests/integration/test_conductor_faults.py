@@ -1,0 +1,143 @@
+"""What one peer's fault, or the conductor's own, leaves to the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, Unavailable
+from pinyon.placement.kvcache_centric import KvCacheCentric
+from services.conductor import servicer
+from tests.integration.conductor_parts import (
+    PREFILL,
+    WAIT_S,
+    LoadBalancer,
+    Reporter,
+    World,
+    ask,
+    failure,
+)
+
+
+@pytest.fixture
+async def world():
+    world = World()
+    await world.start()
+    await world.connect()
+    yield world
+    await world.close()
+
+
+async def test_a_defect_in_one_placement_does_not_end_its_session(world, monkeypatch):
+    placed = KvCacheCentric.place
+
+    def place(self, request, *rest):
+        if request.request_id.startswith("bad"):
+            raise KeyError("a defect")
+        return placed(self, request, *rest)
+
+    monkeypatch.setattr(KvCacheCentric, "place", place)
+    await world.cluster()
+    lb = LoadBalancer(world.stub)
+    await lb.open()
+    answers = await lb.place(ask("a"), ask("bad-1"), ask("b"))
+    assert {name: answer.error.code for name, answer in answers.items()} == {"a": "", "bad-1": "INTERNAL", "b": ""}
+    assert (await lb.place(ask("c")))["c"].HasField("placement"), "the session goes on"
+    assert world.metric("lb_sessions") == 1
+    assert world.metric("inflight_placements") == 3
+
+
+async def test_a_restarted_conductor_says_that_its_list_is_incomplete_and_stalls_nobody():
+    world = World(settle_ms=3000)
+    await world.start()
+    await world.connect()
+    try:
+        members = await world.cluster()
+        lb = LoadBalancer(world.stub)
+        assert (await lb.open()).incomplete
+        world.now_s += 3.0
+        for member in members.values():
+            await member.report()
+        world.conductor.sweep()
+        assert len((await lb.list_where(lambda listed: True)).instances) == 4
+
+        await world.conductor.server.drain(0)
+        await world.start(listen=world.address)
+        lb = LoadBalancer(world.stub)
+        listed = await lb.open()
+        assert listed.incomplete
+        assert not listed.instances
+        answer = (await lb.place(ask("early")))["early"]
+        assert (answer.error.code, answer.error.retry_after_ms > 0) == ("UNAVAILABLE", True)
+        await members["p0"].connect()
+        await members["d0"].connect()
+        assert (await lb.list_where(lambda listed: len(listed) == 2)).incomplete
+        assert (await lb.place(ask("next")))["next"].HasField("placement"), "with those it knows"
+        assert isinstance(await failure(world.stub.Schedule(ask("unknown", model="other"))), Unavailable)
+        world.now_s += 2.9
+        for name in ("p0", "d0"):
+            await members[name].report()
+        world.conductor.sweep()
+        world.now_s += 0.1
+        world.conductor.sweep()
+        assert not (await lb.list_where(lambda listed: True)).incomplete
+        assert world.metric("settling") == 0
+    finally:
+        await world.close()
+
+
+@pytest.mark.parametrize("method", ["ReportSession", "ScheduleSession"])
+async def test_a_session_in_which_nothing_is_said_ends(world, monkeypatch, method):
+    monkeypatch.setattr(servicer, "FIRST_S", 0.01)
+    call = getattr(world.stub, method)(timeout=WAIT_S)
+    await call.wait_for_connection()
+
+    async def to_its_end() -> None:
+        while True:
+            await call.read()
+
+    assert isinstance(await failure(to_its_end()), DeadlineExceeded)
+    assert world.metric("lb_sessions") == 0
+
+
+async def test_a_message_of_many_requests_is_answered_in_turns(world):
+    await world.cluster()
+    lb = LoadBalancer(world.stub)
+    await lb.open()
+    requests = [ask(f"r{number}", blocks=1) for number in range(5 * servicer.REQUESTS_PER_TURN)]
+    await lb.place(*requests, released=[f"unknown{number}" for number in range(10_000)])
+    assert world.metric("inflight_placements") == len(requests)
+
+
+async def test_a_second_process_with_the_same_id_is_told(world):
+    members = await world.cluster()
+    later = Reporter(world.stub, "p0", PREFILL, boot="2")
+    await later.connect()
+    lost = members["p0"]
+    refused = await failure(lost.report(stored=(1,)))
+    assert isinstance(refused, FailedPrecondition)
+    refused = await failure(lost.connect())
+    assert (type(refused), refused.field) == (FailedPrecondition, "registration.instance_id")
+    assert "an id of its own" in str(refused)
+    await later.report(stored=(1,))
+    assert await world.holders(1) == {"p0": 1}
+
+
+async def test_a_bad_first_report_leaves_no_session_behind(world):
+    lost = Reporter(world.stub, "p0", PREFILL)
+    lb = LoadBalancer(world.stub)
+    await lb.open()
+    call = world.stub.ReportSession(timeout=WAIT_S)
+    await call.write(
+        conductor_pb2.ReportSessionRequest(
+            registration=lost.info, snapshot=conductor_pb2.CacheSnapshot(keys=b"odd", first=True)
+        )
+    )
+    assert await failure(call.read())
+    await lb.list_where(lambda listed: listed and not listed["p0"].schedulable)
+    assert world.metric("report_sessions") == 0
+    world.now_s += 3.1
+    world.conductor.sweep()
+    assert await world.names() == {}
+    await lost.connect()
+    assert list(await world.names()) == ["p0"]

@@ -1,0 +1,115 @@
+"""Nothing that one peer brings, or leaves behind, keeps the loop from the others for long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.request import Role
+from pinyon.messages.instance import info_to_proto
+from pinyon.placement.index import COLLECT_KEYS
+from pinyon.runtime.telemetry import Telemetry
+from services.conductor.app import Conductor, build
+from services.conductor.intake import MEASUREMENTS_MAX, STEP_KEYS, ReportIntake
+from services.conductor.membership import Reporter
+from services.conductor.metrics import ConductorMetrics
+from services.conductor.settings import ConductorSettings
+from tests.unit.placement.conftest import info, keys
+
+Report = conductor_pb2.ReportSessionRequest
+
+
+class World:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        settings = ConductorSettings(listen="127.0.0.1:0", settle_ms=0)
+        self.conductor: Conductor = build(
+            settings, CollectorRegistry(), Telemetry("conductor", "c"), lambda: self.now_s
+        )
+        fleet, membership = self.conductor.fleet, self.conductor.membership
+        metrics = ConductorMetrics(CollectorRegistry(), fleet, membership)
+        self.intake = ReportIntake(fleet, membership, metrics, lambda: self.now_s)
+
+    def register(self, name: str) -> Reporter:
+        return self.intake.register(Report(registration=info_to_proto(info(name, Role.PREFILL))))
+
+    async def turns_during(self, reporter: Reporter, report: Report) -> int:
+        """How often others got the loop while a report was taken."""
+        taking = asyncio.ensure_future(self.intake.apply(reporter, report))
+        turns = 0
+        while not taking.done():
+            await asyncio.sleep(0)
+            turns += 1
+        await taking
+        return turns
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+def snapshot(*numbers: int) -> conductor_pb2.CacheSnapshot:
+    return conductor_pb2.CacheSnapshot(seq=0, keys=keys(*numbers), first=True, last=True)
+
+
+async def test_large_changes_are_taken_in_turns(world):
+    reporter = world.register("p0")
+    await world.intake.apply(reporter, Report(snapshot=snapshot()))
+    count = 5 * STEP_KEYS
+    stored = conductor_pb2.CacheDelta(seq=1, stored_keys=keys(*range(count)))
+    assert await world.turns_during(reporter, Report(deltas=[stored])) >= 5
+    index = world.conductor.fleet.index
+    assert (index.blocks_of(reporter.state), index.seq_of(reporter.state)) == (count, 1)
+    removed = conductor_pb2.CacheDelta(seq=2, stored_keys=keys(count), removed_keys=keys(*range(count)))
+    assert await world.turns_during(reporter, Report(deltas=[removed])) >= 5
+    assert (index.blocks_of(reporter.state), index.seq_of(reporter.state)) == (1, 2)
+
+
+async def test_a_small_change_takes_one_turn(world):
+    reporter = world.register("p0")
+    await world.intake.apply(reporter, Report(snapshot=snapshot(1)))
+    delta = conductor_pb2.CacheDelta(seq=1, stored_keys=keys(2), removed_keys=keys(1))
+    assert await world.turns_during(reporter, Report(deltas=[delta])) <= 2
+
+
+async def test_a_session_taken_over_between_the_turns_says_no_more(world):
+    reporter = world.register("p0")
+    await world.intake.apply(reporter, Report(snapshot=snapshot()))
+    delta = conductor_pb2.CacheDelta(seq=1, stored_keys=keys(*range(3 * STEP_KEYS)))
+    taking = asyncio.ensure_future(world.intake.apply(reporter, Report(deltas=[delta])))
+    await asyncio.sleep(0)
+    newer = world.register("p0")
+    await asyncio.wait({taking})
+    assert "another session" in str(taking.exception())
+    assert newer.state is reporter.state
+    assert world.conductor.fleet.index.blocks_of(newer.state) == STEP_KEYS
+
+
+async def test_an_instance_with_many_keys_is_forgotten_in_portions(world):
+    reporter = world.register("p0")
+    count = 5 * COLLECT_KEYS
+    await world.intake.apply(reporter, Report(snapshot=snapshot(*range(count))))
+    world.now_s += 4.0
+    index = world.conductor.fleet.index
+    sweeps, before = 1, len(index)
+    while world.conductor.sweep():
+        assert before - len(index) <= 2 * COLLECT_KEYS
+        before = len(index)
+        sweeps += 1
+    assert sweeps >= 3
+    assert len(world.conductor.fleet) == len(index) == 0
+
+
+async def test_of_many_measurements_the_newest_are_learned(world):
+    reporter = world.register("p0")
+    measured = [
+        conductor_pb2.PrefillMeasurement(computed_tokens=100, compute_us=1000 * number, fetched_bytes=1, fetch_us=1)
+        for number in range(10 * MEASUREMENTS_MAX)
+    ]
+    await world.intake.apply(reporter, Report(prefills=measured))
+    assert reporter.state.prefill_model.samples == reporter.state.transfer_model.samples == MEASUREMENTS_MAX
+    assert reporter.state.prefill_model.predict_s(100, 0) > MEASUREMENTS_MAX * 8e-3
