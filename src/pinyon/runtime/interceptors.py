@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.core.errors import Internal, PinyonError, error_from_code
+from pinyon.core.errors import Internal, InvalidArgument, PinyonError, error_from_code
 from pinyon.messages.error import error_from_proto, error_to_proto
 from pinyon.runtime.logging import get_logger
 
@@ -63,11 +63,30 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return None
         method = handler_call_details.method
         inner, make, guard = _kind(handler)
+        parse = _parsing(handler.request_deserializer)
+        # The one request of a call is parsed under the guard: what fails before that leaves as UNKNOWN.
+        late = not handler.request_streaming
         return make(
-            guard(method, inner),
-            request_deserializer=handler.request_deserializer,
+            guard(method, _parsed(inner, parse) if late else inner),
+            request_deserializer=None if late else parse,
             response_serializer=handler.response_serializer,
         )
+
+
+def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    def parse(raw: bytes) -> Any:
+        if deserializer is None:
+            return raw
+        try:
+            return deserializer(raw)
+        except DecodeError:
+            raise InvalidArgument("the message cannot be parsed") from None
+
+    return parse
+
+
+def _parsed(behaviour: Any, parse: Callable[[bytes], Any]) -> Any:
+    return lambda raw, context: behaviour(parse(raw), context)
 
 
 def _kind(handler: Any) -> tuple[Any, Any, Any]:

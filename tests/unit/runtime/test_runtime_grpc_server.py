@@ -14,6 +14,11 @@ from pinyon.runtime.interceptors import error_from_rpc
 
 KV_SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"]
 WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+STREAMING = (
+    ("unary_stream", f"/{WORKER_SERVICE.full_name}/Generate"),
+    ("stream_stream", f"/{WORKER_SERVICE.full_name}/Session"),
+    ("stream_stream", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+)
 
 
 class Failing(kvstore_pb2_grpc.KvStoreServiceServicer):
@@ -97,6 +102,20 @@ async def test_errors_in_streams(channel):
     error = await failure(talk())
     assert error.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in error.details()
+
+
+async def test_messages_that_cannot_be_parsed_are_the_callers_fault(channel):
+    for kind, path in (("unary_unary", f"/{KV_SERVICE.full_name}/Exists"), *STREAMING):
+        call = getattr(channel, kind)(path)
+        garbage = b"\xff" * 9
+        answer = call(iter([garbage]) if kind == "stream_stream" else garbage)
+
+        async def read_all(answer=answer, kind=kind):
+            return await answer if kind == "unary_unary" else [message async for message in answer]
+
+        error = await failure(read_all())
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, path
+        assert isinstance(error_from_rpc(error), InvalidArgument)
 
 
 async def test_health_of_the_whole_and_of_each_service(channel):
