@@ -1,5 +1,7 @@
 """A server as every service runs it: statuses, no leaked details, health, reflection, one owner per port."""
 
+import asyncio
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -41,6 +43,14 @@ class FailingStreams(worker_pb2_grpc.WorkerServiceServicer):
         async for _ in request_iterator:
             raise KeyError("secret detail")
             yield
+
+    async def PrefillSession(self, _, context):
+        """Writes by itself, and fails while the first message is on its way."""
+        writing = asyncio.ensure_future(context.write(worker_pb2.PrefillSessionResponse()))
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.wait({writing})
+        raise Unavailable("gone")
 
 
 @pytest.fixture
@@ -116,6 +126,16 @@ async def test_messages_that_cannot_be_parsed_are_the_callers_fault(channel):
         error = await failure(read_all())
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, path
         assert isinstance(error_from_rpc(error), InvalidArgument)
+
+
+async def test_a_status_arrives_though_the_first_write_was_cut_off(channel):
+    call = channel.stream_stream(f"/{WORKER_SERVICE.full_name}/PrefillSession")(timeout=60)
+
+    async def read_all():
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+    assert (await failure(read_all())).code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_health_of_the_whole_and_of_each_service(channel):
