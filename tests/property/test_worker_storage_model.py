@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass
+from pinyon.eviction import NO_TRAITS
 from pinyon.paging import Reservation
 from pinyon.store.client import PutOutcome, PutResult
 from services.worker.kv.storage import POOL_SHARE, Storage
@@ -75,7 +76,8 @@ class Play:
             return
         reservation = future.result()
         made = slice(reservation.held, None)
-        self.cache.publish(reservation.table[made], keys[made])
+        duplicates = self.cache.publish(reservation.table, keys[made], NO_TRAITS, reservation.held)
+        self.cache.release(duplicates)
         # Prompts of several kinds: what is put together is few blocks, so others wait.
         self.storage.offer(keys[made], self.storage.new_runs(), RequestClass(f"kind-{keys[0][0]}", 1))
         self.cache.release(reservation.table)
