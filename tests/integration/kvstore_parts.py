@@ -77,7 +77,7 @@ class Node:
 
 @asynccontextmanager
 async def running_node(redis_url: str, node_id: str = "kv-0", **settings: object) -> AsyncIterator[Node]:
-    values: dict[str, object] = {"pool_mib": 1, "drain_s": 0.0, "node_lease_s": 2.0, **settings}
+    values: dict[str, object] = {"pool_mib": 1, "drain_s": 0.0, "node_lease_s": 6.0, **settings}
     chosen = KvStoreSettings(redis_url=redis_url, instance_id=node_id, **values)  # type: ignore[arg-type]
     context = ServiceContext("kvstore", node_id, Telemetry("kvstore", node_id), CollectorRegistry(), asyncio.Event())
     async with serving(chosen, context) as node:

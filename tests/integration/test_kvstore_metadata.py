@@ -32,7 +32,7 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def metadata(redis_server: RedisServer) -> AsyncIterator[StoreMetadata]:
     await empty(redis_server.url)
-    metadata = StoreMetadata(redis_server.url)
+    metadata = StoreMetadata(redis_server.url, timeout_s=WAIT_S)
     yield metadata
     await metadata.close()
 
@@ -165,7 +165,7 @@ async def test_a_change_that_comes_late_changes_nothing(metadata: StoreMetadata,
     await metadata.register(NODE, WAIT_S)
     await metadata.add(NODE.life, [(key(0), 5)])
     await metadata.discard(NODE.life, [key(0)])
-    late = StoreMetadata(redis_server.url)
+    late = StoreMetadata(redis_server.url, timeout_s=WAIT_S)
     with pytest.raises(Unavailable, match="lost"):
         await late.add(NODE.life, [(key(0), 5)])
     await late.close()
@@ -231,7 +231,7 @@ async def test_entries_that_are_lost_without_the_record_are_listed_again(
     metadata: StoreMetadata, redis_server: RedisServer, lose: Callable[[Redis, Life], Awaitable[None]]
 ) -> None:
     numbers = range(12)
-    async with running_node(redis_server.url, node_lease_s=4.0) as node, client_of(redis_server.url) as client:
+    async with running_node(redis_server.url, node_lease_s=6.0) as node, client_of(redis_server.url) as client:
         for number in numbers:
             await client.stored([number])
         await client.until_listed(numbers)
@@ -249,7 +249,7 @@ async def test_entries_that_are_lost_without_the_record_are_listed_again(
 
 async def test_a_stale_entry_is_removed_with_what_was_lost(metadata: StoreMetadata, redis_server: RedisServer) -> None:
     """A server that lost the change by which a block was unlisted would name it for ever."""
-    async with running_node(redis_server.url, node_lease_s=4.0) as node, client_of(redis_server.url) as client:
+    async with running_node(redis_server.url, node_lease_s=6.0) as node, client_of(redis_server.url) as client:
         await client.stored([1, 2])
         await client.until_listed([1, 2])
         raw, life = metadata._redis, Life("kv-0", node.node.boot_id)

@@ -337,7 +337,7 @@ async def test_a_node_that_stops_is_found_no_more_and_leaves_nothing_in_redis(re
 
 
 async def test_what_an_earlier_life_listed_is_void_and_is_cleaned_up(redis_url: str) -> None:
-    metadata = StoreMetadata(redis_url)
+    metadata = StoreMetadata(redis_url, timeout_s=WAIT_S)
     dead = NodeRecord("kv-0", "0" * 32, "127.0.0.1:9")
     await metadata.register(dead, WAIT_S)
     await metadata.add(dead.life, [(key(number), OBJECT) for number in range(20)])
