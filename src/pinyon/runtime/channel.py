@@ -8,9 +8,9 @@ __all__ = ["CHANNEL_OPTIONS", "KEEPALIVE_OPTIONS", "MAX_MESSAGE_BYTES", "open_ch
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
-# A frozen peer is noticed within 1 + 1.5 s: a request that was with it has a second left to be answered elsewhere before
-# its client has waited for 3.5 s. gRPC core bounds an unanswered keepalive ping by ping_timeout_ms (a minute by default),
-# not by keepalive_timeout_ms alone.
+# A frozen peer is noticed within 1 + 1.5 s: a request that was with it has a second left to be answered elsewhere
+# before its client has waited for 3.5 s. gRPC core bounds an unanswered keepalive ping by ping_timeout_ms (a minute by
+# default), not by keepalive_timeout_ms alone.
 KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_timeout_ms", 1_500),

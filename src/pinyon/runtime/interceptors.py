@@ -120,7 +120,7 @@ def _guard_stream(method: str, behaviour: Any) -> Any:
                 async for message in result:
                     yield message
             else:  # a handler that writes by itself
-                # Else it goes with the first write, and if that is cancelled on its way, no status can be sent after it.
+                # Else it goes with the first write, and if that is cancelled on its way, no status can follow it.
                 await context.send_initial_metadata(())
                 await result
         except (asyncio.CancelledError, grpc.aio.AbortError):
