@@ -13,7 +13,7 @@ from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
-from tests.unit.placement.conftest import LAYOUT, hold, keys, make_fleet, member
+from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
 
 BLOCK = LAYOUT.block_tokens
 PREFILL_NAMES = ("p0", "p1", "p2")
@@ -140,7 +140,10 @@ def test_the_choice_is_algorithm_1s(case):
     assert fleet.inflight.prefills == fleet.inflight.decodes == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["place", "release", "prefilled", "ended", "expire"]))))
+ACTIONS = ["place", "release", "prefilled", "ended", "expire", "leave"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(ACTIONS))))
 @settings(max_examples=100)
 def test_what_is_in_flight_returns_to_exactly_zero(steps):
     fleet = make_fleet(
@@ -161,10 +164,14 @@ def test_what_is_in_flight_returns_to_exactly_zero(steps):
             fleet.inflight.release(name)
         elif action == "expire":
             fleet.inflight.expire(now_s)
+        elif action == "leave":
+            left = ("p0", "x0", "d0")[number % 3]
+            fleet.join(info(left, member(fleet, left).info.role, boot=str(now_s)), now_s)
         else:
             end = fleet.inflight.end_prefill if action == "prefilled" else fleet.inflight.end_decode
             for state in fleet.instances():
                 end(name, state)
+        fleet.inflight.check_integrity()
     assert all(state.inflight_prefill_us >= 0 for state in fleet.instances())
     fleet.inflight.expire(now_s + 1000.0)
     assert fleet.inflight.prefills == fleet.inflight.decodes == 0

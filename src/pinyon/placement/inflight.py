@@ -53,6 +53,8 @@ class InFlightTable:
         self._decodes: dict[str, _Decode] = {}
         self._unclaimed: dict[str, _Decode] = {}
         """Of the decodes, those that have not begun."""
+        self._by_instance: dict[InstanceState, dict[str, None]] = {}
+        """Requests with a part there: many instances may go at once, and each must not look through everything."""
         self._expected_keys = 0
         self.expired = 0
 
@@ -87,6 +89,8 @@ class InFlightTable:
         self._expected_keys += keys
         prefill.expected.add(expected)
         self._prefills[request_id] = _Prefill(prefill, prefill_us, transfer_us, decision.fetches, expected, now_s)
+        for state in (prefill, decode):
+            self._by_instance.setdefault(state, {})[request_id] = None
         prefill.inflight_prefill_us += prefill_us
         prefill.inflight_transfer_us += transfer_us
         for span in decision.fetches:
@@ -124,10 +128,11 @@ class InFlightTable:
 
     def drop_instance(self, state: InstanceState) -> None:
         """The instance is gone: its parts count no longer."""
-        for request_id in [key for key, prefill in self._prefills.items() if prefill.state is state]:
-            self._drop_prefill(request_id)
-        for request_id in [key for key, decode in self._decodes.items() if decode.state is state]:
-            self._drop_decode(request_id)
+        for request_id in list(self._by_instance.get(state, ())):
+            if (prefill := self._prefills.get(request_id)) is not None and prefill.state is state:
+                self._drop_prefill(request_id)
+            if (decode := self._decodes.get(request_id)) is not None and decode.state is state:
+                self._drop_decode(request_id)
 
     def expire(self, now_s: float) -> int:
         """Forget parts that are too old, and what nobody claimed; returns how many parts."""
@@ -152,12 +157,32 @@ class InFlightTable:
         self._expected_keys -= len(part.expected) // KEY_BYTES
         for span in part.fetches:
             span.source.inflight_reads -= span.block_count
+        decode = self._decodes.get(request_id)
+        if decode is None or decode.state is not part.state:
+            self._forget(request_id, part.state)
 
     def _drop_decode(self, request_id: str) -> None:
         part = self._decodes.pop(request_id)
         self._unclaimed.pop(request_id, None)
         part.state.inflight_decodes -= 1
         part.state.inflight_decode_blocks -= part.blocks
+        prefill = self._prefills.get(request_id)
+        if prefill is None or prefill.state is not part.state:
+            self._forget(request_id, part.state)
+
+    def _forget(self, request_id: str, state: InstanceState) -> None:
+        """It has no part there any more."""
+        requests = self._by_instance[state]
+        del requests[request_id]
+        if not requests:
+            del self._by_instance[state]
+
+    def check_integrity(self) -> None:
+        """Assert that the books agree (for tests and idle times)."""
+        parts = {(key, part.state) for table in (self._prefills, self._decodes) for key, part in table.items()}
+        assert parts == {(key, state) for state, requests in self._by_instance.items() for key in requests}
+        assert self._unclaimed.items() <= self._decodes.items()
+        assert self._expected_keys == sum(len(part.expected) for part in self._prefills.values()) // KEY_BYTES
 
 
 def _older(parts: dict[str, _Prefill] | dict[str, _Decode], placed_before_s: float) -> list[str]:
