@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.core.errors import PinyonError
+from pinyon.runtime.identity import CONDUCTOR, peer_name
 from services.cluster import POLICIES, ClusterSpec, LocalCluster
 
 
@@ -42,12 +43,22 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--pool-blocks", type=int, default=1024, help="KV blocks per worker (default 1024)")
     add("--block-tokens", type=int, default=32, help="tokens per KV block (default 32)")
     add("--store-mib", type=int, default=256, help="DRAM pool of each store node in MiB (default 256)")
+    add("--tls", action="store_true", help="TLS between all services, HTTPS for clients; the files are made for it")
+    add("--tls-dir", default="", metavar="DIR", help="keep these files here; default: deleted at the end")
+    add("--allow-insecure", action="store_true", help="listen on --host without TLS or API keys though others reach it")
     add("--api-keys-file", default="", help="lines of KEY TENANT; default: no keys, one public tenant")
     add("--otlp-endpoint", default="", help="send traces there (http://host:4317)")
     add("--journal", default="", metavar="DIR", help="write what workers and load balancers decide, one file each")
     add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add("--log-format", default="text", choices=("text", "json"))
+
+
+_SCHEDULE = (
+    'grpcurl -plaintext -d \'{{"model": "pinyon-tiny", "prompt_tokens": 100}}\' {} '
+    "pinyon.api.conductor.v1.ConductorService/Schedule"
+)
+"""With TLS it is for load balancers only."""
 
 
 def _show(console: Console, cluster: LocalCluster) -> None:
@@ -60,13 +71,20 @@ def _show(console: Console, cluster: LocalCluster) -> None:
     console.print(table)
     console.print(f"logs: {cluster.log_dir}\n")
     console.print("Try it from another terminal:\n", style="bold")
+    access = cluster.access
+    trust = f"--cacert {access.authority} " if access.authority else ""
+    conductor = f"-plaintext {cluster.conductor}"
+    if admin := access.admin:
+        name = peer_name(CONDUCTOR, "conductor")
+        conductor = (
+            f"-cacert {admin}/ca.crt -cert {admin}/tls.crt -key {admin}/tls.key -authority {name} {cluster.conductor}"
+        )
     lines = (
-        f"curl -N {cluster.http}/v1/completions -H 'content-type: application/json' "
+        f"curl -N {trust}{cluster.http}/v1/completions -H 'content-type: application/json' "
         '-d \'{"model": "pinyon-tiny", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}\'',
-        f"grpcurl -plaintext {cluster.conductor} list",
-        f"grpcurl -plaintext {cluster.conductor} pinyon.api.conductor.v1.ConductorService/ListInstances",
-        f'grpcurl -plaintext -d \'{{"model": "pinyon-tiny", "prompt_tokens": 100}}\' {cluster.conductor} '
-        "pinyon.api.conductor.v1.ConductorService/Schedule",
+        f"grpcurl {conductor} list",
+        f"grpcurl {conductor} pinyon.api.conductor.v1.ConductorService/ListInstances",
+        *(() if cluster.spec.tls else (_SCHEDULE.format(cluster.conductor),)),
     )
     served = cluster.spec.served_model_name or (Path(cluster.spec.model).name if cluster.spec.model else "pinyon-tiny")
     for line in lines:

@@ -8,6 +8,7 @@ The kernel ties that to the *thread* that started the child: call :meth:`LocalCl
 from __future__ import annotations
 
 import contextlib
+import datetime
 import signal
 import tempfile
 import time
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
@@ -28,7 +28,9 @@ from pinyon.eviction import EVICTION_POLICIES
 from pinyon.messages.role import role_to_proto
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import RedisServer, find_redis
+from services.access import Access, role_of
 from services.process import ServiceProcess
 
 __all__ = ["POLICIES", "ClusterSpec", "LocalCluster"]
@@ -73,9 +75,15 @@ class ClusterSpec:
     block_tokens: int = 32
     store_mib: int = 256
     api_keys_file: str = ""
+    tls: bool = False
+    """TLS between all services, HTTPS at the load balancers."""
+    tls_dir: str = ""
+    """Folder for the certificates, which are kept; empty: one that goes with the cluster."""
     journal: str = ""
     """Folder for the journals of workers and load balancers; empty: none are written."""
     otlp_endpoint: str = ""
+    allow_insecure: bool = False
+    """Listen on a ``host`` that is not loopback without TLS or without API keys."""
     log_level: str = "info"
     log_format: str = "text"
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -114,13 +122,20 @@ class LocalCluster:
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
         self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._access: Access = Access(None)
+        self._tls_temporary: tempfile.TemporaryDirectory[str] | None = None
 
     # -- endpoints
 
     @property
     def http(self) -> str:
         """Base URL of the first load balancer, without a path."""
-        return f"http://{self.services['lb-0'].endpoints['http']}"
+        return f"{'https' if self.spec.tls else 'http'}://{self.services['lb-0'].endpoints['http']}"
+
+    @property
+    def access(self) -> Access:
+        """How its services are reached from outside."""
+        return self._access
 
     @property
     def conductor(self) -> str:
@@ -149,8 +164,10 @@ class LocalCluster:
 
     def _start(self, progress: Progress) -> None:
         deadline = time.monotonic() + START_S + 3.0 * self.spec.instances
+        if self.spec.tls:
+            self._access = Access(self._make_certificates())
         if self.spec.stores:
-            self.redis = find_redis(self.spec.redis_url)
+            self.redis = find_redis(self.spec.redis_url, tls_dir=self._access.folder(REDIS, "redis"))
             progress(f"redis ({self.redis.origin}) at {self.redis.url}")
         self._launch([self._make("conductor", "conductor", self._conductor_arguments())], deadline, progress)
         workers = [
@@ -170,6 +187,20 @@ class LocalCluster:
         service = ServiceProcess(name, f"services.{kind}", arguments, self.log_dir / f"{name}.log")
         self.services[name] = service
         return service
+
+    def _make_certificates(self) -> Path:
+        # With TLS only: it brings cryptography.
+        from pinyon.runtime.certificates import Authority, Wanted
+
+        spec = self.spec
+        if not spec.tls_dir:
+            self._tls_temporary = tempfile.TemporaryDirectory(prefix="pinyon-tls-")
+        root = Path(spec.tls_dir or (self._tls_temporary.name if self._tls_temporary else ""))
+        now = datetime.datetime.now(datetime.UTC)
+        authority = Authority.open(root, now)
+        for identity in cluster_identities(spec.prefill, spec.decode, spec.mixed, spec.stores, spec.lbs):
+            authority.issue(Wanted(identity, hosts_of(identity, (spec.host,))), now)
+        return root
 
     def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:
         for service in services:
@@ -196,7 +227,7 @@ class LocalCluster:
     def wait_serving(self, deadline: float) -> None:
         """Until all are healthy, the conductor knows every instance, and each load balancer would serve."""
         for service in self.services.values():
-            with grpc.insecure_channel(service.endpoints["grpc"]) as channel:
+            with self._access.channel(service) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 reply = stub.Check(
                     health_pb2.HealthCheckRequest(), timeout=max(0.1, deadline - time.monotonic()), wait_for_ready=True
@@ -209,7 +240,7 @@ class LocalCluster:
 
     def wait_instances(self, count: int, deadline: float) -> list[conductor_pb2.Instance]:
         """Until the conductor lists ``count`` schedulable instances (store nodes count too)."""
-        with grpc.insecure_channel(self.conductor) as channel:
+        with self._access.channel(self.services["conductor"]) as channel:
             stub = conductor_pb2_grpc.ConductorServiceStub(channel)
             while True:
                 left = deadline - time.monotonic()
@@ -229,10 +260,8 @@ class LocalCluster:
                 time.sleep(0.02)  # a poll with a deadline: membership has no event for outsiders
 
     def _wait_lb(self, service: ServiceProcess, deadline: float) -> None:
-        import http.client
-
         while True:
-            connection = http.client.HTTPConnection(service.endpoints["http"], timeout=2)
+            connection = self._access.http(service, timeout_s=2)
             try:
                 connection.request("GET", "/health/ready")
                 if connection.getresponse().status == 200:
@@ -263,6 +292,9 @@ class LocalCluster:
         if self.redis is not None:
             self.redis.close()
             self.redis = None
+        if self._tls_temporary is not None:
+            self._tls_temporary.cleanup()
+            self._tls_temporary = None
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 self._temporary.cleanup()
@@ -271,8 +303,11 @@ class LocalCluster:
 
     def _common(self, kind: str, name: str, port: int = 0) -> list[str]:
         spec = self.spec
+        folder = self._access.folder(role_of(name), name)
         return [
             *("--instance-id", name, "--listen", f"{spec.host}:{port}", "--metrics-listen", f"{spec.host}:0"),
+            *(() if folder is None else ("--tls-dir", str(folder))),
+            *(("--allow-insecure",) if spec.allow_insecure else ()),
             *("--log-level", spec.log_level, "--log-format", spec.log_format, "--otlp-endpoint", spec.otlp_endpoint),
             *spec.extra.get(kind, ()),
         ]

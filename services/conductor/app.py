@@ -19,8 +19,10 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
+from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
+from services.conductor.callers import CONDUCTOR_CALLERS
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership
@@ -58,7 +60,11 @@ class Conductor:
 
 
 def build(
-    settings: ConductorSettings, registry: CollectorRegistry, telemetry: Telemetry, clock: Clock = time.monotonic
+    settings: ConductorSettings,
+    registry: CollectorRegistry,
+    telemetry: Telemetry,
+    clock: Clock = time.monotonic,
+    security: Security = NO_SECURITY,
 ) -> Conductor:
     """Wire a conductor; the server is not started."""
     inflight = InFlightTable(
@@ -75,11 +81,12 @@ def build(
     intake = ReportIntake(fleet, membership, metrics, clock)
     listing = Listing(fleet, membership, clock, asyncio.sleep)
     servicer = ConductorServicer(fleet, membership, listing, intake, placer, metrics, settings.lb_sessions_max)
-    server = GrpcServer(settings.listen)
+    server = GrpcServer(settings.listen, security.tls)
     server.add(
         conductor_pb2_grpc.add_ConductorServiceServicer_to_server,
         servicer,
         conductor_pb2.DESCRIPTOR.services_by_name["ConductorService"],
+        CONDUCTOR_CALLERS,
     )
     return Conductor(fleet, membership, servicer, server, clock)
 
@@ -102,7 +109,7 @@ async def _sweep_forever(conductor: Conductor, period_s: float) -> None:
 
 async def run(settings: ConductorSettings, context: ServiceContext) -> None:
     """Serve until told to stop."""
-    conductor = build(settings, context.registry, context.telemetry)
+    conductor = build(settings, context.registry, context.telemetry, security=context.security)
     address = await conductor.server.start()
     sweeper = asyncio.create_task(_sweep_forever(conductor, settings.lease_ms / 4e3))
     context.ready({"grpc": settings.reachable(address)})

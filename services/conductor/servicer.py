@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
 from pinyon.messages.checks import check_keys
 from pinyon.messages.role import role_from_proto
 from pinyon.placement.fleet import Fleet
 from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.identity import KVSTORE, WORKER, check_claim
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership, Reporter
@@ -88,6 +90,8 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
             nonlocal reporter
             first = reporter is None
             if reporter is None:
+                kind = KVSTORE if message.registration.role == common_pb2.ROLE_STORE else WORKER
+                check_claim(context, kind, message.registration.instance_id)
                 reporter = self._intake.register(message)
             response = await self._intake.apply(reporter, message)
             if message.leaving:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.report_session import ReportSession
@@ -16,6 +17,7 @@ from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.transfer_engine import register_transfer_metrics, start_transfer_engine
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import NodeRecord
+from services.kvstore.callers import BLOCK_READ_CALLERS, KVSTORE_CALLERS
 from services.kvstore.metrics import register_metrics
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher
@@ -40,25 +42,30 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
     if not settings.redis_url:
         raise InvalidArgument("a store node needs --redis-url", field="redis_url")
     async with AsyncExitStack() as stack:
-        engine = start_transfer_engine(settings)
+        security = context.security
+        engine = start_transfer_engine(settings, security)
         stack.push_async_callback(asyncio.to_thread, engine.close)
         node = StoreNode(context.instance_id, settings, engine)
         stack.push_async_callback(node.close)
         node.start()
-        server = GrpcServer(settings.listen)
+        server = GrpcServer(settings.listen, security.tls)
         services = kvstore_pb2.DESCRIPTOR.services_by_name
         server.add(
-            kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, KvStoreServicer(node), services["KvStoreService"]
+            kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server,
+            KvStoreServicer(node),
+            services["KvStoreService"],
+            KVSTORE_CALLERS,
         )
         server.add(
             kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
             StoredBlockServicer(node, context.telemetry),
             services["BlockReadService"],
+            BLOCK_READ_CALLERS,
         )
         bound = await server.start()
         stack.push_async_callback(_drain, server, node, settings.drain_s)
         address = settings.reachable(bound)
-        metadata = StoreMetadata(settings.redis_url, timeout_s=settings.redis_timeout_s)
+        metadata = StoreMetadata(settings.redis_url, timeout_s=settings.redis_timeout_s, tls=security.tls)
         stack.push_async_callback(metadata.close)
         record = NodeRecord(node.node_id, node.boot_id, address, node.table.capacity_bytes)
         publisher = MetadataPublisher(node, record, metadata, settings.node_lease_s, lost_name=context.stopping)
@@ -68,7 +75,10 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
         session: ReportSession | None = None
         if settings.conductor:
             session = ReportSession(
-                settings.conductor, instance_info(node, address, settings.geography), StoreReport(node)
+                settings.conductor,
+                instance_info(node, address, settings.geography),
+                StoreReport(node),
+                connect=security.channels.to(peer_name(CONDUCTOR)),
             )
             node.on_change(session.wake)
             session.start()

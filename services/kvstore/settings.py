@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from pinyon.eviction import EVICTION_POLICIES
-from pinyon.runtime.settings import Address, service_config
+from pinyon.runtime.settings import Address, plain_redis, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
 
 __all__ = ["KvStoreSettings"]
@@ -35,3 +35,6 @@ class KvStoreSettings(TransferSettings):
         3.0, ge=0.3, le=3600, description="seconds after which a node that does not answer counts as gone"
     )
     redis_timeout_s: float = Field(1.0, gt=0, le=60, description="seconds that Redis gets for an answer")
+
+    def exposed(self) -> list[str]:
+        return super().exposed() + plain_redis(self, self.redis_url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -16,12 +17,15 @@ from pinyon.model import load_card
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.metrics import show_policies
+from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Admission
-from services.lb.auth import load_api_keys
+from services.lb.auth import ApiKeys, load_api_keys
+from services.lb.callers import LB_CALLERS
 from services.lb.conductor_session import ConductorSession
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_app import HttpApp
@@ -30,6 +34,7 @@ from services.lb.http_completions import Completions
 from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_server import HttpServer
 from services.lb.http_state import HttpState
+from services.lb.https import Https
 from services.lb.instances import InstanceView
 from services.lb.line import Line
 from services.lb.metrics import LbMetrics
@@ -56,13 +61,16 @@ class Lb:
     app: HttpApp
     http: HttpServer
     grpc: GrpcServer
+    https: Https | None
+    keys: ApiKeys
     journal: JournalFile | None
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
         self.conductor.start()
         try:
-            return {"http": await self.http.start(), "grpc": await self.grpc.start()}
+            endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start()}
+            return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
         except BaseException:
             await self.close(0)
             raise
@@ -92,12 +100,13 @@ def build(
     registry: CollectorRegistry,
     telemetry: Telemetry,
     clock: Clock = time.monotonic,
+    security: Security = NO_SECURITY,
 ) -> Lb:
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
     card = load_card(settings.model or None, settings.served_model_name or None)
     keys = load_api_keys(settings.api_keys_file)
     view = InstanceView(ROUTING_POLICIES.make(settings.routing), settings.instances_grace_s)
-    workers = WorkerSessions(settings.unread_tokens, clock)
+    workers = WorkerSessions(settings.unread_tokens, clock, security.channels)
 
     def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
         view.update(message, clock(), first)
@@ -108,7 +117,12 @@ def build(
     decisions = FrontDecisions(config, journal)
     line = Line(decisions.queue, clock)
     conductor = ConductorSession(
-        settings.conductor, instance_id, on_instances, settings.conductor_timeout_s, lambda: line.in_flight
+        settings.conductor,
+        instance_id,
+        on_instances,
+        settings.conductor_timeout_s,
+        lambda: line.in_flight,
+        security.channels.to(peer_name(CONDUCTOR)),
     )
     metrics = LbMetrics(registry, line, conductor, workers, view)
     show_policies(registry, "lb", routing=settings.routing)
@@ -145,19 +159,25 @@ def build(
         Peers(settings.connections_per_peer),
         Peers(settings.requests_per_peer),
     )
-    http = HttpServer(shared, settings.http_listen)
-    server = GrpcServer(settings.listen)
+    https = Https.of(settings, security)
+    http = HttpServer(shared, settings.http_listen, None if https is None else https.context)
+    server = GrpcServer(settings.listen, security.tls, admin_listen=settings.admin_listen)
     server.add(
         lb_pb2_grpc.add_LbServiceServicer_to_server,
         LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock),
         lb_pb2.DESCRIPTOR.services_by_name["LbService"],
+        LB_CALLERS,
     )
-    return Lb(view, line, conductor, workers, prompts, off_loop, dispatcher, app, http, server, journal)
+    return Lb(view, line, conductor, workers, prompts, off_loop, dispatcher, app, http, server, https, keys, journal)
 
 
 async def run(settings: LbSettings, context: ServiceContext) -> None:
     """Serve until told to stop."""
-    lb = build(settings, context.instance_id, context.registry, context.telemetry)
+    lb = build(settings, context.instance_id, context.registry, context.telemetry, security=context.security)
+    if lb.https is not None:
+        context.files.add("HTTPS certificate", lb.https.files, lb.https.renew, lambda _: None)
+    if path := settings.api_keys_file:
+        context.files.add("API keys file", [Path(path)], lambda: load_api_keys(path), lb.keys.renew)
     endpoints = await lb.start()
     context.ready({name: settings.reachable(address) for name, address in endpoints.items()})
     try:

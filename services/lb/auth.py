@@ -59,6 +59,10 @@ class ApiKeys:
     def required(self) -> bool:
         return self._clients is not None
 
+    def renew(self, newer: ApiKeys) -> None:
+        """From now on the keys of ``newer`` count. Requests that were let in before go on."""
+        self._clients = newer._clients
+
     def client(self, authorization: str) -> Client:
         """The client named by an ``Authorization`` header's value. Raises :class:`Unauthenticated`."""
         if self._clients is None:

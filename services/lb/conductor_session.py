@@ -15,6 +15,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.messages.error import error_from_proto
+from pinyon.runtime.channel import OpenChannel, open_channel
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
@@ -53,13 +54,14 @@ class ConductorSession:
         on_instances: Callable[[conductor_pb2.InstanceList, bool], None],
         answer_timeout_s: float,
         in_flight: Callable[[], int],
+        connect: OpenChannel = open_channel,
     ) -> None:
         self._address = address
         self._lb_id = lb_id
         self._on_instances = on_instances
         self._answer_timeout_s = answer_timeout_s
         self._in_flight = in_flight
-        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, log=_log)
+        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
         self._stream: Dialed[SessionRequest, SessionResponse]
         self._spoken: asyncio.Future[_Outbox]
         self._heard = 0

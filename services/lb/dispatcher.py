@@ -98,7 +98,9 @@ class Dispatcher:
         stream, computed = None, False
         try:
             size_bytes = request.ask.size_bytes + placement.ByteSize()
-            stream, submission = await self._workers.open(placement.decode_address, size_bytes, request.gap_s)
+            stream, submission = await self._workers.open(
+                placement.decode_address, size_bytes, request.gap_s, placement.decode_instance_id
+            )
             request.fill(
                 submission,
                 attempt_id,

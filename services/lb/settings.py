@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
+from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.journal_file import JournalSettings
-from pinyon.runtime.settings import Address, service_config
+from pinyon.runtime.settings import Address, is_loopback, service_config
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import TrustedProxies
 
@@ -34,6 +35,13 @@ class LbSettings(JournalSettings):
 
     conductor: Address = Field("", description="host:port of the conductor")
     http_listen: Address = Field("127.0.0.1:0", description="host:port of the HTTP server; port 0 takes a free one")
+    admin_listen: Address = Field(
+        "127.0.0.1:0", description="host:port of the gRPC server for who has a certificate; with TLS only"
+    )
+    http_tls_cert: str = Field(
+        "", description="certificate of HTTPS, where its clients trust another authority than the cluster's"
+    )
+    http_tls_key: str = Field("", description="private key of that certificate")
     model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
     served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
     api_keys_file: str = Field(
@@ -126,3 +134,22 @@ class LbSettings(JournalSettings):
             write_stall_s=self.write_stall_s,
             connections=self.connections_limit,
         )
+
+    @model_validator(mode="after")
+    def _https_files(self) -> LbSettings:
+        if bool(self.http_tls_cert) != bool(self.http_tls_key):
+            raise ValueError("HTTPS needs both: --http-tls-cert and --http-tls-key")
+        return self
+
+    def listeners(self) -> dict[str, str]:
+        http = {} if self.http_tls_cert else {"http_listen": self.http_listen}
+        return {**super().listeners(), **http}
+
+    def exposed(self) -> list[str]:
+        if self.api_keys_file:
+            return super().exposed()
+        return super().exposed() + [
+            f"--{name.replace('_', '-')} {address} is not loopback: everybody would be served without --api-keys-file"
+            for name, address in (("http_listen", self.http_listen), ("listen", self.listen))
+            if not is_loopback(parse_address(address)[0])
+        ]

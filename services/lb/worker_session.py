@@ -15,6 +15,7 @@ from pinyon.core.errors import Cancelled, PinyonError, ResourceExhausted, Unavai
 from pinyon.core.request import FinishReason
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
+from pinyon.runtime.channel import OpenChannel, open_channel
 from pinyon.runtime.duplex import Dialed, Method
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import MESSAGE_BYTES
@@ -127,6 +128,7 @@ class WorkerSession:
         unread_tokens: int,
         on_end: Callable[[WorkerSession], None],
         on_idle: Callable[[WorkerSession], None] = lambda _: None,
+        connect: OpenChannel = open_channel,
     ) -> None:
         self.address = address
         self._unread_limit = unread_tokens
@@ -140,7 +142,7 @@ class WorkerSession:
         self._room.set()
         self._streams: dict[int, WorkerStream] = {}
         self._last_id = 0
-        self._stream = Dialed(address, METHOD, WRITE_S)
+        self._stream = Dialed(address, METHOD, WRITE_S, connect)
         self._task = asyncio.create_task(self._run(), name=f"worker-session {address}")
 
     @property

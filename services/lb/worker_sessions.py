@@ -10,7 +10,9 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
+from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S
+from pinyon.runtime.identity import WORKER, peer_name
 from services.lb.worker_session import WorkerSession, WorkerStream
 
 __all__ = ["WorkerSessions"]
@@ -21,8 +23,9 @@ SESSIONS_MAX = 4096
 class WorkerSessions:
     """``unread_tokens`` bounds what one request's mailbox holds."""
 
-    def __init__(self, unread_tokens: int, clock: Clock = time.monotonic) -> None:
+    def __init__(self, unread_tokens: int, clock: Clock = time.monotonic, channels: Channels = PLAIN_CHANNELS) -> None:
         self._unread_tokens = unread_tokens
+        self._channels = channels
         self._clock = clock
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=SESSIONS_MAX)
         self._sessions: dict[str, WorkerSession] = {}
@@ -39,18 +42,21 @@ class WorkerSessions:
         """Requests that an instance works on for us."""
         return sum(session.streams for session in (*self._sessions.values(), *self._retired))
 
-    async def open(self, address: str, size_bytes: int, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
+    async def open(
+        self, address: str, size_bytes: int, gap_s: float, instance_id: str = ""
+    ) -> tuple[WorkerStream, worker_pb2.Submission]:
         """A stream to the instance at ``address``, and the submission to fill in before the next ``await``.
 
-        Waits while more is to be sent there than it takes. Raises :class:`Unavailable`.
+        Waits while more is to be sent there than it takes. With TLS, a new session is one to the instance of that id
+        (empty: any worker) or to nobody. Raises :class:`Unavailable`.
         """
         while True:
-            session = self._session(address)
+            session = self._session(address, instance_id)
             if session.has_room:
                 return session.open(size_bytes, gap_s)
             await session.room()
 
-    def _session(self, address: str) -> WorkerSession:
+    def _session(self, address: str, instance_id: str) -> WorkerSession:
         session = self._sessions.get(address)
         if session is not None and session.ending:  # it says so itself only when all of it has ended
             self._ended(session)
@@ -61,7 +67,8 @@ class WorkerSessions:
                 raise Unavailable("no session to the instance can be opened", retry_after_s=1.0)
             if self._pauses.avoids(address, self._clock()):
                 raise Unavailable(f"The instance at {address} was not there a moment ago.", retry_after_s=1.0)
-            session = WorkerSession(address, self._unread_tokens, self._ended, self._idle)
+            connect = self._channels.to(peer_name(WORKER, instance_id))
+            session = WorkerSession(address, self._unread_tokens, self._ended, self._idle, connect)
             self._sessions[address] = session
         return session
 

@@ -18,18 +18,22 @@ from pinyon.messages.segment import segment_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.report_session import ReportSession
+from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import register_transfer_metrics, start_transfer_engine
 from pinyon.store.client import StoreClient
 from pinyon.store.lease_keys import LeaseKeys
 from pinyon.store.metadata import StoreMetadata
+from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader
 from pinyon.transfer import Access
+from services.worker.callers import BLOCK_READ_CALLERS, WORKER_CALLERS
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.engine_loop import EngineLoop
@@ -70,8 +74,10 @@ class Worker:
         card: ModelCard | None = None,
         engine: Engine | None = None,
         clock: Clock = time.monotonic,
+        security: Security = NO_SECURITY,
     ) -> None:
         self.settings = settings
+        self._security = security
         card = card or load_card(settings.model or None, settings.served_model_name or None)
         if engine is None:
             engine = create_engine(
@@ -95,7 +101,8 @@ class Worker:
     async def start(self, *, source: BlockSource | None = None, store: ObjectStore | None = None) -> str:
         """Bind, serve, report to the conductor. Returns the gRPC address."""
         settings, served, clock = self.settings, self.served, self._clock
-        self.transfer = start_transfer_engine(settings)
+        security = self._security
+        self.transfer = start_transfer_engine(settings, security)
         # Peers reach what a lease or a prefill's targets open, and nothing else.
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
         decisions = self._decisions()
@@ -104,11 +111,13 @@ class Worker:
         members = StepMembers(decisions.steps)
         engine_loop = EngineLoop(self.engine, members, clock, self._observe, settings.step_timeout_s)
         engine_loop.on_hang = self._engine_changed
-        self._reader = BlockReader(self.transfer)
+        self._channels = NodeChannels(security.channels)
+        self._reader = BlockReader(self.transfer, self._channels)
         # Waiting for a layer holds up the whole step: fine where nobody decodes.
         layered = self.transfer if served.role is Role.PREFILL and source is None else None
         if store is None and settings.redis_url:
-            store = self._store = StoreClient(self.transfer, StoreMetadata(settings.redis_url), self._reader)
+            metadata = StoreMetadata(settings.redis_url, tls=security.tls)
+            store = self._store = StoreClient(self.transfer, metadata, self._reader)
         ledger = Ledger(self._metrics.prefill)
         self.parts = Parts(
             settings=settings,
@@ -126,6 +135,7 @@ class Worker:
             ledger=ledger,
             telemetry=self._telemetry,
             clock=clock,
+            channels=security.channels,
         )
         self.prefills = Prefills(self.parts, decisions.prompts)
         self.peers = PrefillPeers(self.parts)
@@ -137,11 +147,12 @@ class Worker:
         register_transfer_metrics(self._registry, self.transfer)
         engine_loop.start()
         self.parts.storage.start()
-        self.server = GrpcServer(settings.listen)
+        self.server = GrpcServer(settings.listen, security.tls)
         self.server.add(
             worker_pb2_grpc.add_WorkerServiceServicer_to_server,
             WorkerServicer(self.parts, self.prefills, self.sessions, self.load),
             worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+            WORKER_CALLERS,
         )
         self.server.add(
             kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
@@ -152,13 +163,17 @@ class Worker:
                 self._telemetry,
             ),
             kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"],
+            BLOCK_READ_CALLERS,
         )
         self.address = settings.reachable(await self.server.start())
         if settings.conductor:
             info = instance_info(
                 served, self.transfer.boot_id.hex(), self.address, settings.max_batch, settings.geography
             )
-            self.report = ReportSession(settings.conductor, info, WorkerReport(cache.pool, ledger, self.load))
+            connect = security.channels.to(peer_name(CONDUCTOR))
+            self.report = ReportSession(
+                settings.conductor, info, WorkerReport(cache.pool, ledger, self.load), connect=connect
+            )
             ledger.on_end = self.report.wake
             self.report.start()
         return self.address
@@ -185,6 +200,7 @@ class Worker:
         if self._store is not None:
             await self._store.close()
         await self._reader.close()
+        await self._channels.close()
         await self.parts.cache.close()
         if self._announcing is not None:
             await asyncio.wait((self._announcing,))
@@ -248,7 +264,12 @@ class Worker:
 async def main(settings: WorkerSettings, context: ServiceContext) -> None:
     """The service's life between the signals."""
     # Loading weights takes seconds for a real model; signals are still heard meanwhile.
-    make = functools.partial(Worker, settings, context.instance_id, context.registry, telemetry=context.telemetry)
+    make = functools.partial(
+        Worker,
+        *(settings, context.instance_id, context.registry),
+        telemetry=context.telemetry,
+        security=context.security,
+    )
     worker = await asyncio.to_thread(make)
     address = await worker.start()
     context.ready({"grpc": address})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
+from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.transfer import Region, TransferEngine
 from services.worker.engine_loop import EngineLoop
@@ -38,6 +39,7 @@ class Parts:
     ledger: Ledger
     telemetry: Telemetry
     clock: Clock
+    channels: Channels = PLAIN_CHANNELS
     draining: bool = False
 
     @property

@@ -10,7 +10,7 @@ from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.runtime.journal_file import JournalSettings
-from pinyon.runtime.settings import Address, service_config
+from pinyon.runtime.settings import Address, plain_redis, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
 from services.worker.engines.profile import built_in_profiles, load_profile
 
@@ -77,3 +77,6 @@ class WorkerSettings(TransferSettings, JournalSettings):
     )
     store_queue_s: float = Field(5.0, gt=0, le=600, description="how long a block may wait for the KV store")
     store_timeout_s: float = Field(2.0, gt=0, le=600, description="time for one put into the KV store")
+
+    def exposed(self) -> list[str]:
+        return super().exposed() + plain_redis(self, self.redis_url)

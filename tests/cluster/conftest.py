@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.cluster import ClusterSpec, LocalCluster
+from services.cluster import LocalCluster
 from tests.cluster.reference import Reference
+from tests.cluster.specs import cluster_spec
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """2 prefill, 2 decode, 1 store node, conductor, load balancer. Shared: a test leaves it as it found it."""
-    with LocalCluster(ClusterSpec(), tmp_path_factory.mktemp("cluster-logs")) as running:
+    with LocalCluster(cluster_spec(), tmp_path_factory.mktemp("cluster-logs")) as running:
         yield running
 
 

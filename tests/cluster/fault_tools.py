@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import random
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
 
-import grpc
-
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.core.block_keys import chain_block_keys, namespace, pack_keys, tokens_to_bytes
 from pinyon.core.layout import KvLayout
-from pinyon.runtime.redis_server import find_redis
 from services.cluster import LocalCluster
 from services.lb.auth import PUBLIC
 from services.process import ServiceProcess
@@ -143,7 +139,7 @@ async def whole(cluster: LocalCluster) -> None:
 
 def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
     """Leading blocks of the prompt by holder, as the conductor's index has it."""
-    with grpc.insecure_channel(cluster.conductor) as channel:
+    with cluster.access.channel(cluster.services["conductor"]) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         instances = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances
         info = next(each.info for each in instances if each.info.model)
@@ -168,20 +164,18 @@ def kill_redis(cluster: LocalCluster) -> None:
 
 
 def start_redis(cluster: LocalCluster) -> None:
-    """Again, empty, on the port it had."""
+    """Again, empty, where it was."""
     assert cluster.redis is not None
-    port = int(cluster.redis.url.rpartition(":")[2].partition("/")[0])
-    cluster.redis.close()
-    cluster.redis = find_redis(port=port)
+    cluster.redis.start()
 
 
 def exit_status(service: ServiceProcess) -> int | None:
     return None if service.process is None else service.process.poll()
 
 
-def http_accepts(address: str) -> bool:
+def http_accepts(cluster: LocalCluster, lb: ServiceProcess) -> bool:
     """Whether the HTTP side takes a new completion; anything but yes, a 503 or a closed door is an error here."""
-    connection = http.client.HTTPConnection(address, timeout=WAIT_S)
+    connection = cluster.access.http(lb, WAIT_S)
     body = json.dumps({"model": "pinyon-tiny", "prompt": "a", "max_tokens": 1})
     try:
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})

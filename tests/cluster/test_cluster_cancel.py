@@ -12,9 +12,10 @@ import pytest
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from services.cluster import ClusterSpec, LocalCluster
+from services.cluster import LocalCluster
 from services.scrape import Scrape
 from tests.cluster.observe import wait_idle
+from tests.cluster.specs import cluster_spec
 
 SEED = 77
 
@@ -24,6 +25,7 @@ class Stream:
 
     def __init__(self, cluster: LocalCluster, prompt: str, max_tokens: int) -> None:
         self._address = cluster.services["lb-0"].endpoints["http"]
+        self._ssl = cluster.access.ssl_context()
         self._body = json.dumps(
             {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
         ).encode()
@@ -32,7 +34,7 @@ class Stream:
 
     async def send(self) -> None:
         host, _, port = self._address.rpartition(":")
-        self._reader, self._writer = await asyncio.open_connection(host, int(port))
+        self._reader, self._writer = await asyncio.open_connection(host, int(port), ssl=self._ssl)
         self._writer.write(
             f"POST /v1/completions HTTP/1.1\r\nHost: {self._address}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(self._body)}\r\n\r\n".encode()
@@ -91,7 +93,7 @@ async def test_http_clients_that_hang_up(cluster, events):
 @pytest.mark.parametrize("replies", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
 async def test_grpc_clients_that_cancel(cluster, replies):
     before = ended_by_cancel(cluster)
-    async with grpc.aio.insecure_channel(cluster.services["lb-0"].endpoints["grpc"]) as channel:
+    async with cluster.access.aio_channel(cluster.services["lb-0"]) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         calls = [
             stub.Generate(
@@ -114,7 +116,7 @@ async def test_grpc_clients_that_cancel(cluster, replies):
 
 
 async def test_deadlines_release_everything(cluster):
-    async with grpc.aio.insecure_channel(cluster.services["lb-0"].endpoints["grpc"]) as channel:
+    async with cluster.access.aio_channel(cluster.services["lb-0"]) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         request = lb_pb2.GenerateRequest(
             prompt=f"deadline {PROMPT}", sampling=common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True)
@@ -134,7 +136,7 @@ async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
     """More requests than there is room for: some wait in queues when their client goes."""
     random_ = random.Random(SEED)
     print(f"seed {SEED}")
-    spec = ClusterSpec(prefill=1, decode=1, pool_blocks=128, store_mib=8)
+    spec = cluster_spec(prefill=1, decode=1, pool_blocks=128, store_mib=8)
     with LocalCluster(spec, tmp_path) as small:
         streams = [Stream(small, f"{number} {PROMPT[: random_.randrange(200, 1500)]}", 60) for number in range(24)]
         for stream in streams:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pinyon.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _as_admin(cluster, monkeypatch):
+    monkeypatch.setenv("PINYON_TLS_DIR", str(cluster.access.admin or ""))
 
 
 def test_instances(cluster, capsys):

@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 import random
 
-import grpc
-
 from pinyon.api.lb.v1 import lb_pb2_grpc
-from services.cluster import ClusterSpec, LocalCluster
+from services.cluster import LocalCluster
 from services.scrape import Scrape
 from tests.cluster.fault_tools import lookup
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
+from tests.cluster.specs import cluster_spec
 
 SEED = 20260
 CONCURRENCY = 6
@@ -37,7 +36,7 @@ async def send_all(cluster: LocalCluster, asks: list[Ask], on_done=lambda count:
     answers: list[Answer | None] = [None] * len(asks)
     queue = iter(range(len(asks)))
     finished = 0
-    async with grpc.aio.insecure_channel(cluster.services["lb-0"].endpoints["grpc"]) as channel:
+    async with cluster.access.aio_channel(cluster.services["lb-0"]) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
 
         async def client() -> None:
@@ -90,7 +89,7 @@ async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, refer
 async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
     asks = make_asks(80, SEED + 1)
     # Pools that hold a few requests, and a store of 4 MiB = 32 KV objects: everything is evicted all the time.
-    spec = ClusterSpec(pool_blocks=80, store_mib=4)
+    spec = cluster_spec(pool_blocks=80, store_mib=4)
     with LocalCluster(spec, tmp_path) as small:
         answers = await send_all(small, asks)
         check(reference, asks, answers)
@@ -103,7 +102,7 @@ async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
     # Pools that hold a few requests, and more documents than that: what the node lost is soon computed again.
     asks = make_asks(96, SEED + 2, shared=32)
-    with LocalCluster(ClusterSpec(pool_blocks=64), tmp_path) as cluster:
+    with LocalCluster(cluster_spec(pool_blocks=64), tmp_path) as cluster:
         known: set[tuple[int, ...]] = set()
         """How the prompts began that the node held when it died."""
 

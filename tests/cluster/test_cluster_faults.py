@@ -15,7 +15,7 @@ import pytest
 
 from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.runtime.interceptors import ERROR_METADATA_KEY, error_from_rpc
-from services.cluster import ClusterSpec, LocalCluster
+from services.cluster import LocalCluster
 from services.scrape import Scrape
 from tests.cluster.fault_tools import (
     WAIT_S,
@@ -40,6 +40,7 @@ from tests.cluster.fault_tools import (
 )
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
+from tests.cluster.specs import cluster_spec
 
 SEED = 4711
 
@@ -50,7 +51,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     # What runs may be finished on a machine that is much slower: how long that takes is not what is tested.
     drain = ("--drain-s", str(WAIT_S / 2))
     extra = {"conductor": ("--inflight-unclaimed-s", "3"), "prefill": drain, "decode": drain, "lb": drain}
-    spec = ClusterSpec(pool_blocks=256, extra=extra)
+    spec = cluster_spec(pool_blocks=256, extra=extra)
     with LocalCluster(spec, tmp_path_factory.mktemp("fault-logs")) as running:
         yield running
 
@@ -64,7 +65,7 @@ def random_(request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.fixture
 async def clients(fragile: LocalCluster, reference: Reference) -> AsyncIterator[Clients]:
-    async with grpc.aio.insecure_channel(fragile.services["lb-0"].endpoints["grpc"]) as channel:
+    async with fragile.access.aio_channel(fragile.services["lb-0"]) as channel:
         clients = Clients(lb_pb2_grpc.LbServiceStub(channel), reference)
         yield clients
         await clients.end()
@@ -228,7 +229,7 @@ async def test_the_load_balancer_drains(fragile, clients, random_):
         return False
 
     await until("new requests are refused", refused)
-    assert not await asyncio.to_thread(http_accepts, lb.endpoints["http"])
+    assert not await asyncio.to_thread(http_accepts, fragile, lb)
     assert any(len(answer.tokens) < 240 for answer in answers), "everything had ended before"
     await clients.exact()
     assert await asyncio.to_thread(lb.wait, WAIT_S)

@@ -9,7 +9,10 @@ openai = pytest.importorskip("openai", reason="the openai client is not installe
 
 @pytest.fixture
 def client(cluster):
-    with openai.OpenAI(base_url=f"{cluster.http}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+    http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context() or True)
+    with openai.OpenAI(
+        base_url=f"{cluster.http}/v1", api_key="unused", max_retries=0, timeout=60, http_client=http
+    ) as client:
         yield client
 
 

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from services.cluster import POLICIES, ClusterSpec, LocalCluster
+from services.cluster import POLICIES, LocalCluster
 from tests.cluster.observe import Scrape
+from tests.cluster.specs import cluster_spec
 
 CHOSEN = {"placement": "least_loaded", "routing": "round_robin", "batching": "fcfs", "eviction": "fifo"}
 
@@ -20,14 +21,14 @@ def complete(cluster: LocalCluster, number: int) -> tuple[str, str, str]:
     fields = {"model": "pinyon-tiny", "prompt": "Where is it?", "max_tokens": 12, "seed": number % 2}
     headers = {"content-type": "application/json", "x-pinyon-report": "1"}
     request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=30, context=cluster.access.ssl_context()) as reply:
         answer = json.loads(reply.read())
     (choice,) = answer["choices"]
     return choice["text"], choice["finish_reason"], answer["pinyon"]["policy"]
 
 
 def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
-    spec = ClusterSpec(
+    spec = cluster_spec(
         prefill=0, decode=0, mixed=2, stores=0, engine="paced", engine_profile="tiny", pool_blocks=64, **CHOSEN
     )
     with LocalCluster(spec, tmp_path) as cluster, ThreadPoolExecutor(8) as threads:
@@ -49,5 +50,5 @@ def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_policy_that_is_unknown_is_refused_before_anything_starts(kind):
     with pytest.raises(InvalidArgument, match=f"no {kind} policy 'nonsense'; known: ") as caught:
-        ClusterSpec(**{kind: "nonsense"})
+        cluster_spec(**{kind: "nonsense"})
     assert caught.value.field == kind

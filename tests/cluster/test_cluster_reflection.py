@@ -9,6 +9,8 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from pinyon.runtime.identity import LB
+
 SERVICE = "pinyon.api.conductor.v1.ConductorService"
 
 
@@ -57,7 +59,7 @@ class Reflector:
 
 @pytest.fixture
 def reflector(cluster):
-    with grpc.insecure_channel(cluster.conductor) as channel:
+    with cluster.access.channel(cluster.services["conductor"], role=LB) as channel:
         yield Reflector(channel)
 
 

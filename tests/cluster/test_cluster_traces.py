@@ -16,8 +16,9 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.request import RequestClass
-from services.cluster import ClusterSpec, LocalCluster
+from services.cluster import LocalCluster
 from services.scrape import Scrape
+from tests.cluster.specs import cluster_spec
 
 
 class Span(NamedTuple):
@@ -78,11 +79,11 @@ def collector():
 
 
 def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
-    spec = ClusterSpec(prefill=2, decode=1, otlp_endpoint=f"http://127.0.0.1:{collector.port}")
+    spec = cluster_spec(prefill=2, decode=1, otlp_endpoint=f"http://127.0.0.1:{collector.port}")
     wanted = {"pinyon-lb", "pinyon-conductor", "prefill", "decode", "pinyon-kvstore"}
     with (
         LocalCluster(spec, tmp_path) as cluster,
-        grpc.insecure_channel(cluster.services["lb-0"].endpoints["grpc"]) as channel,
+        cluster.access.channel(cluster.services["lb-0"]) as channel,
     ):
         stub = lb_pb2_grpc.LbServiceStub(channel)
         request = lb_pb2.GenerateRequest(

@@ -164,9 +164,23 @@ def two_hosts(
         redis_process = redis_inside(far, tmp_path / "redis.sock")
         url = "redis://10.77.0.2:6379/0"
         nics = ",".join(NICS)
-        listen = ("--listen", "10.77.0.2:0", "--transfer-listen", "10.77.0.2:0", "--metrics-listen", "")
+        listen = (
+            "--listen",
+            "10.77.0.2:0",
+            "--transfer-listen",
+            "10.77.0.2:0",
+            "--metrics-listen",
+            "",
+            "--allow-insecure",
+        )
         node = start_node(url, *listen, "--transfer-nics", nics, netns=far)
-        config = {"redis_url": url, "slots": MANY, "transfer_listen": "10.77.0.1:0", "transfer_nics": nics}
+        config = {
+            "redis_url": url,
+            "slots": MANY,
+            "transfer_listen": "10.77.0.1:0",
+            "transfer_nics": nics,
+            "allow_insecure": "true",
+        }
         processes.append(HostProcess(config, near, "tests.integration.store_client_process"))
         yield node, processes[0]
     finally:

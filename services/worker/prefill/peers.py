@@ -16,6 +16,7 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable, error_from_code
 from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
+from pinyon.runtime.identity import WORKER, peer_name
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
 from pinyon.transfer import Access, Grant, TransferError
@@ -171,7 +172,8 @@ class _PeerSession:
         self.address = address
         self.streams: dict[int, RemotePrefill] = {}
         self._peers = peers
-        self._stream = Dialed(address, METHOD, WRITE_S)
+        connect = peers.parts.channels.to(peer_name(WORKER, instance_id))
+        self._stream = Dialed(address, METHOD, WRITE_S, connect)
         self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.parts.settings.max_requests + 16)
         self._next_id = 1
         self._endings: set[asyncio.Task[None]] = set()

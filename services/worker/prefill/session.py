@@ -20,6 +20,7 @@ from pinyon.core.errors import (
 )
 from pinyon.messages.error import error_to_proto
 from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.identity import WORKER, check_claim
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 from pinyon.transfer import SegmentDescriptor
@@ -53,6 +54,7 @@ class PrefillSession:
         """
         Raises:
             InvalidArgument, FailedPrecondition: the hello is missing or does not fit; see ``parse_hello``.
+            PermissionDenied: the certificate is another instance's.
         """
         served = self._parts.served
         if not served.role.prefills:
@@ -61,6 +63,7 @@ class PrefillSession:
         first = await stream.first(HELLO_S)
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("the first message must have a hello", field="hello")
+        check_claim(context, WORKER, first.hello.instance_id)
         segment = parse_hello(first.hello, served)
 
         def take(message: worker_pb2.PrefillSessionRequest) -> None:

@@ -13,19 +13,20 @@ from rich.table import Table
 from pinyon import __version__
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.cli import journal, topology, transfer_commands
+from pinyon.cli import certs, journal, topology, transfer_commands
+from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role, SamplingParams
 from pinyon.messages.role import role_from_proto
 from pinyon.messages.sampling import sampling_to_proto
-from pinyon.runtime.channel import CHANNEL_OPTIONS
+from pinyon.runtime.identity import CONDUCTOR, LB
 
 __all__ = ["main"]
 
 
 def instances(arguments: argparse.Namespace) -> int:
     """Show the conductor's instances."""
-    with grpc.insecure_channel(arguments.conductor, options=CHANNEL_OPTIONS) as channel:
+    with open_channel(arguments.conductor, CONDUCTOR, arguments.tls_dir) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=arguments.timeout_s)
     models = sorted({instance.info.model for instance in reply.instances if instance.info.model})
@@ -64,7 +65,7 @@ def generate(arguments: argparse.Namespace) -> int:
         ),
     )
     metadata = [("authorization", f"Bearer {arguments.api_key}")] if arguments.api_key else []
-    with grpc.insecure_channel(arguments.lb, options=CHANNEL_OPTIONS) as channel:
+    with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         usage = None
         for reply in stub.Generate(request, timeout=arguments.timeout_s, metadata=metadata):
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("instances", help="instances, their roles and load")
     show.add_argument("--conductor", default="127.0.0.1:7000", help="host:port (default 127.0.0.1:7000)")
     show.add_argument("--timeout-s", type=float, default=5.0, help="default 5")
+    add_tls_dir(show)
     show.set_defaults(run=instances)
 
     send = commands.add_parser("generate", help="send a prompt, stream the text")
@@ -99,8 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     send.add_argument("--seed", type=int, default=0, help="default 0")
     send.add_argument("--api-key", default="", help="where API keys are configured")
     send.add_argument("--timeout-s", type=float, default=120.0, help="default 120")
+    add_tls_dir(send)
     send.set_defaults(run=generate)
 
+    certs.add_command(commands)
     journal.add_command(commands)
     topology.add_command(commands)
     transfer_commands.add_command(commands)

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.runtime.security import load_security
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
 from pinyon.transfer import (
     InvalidTransfer,
@@ -73,7 +74,8 @@ def add_command(commands: Any) -> None:
         parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default 127.0.0.1:0")
         for name, option in _SETTINGS.items():
             field = TransferSettings.model_fields[name]
-            parser.add_argument(option, dest=name, default=None, metavar="VALUE", help=field.description)
+            flag: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
+            parser.add_argument(option, dest=name, default=None, metavar="VALUE", help=field.description, **flag)
 
 
 _SETTINGS = {
@@ -81,10 +83,9 @@ _SETTINGS = {
     "transfer_transports": "--transports",
     "transfer_nics": "--nics",
     "transfer_topology": "--topology",
-    "transfer_secret_file": "--secret-file",
-    "transfer_tls_cert": "--tls-cert",
-    "transfer_tls_key": "--tls-key",
-    "transfer_tls_ca": "--tls-ca",
+    "transfer_allow_shm": "--allow-shm",
+    "tls_dir": "--tls-dir",
+    "cluster_secret_file": "--cluster-secret-file",
     "transfer_checksum": "--checksum",
 }
 
@@ -103,7 +104,9 @@ def _checked(run: Any) -> Any:
 
 def _engine(arguments: argparse.Namespace) -> TransferEngine:
     given = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
-    return start_transfer_engine(TransferSettings(transfer_listen=arguments.listen, **given))
+    # It offers memory that holds nothing, for a measurement: where it listens is for whoever types this.
+    settings = TransferSettings(transfer_listen=arguments.listen, allow_insecure=True, **given)
+    return start_transfer_engine(settings, load_security(settings))
 
 
 def parse_size(text: str) -> int:

@@ -5,6 +5,7 @@
     PinyonError
     ├── InvalidArgument      the caller's input is wrong (names the field)     INVALID_ARGUMENT    400
     ├── Unauthenticated      no or wrong credentials                           UNAUTHENTICATED     401
+    ├── PermissionDenied     who asks is known, and may not                    PERMISSION_DENIED   403
     ├── NotFound             unknown model, key, request                       NOT_FOUND           404
     ├── ResourceExhausted    over a limit; may carry a retry hint              RESOURCE_EXHAUSTED  429
     │   └── Rejected         no placement meets the SLO (Mooncake §4)          RESOURCE_EXHAUSTED  429
@@ -28,6 +29,7 @@ __all__ = [
     "Internal",
     "InvalidArgument",
     "NotFound",
+    "PermissionDenied",
     "PinyonError",
     "Rejected",
     "ResourceExhausted",
@@ -63,6 +65,11 @@ class InvalidArgument(PinyonError):
 class Unauthenticated(PinyonError):
     grpc_code = "UNAUTHENTICATED"
     http_status = 401
+
+
+class PermissionDenied(PinyonError):
+    grpc_code = "PERMISSION_DENIED"
+    http_status = 403
 
 
 class NotFound(PinyonError):
@@ -111,6 +118,7 @@ _BY_CODE: dict[str, type[PinyonError]] = {
     for cls in (
         InvalidArgument,
         Unauthenticated,
+        PermissionDenied,
         NotFound,
         ResourceExhausted,
         FailedPrecondition,

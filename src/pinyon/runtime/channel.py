@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import grpc
 
-__all__ = ["CHANNEL_OPTIONS", "KEEPALIVE_OPTIONS", "MAX_MESSAGE_BYTES", "open_channel"]
+if TYPE_CHECKING:
+    from pinyon.runtime.tls import Tls
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "KEEPALIVE_OPTIONS",
+    "MAX_MESSAGE_BYTES",
+    "PLAIN_CHANNELS",
+    "Channels",
+    "OpenChannel",
+    "open_channel",
+    "tls_options",
+]
+
+OpenChannel = Callable[[str], grpc.aio.Channel]
+"""Opens a channel to ``host:port``. The caller closes it."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
@@ -35,3 +54,33 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 def open_channel(address: str) -> grpc.aio.Channel:
     """A plaintext channel to ``host:port``. The caller closes it."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def tls_options(name: str) -> tuple[tuple[str, str | int], ...]:
+    """The options of a channel whose peer must have the certificate of ``name``, whatever its address is."""
+    return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
+
+
+class Channels:
+    """Opens the channels of one process: with its TLS files, or plain ones."""
+
+    def __init__(self, tls: Tls | None = None) -> None:
+        self._tls = tls
+
+    @property
+    def generation(self) -> int:
+        """Another number after each renewal of the files: channels opened before go on with the old ones."""
+        return 0 if self._tls is None else self._tls.generation
+
+    def open(self, address: str, name: str) -> grpc.aio.Channel:
+        """To the peer whose certificate says ``name`` (:mod:`pinyon.runtime.identity`). The caller closes it."""
+        if self._tls is None:
+            return open_channel(address)
+        return grpc.aio.secure_channel(address, self._tls.channel_credentials, options=tls_options(name))
+
+    def to(self, name: str) -> OpenChannel:
+        """:meth:`open` for the peer of that name."""
+        return functools.partial(self.open, name=name)
+
+
+PLAIN_CHANNELS = Channels()

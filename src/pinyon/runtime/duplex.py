@@ -2,7 +2,7 @@
 
 One answer to what all such streams share:
 
-- **connect**: within about 2 s, or it has ended (``open_channel``);
+- **connect**: within about 2 s, or it has ended (:mod:`pinyon.runtime.channel`);
 - **write deadline**: a peer that takes no message for ``write_s`` is frozen, and the stream ends;
 - **end**: whatever fails first, reading, writing, or the owner by ``end``, ends the rest, and ``run`` says why with a
   :class:`PinyonError`. In good order, the side that dialed sends its last message and the side that accepted answers
@@ -29,7 +29,7 @@ from google.protobuf.message import Message
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError, ResourceExhausted, Unavailable
-from pinyon.runtime.channel import open_channel
+from pinyon.runtime.channel import OpenChannel, open_channel
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.logging import get_logger
 
@@ -157,12 +157,15 @@ class Duplex(Generic[Sent, Received]):
 
 
 class Dialed(Duplex[Sent, Received]):
-    """The end that opens the stream, to ``address`` (``host:port``)."""
+    """The end that opens the stream, to ``address`` (``host:port``), by a channel that ``connect`` opens."""
 
-    def __init__(self, address: str, method: Method[Sent, Received], write_s: float) -> None:
+    def __init__(
+        self, address: str, method: Method[Sent, Received], write_s: float, connect: OpenChannel = open_channel
+    ) -> None:
         super().__init__(write_s)
         self.address = address
         self._method = method
+        self._connect = connect
         self.connected = False
         """The peer was there: it may have got what was sent."""
 
@@ -171,7 +174,7 @@ class Dialed(Duplex[Sent, Received]):
 
         Raises the :class:`PinyonError` that ended it: the peer's status, :class:`Unavailable` when it is not there.
         """
-        channel = open_channel(self.address)
+        channel = self._connect(self.address)
         open_call: Any = channel.stream_stream(
             self._method.path,
             request_serializer=self._method.sent.SerializeToString,
@@ -256,6 +259,7 @@ class Redialer(Generic[Sent, Received]):
         converse: Callable[[Dialed[Sent, Received]], Awaitable[None]],
         *,
         write_s: float,
+        connect: OpenChannel = open_channel,
         log: logging.Logger = _log,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -265,6 +269,7 @@ class Redialer(Generic[Sent, Received]):
         self._method = method
         self._converse = converse
         self._write_s = write_s
+        self._connect = connect
         self._log = log
         self._clock = clock
         self._sleep = sleep
@@ -291,7 +296,7 @@ class Redialer(Generic[Sent, Received]):
     async def _run(self) -> None:
         pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         while not self.closing:
-            stream = Dialed(self._address, self._method, self._write_s)
+            stream = Dialed(self._address, self._method, self._write_s, self._connect)
             try:
                 await self._converse(stream)
             except PinyonError as error:

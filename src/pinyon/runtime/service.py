@@ -17,12 +17,14 @@ from typing import TypeVar
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from pinyon.core.errors import PinyonError
+from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.runtime.logging import configure_logging, get_logger
-from pinyon.runtime.metrics import MetricsServer, new_registry
+from pinyon.runtime.metrics import MetricsServer, new_registry, show_certificate
 from pinyon.runtime.process import tune_process
+from pinyon.runtime.security import NO_SECURITY, Security, load_security
 from pinyon.runtime.settings import ServiceSettings
 from pinyon.runtime.telemetry import Telemetry
+from pinyon.runtime.watch import FileWatch
 
 __all__ = ["ServiceContext", "die_with_parent", "run_service"]
 
@@ -51,6 +53,9 @@ class ServiceContext:
     telemetry: Telemetry
     registry: CollectorRegistry
     stopping: asyncio.Event
+    security: Security = NO_SECURITY
+    files: FileWatch = field(default_factory=FileWatch)
+    """Looks at files that may change; started and ended with the process."""
     ready_fd: int = -1
     endpoints: dict[str, str] = field(default_factory=dict)
 
@@ -75,20 +80,33 @@ class ServiceContext:
 
 
 async def _run(settings: Settings, service: str, main: Callable[[Settings, ServiceContext], Awaitable[None]]) -> None:
-    instance_id = settings.instance_id or f"{service}-{secrets.token_hex(3)}"
+    files = FileWatch()
+    if settings.has_tls:  # before they are read, so that no change falls between
+        files.add("certificate", settings.tls_paths, lambda: security.renew(), lambda _: None)
+    security = load_security(settings, service)
+    certified = "" if security.tls is None else security.tls.identity.instance_id
+    instance_id = settings.instance_id or certified or f"{service}-{secrets.token_hex(3)}"
     configure_logging(service, instance_id, settings.log_level, settings.log_format)
+    for exposed in settings.exposed():
+        _log.warning("%s; --allow-insecure was given", exposed)
     registry = new_registry()
     telemetry = Telemetry(service, instance_id, settings.otlp_endpoint)
-    context = ServiceContext(service, instance_id, telemetry, registry, asyncio.Event(), settings.ready_fd)
-    metrics = MetricsServer(settings.metrics_listen, registry) if settings.metrics_listen else None
+    if security.tls is not None:
+        show_certificate(registry, lambda: security.not_after_s)
+    context = ServiceContext(
+        service, instance_id, telemetry, registry, asyncio.Event(), security, files, settings.ready_fd
+    )
+    metrics = MetricsServer(settings.metrics_listen, registry, security) if settings.metrics_listen else None
     if metrics is not None:
         context.endpoints["metrics"] = metrics.address
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, context.stopping.set)
+    files.start()
     try:
         await main(settings, context)
     finally:
+        await files.close()
         if metrics is not None:
             await asyncio.to_thread(metrics.close)
         await asyncio.to_thread(telemetry.close)
@@ -107,5 +125,6 @@ def run_service(settings: Settings, main: Callable[[Settings, ServiceContext], A
     try:
         uvloop.run(_run(settings, service, main))
     except PinyonError as error:
-        sys.stderr.write(f"pinyon {service}: {error.message}\n")
+        named = f"--{error.field.replace('_', '-')}: " if isinstance(error, InvalidArgument) and error.field else ""
+        sys.stderr.write(f"pinyon {service}: {named}{error.message}\n")
         raise SystemExit(1) from None

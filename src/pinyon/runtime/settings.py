@@ -10,16 +10,19 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pinyon import __version__
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["Address", "ServiceSettings", "load_settings", "service_config"]
+__all__ = ["Address", "ServiceSettings", "is_loopback", "load_settings", "plain_redis", "service_config"]
 
 Settings = TypeVar("Settings", bound="ServiceSettings")
 
@@ -44,6 +47,18 @@ Address = Annotated[str, AfterValidator(_checked)]
 """A settings field that is ``host:port``, or empty."""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there. Of names, only localhost is known to be."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+TLS_FILES = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt", "cluster_secret_file": "cluster.secret"}
+"""The setting that names it, and its name in a folder of ``pinyon certs``."""
+
+
 class ServiceSettings(BaseSettings):
     """What all services can be told."""
 
@@ -63,11 +78,71 @@ class ServiceSettings(BaseSettings):
     ready_fd: int = Field(-1, description="file descriptor to announce the bound endpoints on, as one JSON line")
     drain_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get on shutdown")
 
+    tls_dir: str = Field("", description="folder made by `pinyon certs`, in place of the four files that follow")
+    tls_cert: str = Field("", description="this process's certificate (PEM), which names its role and instance id")
+    tls_key: str = Field("", description="private key of the certificate")
+    tls_ca: str = Field("", description="authority that peers' certificates must be signed by")
+    cluster_secret_file: str = Field(
+        "", description="file with the secret that block keys start from and transfer engines prove to each other"
+    )
+    allow_insecure: bool = Field(
+        False, description="listen beyond loopback without TLS (the load balancer: or without API keys) all the same"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _files_of_the_folder(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("tls_dir"):
+            folder = Path(values["tls_dir"])
+            values = {**{name: str(folder / file) for name, file in TLS_FILES.items()}, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _exposed(self) -> ServiceSettings:
+        files = (self.tls_cert, self.tls_key, self.tls_ca)
+        if any(files) and not all(files):
+            raise ValueError("TLS needs all three: --tls-cert, --tls-key and --tls-ca (or --tls-dir)")
+        if not self.allow_insecure and (exposed := self.exposed()):
+            raise ValueError(f"{exposed[0]}; --allow-insecure does so all the same")
+        return self
+
+    @property
+    def has_tls(self) -> bool:
+        return bool(self.tls_cert)
+
+    @property
+    def tls_paths(self) -> tuple[Path, Path, Path]:
+        """Certificate, key and authority."""
+        return Path(self.tls_cert), Path(self.tls_key), Path(self.tls_ca)
+
+    def listeners(self) -> dict[str, str]:
+        """The addresses that it listens on, by their settings' names."""
+        return {"listen": self.listen, "metrics_listen": self.metrics_listen}
+
+    def exposed(self) -> list[str]:
+        """What strangers with a network path could reach unhindered, in words; nothing is as it should be."""
+        if self.has_tls:
+            return []
+        return [
+            f"--{name.replace('_', '-')} {address} is not loopback: others would get in without TLS "
+            "(--tls-dir; `pinyon certs` makes the files)"
+            for name, address in self.listeners().items()
+            if address and not is_loopback(parse_address(address)[0])
+        ]
+
     def reachable(self, bound: str) -> str:
         """The address others should use for a server bound at ``bound``."""
         if not self.advertise_host:
             return bound
         return f"{self.advertise_host}:{parse_address(bound)[1]}"
+
+
+def plain_redis(settings: ServiceSettings, url: str) -> list[str]:
+    """In words, when a process that has TLS would speak without it to a Redis elsewhere; else nothing."""
+    parts = urlsplit(url)
+    if not settings.has_tls or parts.scheme != "redis" or is_loopback(parts.hostname or "localhost"):
+        return []
+    return [f"--redis-url {parts.scheme}://{parts.hostname} is without TLS: rediss:// has it"]
 
 
 def load_settings(
@@ -86,12 +161,14 @@ def load_settings(
     parser.add_argument("--version", action="version", version=f"pinyon {__version__}")
     for name, field in cls.model_fields.items():
         default = field.get_default(call_default_factory=False)
-        shown = "" if default in ("", None) else f" (default: {default})"
+        shown = "" if default in ("", None, False) else f" (default: {default})"
+        flag: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
             default=None,
             metavar="VALUE",
+            **flag,
             help=((field.description or "") + shown).replace("%", "%%"),
         )
     given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
@@ -113,6 +190,8 @@ def load_settings(
         return cls(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "settings"
+        where = ".".join(str(part) for part in first["loc"])
         what, got = first["msg"].removeprefix("Value error, "), repr(first.get("input"))
+        if not where:
+            refuse(what)
         refuse(f"--{where.replace('_', '-')}: {what}" + ("" if got in what else f", got {got}"))

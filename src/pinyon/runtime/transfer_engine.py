@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from pathlib import Path as FilePath
 from typing import Literal
 
 from prometheus_client import CollectorRegistry
@@ -14,14 +13,13 @@ from pydantic import Field
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.runtime.settings import Address, ServiceSettings
-from pinyon.transfer import LATENCY_BUCKETS_S, InvalidTransfer, Nic, TlsFiles, Topology, TransferEngine, TransferStats
+from pinyon.runtime.security import NO_SECURITY, Security
+from pinyon.runtime.settings import Address, ServiceSettings, is_loopback
+from pinyon.transfer import LATENCY_BUCKETS_S, InvalidTransfer, Nic, Topology, TransferEngine, TransferStats
 from pinyon.transfer.host.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
 from pinyon.transfer.host.topology import build_topology
 
 __all__ = ["TransferSettings", "register_transfer_metrics", "start_transfer_engine"]
-
-_MAX_SECRET_BYTES = 4096
 
 
 class TransferSettings(ServiceSettings):
@@ -41,14 +39,20 @@ class TransferSettings(ServiceSettings):
     transfer_topology: str = Field(
         "", description="which NICs are near to which memory: JSON or a file with it; empty: discovered"
     )
-    transfer_secret_file: str = Field("", description="file with the cluster secret that all peers must know")
-    transfer_tls_cert: str = Field("", description="certificate for TLS between transfer engines; empty: no TLS")
-    transfer_tls_key: str = Field("", description="private key of the certificate")
-    transfer_tls_ca: str = Field("", description="authority that peers' certificates must be signed by")
+    transfer_allow_shm: bool = Field(
+        False, description="with TLS, use shared memory on one host too: whoever may copy can read all of a process"
+    )
     transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
 
+    def listeners(self) -> dict[str, str]:
+        return {**super().listeners(), "transfer_listen": self.transfer_listen}
 
-def start_transfer_engine(settings: TransferSettings) -> TransferEngine:
+    @property
+    def offers_shm(self) -> bool:
+        return self.transfer_allow_shm or not self.has_tls
+
+
+def start_transfer_engine(settings: TransferSettings, security: Security = NO_SECURITY) -> TransferEngine:
     """A running engine.
 
     Raises:
@@ -62,11 +66,12 @@ def start_transfer_engine(settings: TransferSettings) -> TransferEngine:
             host,
             port,
             advertise_host=settings.advertise_host or None,
-            secret=_secret(settings.transfer_secret_file),
-            tls=_tls(settings),
+            secret=security.secret or None,
+            tls=security.transfer_tls(),
             nics=nics,
             topology=topology,
-            transports=_transports(settings.transfer_transports),
+            transports=_transports(settings),
+            offer_shm=settings.offers_shm,
             checksum=settings.transfer_checksum,
         )
     except InvalidTransfer as error:
@@ -78,10 +83,16 @@ def start_transfer_engine(settings: TransferSettings) -> TransferEngine:
     return engine
 
 
-def _transports(value: str) -> tuple[str, ...] | None:
-    if value == "auto":
+def _transports(settings: TransferSettings) -> tuple[str, ...] | None:
+    if settings.transfer_transports == "auto":
         return None
-    return ("local", *(name.strip() for name in value.split(",")))
+    names = tuple(name.strip() for name in settings.transfer_transports.split(","))
+    if "shm" in names and not settings.offers_shm:
+        raise InvalidTransfer(
+            "with TLS, shm needs --transfer-allow-shm: whoever may copy from a process can read all of it",
+            field="transports",
+        )
+    return ("local", *names)
 
 
 def _network(settings: TransferSettings) -> tuple[tuple[Nic, ...], Topology | None]:
@@ -97,29 +108,14 @@ def _network(settings: TransferSettings) -> tuple[tuple[Nic, ...], Topology | No
         raise InvalidTransfer(f"no such NIC, or it has no address: {', '.join(sorted(missing))}", field="nics")
     if given is None:
         given = build_topology(inventory, "rdma", names).merged(build_topology(inventory, "tcp", names))
+    if not settings.has_tls and not settings.allow_insecure:
+        for nic in nics:
+            if nic.transport != "tcp" or not is_loopback(nic.address):
+                raise InvalidTransfer(
+                    f"{nic.name} is reached from elsewhere: give --tls-dir, or --allow-insecure to go without TLS",
+                    field="nics",
+                )
     return nics, given.restricted({nic.name for nic in nics})
-
-
-def _secret(path: str) -> bytes | None:
-    if not path:
-        return None
-    try:
-        with FilePath(path).open("rb") as file:
-            secret = file.read(_MAX_SECRET_BYTES + 1).strip()
-    except OSError as error:
-        raise InvalidTransfer(f"cannot read {path}: {error.strerror}", field="secret_file") from None
-    if not secret or len(secret) > _MAX_SECRET_BYTES:
-        raise InvalidTransfer(f"{path}: a secret has 1 to {_MAX_SECRET_BYTES} bytes", field="secret_file")
-    return secret
-
-
-def _tls(settings: TransferSettings) -> TlsFiles | None:
-    files = (settings.transfer_tls_cert, settings.transfer_tls_key, settings.transfer_tls_ca)
-    if not any(files):
-        return None
-    if not all(files):
-        raise InvalidTransfer("TLS needs all three: certificate, key and authority", field="tls_cert")
-    return TlsFiles(*map(FilePath, files))
 
 
 # ---------------------------------------------------------------- metrics

@@ -35,7 +35,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -45,8 +45,12 @@ from redis.exceptions import RedisError
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pinyon.runtime.redis_tls import use_tls
 from pinyon.store import metadata_scripts as scripts
 from pinyon.store.records import Life, NodeRecord, Replica, parse_life, parse_node, parse_replica
+
+if TYPE_CHECKING:
+    from pinyon.runtime.tls import Tls
 
 __all__ = ["StoreMetadata"]
 
@@ -74,7 +78,7 @@ class _Written:
 class StoreMetadata:
     """The layout above as operations. Every call is bounded and raises :class:`Unavailable` when Redis is."""
 
-    def __init__(self, url: str, *, timeout_s: float = 1.0, max_connections: int = 8) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 1.0, max_connections: int = 8, tls: Tls | None = None) -> None:
         """Connects on first use. Raises :class:`InvalidArgument` for a URL that is none."""
         try:
             pool = BlockingConnectionPool.from_url(
@@ -90,6 +94,7 @@ class StoreMetadata:
             )
         except ValueError as error:
             raise InvalidArgument(f"not a Redis URL: {error}", field="redis_url") from None
+        use_tls(pool, tls)
         pool.connection_kwargs["decode_responses"] = False  # keys are raw bytes, whatever the URL says
         self._redis: Redis = Redis(connection_pool=pool)
         self._pool = pool

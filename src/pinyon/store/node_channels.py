@@ -10,36 +10,50 @@ from typing import Any
 
 import grpc
 
+from pinyon.api.kvstore.v1 import kvstore_pb2_grpc
 from pinyon.core.errors import FailedPrecondition, Unavailable
-from pinyon.runtime.channel import open_channel
+from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
+from pinyon.runtime.identity import BLOCKS_NAME, KVSTORE, peer_name
 from pinyon.runtime.interceptors import error_from_rpc
 
 __all__ = ["NodeChannels"]
 
 
+_STORE_NAME = peer_name(KVSTORE)
+
+
 @dataclass(slots=True, eq=False)
 class _Shared:
     channel: grpc.aio.Channel
+    generation: int
     users: int = 0
 
 
 class NodeChannels:
     """``async with channels.use(address) as channel``. Above ``max_idle`` the longest unused channel is closed."""
 
-    def __init__(self, *, max_idle: int = 64) -> None:
+    def __init__(self, channels: Channels = PLAIN_CHANNELS, *, max_idle: int = 64) -> None:
+        self._source = channels
         self._max_idle = max_idle
-        self._channels: OrderedDict[str, _Shared] = OrderedDict()  # least recently used first
+        self._channels: OrderedDict[tuple[str, str], _Shared] = OrderedDict()  # least recently used first
+        self._replaced: set[_Shared] = set()
+        """Opened before the TLS files were renewed, and still in use."""
         self._closed = False
 
     @asynccontextmanager
-    async def use(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
-        """The channel stays open meanwhile."""
+    async def use(self, address: str, name: str = _STORE_NAME) -> AsyncIterator[grpc.aio.Channel]:
+        """The channel stays open meanwhile. With TLS, ``name`` is what the peer's certificate must say."""
         if self._closed:
             raise FailedPrecondition("the channels are closed")
-        shared = self._channels.get(address)
+        generation = self._source.generation
+        shared = self._channels.get((address, name))
+        if shared is not None and shared.generation != generation:
+            # Left alone it would connect again with files that may have ended since.
+            self._replaced.add(self._channels.pop((address, name)))
+            shared = None
         if shared is None:
-            shared = self._channels[address] = _Shared(open_channel(address))
-        self._channels.move_to_end(address)
+            shared = self._channels[address, name] = _Shared(self._source.open(address, name), generation)
+        self._channels.move_to_end((address, name))
         shared.users += 1
         try:
             yield shared.channel
@@ -49,7 +63,8 @@ class NodeChannels:
 
     async def call(self, address: str, stub: Any, method: str, request: Any, timeout_s: float) -> Any:
         """One unary call by the generated ``stub`` class; raises the :class:`PinyonError` the node answered with."""
-        async with self.use(address) as channel:
+        name = BLOCKS_NAME if stub is kvstore_pb2_grpc.BlockReadServiceStub else _STORE_NAME
+        async with self.use(address, name) as channel:
             try:
                 return await getattr(stub(channel), method)(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as error:
@@ -58,8 +73,11 @@ class NodeChannels:
                 raise Unavailable(str(error)) from None
 
     async def _trim(self) -> None:
+        for shared in [each for each in self._replaced if not each.users]:
+            self._replaced.discard(shared)
+            await shared.channel.close(None)
         while len(self._channels) > self._max_idle:
-            idle = next((address for address, shared in self._channels.items() if not shared.users), None)
+            idle = next((key for key, shared in self._channels.items() if not shared.users), None)
             if idle is None:
                 return
             await self._channels.pop(idle).channel.close(None)
@@ -67,7 +85,8 @@ class NodeChannels:
     async def close(self) -> None:
         """Close all; calls that still run end as cancelled."""
         self._closed = True
-        channels = list(self._channels.values())
+        channels = [*self._channels.values(), *self._replaced]
         self._channels.clear()
+        self._replaced.clear()
         for shared in channels:
             await shared.channel.close(None)

@@ -15,7 +15,7 @@ from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.tls import TlsFiles
+from pinyon.transfer.links.tls import TlsContexts, TlsFiles
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.path import Path
@@ -44,6 +44,7 @@ __all__ = [
     "Region",
     "RegionDescriptor",
     "SegmentDescriptor",
+    "TlsContexts",
     "TlsFiles",
     "Topology",
     "TransferCancelled",

@@ -40,7 +40,7 @@ from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.transports.registry import build_transports
 
 if TYPE_CHECKING:
-    from pinyon.transfer.links.tls import TlsFiles
+    from pinyon.transfer.links.tls import TlsContexts
 
 __all__ = ["TransferEngine"]
 
@@ -60,10 +60,11 @@ class TransferEngine:
         *,
         advertise_host: str | None = None,
         secret: bytes | None = None,
-        tls: TlsFiles | None = None,
+        tls: TlsContexts | None = None,
         nics: Sequence[Nic] = (),
         topology: Topology | None = None,
         transports: Sequence[str] | None = None,
+        offer_shm: bool = True,
         checksum: str = "on",
         limits: TransferLimits | None = None,
         clock: Clock = time.monotonic,
@@ -74,13 +75,14 @@ class TransferEngine:
             advertise_host: what peers connect to, when it is not ``host`` (needed for 0.0.0.0). Prefer an address: the
                 time a resolver takes for a name is not bounded by our limits.
             secret: cluster secret. When given, both sides of every link must prove that they know it.
-            tls: files for mutually authenticated TLS on tcp links; the whole cluster has it or nobody.
+            tls: for mutually authenticated TLS on tcp links; the whole cluster has it or nobody. Its owner renews it.
             nics: what large transfers are spread over, besides ``host``: tcp NICs are named as the interface and are
                 listened on (port 0 picks a free one); rdma NICs are named as the device. Empty: only ``host`` for tcp,
                 and all active devices for rdma.
             topology: which NICs are near to which memory; None means all alike (see :mod:`.host.discovery`).
             transports: which may be used to reach peers, best first, of ``local``, ``shm``, ``rdma``, ``tcp``. None:
                 those that work on this host. What is named here and does not work is an error.
+            offer_shm: whether processes of this host may use shared memory to reach this one, and it them.
             checksum: of tcp payloads: "on" or "off".
             clock: monotonic seconds, which deadlines, pauses and measured rates go by.
 
@@ -95,8 +97,7 @@ class TransferEngine:
             check_nic(nic._replace(port=1) if nic.transport == "tcp" and not nic.port else nic)
         self.limits = limits or TransferLimits()
         self.boot_id = secrets.token_bytes(BOOT_ID_BYTES)
-        server_tls, client_tls = tls.contexts() if tls is not None else (None, None)
-        identity = Identity(self.boot_id, secret, server_tls, client_tls)
+        identity = Identity(self.boot_id, secret, tls)
         self._host, self._port = host, port
         self._advertise_host = advertise_host or host
         self._topology = topology
@@ -105,7 +106,9 @@ class TransferEngine:
             most.max_regions, max_grants=most.max_grants, max_ranges=most.max_grant_ranges, clock=clock
         )
         self._meter = Meter()
-        built = build_transports(self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock)
+        built = build_transports(
+            *(self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock), offer_shm=offer_shm
+        )
         self._nics = built.nics
         self._shm = built.shm
         self._host_id = host_id()

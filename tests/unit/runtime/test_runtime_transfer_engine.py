@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.runtime.security import load_security
 from pinyon.runtime.transfer_engine import TransferSettings, register_transfer_metrics, start_transfer_engine
-from pinyon.transfer import Opcode, TransferRequest
+from pinyon.transfer import Nic, Opcode, Reason, TransferEngine, TransferRequest, TransferResult
+from pinyon.transfer.transports.shm.cma import shm_available
+from tests.tls_files import TestAuthority
 
 
 def settings(**values: str) -> TransferSettings:
@@ -18,8 +23,8 @@ def settings(**values: str) -> TransferSettings:
 def test_settings_become_an_engine(tmp_path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("rosebud\n")
-    given = settings(transfer_nics="lo", transfer_transports="tcp", transfer_secret_file=str(secret))
-    with_secret, without = start_transfer_engine(given), start_transfer_engine(settings())
+    given = settings(transfer_nics="lo", transfer_transports="tcp", cluster_secret_file=str(secret))
+    with_secret, without = start_transfer_engine(given, load_security(given)), start_transfer_engine(settings())
     try:
         segment = with_secret.descriptor()
         (nic,) = segment.nics
@@ -41,9 +46,7 @@ def test_settings_become_an_engine(tmp_path) -> None:
         ({"transfer_transports": "carrier-pigeon"}, "transfer_transports"),
         ({"transfer_nics": "no-such-nic"}, "transfer_nics"),
         ({"transfer_topology": '{"cpu:0": 1}'}, "transfer_topology"),
-        ({"transfer_secret_file": "/nonexistent"}, "transfer_secret_file"),
-        ({"transfer_tls_cert": "/nonexistent"}, "transfer_tls_cert"),
-        ({"transfer_listen": "0.0.0.0:0"}, "transfer_advertise_host"),
+        ({"transfer_listen": "0.0.0.0:0", "allow_insecure": True}, "transfer_advertise_host"),
     ],
 )
 def test_wrong_settings_name_the_field(values, field) -> None:
@@ -52,11 +55,75 @@ def test_wrong_settings_name_the_field(values, field) -> None:
     assert caught.value.field == field
 
 
-def test_an_empty_secret_is_refused(tmp_path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("\n")
-    with pytest.raises(InvalidArgument, match="1 to"):
-        start_transfer_engine(settings(transfer_secret_file=str(secret)))
+def moved(one: TransferEngine, other: TransferEngine) -> TransferResult:
+    local, remote = one.register_local_memory(bytearray(100)), other.register_local_memory(bytearray(100))
+    return one.transfer([TransferRequest(Opcode.READ, local.key, 0, other.descriptor(), remote.key, 0, 100)])[0]
+
+
+def test_with_tls_only_workers_and_stores_move_bytes_and_not_over_shared_memory(tmp_path) -> None:
+    authority = TestAuthority(tmp_path / "certs")
+
+    def start(role: str, **values: str) -> TransferEngine:
+        given = settings(tls_dir=str(authority.folder(role, "a")), **values)
+        return start_transfer_engine(given, load_security(given))
+
+    with contextlib.ExitStack() as stack:
+        worker, store, lb = (
+            stack.enter_context(contextlib.closing(start(role))) for role in ("worker", "kvstore", "lb")
+        )
+        assert worker.descriptor().shm == ""
+        assert moved(worker, store).ok
+        assert {path.transport for path, _ in ((one.path, one) for one in worker.stats().paths)} == {"tcp"}
+        assert moved(lb, store).reason is Reason.UNAUTHENTICATED
+        assert moved(worker, lb).reason is Reason.UNAUTHENTICATED
+        plain = stack.enter_context(contextlib.closing(start_transfer_engine(settings())))
+        assert moved(plain, store).reason is Reason.UNAUTHENTICATED
+        if shm_available() is None:
+            assert stack.enter_context(contextlib.closing(start("worker", transfer_allow_shm="true"))).descriptor().shm
+            assert plain.descriptor().shm
+    with pytest.raises(InvalidArgument, match="--transfer-allow-shm") as caught:
+        start("worker", transfer_transports="shm,tcp")
+    assert caught.value.field == "transfer_transports"
+
+
+def test_links_made_after_a_renewal_show_the_new_certificate(tmp_path) -> None:
+    """Both sides change authority: what is made afterwards needs the new one."""
+    old, new = TestAuthority(tmp_path / "old"), TestAuthority(tmp_path / "new")
+    folders = {role: old.folder(role, "a") for role in ("worker", "kvstore")}
+    given = {role: settings(tls_dir=str(folder)) for role, folder in folders.items()}
+    security = {role: load_security(each) for role, each in given.items()}
+    store = start_transfer_engine(given["kvstore"], security["kvstore"])
+    worker = start_transfer_engine(given["worker"], security["worker"])
+    try:
+        assert moved(worker, store).ok
+        for role, folder in folders.items():
+            for path in new.folder(role, "a").iterdir():
+                if path.name != "cluster.secret":
+                    (folder / path.name).write_bytes(path.read_bytes())
+            security[role].renew()
+        assert moved(worker, store).ok  # over the link that stands
+        late = settings(tls_dir=str(old.folder("worker", "b")))
+        stranger = start_transfer_engine(late, load_security(late))
+        newcomer = settings(tls_dir=str(folders["worker"]))
+        member = start_transfer_engine(newcomer, load_security(newcomer))
+        try:
+            assert moved(stranger, store).reason is Reason.UNAUTHENTICATED
+            assert moved(member, store).ok
+        finally:
+            stranger.close()
+            member.close()
+    finally:
+        worker.close()
+        store.close()
+
+
+def test_nics_that_others_reach_need_tls(monkeypatch) -> None:
+    monkeypatch.setattr(
+        "pinyon.runtime.transfer_engine.tcp_nics", lambda *_, **__: (Nic("eth9", "tcp", "192.0.2.7", 0),)
+    )
+    with pytest.raises(InvalidArgument, match="--allow-insecure") as caught:
+        start_transfer_engine(settings(transfer_nics="eth9"))
+    assert caught.value.field == "transfer_nics"
 
 
 def test_an_address_that_is_taken() -> None:

@@ -229,7 +229,9 @@ async def test_channels_are_shared_and_a_bounded_number_stays_open() -> None:
         assert first is same
         async with channels.use("127.0.0.1:2"), channels.use("127.0.0.1:3"):
             assert len(channels._channels) == 3
-        assert list(channels._channels) == ["127.0.0.1:1", "127.0.0.1:2"], "unused ones go, used ones stay"
+        assert [address for address, _ in channels._channels] == ["127.0.0.1:1", "127.0.0.1:2"], (
+            "unused ones go, used ones stay"
+        )
     await channels.close()
     with pytest.raises(PinyonError):
         async with channels.use("127.0.0.1:1"):

@@ -78,7 +78,7 @@ def test_wrong_input_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> N
         (("bench", "--batch", "0"), "--batch must be"),
         (("bench", "--transports", "pigeon"), "transports are"),
         (("bench", "--nics", "nic-that-is-not-there"), "no such NIC"),
-        (("serve", "--secret-file", "/nonexistent/secret"), "cannot read"),
+        (("serve", "--cluster-secret-file", "/nonexistent/secret"), "cannot read"),
         (("serve", "--listen", "256.0.0.1:1"), "cannot listen"),
     ):
         assert main(["transfer", *arguments]) == 1

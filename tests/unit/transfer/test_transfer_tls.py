@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from pinyon.transfer import InvalidTransfer, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest
-from pinyon.transfer.links.tls import TlsFiles
+from pinyon.transfer.links.tls import TlsContexts, TlsFiles
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -77,7 +77,9 @@ class Tap:
 
 
 def engine(files: TlsFiles | None, **named) -> TransferEngine:
-    return TransferEngine(transports=("tcp",), limits=LIMITS, tls=files, **named)
+    return TransferEngine(
+        transports=("tcp",), limits=LIMITS, tls=None if files is None else TlsContexts(files), **named
+    )
 
 
 def requests(one: TransferEngine, other: TransferEngine, near: bytearray, far: bytearray, opcode: Opcode):
@@ -151,13 +153,13 @@ def test_a_silent_initiator_is_shut_out(make_files) -> None:
 
 def test_files_are_checked(make_files, tmp_path) -> None:
     files = make_files("ca")
-    server, client = files.contexts()
-    assert server.minimum_version == client.minimum_version
+    contexts = TlsContexts(files)
+    assert contexts.server.minimum_version == contexts.client.minimum_version
     for broken in (
         TlsFiles(tmp_path / "none.pem", files.key, files.ca),
         TlsFiles(files.certificate, make_files("ca").key, files.ca),
         TlsFiles(files.certificate, files.key, files.key),
     ):
         with pytest.raises(InvalidTransfer) as caught:
-            broken.contexts()
+            TlsContexts(broken)
         assert caught.value.field == "tls"

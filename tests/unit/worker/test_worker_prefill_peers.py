@@ -11,6 +11,7 @@ import pytest
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted, Unavailable
+from pinyon.runtime.channel import PLAIN_CHANNELS
 from pinyon.runtime.outbox import MESSAGE_BYTES
 from pinyon.transfer import Access, TransferError, TransferLimitReached
 from services.worker.decode.lb_sessions import LbSession
@@ -96,6 +97,7 @@ async def sessions(now: list[float], doors: FakeDoors, monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "Dialed", Stream)
     monkeypatch.setattr(peers, "hello_to_proto", lambda *_: worker_pb2.PrefillHello())
     parts = SimpleNamespace(
+        channels=PLAIN_CHANNELS,
         settings=SimpleNamespace(max_requests=16, settle_s=1.0),
         transfer=doors,
         region=None,

@@ -112,9 +112,11 @@ def dial(
     )
     stream: Stream | None = None
     try:
-        if identity.client_tls is not None and isinstance(address, tuple):
-            stream = TlsStream(sock, identity.client_tls, limits.stall_s, limits.socket_buffer_bytes, clock)
+        if (tls := identity.tls) is not None and isinstance(address, tuple):
+            stream = TlsStream(sock, tls.client, limits.stall_s, limits.socket_buffer_bytes, clock)
             stream.shake_hands(limit)
+            if not stream.peer_has(tls.peer_name):
+                raise DialRefused(Reason.UNAUTHENTICATED)
         else:
             stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, clock)
         link = Link(stream, next(_link_ids))

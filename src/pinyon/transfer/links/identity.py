@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pinyon.transfer.links.tls import TlsContexts
 
 __all__ = ["Identity"]
 
@@ -15,6 +18,5 @@ class Identity:
     boot_id: bytes
     secret: bytes | None = field(default=None, repr=False)
     """Cluster secret: both sides of every link prove that they know it."""
-    server_tls: ssl.SSLContext | None = None
-    """When given, tcp links are encrypted; both sides of a cluster have both contexts or none."""
-    client_tls: ssl.SSLContext | None = None
+    tls: TlsContexts | None = None
+    """When given, tcp links are encrypted; the whole cluster has it or nobody."""

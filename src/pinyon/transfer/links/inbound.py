@@ -133,27 +133,23 @@ class Inbound:
             self._door.ended(self)
 
     def _secure(self, deadline: float) -> bool:
-        """Wrap a tcp stream in TLS if we have it. False: the peer does not, or has it and we do not; it was told."""
-        context = self._door.identity.server_tls
+        """Wrap a tcp stream in TLS if we have it. False: the peer is not to get in; it was told."""
+        tls = self._door.identity.tls
         if self._sock.family == socket.AF_UNIX:
             return True
-        wanted = handshake.MAGIC if context is None else _TLS_RECORD
+        wanted = handshake.MAGIC if tls is None else _TLS_RECORD
         first = self.stream.peek(len(handshake.MAGIC), deadline)
         if not first.startswith(wanted):
             if first.startswith((handshake.MAGIC, _TLS_RECORD)):
                 # Plain bytes either way: a plain initiator reads a refusal, a TLS one fails at its first record.
-                self._door.count("auth_failures")
-                self.receive_bytes(handshake.HELLO_BYTES, deadline)
-                boot = bytes(len(self._door.identity.boot_id))
-                refusal = handshake.HelloCode.AUTH, boot, bytes(handshake.NONCE_BYTES), b"", None
-                self.stream.send([handshake.pack_hello_reply(*refusal)], deadline)
+                self._refuse(deadline)
                 return False
             if not first:
                 raise ConnectionResetError("the peer closed the connection")
             raise WireError("not a pinyon transfer connection")
-        if context is not None:
+        if tls is not None:
             limits = self._door.limits
-            secured = TlsStream(self._sock, context, limits.stall_s, limits.socket_buffer_bytes, self._clock)
+            secured = TlsStream(self._sock, tls.server, limits.stall_s, limits.socket_buffer_bytes, self._clock)
             self.stream = secured
             if self._aborted:  # before the line above, when it hit the socket that is no more
                 return False
@@ -162,7 +158,18 @@ class Inbound:
             except ssl.SSLError:
                 self._door.count("auth_failures")
                 raise
+            if not secured.peer_has(tls.peer_name):
+                self._refuse(deadline)
+                return False
         return True
+
+    def _refuse(self, deadline: float) -> None:
+        """Answer the hello that is to come with a no: this peer has no business here."""
+        self._door.count("auth_failures")
+        self.receive_bytes(handshake.HELLO_BYTES, deadline)
+        boot = bytes(len(self._door.identity.boot_id))
+        refusal = handshake.HelloCode.AUTH, boot, bytes(handshake.NONCE_BYTES), b"", None
+        self.stream.send([handshake.pack_hello_reply(*refusal)], deadline)
 
     def _shake_hands(self, deadline: float) -> LinkService | None:
         door = self._door

@@ -1,4 +1,4 @@
-"""TLS for tcp links: mutual, 1.3, one cluster CA. The certificate says "of this cluster", not which host.
+"""TLS for tcp links: mutual, 1.3, one cluster CA. The certificate says "of this cluster" and what for, not which host.
 
 Set-up (:mod:`pinyon.transfer.links.handshake`) and frames run inside it unchanged. Payload no longer goes straight
 between the socket and registered memory: OpenSSL moves it in records of at most 16 KiB, which costs speed.
@@ -17,7 +17,7 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.links.stream import DeadlineReached, Stream
 
-__all__ = ["TlsFiles", "TlsStream"]
+__all__ = ["TlsContexts", "TlsFiles", "TlsStream"]
 
 _JOIN_BYTES = 16 << 10
 """Small buffers are joined into one record."""
@@ -34,25 +34,44 @@ class TlsFiles:
     key: Path
     ca: Path
     """Who signs the certificates of the cluster; peers with another signature are refused."""
+    peer_name: str = ""
+    """A DNS name that peers' certificates must have; empty: any certificate of the cluster will do."""
 
-    def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """``(server, client)``. Both demand a certificate of the peer; names in it are not compared.
 
+class TlsContexts:
+    """What links are made with. ``renew`` after the files have changed: links made later use the new ones."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """
         Raises:
             InvalidTransfer: a file cannot be read or does not fit.
         """
-        try:
-            server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            client.check_hostname = False
-            server.num_tickets = 0  # links live long: nothing is resumed
-            for context in (server, client):
-                context.minimum_version = ssl.TLSVersion.TLSv1_3
-                context.verify_mode = ssl.CERT_REQUIRED
-                context.load_cert_chain(self.certificate, self.key)
-                context.load_verify_locations(self.ca)
-        except OSError as error:  # ssl.SSLError too
-            raise InvalidTransfer(f"TLS files: {error}", field="tls") from None
-        return server, client
+        self._files = files
+        self.peer_name = files.peer_name
+        self.server, self.client = _contexts(files)
+
+    def renew(self) -> None:
+        """
+        Raises:
+            InvalidTransfer: as above; the old ones stay.
+        """
+        self.server, self.client = _contexts(self._files)
+
+
+def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """``(server, client)``. Both demand a certificate of the peer; the name is compared once hands are shaken."""
+    try:
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        server.num_tickets = 0  # links live long: nothing is resumed
+        for context in (server, client):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_cert_chain(files.certificate, files.key)
+            context.load_verify_locations(files.ca)
+    except OSError as error:  # ssl.SSLError too
+        raise InvalidTransfer(f"TLS files: {error}", field="tls") from None
+    return server, client
 
 
 class TlsStream(Stream):
@@ -86,6 +105,11 @@ class TlsStream(Stream):
         self._sock.settimeout(remaining)  # of the handshake as a whole
         self._sock.do_handshake()
         self._armed_s = 0.0
+
+    def peer_has(self, name: str) -> bool:
+        """Whether the peer's certificate has this DNS name, once hands are shaken; "" is any."""
+        names = (self._sock.getpeercert() or {}).get("subjectAltName", ())
+        return not name or (isinstance(names, tuple) and ("DNS", name) in names)
 
     def _set_timeout(self, timeout: float) -> None:
         self._sock.settimeout(timeout)

@@ -50,6 +50,8 @@ def build_transports(
     wanted: Sequence[str] | None,
     checksum: str,
     clock: Clock,
+    *,
+    offer_shm: bool = True,
 ) -> Built:
     """
     Raises:
@@ -59,6 +61,8 @@ def build_transports(
     if not order or not set(order) <= set(TRANSPORTS):
         raise InvalidTransfer(f"transports are {', '.join(TRANSPORTS)}; not {', '.join(order)!r}", field="transports")
     reasons = {name: reason for name, check in _UNAVAILABLE.items() if (reason := check()) is not None}
+    if not offer_shm:
+        reasons["shm"] = "it is not offered"
     for name in order:
         if name in reasons:
             if wanted is not None:

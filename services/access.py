@@ -1,0 +1,85 @@
+"""How a local cluster's services are reached from outside: plain, or with the certificates that were made for it."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from pathlib import Path
+
+import grpc
+
+from pinyon.runtime.channel import CHANNEL_OPTIONS, tls_options
+from pinyon.runtime.identity import ADMIN, CONDUCTOR, KVSTORE, LB, WORKER, peer_name
+from pinyon.runtime.security import read_secret
+from services.process import ServiceProcess
+
+__all__ = ["Access", "role_of"]
+
+
+def role_of(name: str) -> str:
+    """The role of the service of that name in a local cluster."""
+    kind = name.rpartition("-")[0] or name
+    return kind if kind in (CONDUCTOR, KVSTORE, LB) else WORKER
+
+
+class Access:
+    """``root`` is the folder of the certificates; None: the cluster is plain."""
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = root
+
+    def folder(self, role: str, instance_id: str) -> Path | None:
+        """Where the files of a process are; None in a plain cluster."""
+        return None if self.root is None else self.root / role / instance_id
+
+    @property
+    def admin(self) -> Path | None:
+        return self.folder(ADMIN, "admin")
+
+    @property
+    def authority(self) -> Path | None:
+        """The file that clients of the load balancers trust."""
+        return None if self.root is None else self.root / "ca" / "ca.crt"
+
+    @property
+    def secret(self) -> bytes:
+        """What block keys start from; empty in a plain cluster."""
+        return b"" if self.root is None else read_secret(self.root / "ca" / "cluster.secret")
+
+    def channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.Channel:
+        """As an admin, or as the first instance of another role that has a certificate."""
+        address = service.endpoints[endpoint]
+        credentials = self._credentials(role)
+        if credentials is None:
+            return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, credentials, options=_named(service))
+
+    def aio_channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.aio.Channel:
+        """As :meth:`channel`, for an event loop."""
+        address = service.endpoints[endpoint]
+        credentials = self._credentials(role)
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(address, credentials, options=_named(service))
+
+    def http(self, service: ServiceProcess, timeout_s: float) -> http.client.HTTPConnection:
+        """To a load balancer; the caller closes it."""
+        address = service.endpoints["http"]
+        if (context := self.ssl_context()) is None:
+            return http.client.HTTPConnection(address, timeout=timeout_s)
+        return http.client.HTTPSConnection(address, timeout=timeout_s, context=context)
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """For HTTP clients of the load balancers; None: they speak plain HTTP."""
+        return None if self.authority is None else ssl.create_default_context(cafile=str(self.authority))
+
+    def _credentials(self, role: str) -> grpc.ChannelCredentials | None:
+        if self.root is None:
+            return None
+        from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
+
+        return client_credentials(next(path for path in sorted((self.root / role).iterdir()) if path.is_dir()))
+
+
+def _named(service: ServiceProcess) -> tuple[tuple[str, str | int], ...]:
+    return tls_options(peer_name(role_of(service.name), service.name))

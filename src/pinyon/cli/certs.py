@@ -1,0 +1,99 @@
+"""``pinyon certs``: the files that a cluster with TLS needs, made and renewed."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.identity import ROLES, Identity, cluster_identities, hosts_of
+
+__all__ = ["add_command", "certs"]
+
+_DESCRIPTION = """\
+Make an authority and a cluster secret in DIR/ca (if there are none), and for each process a folder DIR/ROLE/INSTANCE
+with ca.crt, tls.crt, tls.key and cluster.secret, which its setting --tls-dir names. A certificate is good for one role
+and instance id, so nobody registers as another. What is there already is kept while a third of its time is left;
+--renew renews everything in DIR. Services take renewed files up by themselves, without a restart."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser("certs", help="certificates for a cluster with TLS", description=_DESCRIPTION)
+    add = parser.add_argument
+    add("dir", metavar="DIR", type=Path)
+    add("--role", choices=ROLES, help="whose certificates; admin is for people with grpcurl or pinyon")
+    add("--instance-id", nargs="+", default=[], metavar="ID", help="one certificate for each")
+    add("--any-instance", action="store_true", help="one certificate for any instance of the role")
+    add("--cluster", action="store_true", help="for all processes of `./dev up` with the numbers that follow")
+    for name, count in (("prefill", 2), ("decode", 2), ("mixed", 0), ("stores", 1), ("lbs", 1)):
+        add(f"--{name}", type=int, default=count, metavar="N", help=f"default {count}")
+    add(
+        "--host",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="hosts of HTTPS and Redis besides loopback",
+    )
+    add("--days", type=float, default=90.0, help="how long certificates are good (default 90)")
+    add("--renew", action="store_true", help="renew whatever is in DIR")
+    add("--owner", default="", metavar="UID:GID", help="give the files to this user and group")
+    parser.set_defaults(run=certs)
+
+
+def certs(arguments: argparse.Namespace) -> int:
+    """Make what is asked for; says what it wrote."""
+    # Brings cryptography, which other commands do without.
+    from pinyon.runtime.certificates import DAYS_MAX, Authority, Wanted, folder_of
+
+    if not 0 < arguments.days <= DAYS_MAX:
+        raise InvalidArgument(f"--days must be over 0 and at most {DAYS_MAX}", field="days")
+    owner = _owner(arguments.owner)
+    wanted = [Wanted(each, hosts_of(each, arguments.host)) for each in _identities(arguments)]
+    now = datetime.datetime.now(datetime.UTC)
+    authority = Authority.open(arguments.dir, now)
+    there = {each.identity: (each, ends) for each, ends in authority.found()}
+    if arguments.renew:
+        wanted += [each for identity, (each, _) in there.items() if identity not in {one.identity for one in wanted}]
+    for each in wanted:
+        known, ends = there.get(each.identity, (None, now))
+        fresh = ends - now > datetime.timedelta(days=arguments.days) / 3
+        if known is not None and set(each.hosts) <= set(known.hosts) and fresh and not arguments.renew:
+            sys.stdout.write(f"{folder_of(arguments.dir, each.identity)}: kept, good until {ends:%Y-%m-%d}\n")
+            continue
+        if known is not None:  # goes on with the hosts that it had
+            each = Wanted(each.identity, tuple(dict.fromkeys((*each.hosts, *known.hosts))))
+        folder = authority.issue(each, now, arguments.days, owner)
+        until = now + datetime.timedelta(days=arguments.days)
+        sys.stdout.write(f"{folder}: {each.identity}, good until {until:%Y-%m-%d %H:%M} UTC\n")
+    return 0
+
+
+def _identities(arguments: argparse.Namespace) -> list[Identity]:
+    found: list[Identity] = []
+    if arguments.cluster:
+        counts = (arguments.prefill, arguments.decode, arguments.mixed, arguments.stores, arguments.lbs)
+        if not all(0 <= count <= 1024 for count in counts):
+            raise InvalidArgument("numbers of processes are 0 to 1024", field="cluster")
+        found += cluster_identities(*counts)
+    if arguments.role:
+        if not arguments.instance_id and not arguments.any_instance:
+            raise InvalidArgument("--role needs --instance-id ID or --any-instance", field="role")
+        found += [Identity(arguments.role, each) for each in arguments.instance_id]
+        if arguments.any_instance:
+            found.append(Identity(arguments.role))
+    if not found and not arguments.renew:
+        raise InvalidArgument("say whose: --cluster, --role ROLE --instance-id ID, or --renew", field="role")
+    return found
+
+
+def _owner(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    user, _, group = text.partition(":")
+    if not user.isdecimal() or not group.isdecimal():
+        raise InvalidArgument(f"--owner {text!r} is not UID:GID", field="owner")
+    return int(user), int(group)

@@ -1,0 +1,34 @@
+"""How commands reach the services: plain, or with the folder that ``pinyon certs`` made for who types them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import grpc
+
+from pinyon.runtime.channel import CHANNEL_OPTIONS, tls_options
+from pinyon.runtime.identity import peer_name
+
+__all__ = ["add_tls_dir", "open_channel"]
+
+
+def add_tls_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tls-dir",
+        default=os.environ.get("PINYON_TLS_DIR", ""),
+        metavar="DIR",
+        help="of a cluster with TLS: your folder of `pinyon certs` (role admin); default: $PINYON_TLS_DIR",
+    )
+
+
+def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -> grpc.Channel:
+    """To the service of that role, and instance id if it is given. Raises :class:`InvalidArgument`."""
+    if not tls_dir:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
+
+    return grpc.secure_channel(
+        address, client_credentials(Path(tls_dir)), options=tls_options(peer_name(role, instance_id))
+    )

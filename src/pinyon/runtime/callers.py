@@ -1,0 +1,99 @@
+"""Who may call what: one table per server, one interceptor.
+
+It is asked on connections with client certificates only. Without TLS nobody has an identity, and everybody may call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import PermissionDenied, PinyonError, Unauthenticated
+from pinyon.runtime.identity import ROLES, Identity, caller
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["ANYBODY", "MEMBERS", "CallerInterceptor", "Callers"]
+
+Callers = Mapping[str, frozenset[str]]
+"""Which roles may call a method, by the method's name."""
+
+MEMBERS = frozenset(ROLES)
+"""Whoever has a certificate of the cluster."""
+ANYBODY: frozenset[str] = frozenset(("",))
+"""Also those without a certificate: the method looks at its callers itself, or tells nothing."""
+
+LOG_EVERY_S = 10.0
+_UNKNOWN: frozenset[str] = frozenset()
+
+_log = get_logger("callers")
+
+
+class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """``table`` maps ``/package.Service/Method`` to roles; what is not in it may be called by nobody."""
+
+    def __init__(self, table: Mapping[str, frozenset[str]], clock: Clock = time.monotonic) -> None:
+        self._table = table
+        self._clock = clock
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
+        """Per method and role, as many as there are of these: when a refusal was logged last, how many since."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        roles = self._table.get(method, _UNKNOWN)
+        if handler is None or roles is ANYBODY:
+            return handler
+
+        def guarded(behaviour: Any) -> Any:
+            def call(request: Any, context: Any) -> Any:
+                self._check(method, roles, context)
+                return behaviour(request, context)
+
+            return call
+
+        return _with_behaviour(handler, guarded)
+
+    def _check(self, method: str, roles: frozenset[str], context: Any) -> None:
+        """Raises :class:`Unauthenticated` or :class:`PermissionDenied`."""
+        known = caller(context)
+        if known is not None and known.role in roles:
+            return
+        error: PinyonError
+        if known is None:
+            error = Unauthenticated("this needs a certificate of the cluster that names a role and an instance")
+        else:
+            error = PermissionDenied(f"role {known.role} may not call {method}")
+        self._log(method, known, context.peer())
+        raise error
+
+    def _log(self, method: str, known: Identity | None, peer: str) -> None:
+        key = (method, "" if known is None else known.role)
+        last_s, more = self._logged.get(key, (-LOG_EVERY_S, 0))
+        now_s = self._clock()
+        if now_s - last_s < LOG_EVERY_S:
+            self._logged[key] = last_s, more + 1
+            return
+        self._logged[key] = now_s, 0
+        _log.warning("refused %s to %s", method, known or "nobody", extra={"peer": peer, "refused_since": more})
+
+
+def _with_behaviour(handler: Any, change: Callable[[Any], Any]) -> Any:
+    codecs = {
+        "request_deserializer": handler.request_deserializer,
+        "response_serializer": handler.response_serializer,
+    }
+    if handler.request_streaming:
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(change(handler.stream_stream), **codecs)
+        return grpc.stream_unary_rpc_method_handler(change(handler.stream_unary), **codecs)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(change(handler.unary_stream), **codecs)
+    return grpc.unary_unary_rpc_method_handler(change(handler.unary_unary), **codecs)

@@ -1,0 +1,125 @@
+"""Who a process is: its role and instance id, as the names of its certificate say them.
+
+A certificate of the cluster names one role, and one instance of it or any::
+
+    worker.pinyon  prefill-0.worker.pinyon      the worker prefill-0
+    worker.pinyon  *.worker.pinyon              any worker, for deployments that scale by copies
+
+A client names the peer it means (``grpc.ssl_target_name_override``), so addresses need not be trusted: an instance
+where it knows its id, else a role. ``blocks.pinyon`` is whoever serves ``BlockReadService``: workers and store nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pinyon.core.errors import InvalidArgument, PermissionDenied
+
+__all__ = [
+    "ADMIN",
+    "BLOCKS_NAME",
+    "CONDUCTOR",
+    "KVSTORE",
+    "LB",
+    "REDIS",
+    "ROLES",
+    "WORKER",
+    "Identity",
+    "caller",
+    "check_claim",
+    "cluster_identities",
+    "hosts_of",
+    "identity_from_names",
+    "peer_name",
+]
+
+ADMIN, CONDUCTOR, KVSTORE, LB, REDIS, WORKER = ROLES = ("admin", "conductor", "kvstore", "lb", "redis", "worker")
+
+DOMAIN = "pinyon"
+BLOCKS_NAME = f"blocks.{DOMAIN}"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_NAME = re.compile(rf"(?:(\*|{_LABEL.pattern})\.)?({'|'.join(ROLES)})\.{DOMAIN}")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """``instance_id`` is empty for a certificate of any instance of the role."""
+
+    role: str
+    instance_id: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise InvalidArgument(f"{self.role!r} is no role; roles are {', '.join(ROLES)}", field="role")
+        if self.instance_id and not _LABEL.fullmatch(self.instance_id):
+            raise InvalidArgument(
+                f"{self.instance_id!r} cannot be in a certificate: 1 to 63 of a-z, 0-9 and -, no - at the ends",
+                field="instance_id",
+            )
+
+    def covers(self, role: str, instance_id: str) -> bool:
+        """Whether who has this identity may call itself so."""
+        return role == self.role and self.instance_id in ("", instance_id)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The certificate's DNS names, the most telling first."""
+        names = (peer_name(self.role, self.instance_id or "*"), peer_name(self.role))
+        return (*names, BLOCKS_NAME) if self.role in (WORKER, KVSTORE) else names
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.instance_id}" if self.instance_id else f"any {self.role}"
+
+
+def peer_name(role: str, instance_id: str = "") -> str:
+    """The DNS name that a peer's certificate must have."""
+    return f"{instance_id}.{role}.{DOMAIN}" if instance_id else f"{role}.{DOMAIN}"
+
+
+def identity_from_names(names: Iterable[str]) -> Identity | None:
+    """What a certificate with these DNS names says; None if that is nothing, or two things."""
+    roles: set[str] = set()
+    instances: set[str] = set()
+    for name in names:
+        if match := _NAME.fullmatch(name):
+            roles.add(match[2])
+            if match[1]:
+                instances.add("" if match[1] == "*" else match[1])
+    if len(roles) != 1 or len(instances) != 1:
+        return None
+    return Identity(roles.pop(), instances.pop())
+
+
+def caller(context: Any) -> Identity | None:
+    """Who calls, by the certificate that the connection was made with; None without one (no TLS, or none asked for)."""
+    names = context.peer_identities()
+    return identity_from_names(name.decode("ascii", "replace") for name in names) if names else None
+
+
+def check_claim(context: Any, role: str, instance_id: str) -> None:
+    """Raises :class:`PermissionDenied` if the caller's certificate names another role or instance than it claims."""
+    known = caller(context)
+    if known is not None and not known.covers(role, instance_id):
+        raise PermissionDenied(f"the certificate is that of {known}, not of {role} {instance_id}", field="instance_id")
+
+
+def cluster_identities(prefill: int, decode: int, mixed: int, stores: int, lbs: int) -> Iterator[Identity]:
+    """The processes of a local cluster, by the ids they have there, and an admin."""
+    yield Identity(ADMIN, "admin")
+    yield Identity(CONDUCTOR, "conductor")
+    yield Identity(REDIS, "redis")
+    for role, kind, count in (
+        *((WORKER, "prefill", prefill), (WORKER, "decode", decode), (WORKER, "mixed", mixed)),
+        *((KVSTORE, "kvstore", stores), (LB, "lb", lbs)),
+    ):
+        for index in range(count):
+            yield Identity(role, f"{kind}-{index}")
+
+
+def hosts_of(identity: Identity, hosts: Iterable[str]) -> tuple[str, ...]:
+    """The hosts that its certificate is good for, loopback too: none but for whom other programs connect to."""
+    return tuple(dict.fromkeys((*hosts, *_LOOPBACK))) if identity.role in (LB, REDIS) else ()

@@ -1,0 +1,37 @@
+"""TLS to Redis with this process's files, as connections of ``redis.asyncio`` that use the newest ones."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Any
+
+from redis.asyncio.connection import ConnectionPool, SSLConnection
+
+if TYPE_CHECKING:
+    from pinyon.runtime.tls import Tls
+
+__all__ = ["use_tls"]
+
+
+class _NewestContext:
+    """Takes the place of redis-py's own, which reads the files once per connection object and trusts the system's
+    authorities beside ours."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
+
+    def get(self) -> ssl.SSLContext:
+        return self._tls.client_context
+
+
+class _Connection(SSLConnection):
+    def __init__(self, tls: Tls, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ssl_context = _NewestContext(tls)  # type: ignore[assignment]
+
+
+def use_tls(pool: ConnectionPool, tls: Tls | None) -> None:
+    """Let the pool's connections use these files, if its URL was ``rediss://``."""
+    if tls is not None and issubclass(pool.connection_class, SSLConnection):
+        pool.connection_class = _Connection
+        pool.connection_kwargs["tls"] = tls

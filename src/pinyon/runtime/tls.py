@@ -1,0 +1,213 @@
+"""The TLS files of a process: read, checked, turned into what gRPC and ``ssl`` want, and read again when they change.
+
+Connections that stand are not cut when files change; those made later use the new ones.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.identity import Identity, identity_from_names
+
+__all__ = ["Material", "Tls", "client_credentials", "read_material", "server_context"]
+
+FILE_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the files held at one moment. PEM, as it was read."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes
+    identity: Identity
+    not_after_s: float
+    """Unix time at which the certificate ends."""
+
+
+def read_material(certificate: Path, key: Path, ca: Path, now_s: float) -> Material:
+    """Read the three files and see that they belong together.
+
+    Raises:
+        InvalidArgument: a file cannot be read or used (``field`` names the setting), the key is another certificate's,
+            the certificate has ended, is not of this authority, or does not say what it is for.
+    """
+    raw = _read(certificate, "tls_cert"), _read(key, "tls_key"), _read(ca, "tls_ca")
+    chain = _certificates(raw[0], certificate, "tls_cert")
+    own = chain[0]
+    try:
+        public = load_pem_private_key(raw[1], None).public_key()
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"{key} holds no private key that can be used: {error}", field="tls_key") from None
+    if _spki(public) != _spki(own.public_key()):
+        raise InvalidArgument(f"{key} is not the key of {certificate}", field="tls_key")
+    if not any(_issued(chain[-1], authority) for authority in _certificates(raw[2], ca, "tls_ca")):
+        raise InvalidArgument(f"{certificate} is not signed by the authority in {ca}", field="tls_ca")
+    ends_s = own.not_valid_after_utc.timestamp()
+    if ends_s <= now_s:
+        raise InvalidArgument(f"{certificate} ended on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC", field="tls_cert")
+    try:
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        identity = identity_from_names(names.get_values_for_type(x509.DNSName))
+    except x509.ExtensionNotFound:
+        identity = None
+    if identity is None:
+        raise InvalidArgument(f"{certificate} names no role and instance (make it with pinyon certs)", field="tls_cert")
+    return Material(*raw, identity, ends_s)
+
+
+class Tls:
+    """The files of this process. ``renew`` after they have changed; everything made later is made of the new ones."""
+
+    def __init__(self, certificate: Path, key: Path, ca: Path, clock: Clock = time.time) -> None:
+        """``clock`` gives Unix time. Raises :class:`InvalidArgument` as :func:`read_material`."""
+        self.certificate, self.key, self.ca = certificate, key, ca
+        self._clock = clock
+        self._material = read_material(certificate, key, ca, clock())
+        self._client = self._make_client()
+        self._channel = self._make_channel()
+        self.generation = 0
+        """Goes up with each renewal: what was made of older files differs from what would be made now."""
+
+    @property
+    def paths(self) -> tuple[Path, Path, Path]:
+        return self.certificate, self.key, self.ca
+
+    @property
+    def identity(self) -> Identity:
+        return self._material.identity
+
+    @property
+    def not_after_s(self) -> float:
+        """Unix time at which the certificate ends."""
+        return self._material.not_after_s
+
+    @property
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        return self._channel
+
+    @property
+    def client_context(self) -> ssl.SSLContext:
+        """For clients of servers with certificates of the cluster; the host's name is compared."""
+        return self._client
+
+    def server_credentials(self, *, ask_clients: bool) -> grpc.ServerCredentials:
+        """Of a gRPC server that looks at the files' content anew for each connection.
+
+        With ``ask_clients`` it demands a certificate of the cluster; without, none is asked for.
+        """
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=ask_clients
+        )
+
+    def server_context(self, *, ask_clients: bool) -> ssl.SSLContext:
+        """Of an HTTPS server. Renewed files are loaded into it with ``load_cert_chain``, see :func:`server_context`."""
+        return server_context(self.certificate, self.key, self.ca if ask_clients else None)
+
+    def renew(self) -> None:
+        """Read the files again. Raises :class:`InvalidArgument`; then all stays as it was."""
+        material = read_material(*self.paths, self._clock())
+        if material.identity != self.identity:
+            raise InvalidArgument(
+                f"{self.certificate} is that of {material.identity}; this is {self.identity}", field="tls_cert"
+            )
+        before, self._material = self._material, material
+        try:
+            client, channel = self._make_client(), self._make_channel()
+        except BaseException:
+            self._material = before
+            raise
+        self._client, self._channel = client, channel
+        self.generation += 1
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        material = self._material
+        return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.ca)
+
+    def _make_channel(self) -> grpc.ChannelCredentials:
+        material = self._material
+        return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+
+    def _make_client(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_verify_locations(cadata=self._material.ca.decode("ascii", "replace"))
+        _load_chain(context, self.certificate, self.key)
+        return context
+
+
+def client_credentials(folder: Path) -> grpc.ChannelCredentials:
+    """For programs that people start, from a folder of ``pinyon certs``, or one with nothing but ``ca.crt``.
+
+    Raises :class:`InvalidArgument`.
+    """
+    ca = _read(folder / "ca.crt", "tls_dir")
+    if not (folder / "tls.crt").exists():
+        return grpc.ssl_channel_credentials(ca)
+    key, certificate = _read(folder / "tls.key", "tls_dir"), _read(folder / "tls.crt", "tls_dir")
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def server_context(certificate: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
+    """Of a server whose clients are people's programs; with ``ca`` they need a certificate of that authority.
+
+    Load a renewed certificate into the same context (``load_cert_chain``): connections made later show it.
+    Raises :class:`InvalidArgument`.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["http/1.1"])
+    _load_chain(context, certificate, key)
+    if ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(ca)
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:  # ssl.SSLError too
+        raise InvalidArgument(f"{certificate} and {key} cannot be used: {error}", field="tls_cert") from None
+
+
+def _read(path: Path, field: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field=field) from None
+    if len(data) > FILE_BYTES_MAX:
+        raise InvalidArgument(f"{path} is larger than {FILE_BYTES_MAX} bytes", field=field)
+    return data
+
+
+def _certificates(pem: bytes, path: Path, field: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise InvalidArgument(f"{path} holds no PEM certificate", field=field) from None
+
+
+def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _spki(public: object) -> bytes:
+    encoded: bytes = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
+    return encoded

@@ -1,0 +1,91 @@
+"""Files that are read again when they have changed: certificates, API keys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pinyon.core.errors import PinyonError
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["FileWatch"]
+
+PERIOD_S = 2.0
+
+_log = get_logger("files")
+
+T = TypeVar("T")
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(eq=False)
+class _Watched:
+    name: str
+    paths: tuple[Path, ...]
+    load: Callable[[], Any]
+    take: Callable[[Any], None]
+    stamp: _Stamp = field(default=())
+
+
+class FileWatch:
+    """``add`` → ``start`` → ``close``. What cannot be read is logged once, and what was read before stays."""
+
+    def __init__(self, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
+        self._watched: list[_Watched] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, name: str, paths: Iterable[Path], load: Callable[[], T], take: Callable[[T], None]) -> None:
+        """After a change of one of ``paths``: ``load`` in a thread (it may raise), then ``take`` on the loop.
+
+        The files as they are now count as read: call it before reading them, so that no change falls between.
+        """
+        watched = _Watched(name, tuple(paths), load, take)
+        watched.stamp = _stamp(watched.paths)
+        self._watched.append(watched)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="file-watch")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+
+    async def look(self) -> None:
+        """Look at all files now."""
+        for watched in self._watched:
+            stamp = await asyncio.to_thread(_stamp, watched.paths)
+            if stamp == watched.stamp:
+                continue
+            watched.stamp = stamp
+            try:
+                watched.take(await asyncio.to_thread(watched.load))
+            except (PinyonError, OSError) as error:
+                _log.warning("the new %s cannot be used, the old one stays: %s", watched.name, error)
+            except Exception:
+                _log.exception("the new %s cannot be used, the old one stays", watched.name)
+            else:
+                _log.info("%s renewed", watched.name)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            await self.look()
+
+
+def _stamp(paths: Iterable[Path]) -> _Stamp:
+    stamps = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            stamps.append((0, 0, 0))
+        else:
+            stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(stamps)

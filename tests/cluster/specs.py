@@ -1,0 +1,14 @@
+"""Clusters as the tests start them: with TLS everywhere when ``PINYON_TEST_TLS`` is set (``./dev test --tls``)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from services.cluster import ClusterSpec
+
+__all__ = ["cluster_spec"]
+
+
+def cluster_spec(**values: Any) -> ClusterSpec:
+    return ClusterSpec(**{"tls": os.environ.get("PINYON_TEST_TLS", "") not in ("", "0"), **values})
