@@ -78,7 +78,7 @@ def build(
     placer = Placer(
         scheduler, inflight, metrics, telemetry, clock, settings.ttft_slo_ms / 1e3, settings.tbt_slo_ms / 1e3
     )
-    intake = ReportIntake(fleet, membership, metrics, clock)
+    intake = ReportIntake(fleet, membership, metrics, clock, security.secret)
     listing = Listing(fleet, membership, clock, asyncio.sleep)
     servicer = ConductorServicer(fleet, membership, listing, intake, placer, metrics, settings.lb_sessions_max)
     server = GrpcServer(settings.listen, security.tls)

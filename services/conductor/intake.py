@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.block_keys import KEY_BYTES, secret_id
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument
+from pinyon.core.errors import FailedPrecondition, InvalidArgument
+from pinyon.core.request import Role
 from pinyon.messages.checks import check_keys
 from pinyon.messages.instance import info_from_proto, load_from_proto
 from pinyon.placement.fleet import Fleet
@@ -29,17 +30,32 @@ MEASURED_US_MAX = 3_600_000_000
 class ReportIntake:
     """Applies reports, each in this order: registration, load, snapshot, deltas, measurements, begins, endings."""
 
-    def __init__(self, fleet: Fleet, membership: Membership, metrics: ConductorMetrics, clock: Clock) -> None:
+    def __init__(
+        self, fleet: Fleet, membership: Membership, metrics: ConductorMetrics, clock: Clock, secret: bytes = b""
+    ) -> None:
+        """``secret``: the cluster's, if this process knows it; workers with another one are refused."""
+        self._secret_id = secret_id(secret)
         self._fleet = fleet
         self._membership = membership
         self._metrics = metrics
         self._clock = clock
 
     def register(self, message: conductor_pb2.ReportSessionRequest) -> Reporter:
-        """The session's first message. Raises :class:`InvalidArgument` without a (good) registration."""
+        """The session's first message.
+
+        Raises :class:`InvalidArgument` without a (good) registration, and :class:`FailedPrecondition` for a worker
+        whose block keys would never match the others'.
+        """
         if not message.HasField("registration"):
             raise InvalidArgument("the first message must register the instance", field="registration")
-        return self._membership.open(info_from_proto(message.registration))
+        info = info_from_proto(message.registration)
+        if self._secret_id and info.role is not Role.STORE and info.key_secret_id != self._secret_id:
+            raise FailedPrecondition(
+                f"the block keys of {info.instance_id} start from another secret than the conductor's: "
+                "give both the same --cluster-secret-file",
+                field="registration.key_secret_id",
+            )
+        return self._membership.open(info)
 
     async def apply(
         self, reporter: Reporter, message: conductor_pb2.ReportSessionRequest

@@ -105,7 +105,7 @@ def build(
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
     card = load_card(settings.model or None, settings.served_model_name or None)
     keys = load_api_keys(settings.api_keys_file)
-    view = InstanceView(ROUTING_POLICIES.make(settings.routing), settings.instances_grace_s)
+    view = InstanceView(ROUTING_POLICIES.make(settings.routing), settings.instances_grace_s, security.secret)
     workers = WorkerSessions(settings.unread_tokens, clock, security.channels)
 
     def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:

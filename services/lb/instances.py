@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.avoidance import Avoidance
-from pinyon.core.block_keys import BlockKey, namespace
+from pinyon.core.block_keys import BlockKey, namespace, secret_id
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
@@ -49,6 +49,7 @@ class _Instance:
     layout: KvLayout
     schedulable: bool
     draining: bool
+    key_secret_id: str
     candidate: Candidate
 
 
@@ -56,8 +57,13 @@ class InstanceView:
     """Kept while the conductor is away, and while one that has just started does not know them yet (:class:`Roster`):
     serving goes on with what was known last."""
 
-    def __init__(self, routing: RoutingPolicy, grace_s: float = 10.0) -> None:
+    def __init__(self, routing: RoutingPolicy, grace_s: float = 10.0, secret: bytes = b"") -> None:
+        """``secret``: the cluster's, which block keys start from; instances with another one are left out."""
         self._routing = routing
+        self._secret = secret
+        self._secret_id = secret_id(secret)
+        self._strangers: frozenset[str] = frozenset()
+        """Instances with another secret, as listed last."""
         self._roster = Roster(grace_s)
         self._failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=INSTANCES_MAX)
         self._instances: dict[str, _Instance] = {}
@@ -88,6 +94,7 @@ class InstanceView:
         """Take a new list, ``first`` if its conductor has just begun to speak. Instances that contradict themselves (no
         layout, no role) are left out."""
         before, listed = self._instances, _parsed(message)
+        self._leave_out_strangers(listed)
         unsure = before.keys() if first else self._roster.unconfirmed
         self._roster.listed(
             (each.info.instance_id for each in message.instances), now_s, first=first, incomplete=message.incomplete
@@ -112,6 +119,14 @@ class InstanceView:
                 listed[instance_id] = kept
         self.renewed, self.restarted, self.version = frozenset(renewed), frozenset(restarted), message.version
         self._take(listed)
+
+    def _leave_out_strangers(self, listed: dict[str, _Instance]) -> None:
+        strangers = frozenset(name for name, each in listed.items() if each.key_secret_id != self._secret_id)
+        for name in strangers:
+            del listed[name]
+        if strangers - self._strangers:
+            _log.warning("not used, their block keys start from another secret: %s", ", ".join(sorted(strangers)))
+        self._strangers = strangers
 
     def _expire(self, now_s: float) -> None:
         """Forget those whom no conductor has listed again in time."""
@@ -169,7 +184,7 @@ class InstanceView:
                 return None
             if len(self._namespaces) >= TENANTS_MAX:
                 self._namespaces.clear()
-            key = namespace(known.fingerprint, known.layout.layout_id, tenant)
+            key = namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret)
             self._namespaces[name, tenant] = key
         return key
 
@@ -275,6 +290,7 @@ def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
             layout,
             instance.schedulable,
             load.draining,
+            info.key_secret_id,
             Candidate(
                 info.instance_id,
                 info.address,

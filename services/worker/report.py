@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.block_keys import secret_id
 from pinyon.messages.instance import info_to_proto, load_to_proto
 from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
@@ -59,5 +60,6 @@ def instance_info(
         max_batch=max_batch,
         max_context_tokens=served.max_context,
         geography=geography,
+        key_secret_id=secret_id(served.secret),
     )
     return info_to_proto(info)

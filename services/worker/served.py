@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pinyon.core.block_keys import BlockKey, namespace
@@ -22,6 +22,8 @@ class Served:
     card: ModelCard
     layout: KvLayout
     pool_blocks: int
+    secret: bytes = field(default=b"", repr=False)
+    """The cluster's, which block keys start from; empty: none."""
 
     @property
     def name(self) -> str:
@@ -34,7 +36,7 @@ class Served:
 
     def namespace(self, tenant: str) -> BlockKey:
         """Where the tenant's key chain begins."""
-        return _namespace(self.card.fingerprint, self.layout.layout_id, tenant)
+        return _namespace(self.card.fingerprint, self.layout.layout_id, tenant, self.secret)
 
 
 _namespace = lru_cache(maxsize=1024)(namespace)

@@ -145,7 +145,7 @@ def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
         info = next(each.info for each in instances if each.info.model)
         shape = info.layout
         layout = KvLayout(shape.layers, shape.kv_heads, shape.head_dim, shape.block_tokens, shape.dtype)
-        start = namespace(info.model_fingerprint, layout.layout_id, PUBLIC.tenant)
+        start = namespace(info.model_fingerprint, layout.layout_id, PUBLIC.tenant, cluster.access.secret)
         keys = chain_block_keys(start, tokens_to_bytes(prompt), BLOCK_TOKENS)
         reply = stub.LookupBlocks(conductor_pb2.LookupBlocksRequest(block_keys=pack_keys(keys)), timeout=WAIT_S)
     return {holder.instance_id: holder.prefix_blocks for holder in reply.holders}

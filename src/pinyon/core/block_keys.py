@@ -4,11 +4,15 @@
 the digest of (model fingerprint, KV layout, tenant). Equal keys mean equal prefixes inside one namespace, and another
 tenant's keys never match.
 
+With a cluster secret, the start is an HMAC under it: who does not know the secret cannot tell from keys which prompts
+they are of, nor make keys that match (docs/security.md says what that is worth).
+
 Keys travel packed: ``n`` keys are ``16 * n`` bytes, in block order.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +25,7 @@ __all__ = [
     "chain_block_keys",
     "namespace",
     "pack_keys",
+    "secret_id",
     "tokens_to_bytes",
     "unpack_keys",
 ]
@@ -31,13 +36,21 @@ BlockKey = bytes
 """16 raw bytes."""
 
 
-def namespace(model_fingerprint: str, layout_id: str, tenant: str) -> BlockKey:
-    """The chain's start for one (model, KV layout, tenant). Fields are length-prefixed, so no two triples collide."""
+def namespace(model_fingerprint: str, layout_id: str, tenant: str, secret: bytes = b"") -> BlockKey:
+    """The chain's start for one (model, KV layout, tenant). Fields are length-prefixed, so no two triples collide.
+
+    ``secret`` is the cluster's; empty: there is none.
+    """
     data = b"".join(
         len(raw).to_bytes(4, "little") + raw
         for raw in (part.encode("utf-8") for part in ("pinyon-v1", model_fingerprint, layout_id, tenant))
     )
-    return xxh3_128_digest(data)
+    return hmac.digest(secret, data, "sha256")[:KEY_BYTES] if secret else xxh3_128_digest(data)
+
+
+def secret_id(secret: bytes) -> str:
+    """A name for the secret that does not tell it: processes with the same one make the same keys. Empty for none."""
+    return hmac.digest(secret, b"pinyon-v1 block key secret", "sha256")[:8].hex() if secret else ""
 
 
 def tokens_to_bytes(tokens: npt.ArrayLike) -> bytes:

@@ -35,6 +35,8 @@ class InstanceInfo:
     max_context_tokens: int = 0
     geography: str = ""
     """Where it stands, such as ``eu-west``; empty: nobody said."""
+    key_secret_id: str = ""
+    """Names the secret that its block keys start from (:func:`pinyon.core.block_keys.secret_id`)."""
 
     @property
     def group(self) -> KvGroup:

@@ -28,7 +28,17 @@ from google.protobuf.message import Message
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+    PinyonError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
 from pinyon.runtime.channel import OpenChannel, open_channel
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.logging import get_logger
@@ -39,6 +49,7 @@ FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
 # What grpc puts in the place of the peer's status when a write meets the end of the call.
 _STATUS_LOST = "Internal error from Core"
+_REFUSALS = (InvalidArgument, Unauthenticated, PermissionDenied, FailedPrecondition)
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
 Sent = TypeVar("Sent", bound=Message)
@@ -300,7 +311,10 @@ class Redialer(Generic[Sent, Received]):
             try:
                 await self._converse(stream)
             except PinyonError as error:
-                self._log.info("no %s at %s: %s: %s", self._peer, self._address, error.grpc_code, error.message)
+                if isinstance(error, _REFUSALS):  # it is there, and says why not
+                    self._log.warning("the %s at %s refuses: %s", self._peer, self._address, error.message)
+                else:
+                    self._log.info("no %s at %s: %s: %s", self._peer, self._address, error.grpc_code, error.message)
             except Exception:
                 self._log.exception("%s session failed", self._peer)
             if self.closing:

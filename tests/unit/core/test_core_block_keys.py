@@ -1,12 +1,22 @@
 """Block keys against the definition, written out with the hash's streaming interface."""
 
+import hmac
+
 import numpy as np
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.core.block_keys import KEY_BYTES, chain_block_keys, namespace, pack_keys, tokens_to_bytes, unpack_keys
+from pinyon.core.block_keys import (
+    KEY_BYTES,
+    chain_block_keys,
+    namespace,
+    pack_keys,
+    secret_id,
+    tokens_to_bytes,
+    unpack_keys,
+)
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 
@@ -72,3 +82,16 @@ def test_a_torn_pack_is_refused():
 
 def test_tokens_travel_little_endian():
     assert tokens_to_bytes(np.array([1, 256])) == b"\x01\0\0\0\0\x01\0\0"
+
+
+def test_a_secret_starts_another_chain_and_is_not_told():
+    plain = namespace("m", "l", "t")
+    starts = {namespace("m", "l", "t", secret) for secret in (b"", b"one", b"two")}
+    assert plain in starts
+    assert len(starts) == 3
+    assert {len(start) for start in starts} == {KEY_BYTES}
+    data = b"".join(len(part).to_bytes(4, "little") + part for part in (b"pinyon-v1", b"m", b"l", b"t"))
+    assert namespace("m", "l", "t", b"one") == hmac.new(b"one", data, "sha256").digest()[:16]
+    assert secret_id(b"") == ""
+    assert len({secret_id(b"one"), secret_id(b"two")}) == 2
+    assert namespace("m", "l", "t", b"one").hex()[:16] != secret_id(b"one")

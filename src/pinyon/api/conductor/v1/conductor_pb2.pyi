@@ -98,7 +98,7 @@ class Instance(_message.Message):
     def __init__(self, info: _Optional[_Union[InstanceInfo, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., schedulable: _Optional[bool] = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "boot_id", "role", "address", "model", "model_fingerprint", "layout", "capacity_blocks", "max_batch", "max_context_tokens", "geography")
+    __slots__ = ("instance_id", "boot_id", "role", "address", "model", "model_fingerprint", "layout", "capacity_blocks", "max_batch", "max_context_tokens", "geography", "key_secret_id")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class InstanceInfo(_message.Message):
     MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GEOGRAPHY_FIELD_NUMBER: _ClassVar[int]
+    KEY_SECRET_ID_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     boot_id: str
     role: _common_pb2.Role
@@ -121,7 +122,8 @@ class InstanceInfo(_message.Message):
     max_batch: int
     max_context_tokens: int
     geography: str
-    def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., geography: _Optional[str] = ...) -> None: ...
+    key_secret_id: str
+    def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., geography: _Optional[str] = ..., key_secret_id: _Optional[str] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
     __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining", "failed_source_addresses")
