@@ -10,7 +10,9 @@ import json
 import os
 import secrets
 import shutil
+import ssl
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +21,9 @@ from typing import TypeVar
 import grpc
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.runtime.channel import tls_options
+from pinyon.runtime.identity import CONDUCTOR, peer_name
+from pinyon.runtime.tls import client_credentials
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGE = "pinyon:test"
@@ -106,6 +111,7 @@ class ContainerSuite:
             "PINYON_HEALTH_INTERVAL": "5s",  # eight probes every two seconds take a whole processor
         }
         self.seconds: dict[str, float] = {}
+        self._tls = tempfile.TemporaryDirectory(prefix="pinyon-test-tls-")
 
     def compose(self, *arguments: str, timeout_s: float = 60, check: bool = True) -> str:
         """Output of a compose command on this project."""
@@ -128,6 +134,7 @@ class ContainerSuite:
 
     def down(self) -> None:
         """Remove everything of this project."""
+        self._tls.cleanup()
         self.compose("down", "-v", "--remove-orphans", "-t", "5", timeout_s=120)
 
     # -- looking
@@ -164,12 +171,31 @@ class ContainerSuite:
         (binding,) = self.inspect(service)["NetworkSettings"]["Ports"][f"{port}/tcp"]
         return f"{binding['HostIp']}:{binding['HostPort']}"
 
+    def files(self, service: str) -> Path:
+        """A folder with the service's TLS files."""
+        folder = Path(self._tls.name) / service
+        if not folder.exists():
+            read = {
+                name: run("docker", "exec", self.container(service), "cat", f"/run/pinyon/tls/{name}", timeout_s=30)
+                for name in ("ca.crt", "tls.crt", "tls.key")
+            }
+            folder.mkdir()
+            for name, said in read.items():
+                (folder / name).write_text(said.stdout)
+        return folder
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For HTTP clients of the load balancer."""
+        return ssl.create_default_context(cafile=str(self.files("lb") / "ca.crt"))
+
     def logs(self) -> str:
         return self.compose("logs", "--no-color", "--tail", "60", check=False)
 
     def instances(self) -> dict[str, conductor_pb2.Instance]:
-        """What the conductor lists, asked through its published port."""
-        with grpc.insecure_channel(self.published("conductor", 7000)) as channel:
+        """What the conductor lists, asked through its published port with the load balancer's certificate."""
+        credentials = client_credentials(self.files("lb"))
+        options = tls_options(peer_name(CONDUCTOR, "conductor"))
+        with grpc.secure_channel(self.published("conductor", 7000), credentials, options=options) as channel:
             stub = conductor_pb2_grpc.ConductorServiceStub(channel)
             reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=10, wait_for_ready=True)
         return {instance.info.instance_id: instance for instance in reply.instances}

@@ -6,10 +6,12 @@ import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
 from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from tests.docker.containers import REGISTERED, SERVICES, run, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -20,7 +22,10 @@ DECODE = ("decode-1", "decode-2")
 @pytest.fixture
 def client(suite):
     address = suite.published("lb", 8000)
-    with OpenAI(base_url=f"http://{address}/v1", api_key="unused", max_retries=0, timeout=90) as client:
+    http = DefaultHttpxClient(verify=suite.ssl_context())
+    with OpenAI(
+        base_url=f"https://{address}/v1", api_key="unused", max_retries=0, timeout=90, http_client=http
+    ) as client:
         yield client
 
 
@@ -32,7 +37,8 @@ def complete(client, prompt, tokens=16):
 
 def metric(suite, name):
     """A value from the load balancer's own /metrics, through the published port."""
-    with urllib.request.urlopen(f"http://{suite.published('lb', 8000)}/metrics", timeout=10) as reply:
+    address, trust = suite.published("lb", 8000), suite.ssl_context()
+    with urllib.request.urlopen(f"https://{address}/metrics", timeout=10, context=trust) as reply:
         lines = reply.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.split(" ")[0].partition("{")[0] == name)
 
@@ -80,6 +86,25 @@ def test_the_conductor_lists_every_instance(suite):
         "decode-1": common_pb2.ROLE_DECODE,
         "decode-2": common_pb2.ROLE_DECODE,
     }
+
+
+def test_a_stranger_gets_in_nowhere(suite):
+    """From another container of the network, and through the published ports, without a certificate."""
+    probe = ("python", "-m", "pinyon.runtime.healthcheck")
+    for address in ("conductor:7000", "kvstore:7100", "prefill-1:7200", "decode-1:7200", "http://lb:8000/health"):
+        said = run("docker", "exec", suite.container("lb"), *probe, address, timeout_s=60, check=False)
+        assert said.returncode == 1, address
+    with grpc.insecure_channel(suite.published("conductor", 7000)) as channel, pytest.raises(grpc.RpcError):
+        conductor_pb2_grpc.ConductorServiceStub(channel).ListInstances(conductor_pb2.ListInstancesRequest(), timeout=10)
+
+
+def test_each_service_has_no_files_but_its_own(suite):
+    for service in SERVICES:
+        said = run("docker", "exec", suite.container(service), "ls", "/run/pinyon", "/certs", timeout_s=30, check=False)
+        assert "ca.key" not in said.stdout
+        assert "/certs" not in said.stdout
+    own = suite.files("lb") / "tls.crt"
+    assert own.read_text() != (suite.files("conductor") / "tls.crt").read_text()
 
 
 @pytest.mark.parametrize("service", SERVICES)

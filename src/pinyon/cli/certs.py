@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.identity import ROLES, Identity, cluster_identities, hosts_of
+from pinyon.runtime.identity import ANY, ROLES, Identity, cluster_identities, hosts_of
 
 __all__ = ["add_command", "certs"]
 
@@ -25,9 +25,12 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("certs", help="certificates for a cluster with TLS", description=_DESCRIPTION)
     add = parser.add_argument
     add("dir", metavar="DIR", type=Path)
-    add("--role", choices=ROLES, help="whose certificates; admin is for people with grpcurl or pinyon")
-    add("--instance-id", nargs="+", default=[], metavar="ID", help="one certificate for each")
-    add("--any-instance", action="store_true", help="one certificate for any instance of the role")
+    add(
+        "processes",
+        metavar="ROLE/ID",
+        nargs="*",
+        help=f"whose; roles: {', '.join(ROLES)} (admin is for people); with ID {ANY}, one for any instance",
+    )
     add("--cluster", action="store_true", help="for all processes of `./dev up` with the numbers that follow")
     for name, count in (("prefill", 2), ("decode", 2), ("mixed", 0), ("stores", 1), ("lbs", 1)):
         add(f"--{name}", type=int, default=count, metavar="N", help=f"default {count}")
@@ -79,14 +82,13 @@ def _identities(arguments: argparse.Namespace) -> list[Identity]:
         if not all(0 <= count <= 1024 for count in counts):
             raise InvalidArgument("numbers of processes are 0 to 1024", field="cluster")
         found += cluster_identities(*counts)
-    if arguments.role:
-        if not arguments.instance_id and not arguments.any_instance:
-            raise InvalidArgument("--role needs --instance-id ID or --any-instance", field="role")
-        found += [Identity(arguments.role, each) for each in arguments.instance_id]
-        if arguments.any_instance:
-            found.append(Identity(arguments.role))
+    for each in arguments.processes:
+        role, _, instance_id = each.partition("/")
+        if not instance_id:
+            raise InvalidArgument(f"{each!r} is not ROLE/ID", field="processes")
+        found.append(Identity(role, "" if instance_id == ANY else instance_id))
     if not found and not arguments.renew:
-        raise InvalidArgument("say whose: --cluster, --role ROLE --instance-id ID, or --renew", field="role")
+        raise InvalidArgument("say whose: --cluster, ROLE/ID, or --renew for whatever is there", field="processes")
     return found
 
 

@@ -32,12 +32,10 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.identity import Identity, identity_from_names
+from pinyon.runtime.identity import ANY, Identity, identity_from_names
 
-__all__ = ["ANY", "Authority", "Wanted", "folder_of"]
+__all__ = ["Authority", "Wanted", "folder_of"]
 
-ANY = "_any"
-"""The folder of a certificate for any instance."""
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 90
 DAYS_MAX = 3650

@@ -1,8 +1,8 @@
 """``python -m pinyon.runtime.healthcheck [--tls-dir DIR --name NAME] ADDRESS``: is the server there healthy?
 
 The exit status is 0 if it is, else 1 (misuse: 2). ``HOST:PORT`` asks the gRPC health service about the whole server;
-``http://HOST:PORT/PATH`` wants status 200; and ``redis://HOST:PORT`` wants an answer to PING. With the folder of
-``pinyon certs``, gRPC and ``https://`` go over TLS with the files in it; the gRPC server's certificate must say NAME.
+``http://HOST:PORT/PATH`` wants status 200; ``redis://HOST:PORT`` (or ``unix://PATH``) wants an answer to PING. With the
+folder of ``pinyon certs``, gRPC and ``https://`` go over TLS with its files; a gRPC server's certificate must say NAME.
 
 For the health checks of containers, so it imports nothing that it does not need: such a probe starts every few seconds.
 """
@@ -62,7 +62,9 @@ def _probe_http(url: str, timeout_s: float, tls_dir: Path | None) -> str:
 
 def _probe_redis(url: str, timeout_s: float) -> str:
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 6379), timeout=timeout_s) as connection:
+    with socket.socket(socket.AF_UNIX) if parts.scheme == "unix" else socket.socket() as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(parts.path if parts.scheme == "unix" else (parts.hostname or "", parts.port or 6379))
         connection.sendall(b"PING\r\n")
         answer = connection.recv(64)
     return "" if answer.startswith(b"+PONG") else f"answered {answer!r}"
@@ -73,7 +75,7 @@ def probe(address: str, timeout_s: float = TIMEOUT_S, tls_dir: Path | None = Non
     try:
         if address.startswith(("http://", "https://")):
             return _probe_http(address, timeout_s, tls_dir)
-        if address.startswith("redis://"):
+        if address.startswith(("redis://", "unix://")):
             return _probe_redis(address, timeout_s)
         return _probe_grpc(address, timeout_s, tls_dir, name)
     except (OSError, ValueError) as error:
@@ -90,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.stderr.write(
             "usage: python -m pinyon.runtime.healthcheck [--tls-dir DIR --name NAME] "
-            "HOST:PORT | http[s]://... | redis://...\n"
+            "HOST:PORT | http[s]://... | redis://... | unix://...\n"
         )
         return 2
     problem = probe(arguments[0], tls_dir=tls_dir, name=name)

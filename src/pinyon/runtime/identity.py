@@ -20,6 +20,7 @@ from pinyon.core.errors import InvalidArgument, PermissionDenied
 
 __all__ = [
     "ADMIN",
+    "ANY",
     "BLOCKS_NAME",
     "CONDUCTOR",
     "KVSTORE",
@@ -38,6 +39,8 @@ __all__ = [
 
 ADMIN, CONDUCTOR, KVSTORE, LB, REDIS, WORKER = ROLES = ("admin", "conductor", "kvstore", "lb", "redis", "worker")
 
+ANY = "_any"
+"""What stands for any instance where an instance id is written; no instance can be called so."""
 DOMAIN = "pinyon"
 BLOCKS_NAME = f"blocks.{DOMAIN}"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
