@@ -15,7 +15,9 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.policy import PlacementPolicy
 from pinyon.placement.scheduler import Scheduler
+from pinyon.runtime.admin import add_admin, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
@@ -73,7 +75,7 @@ def build(
     fleet = Fleet(BlockIndex(settings.index_entries_max), inflight, settings.instances_max)
     membership = Membership(fleet, clock, settings.lease_ms / 1e3, settings.settle_ms / 1e3)
     metrics = ConductorMetrics(registry, fleet, membership)
-    show_policies(registry, "conductor", placement=settings.placement)
+    show_policy = show_policies(registry, "conductor", placement=settings.placement)
     scheduler = Scheduler(fleet, PLACEMENT_POLICIES.make(settings.placement))
     placer = Placer(
         scheduler, inflight, metrics, telemetry, clock, settings.ttft_slo_ms / 1e3, settings.tbt_slo_ms / 1e3
@@ -88,6 +90,12 @@ def build(
         conductor_pb2.DESCRIPTOR.services_by_name["ConductorService"],
         CONDUCTOR_CALLERS,
     )
+
+    def use(policy: PlacementPolicy, choice: str) -> None:
+        scheduler.use(policy)
+        show_policy("placement", choice)
+
+    add_admin(server, [changeable_policy(PLACEMENT_POLICIES, settings.placement, use)])
     return Conductor(fleet, membership, servicer, server, clock)
 
 

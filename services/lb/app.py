@@ -15,7 +15,9 @@ from pinyon.core.clock import Clock
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.model import load_card
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.policy import RoutingPolicy
 from pinyon.routing.rates import Rates
+from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
@@ -125,7 +127,7 @@ def build(
         security.channels.to(peer_name(CONDUCTOR)),
     )
     metrics = LbMetrics(registry, line, conductor, workers, view)
-    show_policies(registry, "lb", routing=settings.routing)
+    show_policy = show_policies(registry, "lb", routing=settings.routing)
     off_loop = OffLoop()
     prompts = Prompts(card, view, off_loop, settings.chat_max_tokens, settings.chars_per_token_max)
     default = Rates(settings.tenant_rpm, settings.tenant_tpm)
@@ -167,6 +169,21 @@ def build(
         LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock),
         lb_pb2.DESCRIPTOR.services_by_name["LbService"],
         LB_CALLERS,
+    )
+
+    def use(routing: RoutingPolicy, choice: str) -> None:
+        view.use(routing)
+        show_policy("routing", choice)
+
+    def drain(draining: bool) -> None:
+        app.draining = draining
+
+    add_admin(
+        server,
+        [
+            changeable_policy(ROUTING_POLICIES, settings.routing, use),
+            changeable_flag("draining", lambda: app.draining, drain),
+        ],
     )
     return Lb(view, line, conductor, workers, prompts, off_loop, dispatcher, app, http, server, https, keys, journal)
 

@@ -81,6 +81,10 @@ class InstanceView:
         """Those of them at which another process was before."""
         self.addresses: frozenset[str] = frozenset()
 
+    def use(self, routing: RoutingPolicy) -> None:
+        """From now on this one chooses where there is no conductor."""
+        self._routing = routing
+
     @property
     def unconfirmed(self) -> int:
         """Instances that the present conductor has not listed yet."""

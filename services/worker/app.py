@@ -17,6 +17,7 @@ from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, j
 from pinyon.messages.segment import segment_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
+from pinyon.runtime.admin import add_admin, changeable_flag
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
@@ -165,6 +166,15 @@ class Worker:
             kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"],
             BLOCK_READ_CALLERS,
         )
+        add_admin(
+            self.server,
+            [changeable_flag("draining", lambda: self.parts.draining, self._set_draining)],
+            fixed={
+                "batching": "what waits is in the policy's own order",
+                "eviction": "the order of the blocks that are cached is the policy's own",
+                "role": "the conductor knows an instance by it",
+            },
+        )
         self.address = settings.reachable(await self.server.start())
         if settings.conductor:
             info = instance_info(
@@ -177,6 +187,12 @@ class Worker:
             ledger.on_end = self.report.wake
             self.report.start()
         return self.address
+
+    def _set_draining(self, draining: bool) -> None:
+        """Take nothing new, or take it again; what is here goes on. The conductor hears of it at once."""
+        self.parts.draining = draining
+        if self.report is not None:
+            self.report.wake()
 
     async def stop(self, drain_s: float) -> None:
         """Take nothing new, finish what is here within ``drain_s``, then end everything and give all back."""

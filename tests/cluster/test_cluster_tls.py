@@ -23,6 +23,7 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.cli import main
 from pinyon.core.address import parse_address
 from pinyon.runtime.channel import CHANNEL_OPTIONS, tls_options
 from pinyon.runtime.identity import peer_name
@@ -312,3 +313,41 @@ def test_a_service_does_not_start_with_another_ones_certificate(secured: LocalCl
         )  # fmt: skip
         assert started.returncode == 1
         assert said in started.stderr
+
+
+def test_an_admin_changes_what_runs_and_nobody_else(
+    secured: LocalCluster, certs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PINYON_TLS_DIR", str(certs / "admin" / "admin"))
+    worker, conductor, lb = (secured.services[name] for name in ("prefill-0", "conductor", "lb-0"))
+
+    def schedulable(name: str) -> bool:
+        return next(each.schedulable for each in listed(secured) if each.info.instance_id == name)
+
+    def admin(role: str, address: str, *changes: str) -> int:
+        return main(["admin", role, address, *changes, "--timeout-s", str(WAIT_S)])
+
+    assert admin("worker", worker.endpoints["grpc"], "draining=true") == 0
+    until("nothing is placed on it", lambda: not schedulable("prefill-0"))
+    assert "admin admin at ipv4:127.0.0.1" in worker.log_path.read_text()
+    assert admin("worker", worker.endpoints["grpc"], "draining=false") == 0
+    until("it is used again", lambda: schedulable("prefill-0"))
+
+    assert admin("conductor", conductor.endpoints["grpc"], "placement=least_loaded") == 0
+    assert ("conductor", "pinyon_conductor_policies_info", ("least_loaded",)) in Scrape(secured).samples
+    assert admin("conductor", conductor.endpoints["grpc"], "placement=kvcache_centric") == 0
+    assert admin("lb", lb.endpoints["admin"], "routing=round_robin") == 0
+    assert admin("lb", lb.endpoints["admin"], "routing=least_loaded") == 0
+    capsys.readouterr()
+
+    for role, address, changes, said in (
+        ("conductor", conductor.endpoints["grpc"], ["placement=nonsense"], "no placement policy 'nonsense'"),
+        ("worker", worker.endpoints["grpc"], ["eviction=fifo"], "needs a restart"),
+        ("lb", lb.endpoints["grpc"], [], "UNAUTHENTICATED"),  # the port of people's programs
+    ):
+        assert admin(role, address, *changes) == 1
+        assert said in capsys.readouterr().err
+    monkeypatch.setenv("PINYON_TLS_DIR", str(certs / "worker" / "decode-0"))
+    assert admin("worker", worker.endpoints["grpc"], "draining=true") == 1
+    assert "role worker may not call" in capsys.readouterr().err
+    assert schedulable("prefill-0")

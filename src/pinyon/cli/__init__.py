@@ -1,4 +1,4 @@
-"""What people type: ``pinyon instances``, ``pinyon generate``, ``pinyon topology``, ``pinyon transfer``."""
+"""What people type: ``pinyon instances``, ``generate``, ``admin``, ``certs``, ``topology`` and so on."""
 
 from pinyon.cli.main import main
 

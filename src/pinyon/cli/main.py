@@ -13,7 +13,7 @@ from rich.table import Table
 from pinyon import __version__
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.cli import certs, journal, topology, transfer_commands
+from pinyon.cli import admin, certs, journal, topology, transfer_commands
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role, SamplingParams
@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add_tls_dir(send)
     send.set_defaults(run=generate)
 
+    admin.add_command(commands)
     certs.add_command(commands)
     journal.add_command(commands)
     topology.add_command(commands)

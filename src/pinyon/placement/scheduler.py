@@ -24,6 +24,10 @@ class Scheduler:
         self._fleet = fleet
         self._policy = policy
 
+    def use(self, policy: PlacementPolicy) -> None:
+        """From now on this one places."""
+        self._policy = policy
+
     def schedule(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
         """Decide and count the placement as in flight.
 

@@ -43,9 +43,19 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
-def show_policies(registry: CollectorRegistry, service: str, **chosen: str) -> None:
-    """Which policy of each kind runs, as labels of ``pinyon_<service>_policies_info``."""
-    Info(f"pinyon_{service}_policies", "The policies that run, as they were chosen.", registry=registry).info(chosen)
+def show_policies(registry: CollectorRegistry, service: str, **chosen: str) -> Callable[[str, str], None]:
+    """Which policy of each kind runs, as labels of ``pinyon_<service>_policies_info``.
+
+    What is returned is told ``(kind, choice)`` when another one takes over.
+    """
+    shown = Info(f"pinyon_{service}_policies", "The policies that run, as they were chosen.", registry=registry)
+    shown.info(chosen)
+
+    def change(kind: str, choice: str) -> None:
+        chosen[kind] = choice
+        shown.info(chosen)
+
+    return change
 
 
 def show_certificate(registry: CollectorRegistry, not_after_s: Callable[[], float]) -> None:

@@ -1,0 +1,52 @@
+"""``pinyon admin``: look at what can be changed in a running process, and change it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
+from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.identity import CONDUCTOR, LB, WORKER
+
+__all__ = ["add_command", "admin"]
+
+_DESCRIPTION = """\
+Show what can be changed in a conductor, worker or load balancer while it runs, and change it: "draining=true" (a worker
+takes nothing new, a load balancer says that it is not ready), "placement=POLICY" of a conductor, "routing=POLICY" of a
+load balancer. A change lasts until the process ends, and is logged there. With TLS it takes an admin's certificate,
+and the load balancer's address is that of its --admin-listen."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser("admin", help="change a running process", description=_DESCRIPTION)
+    parser.add_argument("role", choices=(CONDUCTOR, WORKER, LB))
+    parser.add_argument("address", metavar="HOST:PORT", help="its gRPC")
+    parser.add_argument("changes", metavar="NAME=VALUE", nargs="*", help="none: only show")
+    parser.add_argument("--instance-id", default="", help="with TLS: talk to this instance or to nobody")
+    parser.add_argument("--timeout-s", type=float, default=5.0, help="default 5")
+    add_tls_dir(parser)
+    parser.set_defaults(run=admin)
+
+
+def admin(arguments: argparse.Namespace) -> int:
+    """Apply the changes, and show every setting that can be changed."""
+    settings = []
+    for change in arguments.changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise InvalidArgument(f"{change!r} is not NAME=VALUE", field="changes")
+        settings.append(admin_pb2.Setting(name=name, value=value))
+    with open_channel(arguments.address, arguments.role, arguments.tls_dir, arguments.instance_id) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        reply = stub.Apply(admin_pb2.ApplyRequest(settings=settings), timeout=arguments.timeout_s)
+    table = Table("setting", "before", "now", box=None, pad_edge=False)
+    for each in reply.changes:
+        table.add_row(each.name, each.before, each.after)
+    Console().print(table)
+    return 0

@@ -1,0 +1,126 @@
+"""``AdminService``: the one call that changes how a process behaves while it runs.
+
+A service names what can be changed there, and for what cannot, why not. Only admins may call it; where nobody has an
+identity (no TLS), only processes of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied
+from pinyon.core.policies import Registry
+from pinyon.runtime.callers import Callers
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.identity import ADMIN, caller
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.settings import is_loopback
+
+__all__ = ["Changeable", "add_admin", "changeable_flag", "changeable_policy"]
+
+SETTINGS_MAX = 16
+_CALLERS: Callers = {"Apply": frozenset((ADMIN,))}
+
+_log = get_logger("admin")
+
+
+@dataclass(frozen=True)
+class Changeable:
+    """A setting that can be changed while the process runs."""
+
+    name: str
+    value: Callable[[], str]
+    """As it would be written now."""
+    parse: Callable[[str], Callable[[], None]]
+    """Checks a value, and gives what makes it count; raises ``ValueError`` that names what is wrong."""
+
+
+def changeable_flag(name: str, read: Callable[[], bool], write: Callable[[bool], None]) -> Changeable:
+    """``true`` or ``false``."""
+
+    def parse(text: str) -> Callable[[], None]:
+        if text not in ("true", "false"):
+            raise ValueError(f"must be true or false, got {text!r}")
+        return lambda: write(text == "true")
+
+    return Changeable(name, lambda: "true" if read() else "false", parse)
+
+
+def changeable_policy(registry: Registry[Any], chosen: str, use: Callable[[Any, str], None]) -> Changeable:
+    """A policy of that kind, ``chosen`` at the start. ``use`` is given a new policy, and how it was written."""
+    now = chosen
+
+    def parse(text: str) -> Callable[[], None]:
+        policy = registry.make(text)
+
+        def make_it_count() -> None:
+            nonlocal now
+            now = text
+            use(policy, text)
+
+        return make_it_count
+
+    return Changeable(registry.kind, lambda: now, parse)
+
+
+def add_admin(server: GrpcServer, changeable: Sequence[Changeable], fixed: Mapping[str, str] | None = None) -> None:
+    """Let the server serve it. ``fixed`` names settings that people may expect here, and why they cannot be changed."""
+    server.add(
+        admin_pb2_grpc.add_AdminServiceServicer_to_server,
+        AdminServicer(changeable, fixed or {}),
+        admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
+        _CALLERS,
+    )
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """Checks everything first, then changes everything."""
+
+    def __init__(self, changeable: Sequence[Changeable], fixed: Mapping[str, str]) -> None:
+        self._changeable = {each.name: each for each in changeable}
+        self._fixed = fixed
+
+    async def Apply(self, request: admin_pb2.ApplyRequest, context: Any) -> admin_pb2.ApplyResponse:
+        who = _who(context)
+        changes = self._checked(request.settings)
+        before = {name: each.value() for name, each in self._changeable.items()}
+        for make_it_count in changes.values():
+            make_it_count()
+        after = {name: each.value() for name, each in self._changeable.items()}
+        for name in changes:
+            _log.warning("%s changed %s from %s to %s", who, name, before[name], after[name])
+        return admin_pb2.ApplyResponse(
+            changes=[admin_pb2.Change(name=name, before=before[name], after=after[name]) for name in sorted(before)]
+        )
+
+    def _checked(self, settings: Sequence[admin_pb2.Setting]) -> dict[str, Callable[[], None]]:
+        if len(settings) > SETTINGS_MAX:
+            raise InvalidArgument(f"at most {SETTINGS_MAX} settings", field="settings")
+        changes: dict[str, Callable[[], None]] = {}
+        for setting in settings:
+            if reason := self._fixed.get(setting.name):
+                raise FailedPrecondition(f"{setting.name} needs a restart: {reason}", field="settings.name")
+            known = self._changeable.get(setting.name)
+            if known is None or setting.name in changes:
+                names = ", ".join(sorted(self._changeable)) or "nothing"
+                raise InvalidArgument(f"each once: {names} can be changed here", field="settings.name")
+            try:
+                changes[setting.name] = known.parse(setting.value)
+            except ValueError as error:
+                raise InvalidArgument(f"{setting.name}: {error}", field="settings.value") from None
+        return changes
+
+
+def _who(context: Any) -> str:
+    """For the log. Raises :class:`PermissionDenied` for who has no identity and is not on this machine."""
+    known, peer = caller(context), str(context.peer())
+    if known is not None:
+        return f"{known} at {peer}"
+    kind, _, address = peer.partition(":")
+    host = address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    if kind == "unix" or is_loopback(host):
+        return f"somebody at {peer}"
+    raise PermissionDenied("without TLS this is for processes of this machine only")
