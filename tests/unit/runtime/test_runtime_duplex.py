@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -15,6 +16,7 @@ from pinyon.core.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
+    PermissionDenied,
     PinyonError,
     ResourceExhausted,
     Unavailable,
@@ -364,6 +366,23 @@ async def test_the_pause_doubles_until_the_peer_speaks() -> None:
     await asyncio.wait_for(naps.done.wait(), WAIT_S)
     await link.close()
     assert naps.pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.05, 0.1]
+
+
+async def test_a_peer_that_refuses_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    naps = Naps(enough=2)
+    reasons = iter((PermissionDenied("the certificate is another's"), Unavailable("nobody"), Unavailable("nobody")))
+
+    async def converse(stream: Dialed[Ask, Answer]) -> None:
+        raise next(reasons)
+
+    link = redialer("somewhere:1", naps, converse)
+    with caplog.at_level(logging.WARNING):
+        link.start()
+        await asyncio.wait_for(naps.done.wait(), WAIT_S)
+        await link.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the peer at somewhere:1 refuses: the certificate is another's"
+    ], "that nobody is there is no news"
 
 
 async def test_a_peer_that_comes_back_is_found_again() -> None:

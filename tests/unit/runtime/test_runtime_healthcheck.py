@@ -6,9 +6,12 @@ import socket
 import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.errors import Unavailable
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.healthcheck import main, probe
 from pinyon.runtime.redis_server import find_redis
+from pinyon.runtime.tls import server_context
+from tests.tls_files import TestAuthority, tls_of
 
 KV_SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"]
 
@@ -76,7 +79,7 @@ def test_silence_is_a_problem():
             assert probe(form.format(host, port), timeout_s=0.2) != ""
 
 
-@pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"]])
+@pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"], ["--tls-dir", "x", "a:1"], ["--name", "x"]])
 def test_misuse_has_its_own_status(arguments):
     assert main(arguments) == 2
 
@@ -84,3 +87,58 @@ def test_misuse_has_its_own_status(arguments):
 @pytest.mark.parametrize("address", ["http://127.0.0.1:port/", "redis://127.0.0.1:99999", "http://"])
 def test_a_bad_address_is_a_problem_not_a_crash(address):
     assert main([address]) == 1
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return TestAuthority(tmp_path / "certs")
+
+
+async def test_over_tls_it_shows_its_files_and_compares_the_name(authority, tmp_path):
+    folder = authority.folder("kvstore", "kv-0")
+    server = GrpcServer("127.0.0.1:0", tls_of(folder))
+    address = await server.start()
+    try:
+        for directory, name, healthy in (
+            (folder, "kvstore.pinyon", True),
+            (authority.folder("conductor", "c"), "kv-0.kvstore.pinyon", True),
+            (folder, "conductor.pinyon", False),
+            (TestAuthority(tmp_path / "other").folder("kvstore", "kv-0"), "kvstore.pinyon", False),
+            (tmp_path / "nowhere", "kvstore.pinyon", False),
+        ):
+            arguments = ["--tls-dir", str(directory), "--name", name, address]
+            assert await asyncio.to_thread(main, arguments) == (0 if healthy else 1), arguments
+        assert await asyncio.to_thread(main, [address]) == 1
+    finally:
+        await server.drain(0)
+
+
+async def test_https_is_verified(authority, tmp_path):
+    async def answer(reader, writer):
+        await reader.readline()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    folder = authority.folder("lb", "lb-0")
+    context = server_context(folder / "tls.crt", folder / "tls.key")
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        assert await asyncio.to_thread(probe, url, 20.0, folder) == ""
+        other = TestAuthority(tmp_path / "other").folder("lb", "lb-0")
+        assert "CERTIFICATE_VERIFY_FAILED" in await asyncio.to_thread(probe, url, 20.0, other)
+        assert "CERTIFICATE_VERIFY_FAILED" in await asyncio.to_thread(probe, url, 20.0)
+
+
+def test_redis_on_a_unix_socket(authority, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # the embedded one has no TLS, and listens on a socket where TLS is wanted
+    try:
+        server = find_redis(tls_dir=authority.folder("redis", "redis"))
+    except Unavailable as error:
+        pytest.skip(error.message)
+    try:
+        assert server.url.startswith("unix://")
+        assert probe(server.url) == ""
+    finally:
+        server.close()
+    assert probe("unix:///nonexistent/socket") != ""

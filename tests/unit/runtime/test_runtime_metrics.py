@@ -1,0 +1,112 @@
+"""The Prometheus endpoint: plain on loopback; elsewhere, with TLS, for who has a certificate of the cluster."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from pinyon.runtime.metrics import CONNECTIONS_MAX, MetricsServer, new_registry, show_certificate, show_policies
+from pinyon.runtime.security import Security
+from tests.tls_files import TestAuthority, tls_of
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> TestAuthority:
+    return TestAuthority(tmp_path / "certs")
+
+
+@pytest.fixture
+def secured(authority: TestAuthority) -> Iterator[tuple[MetricsServer, Security]]:
+    security = Security(tls_of(authority.folder("lb", "lb-0")))
+    server = MetricsServer("0.0.0.0:0", new_registry(), security)
+    yield server, security
+    server.close()
+
+
+def port(server: MetricsServer) -> int:
+    return int(server.address.rpartition(":")[2])
+
+
+def scrape(server: MetricsServer, folder: Path | None, ca: Path) -> tuple[int, int]:
+    """HTTP status, and the serial number of the certificate that was shown."""
+    context = ssl.create_default_context(cafile=str(ca))
+    if folder is not None:
+        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    connection = http.client.HTTPSConnection("127.0.0.1", port(server), timeout=30, context=context)
+    try:
+        connection.connect()
+        shown = connection.sock.getpeercert(binary_form=True)
+        connection.request("GET", "/metrics")
+        reply = connection.getresponse()
+        reply.read()
+    finally:
+        connection.close()
+    return reply.status, x509.load_der_x509_certificate(shown).serial_number
+
+
+def test_on_loopback_it_is_plain(authority: TestAuthority) -> None:
+    registry = new_registry()
+    show_certificate(registry, lambda: 12345.0)
+    change = show_policies(registry, "lb", routing="least_loaded")
+    server = MetricsServer("127.0.0.1:0", registry, Security(tls_of(authority.folder("lb", "lb-0"))))
+    try:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=30) as reply:
+            text = reply.read().decode()
+        assert "pinyon_certificate_not_after_seconds 12345.0" in text
+        assert 'pinyon_lb_policies_info{routing="least_loaded"} 1.0' in text
+        change("routing", "round_robin")
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=30) as reply:
+            assert 'pinyon_lb_policies_info{routing="round_robin"} 1.0' in reply.read().decode()
+    finally:
+        server.close()
+
+
+def test_elsewhere_it_asks_for_a_certificate_and_shows_the_newest(
+    secured: tuple[MetricsServer, Security], authority: TestAuthority, tmp_path: Path
+) -> None:
+    server, security = secured
+    assert security.tls is not None
+    ca, admin = security.tls.ca, authority.folder("admin", "prometheus")
+    status, first = scrape(server, admin, ca)
+    assert status == 200
+    for stranger in (None, TestAuthority(tmp_path / "other").folder("admin", "prometheus")):
+        with pytest.raises((OSError, http.client.HTTPException)):
+            scrape(server, stranger, ca)
+    with pytest.raises((OSError, http.client.HTTPException)):
+        urllib.request.urlopen(f"http://127.0.0.1:{port(server)}/metrics", timeout=30)
+    authority.folder("lb", "lb-0")
+    security.renew()
+    status, second = scrape(server, admin, ca)
+    assert status == 200
+    assert second != first
+
+
+def test_connections_that_say_nothing_are_few(
+    secured: tuple[MetricsServer, Security], authority: TestAuthority
+) -> None:
+    """One more than there may be is closed at once; when the others have gone, there is room again."""
+    server, security = secured
+    assert security.tls is not None
+    silent = [socket.create_connection(("127.0.0.1", port(server)), timeout=30) for _ in range(CONNECTIONS_MAX)]
+    try:
+        with socket.create_connection(("127.0.0.1", port(server)), timeout=30) as one_more:
+            assert one_more.recv(1) == b""
+    finally:
+        for each in silent:
+            each.close()
+    admin = authority.folder("admin", "a")
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            assert scrape(server, admin, security.tls.ca)[0] == 200
+            return
+        except OSError:  # the threads of those who left have not ended yet, and have no event for us
+            assert time.monotonic() < deadline, "nobody is let in any more"
