@@ -27,7 +27,7 @@ from pinyon.routing.queue import RequestQueue
 from pinyon.routing.rates import TenantRates
 
 CONFIG = InstanceConfig(8, 16, 4, 64, 32, 2, 8)
-READS = {"check_integrity", "full", "levels", "next_deadline"}
+READS = {"check", "check_integrity", "full", "levels", "next_deadline"}
 
 
 @pytest.mark.parametrize(
