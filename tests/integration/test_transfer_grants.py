@@ -20,6 +20,7 @@ import pytest
 
 from pinyon.transfer import (
     Access,
+    EngineClosed,
     Grant,
     Opcode,
     Reason,
@@ -201,6 +202,15 @@ def test_the_end_of_a_region_ends_its_grants(pair: Pair) -> None:
     for opcode in Opcode:
         assert pair.refused(opcode, grants[0], 0, 64) is Reason.UNKNOWN_REGION
     pair.server.revoke(grants[0])
+
+
+def test_an_engine_that_is_closed_says_so() -> None:
+    with TransferEngine() as engine:
+        region = engine.register_local_memory(bytearray(64), access=Access.NONE)
+        grant = engine.grant(region, [(0, 1)], Access.READ)
+    assert engine.revoke_now(grant)
+    with pytest.raises(EngineClosed):  # a peer that asked is told that this process is to blame
+        engine.grant(region, [(0, 1)], Access.READ)
 
 
 def test_grants_and_their_ranges_are_limited() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest_asyncio
 
 from pinyon.core.request import SamplingParams
+from pinyon.transfer import RegionDescriptor
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, peer_span, reference, submission
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -35,6 +37,14 @@ class Clock:
 
     def go_on(self) -> None:
         self._stopped_s = None
+
+
+async def lose_transfer_port(worker) -> None:
+    """From now on it opens its memory as before, and nobody gets there."""
+    await asyncio.to_thread(worker.transfer.close)
+    opened = SimpleNamespace(descriptor=lambda: RegionDescriptor(bytes(16), "cpu:0", 1 << 40))
+    worker.transfer.grant = lambda *_, **__: opened
+    worker.transfer.revoke_now = lambda grant: grant is opened
 
 
 def prompt(number: int) -> list[int]:
@@ -65,7 +75,7 @@ async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_use
     assert (await ask(0)).peer_tokens == BLOCKS * BLOCK_TOKENS
     assert p.load().failed_sources == frozenset()
     # It answers, and grants leases, but its bytes do not come.
-    await asyncio.to_thread(source.transfer.close)
+    await lose_transfer_port(source)
     clock.stop()  # else a pause may be over before we look
     assert (await ask(1)).peer_tokens == 0
     assert p.load().failed_sources == {source.address}
@@ -104,7 +114,7 @@ async def test_a_decode_instance_that_takes_no_kv_does_not_keep_the_places_of_ot
 
     (answer,) = await client.submit(ask(0, d))
     assert (await answer.wait()).tokens == reference(prompt(0), SHORT)
-    await asyncio.to_thread(d.transfer.close)
+    await lose_transfer_port(d)
     clock.stop()  # else a pause may be over before we look
     p.engine.hold()
     answers = await client.submit(ask(1, d))

@@ -240,8 +240,10 @@ class TransferEngine:
 
         Raises:
             InvalidTransfer: a range outside the region, none at all, no right, no time, or no such region.
-            TransferLimitReached: too many grants, or ranges of all grants.
+            TransferLimitReached, EngineClosed
         """
+        if self._state == "closed":  # its regions are gone, which is no mistake of the caller's
+            raise EngineClosed("the engine is closed")
         return self._memory.grant(region, ranges, access, lifetime_s)
 
     def revoke_now(self, grant: Grant) -> bool:
