@@ -18,7 +18,7 @@ from services.lb.http_head import Head
 from services.lb.labels import classify
 from services.lb.off_loop import OffLoop
 from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Format, error_event
-from services.lb.openai_large import LARGE_BYTES
+from services.lb.openai_large import is_large
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 from services.lb.prompts import Prompts
 from services.lb.request import Ask, Delta, Request
@@ -108,7 +108,7 @@ class Completions:
         return 200
 
     async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, Ask]:
-        if len(body) > LARGE_BYTES:
+        if is_large(body):
             call = await self._off_loop.run(parse, body)
         else:
             call = parse(body)

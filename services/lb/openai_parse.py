@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import MAX_STOP_BYTES, MAX_STOP_STRINGS, PRIORITY_MAX, check_label
-from services.lb.openai_large import LARGE_BYTES, read_large
+from services.lb.openai_large import is_large, read_large
 
 __all__ = ["Call", "Messages", "PromptInput", "parse_chat", "parse_completion"]
 
@@ -72,7 +72,7 @@ def parse_chat(body: bytes | bytearray) -> Call:
 
 def _read(body: bytes | bytearray, known: Mapping[str, Callable[[str, Any], Any]]) -> dict[str, Any]:
     try:
-        if len(body) > LARGE_BYTES:
+        if is_large(body):
             values = read_large(body)
         else:
             values = from_json(body, allow_inf_nan=False, cache_strings="none")

@@ -31,11 +31,12 @@ def ask(prompt: str = "hello", size: int = 0, **fields) -> bytes:
 async def flood(connection: Connection, piece: bytes, size: int) -> int:
     """Send ``piece`` again and again, until ``size`` bytes or the other side's end; returns how many went."""
     sent = 0
-    with contextlib.suppress(OSError):
-        while sent < size and not connection.reader.at_eof():
-            connection.writer.write(piece)
-            await connection.writer.drain()
-            sent += len(piece)
+    async with asyncio.timeout(WAIT_S):
+        with contextlib.suppress(OSError):
+            while sent < size and not connection.reader.at_eof():
+                connection.writer.write(piece)
+                await connection.writer.drain()
+                sent += len(piece)
     return sent
 
 

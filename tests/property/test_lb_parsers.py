@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from services.lb.http_head import Head, read_head
 from services.lb.key_chains import KeyChains
 from services.lb.labels import classify
 from services.lb.openai_format import ChatFormat, CompletionFormat, error_body
+from services.lb.openai_large import is_large
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 
 COMPLETION = {
@@ -234,3 +237,96 @@ def test_every_error_of_the_tree_becomes_an_object():
     for cls in tree(PinyonError):
         error = cls(500, "m") if cls is HttpError else cls("m")
         assert json.loads(error_body(error))["error"]["message"] == "m"
+
+
+def token_list(dice: random.Random) -> list[int]:
+    return [dice.randrange(1 << dice.choice([1, 8, 16, 32])) for _ in range(dice.randrange(9000, 9100))]
+
+
+token_lists = st.integers(0, 1 << 32).map(lambda seed: token_list(random.Random(seed)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    token_lists, st.booleans(), st.sampled_from([None, (",", ":"), (" , ", " :\n")]), st.text(max_size=20), st.data()
+)
+def test_large_bodies_are_read_as_small_ones_are(tokens, nested, separators, text, data):
+    """However the list of tokens is written and whatever stands around it; broken somewhere, it is refused or equal."""
+    fields = {
+        "user": text,
+        "stop": ['"prompt":[1,2'],
+        "model": "m",
+        "prompt": [tokens] if nested else tokens,
+        "seed": 1,
+    }
+    names = data.draw(st.permutations(list(fields)))
+    raw = bytearray(json.dumps({name: fields[name] for name in names}, separators=separators).encode())
+    assert is_large(raw)
+    expected, _ = outcome(read_small, bytes(raw))
+    call, refusal = outcome(parse_completion, bytes(raw))
+    if text and any(ord(char) < 32 or ord(char) == 127 for char in text):
+        assert refusal is not None
+    elif refusal is None:
+        assert call.prompt == np.array(tokens, "<u4").tobytes() == np.array(expected, "<u4").tobytes()
+    position = data.draw(st.integers(0, len(raw) - 1))
+    raw[position] = data.draw(st.sampled_from(list(b'0,] -"x[\n\\9')))
+    expected, invalid = outcome(read_small, bytes(raw))
+    call, refusal = outcome(parse_completion, bytes(raw))
+    if refusal is None:
+        assert invalid is None
+        assert call.prompt == np.array(expected, "<u4").tobytes()
+
+
+def read_small(raw: bytes) -> list[int]:
+    try:
+        prompt = json.loads(raw, parse_constant=None)["prompt"]
+    except (ValueError, KeyError):
+        raise InvalidArgument("no JSON") from None
+    return prompt[0] if type(prompt[0]) is list else prompt
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "01" + ",1" * 20_000,
+        "1 2" + ",1" * 20_000,
+        "1,,2" + ",1" * 20_000,
+        "1,2," * 10_000,
+        "1" + ",1" * 20_000 + ",",
+        "4294967296" + ",1" * 20_000,
+        "99999999999999999999999" + ",1" * 20_000,
+        "1" + ",1" * 20_000 + ",1.5",
+        "1" + ",1" * 20_000 + ",-1",
+        "1" + ",1" * 20_000 + ",[1]",
+        "1" + ",1" * 20_000 + "],[1",
+        "1" * 100_000,
+    ],
+)
+def test_large_lists_that_are_no_tokens_are_refused(prompt):
+    for text in (prompt, f"[{prompt}]"):
+        with pytest.raises(InvalidArgument):
+            parse_completion(f'{{"model":"m","prompt":[{text}]}}'.encode())
+
+
+def test_what_looks_like_a_prompt_inside_of_a_string_is_none():
+    trap = '"prompt":[' + "1," * 20_000 + "1]"
+    body = json.dumps({"model": "m", "stop": ["a"], "prompt": trap}).encode()
+    assert parse_completion(body).prompt == trap
+    nested = json.dumps({"model": "m", "logit_bias": {"prompt": [1] * 20_000}, "prompt": "a"}).encode()
+    with pytest.raises(InvalidArgument, match="logit_bias"):
+        parse_completion(nested)
+    twice = b'{"model":"m","prompt":[' + b"1," * 20_000 + b'1],"prompt":"last"}'
+    assert parse_completion(twice).prompt == "last"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("metadata", {str(number): 1 for number in range(40_000)}),
+        ("stop", [["a"]] * 40_000),
+        ("stop", list(range(40_000))),
+    ],
+)
+def test_bodies_of_too_many_parts_are_refused_before_they_are_read(field, value):
+    with pytest.raises(InvalidArgument, match="has more than"):
+        parse_chat(json.dumps({**CHAT, field: value}).encode())
