@@ -96,11 +96,11 @@ class Kept:
         return common_pb2.RequestClass(kind="chat", turn=1, session="s", user="u", geographies=["eu-west"])
 
     def segment(self) -> common_pb2.Segment:
-        """Memory of somebody who is not there."""
-        region = common_pb2.Region(key=self.random.randbytes(16), location="cpu:0", length_bytes=1 << 20)
-        return common_pb2.Segment(
-            host="127.0.0.1", port=1, boot_id=self.random.randbytes(8).hex(), regions=[region], host_id="elsewhere"
-        )
+        """Of somebody who is not there."""
+        return common_pb2.Segment(host="127.0.0.1", port=1, boot_id=self.random.randbytes(8).hex(), host_id="elsewhere")
+
+    def region(self) -> common_pb2.Region:
+        return common_pb2.Region(key=self.random.randbytes(16), location="cpu:0", length_bytes=1 << 20)
 
     # -- one valid message of each kind
 
@@ -189,6 +189,7 @@ class Kept:
             prompt_tokens_le32=self.tokens(40),
             sampling=self.sampling(),
             target_offsets_bytes=[0] * -(-40 // layout.block_tokens),
+            target_region=self.region(),
             timeout_ms=2_000,
         )
         weights = self.worker.model_fingerprint
