@@ -46,7 +46,7 @@ CALLERS_FAULT = {
 
 @pytest.fixture(scope="module")
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    extra = {"conductor": ("--inflight-unclaimed-s", "3")}
+    extra = {"conductor": ("--inflight-unclaimed-s", "3", "--ttft-slo-ms", "0")}
     spec = ClusterSpec(prefill=1, decode=1, pool_blocks=128, extra=extra)
     with LocalCluster(spec, tmp_path_factory.mktemp("hostile-logs")) as running:
         yield running

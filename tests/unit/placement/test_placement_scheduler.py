@@ -63,13 +63,13 @@ def test_nothing_is_fetched_from_a_source_that_just_failed_its_reader(fleet, sch
     for name in ("s0", "s1"):
         hold(fleet, name, range(300))
     for name in ("p0", "p1"):
-        fleet.set_load(member(fleet, name), InstanceLoad(failed_sources=frozenset({"s0:1"})))
+        fleet.set_load(member(fleet, name), InstanceLoad(failed_sources=frozenset({"s0:1"})), 0.0)
     (span,) = scheduler.schedule(ask(blocks=300), 0.0).fetches
     assert span.source.info.instance_id == "s1"
-    fleet.set_load(member(fleet, "p1"), InstanceLoad(failed_sources=frozenset({"s0:1", "s1:1"})))
-    fleet.set_load(member(fleet, "p0"), InstanceLoad(failed_sources=frozenset({"s0:1", "s1:1"})))
+    fleet.set_load(member(fleet, "p1"), InstanceLoad(failed_sources=frozenset({"s0:1", "s1:1"})), 0.0)
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(failed_sources=frozenset({"s0:1", "s1:1"})), 0.0)
     assert scheduler.schedule(ask("r2", blocks=300), 0.0).fetches == ()
-    fleet.set_load(member(fleet, "p1"), InstanceLoad())
+    fleet.set_load(member(fleet, "p1"), InstanceLoad(), 0.0)
     again = scheduler.schedule(ask("r3", blocks=300), 0.0)
     assert names(again)[0] == "p1", "it can read again, which is quicker than computing"
     assert again.fetches
