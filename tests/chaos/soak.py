@@ -20,7 +20,8 @@ __all__ = ["SoakResult", "run_soak", "soak_spec"]
 CLIENTS = 12
 SAMPLES = 80
 ANSWER_TOKENS = 8
-SIZES_BYTES = (200, 1_000, 2_000, 4_000)
+SIZES_BYTES = (500, 2_000, 4_000, 8_000)
+"""Of the prompts. Large enough to fill, in the warm-up, every table that is bounded by blocks."""
 LEAVE_SHARE = 0.03
 """Of the clients, with their request under way."""
 ANSWER_S = 60.0
