@@ -25,7 +25,12 @@ TOGETHER |= dict.fromkeys(("tests/docker/test_docker_compose.py", "tests/rdma/te
 """Each of them alone would take both processors for minutes: one after the other, beside the rest."""
 FIRST = ("tests/rdma/", "tests/cluster/", "tests/integration/", "tests/property/", "tests/unit/")
 """Folders in the order in which their units are handed out, and below, what comes first in its folder."""
-LONGEST = ("tests/cluster/test_cluster_faults.py", CLUSTER, "tests/integration/test_transfer_chaos.py")
+LONGEST = (
+    "tests/cluster/test_cluster_faults.py",
+    CLUSTER,
+    "tests/cluster/test_cluster_under_fire.py",
+    "tests/integration/test_transfer_chaos.py",
+)
 STOP = pytest.StashKey[Path]()
 
 

@@ -16,9 +16,13 @@ __all__ = ["CONFIGURATIONS", "HERE", "Configuration"]
 HERE = Path(__file__).resolve().parent
 
 
+_WATCHED = {"lb": ("--lame-duck-s", "2")}
+"""The balancer in front asks whether they are ready; the launcher takes it that nobody does."""
+
+
 def _paced(**values: object) -> ClusterSpec:
     # A block of the paced engine is a kilobyte, and a large prompt takes 1,250 of them.
-    extra = {"worker": ("--prefill-chunk-tokens", "4096", "--step-tokens", "8192")}
+    extra = {"worker": ("--prefill-chunk-tokens", "4096", "--step-tokens", "8192"), **_WATCHED}
     profile = str(HERE / "profile-faults.json")
     return ClusterSpec(
         engine="paced", engine_profile=profile, pool_blocks=16_384, store_mib=32, lbs=2, extra=extra, **values
@@ -67,7 +71,7 @@ CONFIGURATIONS = {
         ),
         Configuration(
             "exact",
-            ClusterSpec(lbs=2, pool_blocks=512),
+            ClusterSpec(lbs=2, pool_blocks=512, extra=_WATCHED),
             ("conductor", "lb-0", "prefill-0", "decode-0", "kvstore-0", "redis"),
             _EXACT_CLIENTS,
             ExactJobs,

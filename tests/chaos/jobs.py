@@ -93,7 +93,7 @@ class ExactJobs:
     Bodies of the larger size are padded: prompts of that many tokens would take the engine minutes.
     """
 
-    def __init__(self, random_: random.Random, count: int = 32, prompt_tokens: int = 1_200) -> None:
+    def __init__(self, random_: random.Random, count: int = 16, prompt_tokens: int = 1_200) -> None:
         documents = [text_tokens(random_, prompt_tokens * 3 // 4) for _ in range(SHARED)]
         self.asks = [
             Ask(

@@ -26,7 +26,7 @@ STRIKES = {
         ("redis", "kill"),
     ],
     "mixed": [("mixed-0", "kill")],
-    "exact": [("decode-0", "kill"), ("kvstore-0", "kill"), ("lb-0", "kill")],
+    "exact": [("decode-0", "kill"), ("lb-0", "kill")],
 }
 
 
