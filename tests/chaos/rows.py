@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from tests.chaos.jobs import SIZES
 from tests.chaos.traffic import Record
 
 __all__ = ["GAP_S", "WORST_S", "Row", "gap_s", "rows_of"]
@@ -83,7 +84,7 @@ def rows_of(
     """``key`` is configuration, victim and fault; ``events_s`` the moments after which a gap is measured."""
     _, victim, fault = key
     rows = []
-    for size in dict.fromkeys(record.size for record in records):
+    for size in sorted({record.size for record in records}, key=list(SIZES).index):
         mine = [record for record in records if record.size == size]
         excused = [record for record in mine if only_copy(record, victim, fault, struck_s)]
         others = [record for record in mine if record not in excused]
