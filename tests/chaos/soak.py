@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.cluster import ClusterSpec, LocalCluster
@@ -66,7 +66,13 @@ def soak_spec() -> ClusterSpec:
     )
 
 
-async def run_soak(cluster: LocalCluster, count: int, seed: str, progress: Callable[[int], None]) -> SoakResult:
+async def run_soak(
+    cluster: LocalCluster,
+    count: int,
+    seed: str,
+    progress: Callable[[int], None],
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
+) -> SoakResult:
     """``count`` requests of a few clients, streamed and whole; a few of them leave before the answer is whole."""
     pids = {name: service.pid for name, service in cluster.services.items()}
     pids["redis"] = redis_process(cluster).pid
@@ -80,7 +86,7 @@ async def run_soak(cluster: LocalCluster, count: int, seed: str, progress: Calla
 
     async def client(balancer: Balancer) -> None:
         for _ in numbers:
-            job = jobs.sized(random_, random_.choice(SIZES_BYTES), random_.random() < 0.5)
+            job = jobs.sized(random_, random_.choice(sizes_bytes), random_.random() < 0.5)
             if random_.random() < LEAVE_SHARE:
                 await _leave(address, job.body, random_.uniform(0.0, 0.02))
                 result.left += 1

@@ -11,12 +11,13 @@ from tests.chaos.soak import run_soak, soak_spec
 
 SEED = "2000"
 REQUESTS = 2_000
+SIZES_BYTES = (200, 800)
 BYTES_PER_REQUEST = 4_096
 
 
 async def test_no_process_grows_with_the_requests_it_served(tmp_path):
     with LocalCluster(soak_spec(), tmp_path) as cluster:
-        result = await run_soak(cluster, REQUESTS, SEED, lambda count: None)
+        result = await run_soak(cluster, REQUESTS, SEED, lambda count: None, SIZES_BYTES)
     assert not result.failed, result.failed[:3]
     assert result.served + result.left == REQUESTS
     growths = result.samples.growths()
