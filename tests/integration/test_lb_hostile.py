@@ -209,9 +209,10 @@ async def test_who_drips_is_cut(beginning):
     async with running_lb(head_timeout_s=0.3, body_timeout_s=0.3) as bench, Connection(bench.http) as connection:
         connection.writer.write(beginning)
         reply = asyncio.ensure_future(connection.reply())
-        while not reply.done():
-            connection.writer.write(b" ")
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(WAIT_S):
+            while not reply.done():
+                connection.writer.write(b" ")
+                await asyncio.sleep(0.02)
         assert (await reply).status in (400, 408)
 
 
@@ -220,9 +221,10 @@ async def test_empty_lines_keep_no_connection_open():
         connection.send("GET", "/health")
         await connection.reply()
         closed = asyncio.ensure_future(connection.reader.read())
-        while not closed.done():
-            connection.writer.write(b"\r\n")
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(WAIT_S):
+            while not closed.done():
+                connection.writer.write(b"\r\n")
+                await asyncio.sleep(0.02)
 
 
 # ---------------------------------------------------------------- who asks for too much
