@@ -218,7 +218,7 @@ async def test_the_load_balancer_drains(fragile, clients, random_):
     asks = make_asks(random_, 3, 120, 240)
     answers = clients.start(asks)
     await generating(answers)
-    assert await asyncio.to_thread(http_accepts, lb.endpoints["http"])
+    assert await asyncio.to_thread(http_accepts, fragile, lb)
     lb.signal(signal.SIGTERM)
 
     async def refused() -> bool:

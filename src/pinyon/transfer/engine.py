@@ -106,9 +106,8 @@ class TransferEngine:
             most.max_regions, max_grants=most.max_grants, max_ranges=most.max_grant_ranges, clock=clock
         )
         self._meter = Meter()
-        built = build_transports(
-            *(self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock), offer_shm=offer_shm
-        )
+        made = (self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock)
+        built = build_transports(*made, offer_shm=offer_shm)
         self._nics = built.nics
         self._shm = built.shm
         self._host_id = host_id()
