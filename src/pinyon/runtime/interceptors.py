@@ -121,7 +121,11 @@ def _guard_stream(method: str, behaviour: Any) -> Any:
                     yield message
             else:  # a handler that writes by itself
                 # Else it goes with the first write, and if that is cancelled on its way, no status can follow it.
-                await context.send_initial_metadata(())
+                try:
+                    await context.send_initial_metadata(())
+                except BaseException:
+                    result.close()  # it has not begun, and nobody will await it
+                    raise
                 await result
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
