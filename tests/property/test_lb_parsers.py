@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.block_keys import chain_block_keys, namespace
-from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
 from services.lb.auth import Client, load_api_keys
 from services.lb.http_error import HttpError
 from services.lb.http_head import Head, read_head
@@ -20,6 +20,7 @@ from services.lb.labels import classify
 from services.lb.openai_format import ChatFormat, CompletionFormat, error_body
 from services.lb.openai_large import is_large
 from services.lb.openai_parse import Call, parse_chat, parse_completion
+from services.lb.rate_limits import RateLimited
 
 COMPLETION = {
     "model": "m", "prompt": "hello", "max_tokens": 4, "temperature": 0.5, "top_p": 1, "top_k": 0, "seed": 3,
@@ -234,8 +235,12 @@ def test_every_error_of_the_tree_becomes_an_object():
         for child in cls.__subclasses__():
             yield from tree(child)
 
+    make = {
+        HttpError: lambda text: HttpError(500, text),
+        RateLimited: lambda text: RateLimited(ResourceExhausted(text), (None, None)),
+    }
     for cls in tree(PinyonError):
-        error = cls(500, "m") if cls is HttpError else cls("m")
+        error = make.get(cls, cls)("m")
         assert json.loads(error_body(error))["error"]["message"] == "m"
 
 
