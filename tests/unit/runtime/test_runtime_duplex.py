@@ -35,9 +35,11 @@ class Servicer(worker_pb2_grpc.WorkerServiceServicer):
     def __init__(self, handler: Handler, write_s: float) -> None:
         self._handler = handler
         self._write_s = write_s
+        self.begun: asyncio.Queue[None] = asyncio.Queue()
         self.ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
 
     async def Session(self, _: object, context: object) -> None:
+        self.begun.put_nowait(None)
         try:
             await self._handler(Accepted(context, self._write_s))
         except BaseException as error:
@@ -56,6 +58,10 @@ class Server:
             worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
         )
         self.address = ""
+
+    async def begun(self) -> None:
+        """One call of the handler has begun. For a peer that has left before that, there is none."""
+        await asyncio.wait_for(self._servicer.begun.get(), WAIT_S)
 
     async def ended(self) -> BaseException | None:
         """What one call of the handler ended with."""
@@ -239,11 +245,13 @@ async def test_what_fails_on_this_side_ends_both_ways(raised: Exception) -> None
 
     async def messages() -> AsyncGenerator[Ask, None]:
         yield Ask(cancel_stream_ids=[1])
+        await server.begun()
         raise raised
 
     expected = type(raised) if isinstance(raised, PinyonError) else Internal
     async with Server(echo) as server:
         assert type(await ends(dial(server.address).run(take, says(1, then=never())))) is expected
+        await server.begun()
         await server.ended()  # cancelled, or as if no more messages came, whatever gRPC sees first
         assert type(await ends(dial(server.address).run(lambda _: None, messages()))) is expected
         await server.ended()  # cancelled, or as if no more messages came, whatever gRPC sees first
