@@ -27,6 +27,8 @@ __all__ = ["StoreNode"]
 ALIGNMENT_BYTES = 64
 END_S = 30.0
 """Bound on ending all puts when the node stops."""
+SWEEP_PAUSE_S = 1.0
+"""After a sweep that failed: what was overdue still is."""
 
 _log = get_logger("node")
 
@@ -210,7 +212,11 @@ class StoreNode:
                 async with asyncio.timeout(wait_s):
                     await self._sooner.wait()
             except TimeoutError:
-                self.sweep()
+                try:
+                    self.sweep()
+                except Exception:  # a defect; without sweeping the pool would fill with what is overdue
+                    _log.exception("sweeping failed")
+                    await asyncio.sleep(SWEEP_PAUSE_S)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until nobody reads or writes here; whether that came in time. For a node that takes nothing new."""

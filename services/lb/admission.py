@@ -4,6 +4,8 @@ request."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
@@ -31,16 +33,10 @@ class Admission:
     def admit(self, client: Client) -> Ticket:
         """Let one request in (``with``). Raises :class:`RateLimited`, and :class:`ResourceExhausted` when the queue is
         full."""
-        default = self._default
-        rates = Rates(
-            default.rpm if client.rpm is None else client.rpm, default.tpm if client.tpm is None else client.tpm
-        )
+        rates = self._rates_of(client)
         if rates.rpm:
-            try:
+            with self._requests_limited(client.tenant, rates):
                 self._rates.request(client.tenant, rates, self._clock())
-            except ResourceExhausted as error:
-                self._metrics.refused("requests_per_minute")
-                raise RateLimited(error, self.levels(client.tenant, rates)) from None
         try:
             place = self._line.reserve(client.tenant)
         except ResourceExhausted:
@@ -49,12 +45,30 @@ class Admission:
         return Ticket(self, place, client.tenant, rates)
 
     def check(self, client: Client) -> None:
-        """Raises :class:`ResourceExhausted` if the queue is full now, before anything of a request is read."""
+        """Raises as :meth:`admit` would now, before anything of a request is read, and takes nothing."""
+        rates = self._rates_of(client)
+        if rates.rpm:
+            with self._requests_limited(client.tenant, rates):
+                self._rates.check(client.tenant, rates, self._clock())
         try:
             self._line.check(client.tenant)
         except ResourceExhausted:
             self._metrics.refused("queue_full")
             raise
+
+    def _rates_of(self, client: Client) -> Rates:
+        default = self._default
+        return Rates(
+            default.rpm if client.rpm is None else client.rpm, default.tpm if client.tpm is None else client.tpm
+        )
+
+    @contextmanager
+    def _requests_limited(self, tenant: str, rates: Rates) -> Iterator[None]:
+        try:
+            yield
+        except ResourceExhausted as error:
+            self._metrics.refused("requests_per_minute")
+            raise RateLimited(error, self.levels(tenant, rates)) from None
 
     def levels(self, tenant: str, rates: Rates) -> Levels:
         return self._rates.levels(tenant, rates, self._clock())

@@ -64,7 +64,10 @@ async def test_requests_per_minute(keys):
         assert (await bench.complete("hello", keyed("sk-b"), max_tokens=2)).status == 429, "the default"
         for _ in range(3):
             assert (await bench.complete("hello", keyed("sk-e"), max_tokens=2)).status == 200, "no limit"
-        assert bench.gauge("refused_total", reason="requests_per_minute") == 2
+        async with Connection(bench.http) as connection:
+            connection.send("POST", "/v1/completions", headers={**keyed("sk-c"), "content-length": "1000000"})
+            assert (await connection.head())[0] == 429, "before its body"
+        assert bench.gauge("refused_total", reason="requests_per_minute") == 3
         await bench.idle()
 
 

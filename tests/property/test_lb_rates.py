@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,24 @@ def test_requests_and_tokens_are_counted_apart_and_by_tenant() -> None:
     assert (requests, tokens) == ((2, 0, 60.0), (100, 40, 36.0))
     assert table.levels("nobody", rates, 30.0) == ((2, 2, 0.0), (100, 100, 0.0))
     assert table.levels("a", Rates(), 30.0) == (None, None)
+
+
+@given(st.integers(1, 5), st.lists(st.floats(0, 40), max_size=40))
+def test_a_look_says_what_asking_would_and_takes_nothing(rpm: int, gaps: list[float]) -> None:
+    rates, table, now_s = Rates(rpm=rpm), TenantRates(), 0.0
+
+    def refused(ask: Callable[[str, Rates, float], None]) -> tuple[str, float | None] | None:
+        try:
+            ask("t", rates, now_s)
+        except ResourceExhausted as error:
+            return error.message, error.retry_after_s
+        return None
+
+    for gap in gaps:
+        now_s += gap
+        look = refused(table.check)
+        assert refused(table.check) == look
+        assert refused(table.request) == look
 
 
 def test_without_a_limit_nothing_is_refused() -> None:

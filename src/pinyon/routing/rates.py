@@ -70,6 +70,12 @@ class TenantRates:
         """A request came. Raises :class:`ResourceExhausted` that says when it may come again."""
         _take(self._of(tenant, now_s)[0], rates.rpm, 1, "requests", now_s)
 
+    def check(self, tenant: str, rates: Rates, now_s: float) -> None:
+        """Raises as :meth:`request` would now, and takes nothing."""
+        known = self._buckets.get(tenant)
+        if known is not None and rates.rpm:
+            _missing_with(known[0], rates.rpm, 1, "requests", now_s)
+
     def take(self, tenant: str, rates: Rates, tokens: int, now_s: float) -> None:
         """It may need so many tokens. Raises :class:`ResourceExhausted`, without a time if it never may."""
         _take(self._of(tenant, now_s)[1], rates.tpm, tokens, "tokens", now_s)
@@ -98,8 +104,12 @@ class TenantRates:
 
 
 def _take(bucket: _Bucket, per_minute: int, amount: int, what: str, now_s: float) -> None:
-    if not per_minute:
-        return
+    if per_minute:
+        bucket.set_missing(_missing_with(bucket, per_minute, amount, what, now_s), now_s)
+
+
+def _missing_with(bucket: _Bucket, per_minute: int, amount: int, what: str, now_s: float) -> float:
+    """What is missing with ``amount`` taken. Raises :class:`ResourceExhausted` if that is more than there is."""
     limit = f"Rate limit reached: {per_minute} {what} per minute"
     if amount > per_minute:
         raise ResourceExhausted(f"{limit}, and the request alone may need {amount}.")
@@ -108,7 +118,7 @@ def _take(bucket: _Bucket, per_minute: int, amount: int, what: str, now_s: float
     if over > _ROUNDING * per_minute:
         wait_s = over * MINUTE_S / per_minute
         raise ResourceExhausted(f"{limit}. Please try again in {wait_s:.3g} s.", retry_after_s=wait_s)
-    bucket.set_missing(missing, now_s)
+    return missing
 
 
 def _level(bucket: _Bucket | None, per_minute: int, now_s: float) -> Level | None:
