@@ -112,14 +112,24 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
     def a_frame_ends(self, data: st.DataObject) -> None:
-        holder, pinned = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
+        self.end_frame(data.draw(st.integers(0, len(self.pins) - 1)))
+
+    def end_frame(self, number: int) -> None:
+        holder, pinned = self.pins.pop(number)
         self.table.unpin(pinned, holder)
+        for one in self.known:  # whoever was told that it is in use waits for its end
+            if one.revoked and one.grant in pinned and not self.used(one):
+                self.table.revoke(one.grant, 0.0)
+                assert one.grant in self.taken_back
+
+    def used(self, one: Known) -> bool:
+        return any(one.grant in pinned for _, pinned in self.pins)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
     def revoke(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.known))
-        used = any(one.grant in pinned for _, pinned in self.pins)
+        used = self.used(one)
         assert self.table.revoke_now(one.grant) == (not used)
         one.revoked = True
         assert used or one.grant in self.taken_back
@@ -145,8 +155,8 @@ class Model(RuleBasedStateMachine):
         assert sum(self.table.users(region) for region in self.regions) <= sum(pins)
 
     def teardown(self) -> None:
-        for holder, pinned in self.pins:
-            self.table.unpin(pinned, holder)
+        while self.pins:
+            self.end_frame(0)
         for region in self.regions:
             self.table.unregister(region, 0.0)
         assert self.table.grants == 0
