@@ -189,6 +189,34 @@ def test_nothing_is_saved_up_by_not_asking() -> None:
     assert late in (10, 11), "half of what there is now, not what it left to others before"
 
 
+@pytest.mark.parametrize("leave", [False, True])
+def test_a_tenant_that_takes_back_what_waits_has_had_its_turn_all_the_same(leave: bool) -> None:
+    """Its debt is not forgotten with its last waiting request, be that cancelled or served."""
+    queue = RequestQueue(1, 1000)
+    enter(queue, 0, 0.0)
+    for number in range(1, 101):
+        enter(queue, number, 0.0, "patient", 10)
+    served = dict.fromkeys(("patient", "sly"), 0)
+    number = 1000
+    mine: list[int] = []
+    for _ in range(100):
+        for each in mine:
+            queue.cancel(each, 0.0)
+        mine = [number + 1] if leave else [number + 1, number + 2]
+        number += 2
+        for each in mine:
+            enter(queue, each, 0.0, "sly", 100)
+        following = queue.leave(0.0)
+        assert following is not None
+        if following in mine:
+            mine.remove(following)
+            served["sly"] += 100
+        else:
+            served["patient"] += 10
+    assert abs(served["sly"] - served["patient"]) <= 110
+    queue.check_integrity()
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=80))
 def test_those_who_come_and_go_leave_nothing(steps: list[tuple[int, int]]) -> None:
     """Cancels between two turns, many times: what was lined up for them is not kept."""

@@ -142,10 +142,6 @@ class RequestQueue:
         self._remove(number)
         if tenant.waiting:
             self._line_up(tenant)
-        elif self.queued:
-            self._finished[tenant.name] = tenant.start
-            if len(self._finished) > TENANTS_MAX:
-                self._finished.popitem(last=False)
         return number
 
     def cancel(self, number: int, now_s: float) -> bool:
@@ -168,6 +164,10 @@ class RequestQueue:
                 self._turns.clear()
                 self._finished.clear()
                 self._now_tokens, self._left_s = 0, None
+            elif not tenant.waiting:  # also if it took the last one back: it has had its turns
+                self._finished[tenant.name] = tenant.start
+                if len(self._finished) > TENANTS_MAX:
+                    self._finished.popitem(last=False)
         self._lengths.moved(tenant, len(tenant) + 1, len(tenant))
         if not tenant:
             del self._tenants[tenant.name]
