@@ -128,6 +128,9 @@ class Fleet:
     def _build_pools(self, model: str) -> tuple[Pool, ...]:
         members = [state for state in self.instances() if state.schedulable]
         sources = Holders(members)
+        by_address: dict[str, list[InstanceState]] = {}
+        for state in members:
+            by_address.setdefault(state.info.address, []).append(state)
         groups: dict[KvGroup, list[InstanceState]] = {}
         for state in members:
             if state.info.model == model and state.info.layout is not None:
@@ -139,7 +142,7 @@ class Fleet:
             decodes = tuple(state for state in group if state.info.role.decodes)
             if layout is not None and prefills and decodes:
                 room = min(_tokens_max(state, layout.block_tokens) for state in group)
-                pools.append(Pool(layout, prefills, decodes, sources, room))
+                pools.append(Pool(layout, prefills, decodes, sources, room, by_address))
         return tuple(pools)
 
     def _inherit(self, state: InstanceState) -> None:

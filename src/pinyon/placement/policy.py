@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pinyon.core.layout import KvLayout
@@ -75,7 +76,7 @@ class Pool:
     """Schedulable instances between which KV can move: one model, one set of weights, one layout.
 
     ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``sources`` are all instances
-    that blocks may be fetched from, store nodes among them.
+    that blocks may be fetched from, store nodes among them, and ``by_address`` at least those.
     """
 
     layout: KvLayout
@@ -84,22 +85,23 @@ class Pool:
     sources: Holders[InstanceState]
     room_tokens: int
     """Prompt plus generation that every executor of the pool can hold, in tokens."""
+    by_address: Mapping[str, Sequence[InstanceState]]
 
     def sources_for(self, reader: InstanceState) -> Holders[InstanceState]:
         """Those of the sources that did not just fail the reader."""
         failed = reader.load.failed_sources
         if not failed:
             return self.sources
-        return Holders(state for state in self.sources if state.info.address not in failed)
+        # One dead source fails all its readers, so this is asked for each of them: it must not look at all sources.
+        return self.sources.less(state for address in failed for state in self.by_address.get(address, ()))
 
     def without(self, exclude: frozenset[str]) -> Pool:
         """The pool less some instances, as executors and as sources."""
-        return Pool(
-            self.layout,
-            tuple(state for state in self.prefills if state.info.instance_id not in exclude),
-            tuple(state for state in self.decodes if state.info.instance_id not in exclude),
-            Holders(state for state in self.sources if state.info.instance_id not in exclude),
-            self.room_tokens,
+        return replace(
+            self,
+            prefills=tuple(state for state in self.prefills if state.info.instance_id not in exclude),
+            decodes=tuple(state for state in self.decodes if state.info.instance_id not in exclude),
+            sources=self.sources.less(state for state in self.sources if state.info.instance_id in exclude),
         )
 
 

@@ -32,7 +32,15 @@ class Holders(Generic[Member]):
         self.mask = sum(self._by_bit)
 
     def __iter__(self) -> Iterator[Member]:
-        return iter(self._by_bit.values())
+        return self.among(self.mask)
+
+    def less(self, members: Iterable[Member]) -> Holders[Member]:
+        """The set without these. It shares what is large: every reader of a placement may have one of its own."""
+        left: Holders[Member] = Holders(())
+        left._by_bit, left.mask = self._by_bit, self.mask
+        for member in members:
+            left.mask &= ~member.bit
+        return left
 
     def among(self, mask: int) -> Iterator[Member]:
         """The members whose bits are in a mask."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import InvalidArgument, NotFound, Rejected, Unavailable
 from pinyon.placement.admission import is_late, is_slow, rejection
@@ -127,7 +129,7 @@ def _narrowed(request: PlacementRequest, pool: Pool) -> Pool:
     block_tokens = pool.layout.block_tokens
     prefills = tuple(state for state in pool.prefills if _prompt_fits(request, state, block_tokens))
     decodes = tuple(state for state in pool.decodes if _decode_fits(request, state, block_tokens))
-    return Pool(pool.layout, prefills, decodes, pool.sources, pool.room_tokens)
+    return replace(pool, prefills=prefills, decodes=decodes)
 
 
 def _prompt_fits(request: PlacementRequest, state: InstanceState, block_tokens: int) -> bool:
