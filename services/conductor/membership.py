@@ -73,6 +73,7 @@ class Membership:
             displaced = self._displaced(self._reporters[name], info)
         if state is not None and state.info == info:
             self._fleet.index.new_session(state)
+            self._fleet.inflight.unclaim(state, self._clock())
             self._fleet.set_connected(state, True)
             _log.info("instance is back", extra={"instance": name})
         else:

@@ -46,5 +46,8 @@ class StoreReport:
     def drain_begun(self) -> Sequence[str]:
         return ()
 
+    def decoding(self) -> Sequence[str]:
+        return ()
+
     def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
         return (), ()

@@ -182,7 +182,10 @@ class Worker:
             )
             connect = security.channels.to(peer_name(CONDUCTOR))
             self.report = ReportSession(
-                settings.conductor, info, WorkerReport(cache.pool, ledger, self.load), connect=connect
+                settings.conductor,
+                info,
+                WorkerReport(cache.pool, ledger, self.load, self.decodes.unfinished),
+                connect=connect,
             )
             ledger.on_end = self.report.wake
             self.report.start()

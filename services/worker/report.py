@@ -18,12 +18,20 @@ __all__ = ["WorkerReport", "instance_info"]
 
 
 class WorkerReport:
-    """See :class:`pinyon.runtime.report_session.ReportSource`. ``load`` knows all but the time between tokens."""
+    """See :class:`pinyon.runtime.report_session.ReportSource`. ``load`` knows all but the time between tokens, and
+    ``decoding`` the ids of the requests that have not ended."""
 
-    def __init__(self, pool: BlockPool, ledger: Ledger, load: Callable[[], InstanceLoad]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        ledger: Ledger,
+        load: Callable[[], InstanceLoad],
+        decoding: Callable[[], Sequence[str]],
+    ) -> None:
         self._pool = pool
         self._ledger = ledger
         self._load = load
+        self._decoding = decoding
 
     def snapshot_keys(self) -> Sequence[bytes]:
         return self._pool.keys()
@@ -39,6 +47,9 @@ class WorkerReport:
 
     def drain_begun(self) -> Sequence[str]:
         return self._ledger.take_begun()
+
+    def decoding(self) -> Sequence[str]:
+        return self._decoding()
 
     def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
         return self._ledger.take_ended()

@@ -51,6 +51,9 @@ class Cache:
     def drain_begun(self) -> list[str]:
         return []
 
+    def decoding(self) -> list[str]:
+        return []
+
     def drain_ended(self) -> tuple[list[str], list[str]]:
         return [], []
 

@@ -554,7 +554,7 @@ async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
 
 async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
     p, d = await fleet.pair()
-    report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load)
+    report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
     client = await fleet.client(d)
     d.engine.hold()
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="taken"))
@@ -563,7 +563,9 @@ async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
     await refused.wait()
     assert refused.finish == "error"
     assert (report.drain_begun(), report.drain_ended()) == (["taken"], ([], []))
+    assert report.decoding() == ["taken"]
     d.engine.release()
     await answer.wait()
     await fleet.idle()
     assert (report.drain_begun(), report.drain_ended()) == ([], ([], ["taken"]))
+    assert report.decoding() == []

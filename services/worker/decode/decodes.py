@@ -40,6 +40,10 @@ class Decodes:
         """Requests accepted and not yet in the batch."""
         return max(0, self._unfinished - self.parts.members.running)
 
+    def unfinished(self) -> list[str]:
+        """Ids of the requests whose last update was not given out yet."""
+        return [request.order.request_id for request in self._tasks if not request.ended.done()]
+
     def submit(self, submission: worker_pb2.Submission, updates: UpdateBuffer) -> DecodeRequest:
         """Take a request in; its updates go to ``updates``.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import TypeVar
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import ResourceExhausted
@@ -13,6 +16,8 @@ __all__ = ["InFlightTable"]
 
 EXPECTED_KEYS_MAX = 1_000_000
 """Over all instances, ~100 MB. Placements beyond it only look as if they shared nothing."""
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,9 @@ class InFlightTable:
     """The prefill and the decode part of every placement, until each ends, is released, or gets too old.
 
     A placement whose decode instance did not report its begin within ``unclaimed_s`` seconds is forgotten: the load
-    balancer died between the placement and its use, or the instance refused it. Age is the last resort: a part counts
-    for at most ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements.
+    balancer died between the placement and its use, or the instance refused it. So is one that is not claimed again
+    after the instance's session broke: the report of its end may have gone with that. Age is the last resort: a part
+    counts for at most ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements.
 
     What waits for the engine is computing alone: fetches go on beside it. While the prefill part counts, its instance
     is expected to hold the prompt's blocks soon.
@@ -51,8 +57,8 @@ class InFlightTable:
         # insertion order is age: the oldest are in front
         self._prefills: dict[str, _Prefill] = {}
         self._decodes: dict[str, _Decode] = {}
-        self._unclaimed: dict[str, _Decode] = {}
-        """Of the decodes, those that have not begun."""
+        self._unclaimed: dict[str, float] = {}
+        """Of the decodes, those that have not begun as far as their instance's session has said, and since when."""
         self._by_instance: dict[InstanceState, dict[str, None]] = {}
         """Requests with a part there: many instances may go at once, and each must not look through everything."""
         self._expected_keys = 0
@@ -95,15 +101,23 @@ class InFlightTable:
         prefill.inflight_transfer_us += transfer_us
         for span in decision.fetches:
             span.source.inflight_reads += span.block_count
-        self._decodes[request_id] = self._unclaimed[request_id] = _Decode(decode, decode_blocks, now_s)
+        self._decodes[request_id] = _Decode(decode, decode_blocks, now_s)
+        self._unclaimed[request_id] = now_s
         decode.inflight_decodes += 1
         decode.inflight_decode_blocks += decode_blocks
 
     def begin_decode(self, request_id: str, state: InstanceState) -> None:
         """``state`` reported that the request came. Ignored if it is not, or no longer, placed there."""
-        part = self._unclaimed.get(request_id)
+        part = self._decodes.get(request_id)
         if part is not None and part.state is state:
-            del self._unclaimed[request_id]
+            self._unclaimed.pop(request_id, None)
+
+    def unclaim(self, state: InstanceState, now_s: float) -> None:
+        """A new session of ``state`` begins, which names all requests that are there."""
+        for request_id in self._by_instance.get(state, ()):
+            part = self._decodes.get(request_id)
+            if part is not None and part.state is state:
+                self._unclaimed.setdefault(request_id, now_s)
 
     def end_prefill(self, request_id: str, state: InstanceState) -> None:
         """``state`` reported the end. Ignored if the request is not, or no longer, placed there."""
@@ -137,13 +151,11 @@ class InFlightTable:
     def expire(self, now_s: float) -> int:
         """Forget parts that are too old, and what nobody claimed; returns how many parts."""
         before = len(self._prefills) + len(self._decodes)
-        for request_id in _older(self._unclaimed, now_s - self._unclaimed_s):
+        for request_id in _leading(self._unclaimed, lambda since_s: since_s <= now_s - self._unclaimed_s):
             self.release(request_id)
-        old_prefills = _older(self._prefills, now_s - self._prefill_s)
-        old_decodes = _older(self._decodes, now_s - self._decode_s)
-        for request_id in old_prefills:
+        for request_id in _leading(self._prefills, lambda part: part.placed_s <= now_s - self._prefill_s):
             self._drop_prefill(request_id)
-        for request_id in old_decodes:
+        for request_id in _leading(self._decodes, lambda part: part.placed_s <= now_s - self._decode_s):
             self._drop_decode(request_id)
         count = before - len(self._prefills) - len(self._decodes)
         self.expired += count
@@ -181,15 +193,10 @@ class InFlightTable:
         """Assert that the books agree (for tests and idle times)."""
         parts = {(key, part.state) for table in (self._prefills, self._decodes) for key, part in table.items()}
         assert parts == {(key, state) for state, requests in self._by_instance.items() for key in requests}
-        assert self._unclaimed.items() <= self._decodes.items()
+        assert self._unclaimed.keys() <= self._decodes.keys()
         assert self._expected_keys == sum(len(part.expected) for part in self._prefills.values()) // KEY_BYTES
 
 
-def _older(parts: dict[str, _Prefill] | dict[str, _Decode], placed_before_s: float) -> list[str]:
-    """Ids of the parts placed at or before a time: a leading run, as the dict is ordered by age."""
-    old: list[str] = []
-    for request_id, part in parts.items():
-        if part.placed_s > placed_before_s:
-            break
-        old.append(request_id)
-    return old
+def _leading(parts: dict[str, Part], old: Callable[[Part], bool]) -> list[str]:
+    """Ids of the old ones: they are in front, as the dict is ordered by age."""
+    return [request_id for request_id, _ in takewhile(lambda item: old(item[1]), parts.items())]

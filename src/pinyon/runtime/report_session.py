@@ -22,6 +22,7 @@ __all__ = ["ReportSession", "ReportSource"]
 
 KEYS_PER_MESSAGE = 65536
 """1 MiB of keys; a message may have 4."""
+REQUESTS_PER_MESSAGE = 4096
 WRITE_S = 5.0
 """A stream that takes no message for this long counts as broken."""
 
@@ -52,6 +53,10 @@ class ReportSource(Protocol):
 
     def drain_begun(self) -> Sequence[str]:
         """Ids of requests that came to decode here."""
+        ...
+
+    def decoding(self) -> Sequence[str]:
+        """Ids of all requests that are here to decode now."""
         ...
 
     def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
@@ -126,6 +131,10 @@ class ReportSession:
     async def _reports(self) -> AsyncGenerator[Report, None]:
         """All that one stream says, the farewell last."""
         yield Report(registration=self._info)
+        # What was said last may have gone with the session before; the ends among it are told by what is still here.
+        decoding = self._source.decoding()
+        for start in range(0, len(decoding), REQUESTS_PER_MESSAGE):
+            yield Report(begun_decode_request_ids=decoding[start : start + REQUESTS_PER_MESSAGE])
         self._resync = True
         while True:
             leaving = self._link.closing

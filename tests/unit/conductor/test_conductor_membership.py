@@ -9,6 +9,9 @@ import pytest
 from pinyon.core.errors import FailedPrecondition
 from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
+from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.policy import PlacementRequest
+from pinyon.placement.scheduler import Scheduler
 from services.conductor.membership import DISPLACED_MAX, Membership
 from tests.unit.placement.conftest import info, make_fleet
 
@@ -53,6 +56,21 @@ async def test_a_conductor_that_has_just_started_says_so(fleet, membership, cloc
     async with asyncio.timeout(60):
         await waiting
     assert fleet.version > version, "load balancers hear that the list is complete"
+
+
+def test_a_new_session_of_one_boot_has_its_placements_claimed_anew(clock):
+    fleet = make_fleet()
+    membership = Membership(fleet, clock, LEASE_S, settle_s=0.0)
+    reporter = membership.open(info("x0", Role.MIXED))
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    for name in ("ended", "runs"):
+        scheduler.schedule(PlacementRequest(name, "m", 10), clock.now_s)
+        fleet.inflight.begin_decode(name, reporter.state)
+    membership.close(reporter)
+    assert membership.open(info("x0", Role.MIXED)).state is reporter.state
+    fleet.inflight.begin_decode("runs", reporter.state)
+    fleet.inflight.expire(clock.now_s + 10.0)
+    assert (reporter.state.inflight_decodes, fleet.inflight.prefills) == (1, 1)
 
 
 def test_with_no_time_to_settle_it_never_does(clock):

@@ -416,6 +416,27 @@ def test_what_no_decode_instance_claims_is_forgotten_soon(fleet, scheduler):
     assert decode.inflight_decodes == refused.inflight_decodes == elsewhere.inflight_decode_blocks == 0
 
 
+def test_what_is_not_claimed_again_after_a_new_session_is_forgotten_soon(fleet, scheduler):
+    """The reports of some ends were lost with the session before: nothing else would tell for minutes."""
+    fleet.leave("d1")
+    d0 = member(fleet, "d0")
+    for name in ("runs", "ended", "to come"):
+        scheduler.schedule(ask(name), 0.0)
+    for name in ("runs", "ended"):
+        fleet.inflight.begin_decode(name, d0)
+    fleet.inflight.unclaim(d0, 5.0)
+    fleet.inflight.begin_decode("runs", d0)
+    fleet.inflight.check_integrity()
+    assert fleet.inflight.expire(9.9) == 0
+    assert fleet.inflight.expire(10.0) == 2, "a new session gives no more time to what never came"
+    assert fleet.inflight.expire(14.9) == 0
+    assert fleet.inflight.expire(15.0) == 2
+    assert (fleet.inflight.prefills, fleet.inflight.decodes, d0.inflight_decodes) == (1, 1, 1)
+    fleet.inflight.end_decode("runs", d0)
+    assert (fleet.inflight.prefills, d0.inflight_decodes, d0.inflight_decode_blocks) == (0, 0, 0)
+    fleet.inflight.check_integrity()
+
+
 def test_the_account_is_bounded():
     fleet = make_fleet(("x0", MIXED), inflight_max=2)
     scheduler = Scheduler(fleet, KvCacheCentric())

@@ -23,6 +23,7 @@ class Source:
         self.held: set[bytes] = set()
         self.changes = KeyChanges()
         self.ended: list[str] = []
+        self.running: list[str] = []
 
     def store(self, *keys: bytes) -> None:
         for key in keys:
@@ -44,6 +45,9 @@ class Source:
     def drain_begun(self) -> Sequence[str]:
         return []
 
+    def decoding(self) -> Sequence[str]:
+        return self.running
+
     def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
         ended, self.ended = self.ended, []
         return ended, []
@@ -60,6 +64,7 @@ class Conductor(conductor_pb2_grpc.ConductorServiceServicer):
         self.parts = 0
         self.reports = 0
         self.ended: list[str] = []
+        self.begun: list[str] = []
         self.left = False
         self.resync = False
         self.address = ""
@@ -114,6 +119,7 @@ class Conductor(conductor_pb2_grpc.ConductorServiceServicer):
             assert removed <= self.keys
             self.keys = (self.keys | stored) - removed
         self.ended += request.ended_prefill_request_ids
+        self.begun += request.begun_decode_request_ids
         self.left |= request.leaving
 
 
@@ -195,6 +201,22 @@ async def test_everything_is_told_anew_after_the_conductor_was_gone(conductor: C
     assert session.sessions == 2
     await session.close()
     assert not session.registered.is_set()
+
+
+async def test_each_session_begins_with_the_requests_that_are_there(
+    conductor: Conductor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_session, "REQUESTS_PER_MESSAGE", 2)
+    source = Source()
+    source.running = ["a", "b", "c"]
+    session = session_with(conductor, source)
+    session.start()
+    await conductor.until("c.begun == ['a', 'b', 'c']")
+    await conductor.stop()
+    source.running, conductor.begun = ["c"], []
+    await conductor.start()
+    await conductor.until("c.begun == ['c']")
+    await session.close()
 
 
 async def test_closing_without_a_conductor_does_not_wait() -> None:
