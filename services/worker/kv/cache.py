@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from pinyon.core.block_keys import BlockKey
@@ -34,6 +35,8 @@ class KvCache:
         self._waiting: dict[int, asyncio.Future[Reservation]] = {}
         self._number_of: dict[asyncio.Future[Reservation], int] = {}
         self._lease_timer: asyncio.TimerHandle | None = None
+        self._lease_timer_s = math.inf
+        """When it is due, by the clock."""
         self._asking_back = False
         self.on_shortage: Callable[[], None] | None = None
         """Called when somebody waits for room, here or after something was released: to release what is held only for
@@ -135,15 +138,18 @@ class KvCache:
         self._give(self._reservations.end_lease(lease_id, self._clock()) or ())
 
     def _arm(self) -> None:
-        """One timer for the next lease that ends."""
+        """One timer for the next lease that ends. It may come for one that was released: that costs nothing."""
         deadline = self._reservations.next_deadline()
-        if deadline is None or self._lease_timer is not None:
+        if deadline is None or deadline >= self._lease_timer_s:
             return
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
         delay_s = max(0.01, deadline - self._clock())
         self._lease_timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
+        self._lease_timer_s = deadline
 
     def _expire(self) -> None:
-        self._lease_timer = None
+        self._lease_timer, self._lease_timer_s = None, math.inf
         for lease_id in self._reservations.overdue(self._clock()):
             self.end_lease(lease_id)
         self._arm()

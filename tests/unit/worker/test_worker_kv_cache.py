@@ -96,6 +96,21 @@ async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, no
     assert cache.pool.evicted == 6
 
 
+async def test_a_short_lease_ends_by_its_own_time_and_not_by_that_of_a_longer_one_before_it(cache, now):
+    held = cache.reserve([], 6).result()
+    cache.publish(held.table, KEYS[:6])
+    long, *_ = cache.lease(KEYS[:3], 1000.0, allow_gaps=False)
+    cache.lease(KEYS[3:6], 0.5, allow_gaps=True)
+    cache.release(held.table)
+    waiting = cache.reserve([], 3)
+    assert not waiting.done()
+    now[0] += 0.5
+    async with asyncio.timeout(30):
+        cache.release((await waiting).table)
+    assert cache.leases == 1
+    assert cache.end_lease(long)
+
+
 async def test_nothing_held_is_no_lease(cache):
     assert cache.lease(KEYS, 1.0, allow_gaps=True) == (0, [], None)
     assert cache.leases == 0
