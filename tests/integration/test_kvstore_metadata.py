@@ -200,6 +200,39 @@ async def test_a_server_that_knows_only_earlier_changes_is_noticed_at_the_next_o
     assert await metadata.renew(NODE, WAIT_S)
 
 
+async def test_a_lost_index_is_noticed_at_the_next_change(metadata: StoreMetadata) -> None:
+    """A busy node changes its entries between any two renewals: what it finds then must not pass for what it left."""
+    raw = metadata._redis
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(key(number), 5) for number in range(3)])
+    await metadata.discard(NODE.life, [key(0)])
+    await raw.delete(f"pinyon:v1:index:{NODE.life}")
+    with pytest.raises(Unavailable, match="lost"):
+        await metadata.add(NODE.life, [(key(3), 5)])
+    await metadata.restart(NODE.life)  # what the node does then: it lists everything again
+    await metadata.add(NODE.life, [(key(number), 5) for number in range(1, 4)])
+    assert await metadata.renew(NODE, WAIT_S)
+    await metadata.leave(NODE)
+    assert await metadata.purge(NODE.life, 1000) == 3, "nothing is left behind that no index names"
+    assert not await raw.keys("pinyon:v1:*")
+
+
+@pytest.mark.parametrize("name", ["written:{life}", "node:{life.node_id}", "lives", "index:{life}"])
+async def test_what_a_stranger_has_put_in_the_place_of_a_key_is_replaced(metadata: StoreMetadata, name: str) -> None:
+    raw = metadata._redis
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(key(0), 5)])
+    place = "pinyon:v1:" + name.format(life=NODE.life)
+    await raw.delete(place)
+    await raw.zadd(place, {"nonsense": 1})
+    assert await metadata.renew(NODE, WAIT_S) == (name == "lives"), "a renewal alone puts that right"
+    await metadata.restart(NODE.life)
+    assert await metadata.listed(NODE.life) <= {key(0)}
+    await metadata.add(NODE.life, [(key(0), 5), (key(1), 5)])
+    assert await metadata.renew(NODE, WAIT_S)
+    assert [len(each) for each in await metadata.locate([key(0), key(1)])] == [1, 1]
+
+
 async def test_a_node_without_entries_is_content_after_it_has_told_everything(metadata: StoreMetadata) -> None:
     await metadata.register(NODE, WAIT_S)
     await metadata.add(NODE.life, [(key(0), 5)])

@@ -20,8 +20,8 @@ Rules:
 - A node lists a block after it became readable and unlists it after it is gone; a reader therefore may find an entry
   without an object (the node says so when asked), never an object's entry with other bytes behind it.
 - A life's entries, their index and the number of the change are written by one script, so a Redis that took over with
-  only a part of the changes says so: by the number at the life's next change or renewal, by the size of the index at a
-  renewal, and by single entries, which the node looks after in turn. Then the node lists everything again.
+  only a part of the changes says so: by the number and by the size of the index at the life's next change or renewal,
+  and by single entries, which the node looks after in turn. Then the node lists everything again.
 - Every script looks at the record first. A process whose name another one has taken writes nothing any more, and a life
   that is back is not purged.
 - The index names all entries of a life. Purging a life goes through its index in bounded steps. A node purges its own
@@ -156,7 +156,7 @@ class StoreMetadata:
         settled = own.number == number and entries is not None
         if state == scripts.OK and written >= confirmed and (not settled or found == entries):
             return True
-        own.unsure = True
+        own.entries, own.unsure = None, True
         return False
 
     async def _announced(self, node: NodeRecord, lease_s: float, *, take_over: bool) -> list[int]:
@@ -193,7 +193,7 @@ class StoreMetadata:
         When this or :meth:`discard` raises, the entries are not what they should be: list everything again.
 
         Raises:
-            Unavailable: Redis cannot be asked, or has lost earlier changes.
+            Unavailable: Redis cannot be asked, or has lost earlier changes or entries.
             FailedPrecondition: another process has taken the node id.
         """
         for start in range(0, len(blocks), BATCH):
@@ -212,7 +212,7 @@ class StoreMetadata:
     async def _change(self, life: Life, removed: Sequence[bytes], listed: Sequence[tuple[bytes, int]]) -> None:
         own = self._written.setdefault(life, _Written())
         own.number += 1
-        number, restart = own.number, own.unsure
+        number, restart, before = own.number, own.unsure, own.entries
         own.entries, own.unsure = None, True  # until it is confirmed
         keys = _keys_of(life) + [_block(key) for key in removed] + [_block(key) for key, _ in listed]
         arguments: list[str | bytes | int] = [str(life), life.boot_id, number, int(restart), len(removed), *removed]
@@ -224,8 +224,11 @@ class StoreMetadata:
         if state == scripts.LOST:
             own.number = max(own.number, written)
             raise Unavailable("Redis has lost changes")
-        own.confirmed, own.entries, own.unsure = number, entries, False
         self.malformed += foreign
+        own.confirmed = number
+        if before is not None and entries < before - len(removed):
+            raise Unavailable("Redis has lost entries")
+        own.entries, own.unsure = entries, False
 
     async def listed(self, life: Life) -> set[bytes]:
         """The keys in this life's index."""

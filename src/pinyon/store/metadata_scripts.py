@@ -2,7 +2,8 @@
 
 For Redis from 6.2 on and Valkey, one server and its replicas (the keys of a script are not in one hash slot). ``BOOT``
 reads a node's record; a script that writes for a life looks there first, so a process whose name another one has taken
-(the fence) changes nothing, and nobody cleans up a life that is back. The keys: ``pinyon.store.metadata``.
+(the fence) changes nothing, and nobody cleans up a life that is back. What a stranger has put in the place of one of
+our keys is as good as nothing and is replaced. The keys: ``pinyon.store.metadata``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ OK, FENCED, LOST = 1, -1, 0
 """How a script answers: done; another process has the name, or the life is back; not as we left it."""
 
 BOOT = """
+local function text(key)
+  local raw = redis.pcall('GET', key)
+  return type(raw) == 'string' and raw or nil
+end
 local function boot(key)
-  local raw = redis.call('GET', key)
+  local raw = text(key)
   if not raw then return nil end
   local parsed, value = pcall(cjson.decode, raw)
   return parsed and type(value) == 'table' and type(value.boot) == 'string' and value.boot or nil
@@ -22,6 +27,11 @@ end
 local function size(key)
   local count = redis.pcall('SCARD', key)
   return type(count) == 'number' and count or -1
+end
+local function put(key, member)
+  if type(redis.pcall('SADD', key, member)) == 'number' then return end
+  redis.call('DEL', key)
+  redis.call('SADD', key, member)
 end
 """
 
@@ -32,9 +42,9 @@ ANNOUNCE = (
 -- {OK: the record was there, LOST: it was not, FENCED}, publications, entries of the index
 local present = boot(KEYS[1])
 if ARGV[5] == '0' and present and present ~= ARGV[2] then return {-1, 0, 0} end
-redis.call('SADD', KEYS[2], ARGV[1])
+put(KEYS[2], ARGV[1])
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
-local written = tonumber(redis.call('GET', KEYS[4]) or 0) or 0
+local written = tonumber(text(KEYS[4]) or 0) or 0
 return {present == ARGV[2] and 1 or 0, written, size(KEYS[3])}
 """
 )
@@ -56,12 +66,12 @@ WRITE = (
 -- {OK, LOST or FENCED}, publications, entries of the index, values of another type that were left alone
 local present = boot(KEYS[1])
 if present and present ~= ARGV[2] then return {-1, 0, 0, 0} end
-local number, written = tonumber(ARGV[3]), tonumber(redis.call('GET', KEYS[4]) or 0) or 0
+local number, written = tonumber(ARGV[3]), tonumber(text(KEYS[4]) or 0) or 0
 if number ~= written then -- equal: the same script sent again because its answer was lost
   if number < written or (ARGV[4] == '0' and number ~= written + 1) then return {0, written, 0, 0} end
 end
 redis.call('SET', KEYS[4], number)
-redis.call('SADD', KEYS[2], ARGV[1])
+put(KEYS[2], ARGV[1])
 local foreign = 0
 local function try(...)
   local reply = redis.pcall(...)
