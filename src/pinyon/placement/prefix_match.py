@@ -54,16 +54,21 @@ class PrefixMatch:
     a holder and the one after has none.
     """
 
-    __slots__ = ("_leading", "_runs", "blocks")
+    __slots__ = ("_all", "_extents", "_leading", "_runs", "blocks")
 
     def __init__(self, runs: list[tuple[int, int]], blocks: int) -> None:
         self._runs = runs
         self.blocks = blocks
         self._leading: dict[int, int] = {}
+        self._extents: dict[tuple[int, int, int | None], int] = {}
+        """What was found for ``(first block, who may be asked, most spans)``: most readers of a placement hold nothing
+        of the prompt, so they all ask the same."""
+        self._all = 0
         if not runs:
             return
         unbroken = runs[0][1]
         for start, holders in runs:
+            self._all |= holders
             lost = unbroken & ~holders
             if lost:
                 unbroken &= holders
@@ -83,11 +88,18 @@ class PrefixMatch:
 
         With ``spans_max``, as far as so many spans of :meth:`spans_for` go.
         """
-        mask = sources.mask & ~reader.bit
+        if not self._runs:
+            return first_block
+        asked = first_block, sources.mask & self._all & ~reader.bit, spans_max
+        end = self._extents.get(asked)
+        if end is None:
+            end = self._extents[asked] = self._extent(*asked)
+        return end
+
+    def _extent(self, first_block: int, mask: int, spans_max: int | None) -> int:
         runs = self._runs
         if spans_max is not None and len(runs) > spans_max:  # else there is at most a span for each run
-            whole = self.extent_for(reader, first_block, sources)
-            spans = self.spans_for(reader, first_block, whole, sources)
+            spans = self._spans(first_block, self._extent(first_block, mask, None), mask)
             return max((end for _, end, _ in islice(spans, spans_max)), default=first_block)
         end = first_block
         for index, (_, holders) in enumerate(runs):
@@ -107,7 +119,10 @@ class PrefixMatch:
         Each span goes as far as any one source does, so they are as few as can be. Requires ``end_block <=
         extent_for(reader, first_block, sources)``.
         """
-        allowed = sources.mask & ~reader.bit
+        for at, end, holders in self._spans(first_block, end_block, sources.mask & ~reader.bit):
+            yield at, end, sources.among(holders)
+
+    def _spans(self, first_block: int, end_block: int, allowed: int) -> Iterator[tuple[int, int, int]]:
         runs = self._runs
         index = 0
         at = first_block
@@ -123,7 +138,7 @@ class PrefixMatch:
                     end = start
                     break
                 holders &= mask
-            yield at, end, sources.among(holders)
+            yield at, end, holders
             at = end
 
 

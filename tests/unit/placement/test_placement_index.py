@@ -63,6 +63,30 @@ def test_several_holders_together_reach_further_than_each(index):
     assert [(first, end, list(holders)) for first, end, holders in spans] == [(0, 2, [A]), (2, 3, [B]), (3, 4, [C])]
 
 
+@pytest.mark.parametrize("spans_max", [None, 64])
+def test_readers_that_hold_nothing_cost_one_look_at_a_prompt_in_many_pieces(spans_max):
+    """A conversation of a thousand short turns has as many pieces, and there are hundreds of readers."""
+
+    class Counting(list):
+        looks = 0
+
+        def __getitem__(self, index):
+            Counting.looks += 1
+            return super().__getitem__(index)
+
+    pieces = 1000
+    match = PrefixMatch(Counting((block, (A, B)[block % 2].bit) for block in range(pieces)), pieces)
+    sources = Holders([A, B, C])
+    far = pieces if spans_max is None else spans_max
+    assert match.extent_for(NOBODY, 0, sources, spans_max) == far
+    looks = Counting.looks
+    for number in range(4, 100):
+        assert match.extent_for(Member(1 << number), 0, sources, spans_max) == far
+    assert Counting.looks == looks
+    assert match.extent_for(A, 1, sources, spans_max) == 2, "one that holds a part is told of what others hold"
+    assert match.extent_for(NOBODY, 0, Holders([B]), spans_max) == 0
+
+
 def test_a_cold_prompt_costs_one_lookup():
     class Counting(dict):
         lookups = 0
