@@ -132,10 +132,11 @@ class Dispatcher:
     def _retry_or_raise(self, request: Request) -> None:
         error = request.error
         assert error is not None
-        now_s = self._clock()
+        now_s, leaving = self._clock(), False
         if (failed := request.failed_instance) is not None:
             self._view.failed(failed, now_s)
-        if not request.retry(self._attempts, self._placement_wait_s, now_s):
+            leaving = self._view.leaves(failed)
+        if not request.retry(self._attempts, self._placement_wait_s, now_s, leaving=leaving):
             if error.grpc_code not in RETRY_CODES:
                 raise error
             # Whatever the instance called it, the client may try again.

@@ -210,6 +210,11 @@ class InstanceView:
             name for name, each in self._instances.items() if each.model == model and each.fingerprint != fingerprint
         }
 
+    def leaves(self, instance_id: str) -> bool:
+        """It has said that it takes nothing new, and is there as far as we know."""
+        instance = self._instances.get(instance_id)
+        return instance is not None and instance.draining
+
     def failed(self, instance_id: str, now_s: float) -> None:
         """It failed a request: left alone for a while, or until something new is heard of it."""
         self._failures.failed(instance_id, now_s)

@@ -266,12 +266,12 @@ class Request:
             return None
         return placement.prefill_instance_id if error.field == PREFILL_FIELD else placement.decode_instance_id
 
-    def retry(self, attempts: int, patience_s: float, now_s: float) -> bool:
+    def retry(self, attempts: int, patience_s: float, now_s: float, *, leaving: bool = False) -> bool:
         """After ``error``: whether another attempt is worthwhile; if so, the failed instance is excluded.
 
         ``attempts`` bounds those that cost something: instances that were ``lost``, that generated, or that failed it
         slowly. Those that were not ``reached`` or that refused it at once are passed over, as many as there are, for
-        ``patience_s`` without a token.
+        ``patience_s`` without a token; so are those that gave it up when they were ``leaving``, which is not its fault.
         """
         failed = self.failed_instance
         if failed is None:
@@ -279,7 +279,8 @@ class Request:
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         generated = len(self.tokens) > self._resumed
-        paid = generated or self.lost or (self.reached and now_s - self._submitted_s >= QUICK_S)
+        slow = self.reached and now_s - self._submitted_s >= QUICK_S
+        paid = self.lost or ((generated or slow) and not leaving)
         self._paid_attempts += paid
         if self._paid_attempts >= attempts or self.attempt >= TRIES_MAX:
             return False

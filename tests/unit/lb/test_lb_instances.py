@@ -52,6 +52,14 @@ def test_who_failed_comes_last_until_the_pause_ends():
     assert chosen(view, FIRST_PAUSE_S) == "a"
 
 
+def test_who_said_that_it_leaves():
+    view = view_of(a="1", b="-1")
+    message = listed(a="1", b="-1", c="-1")
+    message.instances[2].load.draining = True
+    view.update(message, 0.0)
+    assert [view.leaves(name) for name in ("a", "b", "c", "unknown")] == [False, False, True, False]
+
+
 def test_news_of_an_instance_and_its_success_end_the_pause():
     view = view_of(a="1", b="1")
     for news in (listed(a="2", b="1"), listed(b="1"), listed(a="-2", b="1")):

@@ -113,6 +113,23 @@ def test_slow_failures_and_those_after_a_token_are_attempts():
             begin(request, now_s)
 
 
+def test_instances_that_leave_in_good_order_are_no_attempts():
+    """A rolling restart moves a long answer as often as there are instances."""
+    request = make(max_tokens=50)
+    for number in range(10):
+        now_s = 8.0 * number
+        request.fold(update("a", (1,)), now_s)
+        request.fold(lost(), now_s)
+        request.reached = True
+        assert request.retry(3, 10.0, now_s, leaving=True)
+        begin(request, now_s)
+    for attempt in range(3):
+        request.fold(lost(), 80.0)
+        request.lost = True  # it died while it left: the request may be to blame
+        assert request.retry(3, 10.0, 80.0, leaving=True) is (attempt < 2)
+        begin(request, 80.0)
+
+
 def test_patience_begins_anew_with_each_token():
     request = make(max_tokens=50)
     for number in range(5):
