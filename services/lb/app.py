@@ -163,12 +163,16 @@ def build(
     )
     https = Https.of(settings, security)
     http = HttpServer(shared, settings.http_listen, None if https is None else https.context)
-    server = GrpcServer(settings.listen, security.tls, admin_listen=settings.admin_listen)
+    server = GrpcServer(
+        settings.listen, security.tls, admin_listen=settings.admin_listen, message_s=settings.body_timeout_s
+    )
+    servicer = LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock)
     server.add(
         lb_pb2_grpc.add_LbServiceServicer_to_server,
-        LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock),
+        servicer,
         lb_pb2.DESCRIPTOR.services_by_name["LbService"],
         LB_CALLERS,
+        servicer.doors,
     )
 
     def use(routing: RoutingPolicy, choice: str) -> None:

@@ -15,6 +15,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_values
+from pinyon.runtime.first_message import Doors
 from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, Client
 from services.lb.dispatcher import Dispatcher
@@ -51,6 +52,11 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         self._timeout_s = timeout_s
         self._clock = clock
         self._unix_clock = unix_clock
+
+    @property
+    def doors(self) -> Doors:
+        """Who has no key or no place is told before a message is read."""
+        return {"Generate": lambda context: self._admission.check(self._client(context)), "ListModels": self._client}
 
     async def ListModels(self, request: lb_pb2.ListModelsRequest, context: Context) -> lb_pb2.ListModelsResponse:
         self._client(context)

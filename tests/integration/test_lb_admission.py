@@ -109,6 +109,35 @@ async def test_the_same_by_grpc(keys):
         await bench.idle()
 
 
+async def test_by_grpc_too_who_has_no_key_or_no_place_is_told_before_the_message(keys):
+    """Else whoever reaches the port could make us hold 4 MiB a call for as long as it likes."""
+
+    async def never():
+        await asyncio.Event().wait()
+        yield b""
+
+    async with (
+        running_lb(api_keys_file=keys, in_flight_limit=1, queue_limit=0) as bench,
+        grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel,
+    ):
+        generate = channel.stream_stream("/pinyon.api.lb.v1.LbService/Generate")
+        models = channel.stream_stream("/pinyon.api.lb.v1.LbService/ListModels")
+        key = (("authorization", "Bearer sk-a"),)
+        for method in (generate, models):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(method(never()).read(), WAIT_S)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        bench.workers[0].go.clear()
+        running = asyncio.create_task(bench.complete(headers={"authorization": "Bearer sk-a"}, max_tokens=2))
+        await bench.workers[0].until(lambda: bench.workers[0].open)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(generate(never(), metadata=key).read(), WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        bench.workers[0].go.set()
+        assert (await running).status == 200
+        await bench.idle()
+
+
 @pytest.mark.parametrize("body", [b"{", ask(max_tokens=9999)])
 async def test_what_is_refused_for_itself_leaves_its_place(body):
     async with running_lb(in_flight_limit=1, queue_limit=0) as bench:

@@ -14,6 +14,7 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
+from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
 from pinyon.runtime.interceptors import ErrorInterceptor
 
 if TYPE_CHECKING:
@@ -28,23 +29,36 @@ _COMMON = (
     reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 )
 """For everybody that a server lets in."""
+_REFLECTION = frozenset(
+    f"/{service.full_name}/{method.name}"
+    for service in (reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],)
+    for method in service.methods
+)
 
 
 class GrpcServer:
     """``add`` the servicers, ``start``, and ``drain`` at the end."""
 
-    def __init__(self, listen: str, tls: Tls | None = None, *, admin_listen: str = "") -> None:
+    def __init__(
+        self, listen: str, tls: Tls | None = None, *, admin_listen: str = "", message_s: float = MESSAGE_S
+    ) -> None:
         """With ``tls``, clients need certificates of the cluster; the tables given to ``add`` say who may call what.
 
         With ``admin_listen`` too, only those who connect there do; ``listen`` is for people's programs then, which have
         none: they reach the methods that are for anybody.
+        ``message_s`` is how long the message of a call is waited for.
         """
         self._listen = listen
         self._admin_listen = admin_listen if tls is not None else ""
         self._tls = tls
         self._callers: dict[str, frozenset[str]] = {}
+        self._doors: dict[str, Callable[[Any], object]] = {}
         self._server = grpc.aio.server(
-            interceptors=(ErrorInterceptor(), *(() if tls is None else (CallerInterceptor(self._callers),))),
+            interceptors=(
+                ErrorInterceptor(),
+                *(() if tls is None else (CallerInterceptor(self._callers),)),
+                FirstMessageInterceptor(self._doors, _REFLECTION, message_s),
+            ),
             options=(
                 # Two servers on one port would share its connections silently.
                 ("grpc.so_reuseport", 0),
@@ -69,14 +83,19 @@ class GrpcServer:
         servicer: Any,
         descriptor: ServiceDescriptor,
         callers: Callers | None = None,
+        doors: Doors | None = None,
     ) -> None:
-        """``register`` is the generated ``add_XServicer_to_server``; ``callers`` names the roles of every method."""
+        """``register`` is the generated ``add_XServicer_to_server``; ``callers`` names the roles of every method.
+
+        ``doors``, by method name, look at a call before its message is read.
+        """
         methods = {method.name for method in descriptor.methods}
         if self._tls is not None or callers is not None:
             table = callers or {}
             if methods != set(table):
                 raise ValueError(f"{descriptor.full_name} has {sorted(methods)}, but callers of {sorted(table)}")
             self._callers |= {f"/{descriptor.full_name}/{name}": roles for name, roles in table.items()}
+        self._doors |= {f"/{descriptor.full_name}/{name}": look for name, look in (doors or {}).items()}
         register(servicer, self._server)
         self._names.append(descriptor.full_name)
 

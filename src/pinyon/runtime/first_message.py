@@ -1,0 +1,113 @@
+"""What a call may make a server hold before anybody knows what it wants.
+
+gRPC reads a call's one message before its method is asked: up to 4 MiB each, from whoever reaches the port, for as long
+as the sender likes. Here the method is asked first, so who is refused by role, by key or for want of a place is told
+at the call's head; and no message is waited for longer than a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from pinyon.core.errors import DeadlineExceeded, InvalidArgument
+
+__all__ = ["MESSAGE_S", "Doors", "FirstMessageInterceptor"]
+
+_EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
+
+MESSAGE_S = 30.0
+
+Doors = Mapping[str, Callable[[Any], object]]
+"""What is looked at when a call's head is there, by the method's full name: raises, with the call's context, if the
+message need not be read."""
+
+
+class FirstMessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """For methods of one message; of methods that read many, for those that are ``timed`` throughout.
+
+    The others have a duplex session of their own, which sees to it.
+    """
+
+    def __init__(self, doors: Doors, timed: Collection[str], message_s: float = MESSAGE_S) -> None:
+        self._doors = doors
+        self._timed = timed
+        self._message_s = message_s
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method: str = handler_call_details.method
+        codecs = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.request_streaming:
+            if method not in self._timed or not handler.response_streaming:
+                return handler
+            inner = handler.stream_stream
+            return grpc.stream_stream_rpc_method_handler(
+                lambda requests, context: inner(self._each(requests), context), **codecs
+            )
+        look = self._doors.get(method)
+        # On the wire a method of one message is one of many of which one comes.
+        if not handler.response_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._unary(handler.unary_unary, look), **codecs)
+        return grpc.stream_stream_rpc_method_handler(self._streaming(handler.unary_stream, look), **codecs)
+
+    def _unary(self, behaviour: Any, look: Callable[[Any], object] | None) -> Any:
+        async def call(_: object, context: Any) -> Any:
+            if look is not None:
+                look(context)
+            return await behaviour(await self._message(context), context)
+
+        return call
+
+    def _streaming(self, behaviour: Any, look: Callable[[Any], object] | None) -> Any:
+        async def write(context: Any) -> None:
+            if look is not None:
+                look(context)
+            result = behaviour(await self._message(context), context)
+            if not hasattr(result, "__aiter__"):  # it writes by itself
+                await result
+                return
+            async with aclosing(result):
+                async for message in result:
+                    await context.write(message)
+
+        return lambda _, context: write(context)
+
+    async def _message(self, context: Any) -> Any:
+        """Raises :class:`DeadlineExceeded` and :class:`InvalidArgument`."""
+        try:
+            async with asyncio.timeout(self._message_s):
+                message = await context.read()
+        except TimeoutError:
+            raise self._late() from None
+        if message is _EOF:
+            raise InvalidArgument("no message came")
+        return message
+
+    async def _each(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        messages = aiter(requests)
+        while True:
+            try:
+                async with asyncio.timeout(self._message_s):
+                    message = await anext(messages)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise self._late() from None
+            yield message
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"no message came within {self._message_s:g} s")
