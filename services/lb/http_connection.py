@@ -8,6 +8,7 @@ client that is gone, or will send nothing more, cancels its request.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import IntEnum
 from math import inf
 from typing import cast
@@ -53,6 +54,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_admitted",
+        "_arrived",
         "_deadline",
         "_dropped",
         "_exchange",
@@ -74,8 +76,12 @@ class Connection(asyncio.Protocol):
         "_writer",
     )  # fmt: skip
 
-    def __init__(self, shared: HttpState, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, shared: HttpState, loop: asyncio.AbstractEventLoop, arrived: Callable[[], None] | None = None
+    ) -> None:
+        """``arrived`` is called when it begins to count for itself."""
         self._shared = shared
+        self._arrived = arrived
         self._loop = loop
         self._reader = RequestReader(shared.limits)
         self._read_ahead = max(READ_AHEAD_BYTES, shared.limits.head_bytes)  # a head that is not all here is unread
@@ -102,6 +108,8 @@ class Connection(asyncio.Protocol):
         self._visitor = Visitor(shared, transport)
         shared.connections.add(self)
         shared.gauge.inc()
+        if self._arrived is not None:
+            self._arrived()
         try:
             if shared.admitted >= shared.limits.connections:
                 raise HttpError(503, "Too many connections.", retry_after_s=1.0)

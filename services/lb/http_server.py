@@ -13,13 +13,13 @@ from pinyon.runtime.logging import get_logger
 from services.lb.http_answer import field
 from services.lb.http_connection import Connection
 from services.lb.http_state import HttpState
+from services.lb.http_tls_acceptor import TlsAcceptor
 
 __all__ = ["HttpServer"]
 
 BACKLOG = 2048
 FAREWELL_S = 0.5
 """For the last answers to leave, once the time for draining is over."""
-HANDSHAKE_S = 10.0
 
 _log = get_logger("lb.http")
 
@@ -32,9 +32,10 @@ class HttpServer:
             raise InvalidArgument("a PROXY header cannot come before TLS: give one of the two", field="proxy_protocol")
         self._shared = shared
         self._listen = listen
-        self._tls = tls
+        self._secure = TlsAcceptor(shared, tls) if tls is not None else None
         self._date: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
+        self._started = False
 
     async def start(self) -> str:
         """Bind and serve. Returns ``host:port``; raises :class:`Unavailable` if the port is taken."""
@@ -44,15 +45,16 @@ class HttpServer:
         def protocol() -> Connection:
             return Connection(self._shared, loop)
 
-        tls_s = HANDSHAKE_S if self._tls is not None else None
         try:
-            self._server = await loop.create_server(
-                protocol, host, port, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=tls_s
-            )
+            if self._secure is not None:
+                bound = await self._secure.start(host, port, BACKLOG)
+            else:
+                self._server = await loop.create_server(protocol, host, port, backlog=BACKLOG)
+                bound = self._server.sockets[0].getsockname()[1]
         except OSError as error:
             raise Unavailable(f"cannot listen on {self._listen}: {error.strerror or error}") from None
         self._tick()
-        bound = self._server.sockets[0].getsockname()[1]
+        self._started = True
         return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
 
     @property
@@ -66,11 +68,15 @@ class HttpServer:
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing new, let requests finish for ``seconds``, then cancel them and close all connections."""
-        if self._server is None:
+        if not self._started:
             return
+        self._started = False
         shared = self._shared
         shared.closing = True
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
+        if self._secure is not None:
+            await self._secure.close()
         for connection in list(shared.connections):
             connection.shutdown()  # idle ones close, the others do so after their answer
         tasks = shared.tasks
@@ -88,8 +94,9 @@ class HttpServer:
             connection.abort()
         if tasks:
             await asyncio.wait(list(tasks))
-        await self._server.wait_closed()
-        self._server = None
+        if self._server is not None:
+            await self._server.wait_closed()
+            self._server = None
         if self._date is not None:
             self._date.cancel()
 

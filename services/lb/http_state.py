@@ -63,7 +63,7 @@ class HttpState:
     peer_connections: Peers
     peer_requests: Peers
     admitted: int = 0
-    """Open connections that count."""
+    """Open connections that count, those without TLS yet among them where there is to be TLS."""
     lingering: int = 0
     closing: bool = False
     """Answers are the last ones on their connections."""

@@ -1,4 +1,4 @@
-"""What a call may hold before its method is asked: it is looked at first, and its message is not waited for for ever."""
+"""What a call may hold before its method is asked: it is looked at first, and its message is not waited for long."""
 
 import asyncio
 
