@@ -9,11 +9,13 @@ import random
 import re
 import signal
 import socket
+import threading
 import time
 
 import pytest
 
 from services.lb.http_connection import DROPPED_BYTES
+from services.lb.openai_parse import parse_completion
 from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, live_lb, running_lb, spin
 
 SEED = 20_261_122
@@ -244,6 +246,21 @@ async def test_a_large_body_does_not_hold_up_the_loop():
         assert used_s < 0.15
 
 
+@pytest.mark.parametrize(("tokens", "beside"), [(8, False), (300_000, True)])
+async def test_large_bodies_are_read_beside_the_loop(tokens, beside, monkeypatch):
+    readers = []
+
+    def parse(body):
+        readers.append(threading.current_thread())
+        return parse_completion(body)
+
+    monkeypatch.setattr("services.lb.http_completions.parse_completion", parse)
+    body = json.dumps({"model": MODEL, "prompt": [1] * tokens, "max_tokens": 1}, separators=(",", ":")).encode()
+    async with running_lb() as bench:
+        await bench.post("/v1/completions", body)
+    assert [reader is not threading.main_thread() for reader in readers] == [beside]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -302,6 +319,17 @@ async def test_an_address_that_a_trusted_proxy_names_has_its_share():
         bench.workers[0].go.set()
         assert [(await first).status, (await other).status] == [200, 200]
         assert (await bench.complete(headers=spoofed, max_tokens=1)).status == 200
+
+
+async def test_nobody_else_is_believed_for_whom_he_asks():
+    """Else anybody could use up what somebody else may have, or have any number of names."""
+    named = {"x-forwarded-for": "198.51.100.7"}
+    async with running_lb(requests_per_peer=1, trusted_proxies="192.0.2.0/24") as bench:
+        bench.workers[0].go.clear()
+        both = [asyncio.ensure_future(bench.complete(headers=named, max_tokens=1)) for _ in range(2)]
+        await bench.workers[0].until(lambda: len(bench.workers[0].open) == 2)
+        bench.workers[0].go.set()
+        assert [(await each).status for each in both] == [200, 200]
 
 
 async def test_the_proxy_protocol_is_read_of_trusted_proxies_only():

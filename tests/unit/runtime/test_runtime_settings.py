@@ -1,5 +1,7 @@
 """Settings: command line over environment, unknown keys refused, addresses checked."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,18 @@ def test_elsewhere_it_needs_tls_or_a_flag(name, address, capsys):
     (warning,) = listening(name, address, "--allow-insecure").exposed()
     assert address in warning
     assert listening(name, address, "--tls-dir", "/somewhere").exposed() == []
+
+
+def test_the_flag_is_warned_of():
+    program = (
+        "from pinyon.runtime.service import run_service\n"
+        "from pinyon.runtime.settings import ServiceSettings\n"
+        "async def main(settings, context): pass\n"
+        "run_service(ServiceSettings(listen='192.0.2.1:7000', metrics_listen='', allow_insecure=True), main)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "warning" in run.stderr
+    assert "--listen 192.0.2.1:7000 is not loopback" in run.stderr
 
 
 def test_a_folder_is_short_for_its_files():
