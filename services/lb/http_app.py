@@ -53,7 +53,7 @@ class Route(NamedTuple):
 class HttpCall:
     """One request for the app; see :class:`services.lb.http_state.Exchange`."""
 
-    __slots__ = ("error", "guarded", "head", "label", "plain", "request_id", "route")
+    __slots__ = ("error", "guarded", "head", "holder", "label", "plain", "request_id", "route")
 
     def __init__(self, path: str, arrived_s: float) -> None:
         self.head = Head(path, arrived_s)
@@ -61,6 +61,7 @@ class HttpCall:
         self.route: Route | None = None
         self.error: PinyonError | None = None
         self.request_id = ""
+        self.holder = ""
         self.guarded = False
         self.plain = True
 
@@ -127,6 +128,7 @@ class HttpApp:
         call.request_id = wanted.request_id
         if route.guarded:
             wanted.client = self._keys.client(wanted.authorization)
+            call.holder = wanted.client.tenant if self._keys.required else ""
         if route.generate is not None:
             self._completions.check_place(wanted.client)
 

@@ -15,6 +15,7 @@ from typing import cast
 
 from pinyon.core.errors import PinyonError, Unavailable
 from services.lb.http_answer import CONTINUE
+from services.lb.http_budget import ByteShare
 from services.lb.http_error import HttpError
 from services.lb.http_reader import RequestReader
 from services.lb.http_request import RequestHead
@@ -58,13 +59,13 @@ class Connection(asyncio.Protocol):
         "_deadline",
         "_dropped",
         "_exchange",
-        "_held",
         "_lingers",
         "_loop",
         "_paused",
         "_read_ahead",
         "_reader",
         "_running_bytes",
+        "_share",
         "_shared",
         "_since",
         "_state",
@@ -89,8 +90,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._admitted = self._lingers = self._paused = False
-        self._held = 0
-        """Of the budget."""
+        self._share = ByteShare(shared.budget)
         self._running_bytes = 0
         """Body of the request that is being answered."""
         self._dropped = 0
@@ -257,12 +257,7 @@ class Connection(asyncio.Protocol):
         self._charge()
 
     def _charge(self) -> bool:
-        held = self._reader.held + self._running_bytes
-        if held != self._held:
-            if not self._shared.budget.take(held - self._held):
-                return False
-            self._held = held
-        return True
+        return self._share.hold(self._reader.held + self._running_bytes)
 
     def _over_budget(self) -> None:
         if self._state is State.HEAD or self._state is State.BODY:
@@ -286,6 +281,7 @@ class Connection(asyncio.Protocol):
                 self._visitor.ask(head)
             except HttpError as refusal:
                 error = refusal
+        self._share.rename(exchange.holder)
         if error is not None:
             self._turn_away(head, error)
             return

@@ -26,6 +26,8 @@ class Exchange(Protocol):
     """What speaks against it already, before its body is read."""
     request_id: str
     """For the answer, once it is known."""
+    holder: str
+    """In whose name its bytes are held; empty: in nobody's."""
     guarded: bool
     """It costs something: limits per client are for these."""
     plain: bool

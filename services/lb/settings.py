@@ -102,7 +102,10 @@ class LbSettings(JournalSettings):
 
     body_limit_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="largest HTTP body; more gets 413")
     bodies_limit_mib: int = Field(
-        512, ge=1, le=1 << 20, description="HTTP bodies of all requests that arrive, wait or run; beyond: 503"
+        512,
+        ge=1,
+        le=1 << 20,
+        description="HTTP bodies of all requests that arrive, wait or run, half of it of a key's tenant; beyond: 503",
     )
     head_limit_bytes: int = Field(32 << 10, ge=1024, le=1 << 20, description="largest HTTP head; more gets 431")
     head_fields_limit: int = Field(100, ge=1, le=1000, description="header fields of a request; more get 431")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import grpc
@@ -106,6 +107,31 @@ async def test_the_same_by_grpc(keys):
             await generate(request, metadata=metadata).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "2 requests per minute" in caught.value.details()
+        await bench.idle()
+
+
+async def test_a_tenant_s_bodies_leave_room_for_those_of_others(keys):
+    """As with the queue: nobody fills alone what is there for all, not by sending slowly either."""
+    size = (4 << 20) - 100
+    async with running_lb(api_keys_file=keys, bodies_limit_mib=16, body_timeout_s=WAIT_S) as bench:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(6):
+                connection = await stack.enter_async_context(Connection(bench.http))
+                connection.send(
+                    "POST",
+                    "/v1/completions",
+                    b" " * (size - 10),
+                    {
+                        **keyed("sk-a"),
+                        "content-length": str(size),
+                    },
+                )
+                await connection.writer.drain()
+            await spin(lambda: bench.lb.http.held_bytes > 6 << 20)
+            for key in ("sk-b", "sk-e"):
+                body = ask() + b" " * (1 << 20)
+                assert (await bench.post("/v1/completions", body, keyed(key))).status == 200
+        await spin(lambda: not bench.lb.http.held_bytes)
         await bench.idle()
 
 

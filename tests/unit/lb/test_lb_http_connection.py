@@ -75,6 +75,7 @@ class FakeExchange:
     def __init__(self, path: str) -> None:
         self.path = path
         self.request_id = ""
+        self.holder = path[3:] if path.startswith("/of") else ""
         self.error = Unauthenticated("no key") if path == "/refused" else None
         self.guarded = True
         self.plain = path == "/plain"
@@ -319,6 +320,40 @@ async def test_all_bodies_together_are_bounded():
     for transport in (first, second, third):
         transport.abort()
     assert world.shared.budget.used == 0
+
+
+async def test_nobody_holds_more_than_he_leaves_free():
+    world = World(budget=10_000)
+    unfinished = POST.replace(b"%b HTTP", b"of%b HTTP")
+
+    def send(name: bytes, size: int) -> FakeTransport:
+        transport = world.connect()
+        transport.protocol.data_received(unfinished % (name, size + 1, b"x" * size))
+        return transport
+
+    anna = [send(b"anna", 2000) for _ in range(3)]
+    assert [transport.statuses for transport in anna] == [[], [], [503]]
+    bert = [send(b"bert", 1600) for _ in range(2)]
+    assert [transport.statuses for transport in bert] == [[], [503]]
+    assert world.shared.budget.used == 5600
+    anna[0].abort()
+    assert [send(b"bert", 1600).statuses, send(b"carl", 2000).statuses] == [[], []]
+    for connection in list(world.shared.connections):
+        connection.transport.abort()
+    assert world.shared.budget.used == 0
+    assert world.shared.budget.take(5000, "anna"), "nothing is remembered of what is not held any more"
+
+
+async def test_a_connection_holds_in_the_name_of_whom_it_serves_now():
+    world = World(budget=10_000)
+    transport = world.connect()
+    for name in (b"anna", b"bert"):
+        transport.protocol.data_received(POST % (b"of" + name, 4000, b"x" * 4000))
+        await world.settle()
+    transport.protocol.data_received(POST % (b"ofcarl", 4001, b"x" * 4000))
+    assert (transport.statuses, world.shared.budget.used) == ([200, 200], 4000)
+    assert world.shared.budget.take(2000, "bert")
+    assert not world.shared.budget.take(1500, "carl")
 
 
 async def test_what_is_pipelined_over_the_budget_is_dropped():
