@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 import pytest_asyncio
 
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.core.block_keys import chain_block_keys, pack_keys, tokens_to_bytes
 from pinyon.core.request import SamplingParams
+from pinyon.messages.layout import layout_to_proto
+from pinyon.messages.segment import region_to_proto, segment_to_proto
 from pinyon.store.reader import ReadResult
+from pinyon.transfer import Access
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, peer_span, reference, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
@@ -217,11 +224,41 @@ async def test_blocks_that_a_cancelled_prefill_completed_are_right(fleet):
     await fleet.idle()
 
 
-async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
-    import grpc
+async def test_prompts_of_a_decode_instance_that_died_end_at_once(fleet):
+    """It does not cancel them: its connection breaks."""
+    source = HungSource()
+    p = await fleet.start("prefill", "p0", source=source, fetch_timeout_s=4 * WAIT_S)
+    d = await fleet.start("decode", "d0")
+    blocks = -(-len(PROMPT) // BLOCK_TOKENS)
+    size = d.served.layout.block_bytes
+    grant = d.transfer.grant(d.parts.region, [(0, blocks * size)], Access.WRITE)
+    keys = chain_block_keys(p.served.namespace(""), tokens_to_bytes(PROMPT), BLOCK_TOKENS)
+    start = worker_pb2.PrefillStart(
+        stream_id=1,
+        prompt_tokens_le32=tokens_to_bytes(PROMPT),
+        block_keys=pack_keys(keys),
+        sampling=common_pb2.SamplingParams(max_tokens=1),
+        fetches=[peer_span(d, 0, 4)],
+        target_region=region_to_proto(grant.descriptor()),
+        target_offsets_bytes=[number * size for number in range(blocks)],
+    )
+    hello = worker_pb2.PrefillHello(
+        instance_id="d0",
+        segment=segment_to_proto(d.transfer.descriptor()),
+        layout=layout_to_proto(d.served.layout),
+        model_fingerprint=d.served.card.fingerprint,
+    )
+    async with grpc.aio.insecure_channel(p.address) as channel:
+        call = worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession()
+        await call.write(worker_pb2.PrefillSessionRequest(hello=hello, starts=[start]))
+        await asyncio.wait_for(source.asked.wait(), WAIT_S)
+    await asyncio.wait_for(source.ended.wait(), WAIT_S)
+    await fleet.idle()
+    assert not p.engine.steps
 
+
+async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
     from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-    from pinyon.core.block_keys import chain_block_keys, pack_keys, tokens_to_bytes
 
     m = await fleet.start("mixed", "m0")
     client = await fleet.client(m)
@@ -240,10 +277,7 @@ async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
 
 @pytest.mark.parametrize("transports", ["tcp", "shm"])
 async def test_a_workers_lease_opens_its_blocks_to_read_and_nothing_else(fleet, transports):
-    import grpc
-
     from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-    from pinyon.core.block_keys import chain_block_keys, pack_keys, tokens_to_bytes
     from pinyon.messages.segment import segment_from_proto
     from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest
 
