@@ -15,7 +15,7 @@ from pinyon.paging import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
 from pinyon.store.records import Life, NodeRecord
-from services.kvstore.publisher import MetadataPublisher
+from services.kvstore.publisher import DEAD_GRACE_S, MetadataPublisher
 
 RECORD = NodeRecord("kv-0", "0" * 32, "127.0.0.1:1", 1 << 20)
 KEYS = [bytes([number]) * 16 for number in range(4)]
@@ -108,3 +108,34 @@ async def test_one_failure_of_any_kind_ends_no_duty(error: Exception, monkeypatc
     assert publisher.failures >= 4
     assert metadata.failed == {"renew", "listed", "add", "missing", "nodes"}
     await publisher.close()
+
+
+async def test_lives_that_are_over_are_purged_when_that_is_certain() -> None:
+    """Another node without a record may be one whose Redis was away for a moment; an earlier life of an id may not."""
+    own, renamed, quiet = RECORD.life, Life("kv-1", "1" * 32), Life("kv-2", "2" * 32)
+    purged: list[Life] = []
+
+    class Lives(Metadata):
+        async def nodes(self) -> list[NodeRecord]:
+            return [RECORD, NodeRecord("kv-1", "3" * 32, "127.0.0.1:2", 1 << 20)]
+
+        async def lives(self) -> set[Life]:
+            return {own, Life("kv-0", "4" * 32), renamed, quiet} - set(purged)
+
+        async def purge(self, life: Life, max_blocks: int) -> int:
+            purged.append(life)
+            return 0
+
+    now: list[float] = [0.0]
+    metadata: Any = Lives(Unavailable("away"))
+    node: Any = Node()
+    publisher = MetadataPublisher(node, RECORD, metadata, 3.0, clock=lambda: now[0])
+    await publisher.clean()
+    assert set(purged) == {Life("kv-0", "4" * 32), renamed}
+    now[0] = DEAD_GRACE_S - 1
+    await publisher.clean()
+    assert quiet not in purged
+    now[0] = DEAD_GRACE_S
+    await publisher.clean()
+    assert quiet in purged
+    assert own not in purged
