@@ -308,6 +308,29 @@ def test_inbound_links_over_the_cap_take_turns(engine) -> None:
                 assert initiator.transfer([request])[0].ok
 
 
+def test_strangers_that_say_nothing_keep_nobody_out(engine) -> None:
+    """Until their time is up they hold places of their own; the one that has been there longest goes for one more."""
+    with (
+        tcp_engine(limits=TransferLimits(max_inbound=2, connect_s=GENEROUS_S)) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        remote, local = server.register_local_memory(bytearray(100)), engine.register_local_memory(bytearray(100))
+        request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+        assert engine.transfer([request])[0].ok
+        address = (server.descriptor().host, server.descriptor().port)
+        silent = [stack.enter_context(socket.create_connection(address, GENEROUS_S)) for _ in range(80)]
+        assert silent[0].recv(1) == b"", "the first one is cut"
+        assert engine.transfer([request])[0].ok
+        assert engine.stats().retries == 0, "its link was left alone"
+        with tcp_engine() as another:
+            local = another.register_local_memory(bytearray(100))
+            request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+            assert another.transfer([request])[0].ok
+        silent[-1].settimeout(0)
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
+
+
 def test_endpoints_over_the_cap_take_turns() -> None:
     with tcp_engine(limits=TransferLimits(max_endpoints=1)) as engine, tcp_engine() as one, tcp_engine() as two:
         local = engine.register_local_memory(bytearray(100))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import selectors
@@ -25,12 +24,15 @@ _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _ROOM_S = 0.05
 """How long one more link waits for another to come to rest (it polls for a moment after each request) before BUSY."""
+_STRANGERS_MIN = 64
+"""Links whose handshake is not through: as many as links, but at least so many."""
 
 
 class Acceptor:
     """Accepts up to ``max_inbound`` links on all addresses of the engine, and can cut off a peer.
 
-    One more link evicts a resting one, chosen by SIEVE; when all are in use it is answered BUSY.
+    One more link evicts a resting one, chosen by SIEVE; when all are in use it is answered BUSY. A link takes its
+    place when its handshake is through. Of those before that, the one that has been here longest goes for one more.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Acceptor:
         self._lock = threading.Lock()
         self._rested = threading.Condition(self._lock)
         self._waiting = 0
-        """Listeners that wait for room."""
+        """Links that wait for room."""
+        self._strangers: dict[Inbound, None] = {}
+        """Links whose handshake is not through, the oldest first."""
         self._inbound: set[Inbound] = set()
         """With those that were evicted and whose threads have not ended yet."""
         self._pool: EndpointPool[Inbound, Inbound] = EndpointPool(limits.max_inbound, 1)
@@ -109,29 +113,23 @@ class Acceptor:
                 self._start(sock)
 
     def _start(self, sock: socket.socket) -> None:
-        evicted: list[Inbound] | None = None
-        inbound = None
+        inbound = oldest = None
         try:
             inbound = Inbound(self, sock, self._clock)
             with self._lock:
-                evicted = self._make_room(inbound)
-                if evicted is not None:
-                    self._pool.add(inbound, inbound)
-                    self._inbound.add(inbound)
-                    inbound.thread.start()
+                if len(self._strangers) >= max(_STRANGERS_MIN, self.limits.max_inbound):
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                self._strangers[inbound] = None
+                self._inbound.add(inbound)
+                inbound.thread.start()
         except (OSError, RuntimeError) as error:
             _log.warning("cannot serve a transfer link: %s", error)
-            if evicted is not None and inbound is not None:
+            if inbound is not None:
                 self.ended(inbound)
-                inbound = None
-        for victim in evicted or ():
-            victim.abort()
-        if evicted is not None and inbound is not None:
-            return
-        with contextlib.suppress(OSError):
-            sock.setblocking(False)
-            sock.send(handshake.pack_hello_reply(handshake.HelloCode.BUSY, bytes(16), bytes(16), b"", None))
-        sock.close()
+            sock.close()
+        if oldest is not None:
+            oldest.abort()
 
     def _make_room(self, inbound: Inbound) -> list[Inbound] | None:
         """Lock held. Those evicted; None: there is no room even after a moment in which a link may come to rest."""
@@ -155,11 +153,21 @@ class Acceptor:
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
         with self._lock:
-            if self._closing.is_set() or identity in self._by_identity:
+            evicted = self._make_room(inbound)
+            if evicted is None:
                 return handshake.HelloCode.BUSY
-            inbound.identity = identity
-            self._by_identity[identity] = inbound
-        return handshake.HelloCode.OK
+            if self._closing.is_set() or identity in self._by_identity or inbound not in self._strangers:
+                self._pool.cancel(inbound)
+                code = handshake.HelloCode.BUSY
+            else:
+                del self._strangers[inbound]
+                self._pool.add(inbound, inbound)
+                inbound.identity = identity
+                self._by_identity[identity] = inbound
+                code = handshake.HelloCode.OK
+        for victim in evicted:
+            victim.abort()
+        return code
 
     def take(self, inbound: Inbound) -> bool:
         """From now on the link is not evicted. False: it has been."""
@@ -178,6 +186,7 @@ class Acceptor:
     def ended(self, inbound: Inbound) -> None:
         with self._lock:
             self._inbound.discard(inbound)
+            self._strangers.pop(inbound, None)
             self._pool.discard(inbound)
             if self._waiting:
                 self._rested.notify_all()
