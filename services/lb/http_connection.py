@@ -371,6 +371,8 @@ class Connection(asyncio.Protocol):
         self._writer.resume()
         if self._reader.unread:
             self._go_on()
+        elif self._state is State.HEAD:  # what it was slow to read was the last answer: idle from here on
+            self._expire_at(self._loop.time() + self._shared.limits.idle_s)
 
     # -- time
 

@@ -252,6 +252,25 @@ async def test_pipelined_answers_wait_for_a_client_that_does_not_read():
     transport.abort()
 
 
+async def test_who_was_slow_to_read_the_last_answer_is_idle_when_it_has_read():
+    """No deadline runs while answers wait for their client; behind them, that of an idle connection does again."""
+    world = World(idle_s=0.05)
+    transport = world.connect()
+    write = transport.write
+
+    def write_too_much(data: bytes) -> None:
+        write(data)
+        transport.protocol.pause_writing()
+
+    transport.write = write_too_much
+    transport.protocol.data_received(POST % (b"plain", 0, b""))
+    assert transport.statuses == [200]
+    await asyncio.sleep(0.1)
+    assert not transport.closed
+    transport.protocol.resume_writing()
+    await world.until(lambda: transport.closed)
+
+
 @pytest.mark.parametrize("how", ["lost", "half-closed"])
 async def test_a_client_that_leaves_cancels_its_request(how):
     world = World()
