@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -75,17 +75,21 @@ class MetricsServer:
 
     def __init__(self, listen: str, registry: CollectorRegistry, security: Security = NO_SECURITY) -> None:
         host, port = parse_address(listen)
-        tls = None if is_loopback(host) else security.tls
-        context: ssl.SSLContext | None = None
-        if tls is not None:
-            context = tls.server_context(ask_clients=True)
-            security.on_renewal(functools.partial(context.load_cert_chain, tls.certificate, tls.key))
-        self._server = _Server((host, port), context)
+        self._tls = None if is_loopback(host) else security.tls
+        self._server = _Server((host, port), self._context())
+        security.on_renewal(self._renew)
         self._server.set_app(make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, name="pinyon-metrics", daemon=True)
         self._thread.start()
         bound = self._server.server_port
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+    def _context(self) -> ssl.SSLContext | None:
+        return None if self._tls is None else self._tls.server_context(ask_clients=True)
+
+    def _renew(self) -> None:
+        """A context of its own: into the present one another authority could be added, but none taken out."""
+        self._server.context = self._context()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -99,7 +103,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._context = context
+        self.context = context
+        """Of connections made from now on."""
         self._room = threading.Semaphore(CONNECTIONS_MAX)
         super().__init__(address, _Handler)
 
@@ -107,18 +112,30 @@ class _Server(ThreadingMixIn, WSGIServer):
         return self._room.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        cut: threading.Timer | None = None
         try:
             request.settimeout(TIMEOUT_S)
-            if self._context is not None:
-                request = self._context.wrap_socket(request, server_side=True)
+            if (context := self.context) is not None:
+                request = context.wrap_socket(request, server_side=True)
+            # The socket's own timeout begins anew with each byte.
+            cut = threading.Timer(TIMEOUT_S, _cut, (request,))
+            cut.daemon = True
+            cut.start()
             super().process_request_thread(request, client_address)
         except OSError:  # no TLS, no certificate, too slow
             self.shutdown_request(request)
         finally:
+            if cut is not None:
+                cut.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("a scrape from %s failed", client_address, exc_info=True)
+
+
+def _cut(request: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already
+        socket.socket.shutdown(request, socket.SHUT_RDWR)  # under TLS: whoever reads there sees the end
 
 
 class _Handler(WSGIRequestHandler):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from pinyon.runtime import metrics
 from pinyon.runtime.metrics import CONNECTIONS_MAX, MetricsServer, new_registry, show_certificate, show_policies
 from pinyon.runtime.security import Security
 from tests.tls_files import TestAuthority, tls_of
@@ -110,3 +111,54 @@ def test_connections_that_say_nothing_are_few(
             return
         except OSError:  # the threads of those who left have not ended yet, and have no event for us
             assert time.monotonic() < deadline, "nobody is let in any more"
+
+
+def test_another_authority_takes_over_and_the_old_one_lets_nobody_in(
+    secured: tuple[MetricsServer, Security], authority: TestAuthority, tmp_path: Path
+) -> None:
+    """As docs/security.md has it: both for a while, new certificates, and then the new one only."""
+    server, security = secured
+    assert security.tls is not None
+    newer = TestAuthority(tmp_path / "newer")
+    old_admin, new_admin = authority.folder("admin", "a"), newer.folder("admin", "a")
+    own, new_own = security.tls.certificate.parent, newer.folder("lb", "lb-0")
+    both = (own / "ca.crt").read_bytes() + (new_own / "ca.crt").read_bytes()
+    trusted = tmp_path / "both.crt"
+    trusted.write_bytes(both)
+    assert scrape(server, old_admin, trusted)[0] == 200
+    with pytest.raises(OSError, match=r"."):
+        scrape(server, new_admin, trusted)
+
+    (own / "ca.crt").write_bytes(both)
+    security.renew()
+    assert scrape(server, old_admin, trusted)[0] == 200
+    assert scrape(server, new_admin, trusted)[0] == 200
+
+    for name in ("ca.crt", "tls.key", "tls.crt"):
+        (own / name).write_bytes((new_own / name).read_bytes())
+    security.renew()
+    assert scrape(server, new_admin, trusted)[0] == 200
+    with pytest.raises(OSError, match=r"."):
+        scrape(server, old_admin, trusted)
+
+
+def test_who_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then buys no time."""
+    monkeypatch.setattr(metrics, "TIMEOUT_S", 0.3)
+    server = MetricsServer("127.0.0.1:0", new_registry())
+    deadline = time.monotonic() + 60
+    try:
+        with socket.create_connection(("127.0.0.1", port(server)), timeout=0.05) as drip:
+            drip.sendall(b"GET /metrics HTTP/1.1\r\nx: ")
+            while time.monotonic() < deadline:
+                try:
+                    drip.sendall(b"a")
+                    if drip.recv(1) == b"":
+                        return
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return
+        raise AssertionError("it was not cut")
+    finally:
+        server.close()
