@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -29,7 +29,7 @@ class Material:
     """What the files held at one moment. PEM, as it was read."""
 
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     ca: bytes
     identity: Identity
     not_after_s: float

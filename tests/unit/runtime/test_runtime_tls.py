@@ -14,12 +14,20 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import Identity
 from pinyon.runtime.security import load_security
 from pinyon.runtime.settings import ServiceSettings
+from pinyon.runtime.tls import read_material
 from tests.tls_files import TestAuthority, tls_of
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> TestAuthority:
     return TestAuthority(tmp_path / "certs")
+
+
+def test_the_key_is_in_no_repr(authority: TestAuthority) -> None:
+    folder = authority.folder("worker", "a")
+    material = read_material(folder / "tls.crt", folder / "tls.key", folder / "ca.crt", authority.now.timestamp())
+    assert b"PRIVATE KEY" in material.key
+    assert "PRIVATE KEY" not in repr(material)
 
 
 def test_a_folder_says_who_it_is_for(authority: TestAuthority) -> None:
