@@ -31,6 +31,8 @@ from services.lb.prompts import Prompts
 __all__ = ["HttpApp", "HttpCall"]
 
 CLIENT_GONE = 499
+METRICS_REST = 20
+"""A page of metrics is good for so many times what it took to make: anybody may ask, as often as he likes."""
 SHOWN_CHARS = 200
 
 _log = get_logger("lb.http")
@@ -88,6 +90,8 @@ class HttpApp:
         self._clock = clock
         self._created_s = int(time.time())
         self.draining = False
+        self._metrics_page = b""
+        self._metrics_until_s = 0.0
         self._routes: dict[str, Route] = {
             "/v1/completions": Route("completions", "POST", True, generate=completions.completion),
             "/v1/chat/completions": Route("chat", "POST", True, generate=completions.chat),
@@ -191,4 +195,8 @@ class HttpApp:
         return b'{"status":"ready"}', JSON
 
     def _prometheus(self, head: Head) -> tuple[bytes, bytes]:
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST.encode()
+        started_s = self._clock()
+        if started_s >= self._metrics_until_s:
+            self._metrics_page = generate_latest(self._registry)
+            self._metrics_until_s = started_s + METRICS_REST * (self._clock() - started_s)
+        return self._metrics_page, CONTENT_TYPE_LATEST.encode()

@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from services.lb import http_app
 from services.lb.http_connection import DROPPED_BYTES
 from services.lb.openai_parse import parse_completion
 from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, live_lb, running_lb, spin
@@ -227,6 +228,29 @@ async def test_empty_lines_keep_no_connection_open():
             while not closed.done():
                 connection.writer.write(b"\r\n")
                 await asyncio.sleep(0.02)
+
+
+async def test_metrics_do_not_take_the_loop(monkeypatch):
+    """Four connections that asked for nothing else, without a key, held everybody else up for 5 s."""
+    made = 0
+
+    def make(_) -> bytes:
+        nonlocal made
+        made += 1
+        time.sleep(0.02)
+        return b"%d" % made
+
+    monkeypatch.setattr(http_app, "generate_latest", make)
+    async with running_lb() as bench:
+        began_s = time.monotonic()
+        async with Connection(bench.http) as connection:
+            for _ in range(100):
+                connection.send("GET", "/metrics")
+            for _ in range(100):
+                assert (await connection.reply()).status == 200
+        assert made <= 1 + (time.monotonic() - began_s) / (0.02 * http_app.METRICS_REST)
+        await asyncio.sleep(0.02 * http_app.METRICS_REST * 2)
+        assert int((await bench.get("/metrics")).body) == made > 1
 
 
 # ---------------------------------------------------------------- who asks for too much
