@@ -31,7 +31,7 @@ from services.lb.callers import LB_CALLERS
 from services.lb.conductor_session import ConductorSession
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_app import HttpApp
-from services.lb.http_budget import ByteBudget
+from services.lb.budget import Budget
 from services.lb.http_completions import Completions
 from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_server import HttpServer
@@ -154,7 +154,7 @@ def build(
     shared = HttpState(
         app,
         settings.http_limits(),
-        ByteBudget(settings.bodies_limit_mib << 20),
+        Budget(settings.bodies_limit_mib << 20),
         metrics.http_connections,
         TrustedProxies(settings.trusted_proxies, settings.forwarded_field),
         settings.proxy_protocol,

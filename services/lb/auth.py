@@ -44,6 +44,11 @@ class Client:
     rpm: int | None = None
     tpm: int | None = None
 
+    @property
+    def holder(self) -> str:
+        """In whose name bytes and places are held; empty: in nobody's, for there is only one client."""
+        return "" if self is PUBLIC else self.tenant
+
 
 PUBLIC = Client("public")
 """Everyone, where no keys are configured."""

@@ -132,7 +132,7 @@ class HttpApp:
         call.request_id = wanted.request_id
         if route.guarded:
             wanted.client = self._keys.client(wanted.authorization)
-            call.holder = wanted.client.tenant if self._keys.required else ""
+            call.holder = wanted.client.holder
         if route.generate is not None:
             self._completions.check_place(wanted.client)
 

@@ -109,7 +109,7 @@ class Completions:
 
     async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, Ask]:
         if is_large(body):
-            call = await self._off_loop.run(parse, body)
+            call = await self._off_loop.run(head.client.holder, parse, body)
         else:
             call = parse(body)
         request_class = classify(head.labels, call, head.client, self._unix_clock(), "x-pinyon-geographies")
@@ -117,6 +117,7 @@ class Completions:
             call,
             head.log_id,
             request_class,
+            holder=head.client.holder,
             no_reuse=head.no_reuse,
             ttft_slo_ms=head.ttft_slo_ms,
             traceparent=head.traceparent,

@@ -15,7 +15,7 @@ from typing import cast
 
 from pinyon.core.errors import PinyonError, Unavailable
 from services.lb.http_answer import CONTINUE
-from services.lb.http_budget import ByteShare
+from services.lb.budget import Share
 from services.lb.http_error import HttpError
 from services.lb.http_reader import RequestReader
 from services.lb.http_request import RequestHead
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._admitted = self._lingers = self._paused = False
-        self._share = ByteShare(shared.budget)
+        self._share = Share(shared.budget)
         self._running_bytes = 0
         """Body of the request that is being answered."""
         self._dropped = 0

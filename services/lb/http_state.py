@@ -11,7 +11,7 @@ from prometheus_client import Gauge
 
 from pinyon.core.errors import PinyonError
 from services.lb.http_answer import Reply
-from services.lb.http_budget import ByteBudget
+from services.lb.budget import Budget
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_request import RequestHead
@@ -58,7 +58,7 @@ class App(Protocol):
 class HttpState:
     app: App
     limits: HttpLimits
-    budget: ByteBudget
+    budget: Budget
     gauge: Gauge
     proxies: TrustedProxies
     proxy_protocol: bool

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pinyon.core.errors import Unavailable
+from services.lb.budget import Budget
 
 __all__ = ["OffLoop"]
 
@@ -22,22 +23,20 @@ class OffLoop:
 
     def __init__(self, threads: int = THREADS, waiting_max: int = WAITING_MAX) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="off-loop")
-        self._limit = threads + waiting_max
-        self._inside = 0
+        self._places = Budget(threads + waiting_max)
 
-    async def run(self, work: Callable[..., Result], *arguments: object) -> Result:
-        """Raises :class:`Unavailable` when too much waits already, and what ``work`` raises."""
-        if self._inside >= self._limit:
+    async def run(self, name: str, work: Callable[..., Result], *arguments: object) -> Result:
+        """``name``: in whose; empty: in nobody's.
+
+        Raises :class:`Unavailable` when too much waits already, of this client or of all, and what ``work`` raises.
+        """
+        if not self._places.take(1, name):
             raise Unavailable("Too many large requests are being read.", retry_after_s=1.0)
-        self._inside += 1
         future = self._threads.submit(work, *arguments)
         # It counts until it is over, or was never begun: a thread cannot be cancelled.
         loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._left))
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._places.take, -1, name))
         return await asyncio.wrap_future(future)
-
-    def _left(self) -> None:
-        self._inside -= 1
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

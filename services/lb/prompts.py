@@ -77,13 +77,16 @@ class Prompts:
             raise NotFound(f"The model '{name[:128]}' does not exist or you do not have access to it.", field="model")
 
     async def ask(
-        self, call: Call, request_id: str, request_class: RequestClass, *, no_reuse: bool = False,
+        self, call: Call, request_id: str, request_class: RequestClass, *, holder: str = "", no_reuse: bool = False,
         ttft_slo_ms: int = 0, traceparent: str = "",
     ) -> Ask:  # fmt: skip
-        """Raises :class:`InvalidArgument` or :class:`NotFound` naming the field of the call."""
+        """``holder``: in whose name places are taken; empty: in nobody's.
+
+        Raises :class:`InvalidArgument` or :class:`NotFound` naming the field of the call, and :class:`Unavailable`.
+        """
         self.check_model(call.model)
         context = self.max_context()
-        tokens = await self._tokens(call, context)
+        tokens = await self._tokens(call, context, holder)
         count = len(tokens) // 4
         if not count:
             raise InvalidArgument(f"{call.prompt_field} must not be empty.", field=call.prompt_field)
@@ -103,7 +106,8 @@ class Prompts:
         except PinyonError as error:  # its texts name fields as the core does; they are the same here
             raise InvalidArgument(error.message, field=error.field) from None
         return Ask(
-            request_id, call.model, request_class, tokens, await self._keys(call.model, request_class.tenant, tokens),
+            request_id, call.model, request_class, tokens,
+            await self._keys(call.model, request_class.tenant, tokens, holder),
             sampling, no_reuse, ttft_slo_ms, traceparent,
         )  # fmt: skip
 
@@ -119,17 +123,17 @@ class Prompts:
             )
         return call.max_tokens
 
-    async def _keys(self, model: str, tenant: str, tokens: bytes) -> bytes:
+    async def _keys(self, model: str, tenant: str, tokens: bytes, holder: str) -> bytes:
         start = self._view.namespace(model, tenant)
         known = self._view.model(model)
         if start is None or known is None:
             return b""  # nobody told the layout yet: the worker computes them
         block_tokens = known.layout.block_tokens
         if len(tokens) > 4 * INLINE_TOKENS:
-            return await self._off_loop.run(_packed_keys, start, tokens, block_tokens)
+            return await self._off_loop.run(holder, _packed_keys, start, tokens, block_tokens)
         return self._chains.packed(start, tokens, block_tokens)
 
-    async def _tokens(self, call: Call, context: int) -> bytes:
+    async def _tokens(self, call: Call, context: int, holder: str) -> bytes:
         prompt = call.prompt
         if type(prompt) is bytes:
             self._check_tokens(prompt)
@@ -145,8 +149,8 @@ class Prompts:
             if chars <= self._inline_chars and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
                 return tokenize(self._card, prompt)
             if chars > THREAD_CHARS and self._process is not None:
-                return await self._process.tokenize(prompt)
-            return await self._off_loop.run(tokenize, self._card, prompt)
+                return await self._process.tokenize(holder, prompt)
+            return await self._off_loop.run(holder, tokenize, self._card, prompt)
         except InvalidArgument as error:
             raise InvalidArgument(error.message, field=call.prompt_field) from None
 

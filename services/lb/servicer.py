@@ -56,7 +56,12 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
     @property
     def doors(self) -> Doors:
         """Who has no key or no place is told before a message is read."""
-        return {"Generate": lambda context: self._admission.check(self._client(context)), "ListModels": self._client}
+        return {"Generate": self._enter, "ListModels": lambda context: self._client(context).tenant}
+
+    def _enter(self, context: Context) -> str:
+        client = self._client(context)
+        self._admission.check(client)
+        return client.tenant
 
     async def ListModels(self, request: lb_pb2.ListModelsRequest, context: Context) -> lb_pb2.ListModelsResponse:
         self._client(context)
@@ -109,6 +114,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                 call,
                 unique_id(),
                 request_class,
+                holder=client.holder,
                 no_reuse=request.no_reuse,
                 ttft_slo_ms=request.ttft_slo_ms,
                 traceparent=parent,

@@ -17,6 +17,7 @@ from typing import BinaryIO
 from pinyon.core.errors import Internal, InvalidArgument, PinyonError, Unavailable
 from pinyon.model import ModelCard, load_card
 from pinyon.runtime.logging import get_logger
+from services.lb.budget import Budget
 from services.lb.openai_parse import PromptInput
 
 __all__ = ["TokenizerProcess", "tokenize"]
@@ -41,17 +42,20 @@ class TokenizerProcess:
 
     def __init__(self, model: Path) -> None:
         self._model = model
-        self._queue: asyncio.Queue[tuple[PromptInput, asyncio.Future[bytes]]] = asyncio.Queue(WAITING_MAX)
+        self._queue: asyncio.Queue[tuple[PromptInput, asyncio.Future[bytes], str]] = asyncio.Queue()
+        self._places = Budget(WAITING_MAX)
         self._worker: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
 
-    async def tokenize(self, prompt: PromptInput) -> bytes:
-        """As :func:`tokenize`. Raises :class:`Unavailable` when too many prompts wait, or the process dies."""
+    async def tokenize(self, name: str, prompt: PromptInput) -> bytes:
+        """As :func:`tokenize`; ``name``: in whose, empty: in nobody's.
+
+        Raises :class:`Unavailable` when too many prompts wait, of this client or of all, or the process dies.
+        """
+        if not self._places.take(1, name):
+            raise Unavailable("Too many long prompts are being read.", retry_after_s=1.0)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        try:
-            self._queue.put_nowait((prompt, future))
-        except asyncio.QueueFull:
-            raise Unavailable("Too many long prompts are being read.", retry_after_s=1.0) from None
+        self._queue.put_nowait((prompt, future, name))
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         return await future
@@ -62,12 +66,15 @@ class TokenizerProcess:
             await asyncio.gather(self._worker, return_exceptions=True)
             self._worker = None
         while not self._queue.empty():
-            self._queue.get_nowait()[1].cancel()
+            _, future, name = self._queue.get_nowait()
+            self._places.take(-1, name)
+            future.cancel()
         await self._end()
 
     async def _work(self) -> None:
         while True:
-            prompt, future = await self._queue.get()
+            prompt, future, name = await self._queue.get()
+            self._places.take(-1, name)
             if future.done():
                 continue  # nobody waits any more
             try:

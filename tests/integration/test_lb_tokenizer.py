@@ -25,12 +25,12 @@ def children() -> list[psutil.Process]:
 async def test_the_tokens_are_the_same():
     process, card = TokenizerProcess(FOLDER), load_card(str(FOLDER))
     try:
-        found = await asyncio.gather(*(process.tokenize(prompt) for prompt in PROMPTS))
+        found = await asyncio.gather(*(process.tokenize("", prompt) for prompt in PROMPTS))
         assert found == [tokenize(card, prompt) for prompt in PROMPTS]
         assert len(children()) == 1
         with pytest.raises(InvalidArgument):
-            await process.tokenize([{"role": "nobody"}])
-        assert await process.tokenize("short") == found[2]
+            await process.tokenize("", [{"role": "nobody"}])
+        assert await process.tokenize("", "short") == found[2]
     finally:
         await process.close()
     assert not children()
@@ -39,8 +39,8 @@ async def test_the_tokens_are_the_same():
 async def test_who_leaves_does_not_mix_up_the_answers():
     process, card = TokenizerProcess(FOLDER), load_card(str(FOLDER))
     try:
-        first = asyncio.ensure_future(process.tokenize(TEXT))
-        second = asyncio.ensure_future(process.tokenize("other"))
+        first = asyncio.ensure_future(process.tokenize("", TEXT))
+        second = asyncio.ensure_future(process.tokenize("", "other"))
         await asyncio.sleep(0)
         first.cancel()
         assert await second == tokenize(card, "other")
@@ -51,15 +51,15 @@ async def test_who_leaves_does_not_mix_up_the_answers():
 async def test_a_process_that_dies_is_started_again():
     process, card = TokenizerProcess(FOLDER), load_card(str(FOLDER))
     try:
-        await process.tokenize("short")
+        await process.tokenize("", "short")
         children()[0].suspend()
-        waiting = asyncio.ensure_future(process.tokenize(TEXT))
+        waiting = asyncio.ensure_future(process.tokenize("", TEXT))
         await asyncio.sleep(0)
         children()[0].kill()
         with pytest.raises(Unavailable) as caught:
             await waiting
         assert caught.value.retry_after_s
-        assert await process.tokenize("short") == tokenize(card, "short")
+        assert await process.tokenize("", "short") == tokenize(card, "short")
     finally:
         await process.close()
 
@@ -68,9 +68,21 @@ async def test_what_waits_is_bounded(monkeypatch):
     monkeypatch.setattr(tokenizer_process, "WAITING_MAX", 1)
     process = TokenizerProcess(FOLDER)
     try:
-        waiting = [asyncio.ensure_future(process.tokenize(TEXT)) for _ in range(3)]
+        waiting = [asyncio.ensure_future(process.tokenize("", TEXT)) for _ in range(3)]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
         assert isinstance(done.pop().exception(), Unavailable)
     finally:
         await process.close()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_one_tenant_leaves_places_to_others(monkeypatch):
+    monkeypatch.setattr(tokenizer_process, "WAITING_MAX", 4)
+    process = TokenizerProcess(FOLDER)
+    try:
+        for name, refused in (("anna", 2), ("bert", 3)):
+            waiting = [asyncio.ensure_future(process.tokenize(name, "short")) for _ in range(4)]
+            await asyncio.sleep(0)  # nothing was begun yet: the process has to be started
+            assert sum(each.done() and isinstance(each.exception(), Unavailable) for each in waiting) == refused
+    finally:
+        await process.close()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 import grpc
 
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
+from pinyon.runtime.arrivals import Arrivals
 
 __all__ = ["MESSAGE_S", "Doors", "FirstMessageInterceptor"]
 
@@ -22,21 +23,24 @@ _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
 MESSAGE_S = 30.0
 
-Doors = Mapping[str, Callable[[Any], object]]
-"""What is looked at when a call's head is there, by the method's full name: raises, with the call's context, if the
-message need not be read."""
+Doors = Mapping[str, Callable[[Any], str]]
+"""What is looked at when a call's head is there, by the method's full name: gives, from the call's context, in whose
+name the message is held, and raises if it need not be read."""
 
 
 class FirstMessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """For methods of one message; of methods that read many, for those that are ``timed`` throughout.
 
     The others have a duplex session of their own, which sees to it.
+    Where there are ``doors``, anybody may call: messages arrive in places of their senders', and of what has no
+    door, a method that answers with a stream keeps its place to its end.
     """
 
     def __init__(self, doors: Doors, timed: Collection[str], message_s: float = MESSAGE_S) -> None:
         self._doors = doors
         self._timed = timed
         self._message_s = message_s
+        self._arrivals = Arrivals()
 
     async def intercept_service(
         self,
@@ -54,42 +58,51 @@ class FirstMessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-
         if handler.request_streaming:
             if method not in self._timed or not handler.response_streaming:
                 return handler
-            inner = handler.stream_stream
-            return grpc.stream_stream_rpc_method_handler(
-                lambda requests, context: inner(self._each(requests), context), **codecs
-            )
+            streams = self._streams(handler.stream_stream, method)
+            return grpc.stream_stream_rpc_method_handler(streams, **codecs)
         look = self._doors.get(method)
         # On the wire a method of one message is one of many of which one comes.
         if not handler.response_streaming:
-            return grpc.stream_unary_rpc_method_handler(self._unary(handler.unary_unary, look), **codecs)
-        return grpc.stream_stream_rpc_method_handler(self._streaming(handler.unary_stream, look), **codecs)
+            return grpc.stream_unary_rpc_method_handler(self._unary(handler.unary_unary, method, look), **codecs)
+        return grpc.stream_stream_rpc_method_handler(self._streaming(handler.unary_stream, method, look), **codecs)
 
-    def _unary(self, behaviour: Any, look: Callable[[Any], object] | None) -> Any:
+    def _unary(self, behaviour: Any, method: str, look: Callable[[Any], str] | None) -> Any:
         async def call(_: object, context: Any) -> Any:
-            if look is not None:
-                look(context)
-            return await behaviour(await self._message(context), context)
+            name = method if look is None else look(context)
+            return await behaviour(await self._message(context, name), context)
 
         return call
 
-    def _streaming(self, behaviour: Any, look: Callable[[Any], object] | None) -> Any:
+    def _streaming(self, behaviour: Any, method: str, look: Callable[[Any], str] | None) -> Any:
         async def write(context: Any) -> None:
-            if look is not None:
-                look(context)
-            result = behaviour(await self._message(context), context)
-            if not hasattr(result, "__aiter__"):  # it writes by itself
-                await result
-                return
-            async with aclosing(result):
-                async for message in result:
-                    await context.write(message)
+            name = method if look is None else look(context)
+            with nullcontext() if look is not None else self._stay(method):
+                result = behaviour(await self._message(context, name), context)
+                if not hasattr(result, "__aiter__"):  # it writes by itself
+                    await result
+                    return
+                async with aclosing(result):
+                    async for message in result:
+                        await context.write(message)
 
         return lambda _, context: write(context)
 
-    async def _message(self, context: Any) -> Any:
+    def _streams(self, behaviour: Any, method: str) -> Any:
+        async def write(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            with self._stay(method):
+                async for message in behaviour(self._each(requests), context):
+                    yield message
+
+        return write
+
+    def _stay(self, method: str) -> AbstractContextManager[None]:
+        """Raises :class:`ResourceExhausted`."""
+        return self._arrivals.stay(method) if self._doors else nullcontext()
+
+    async def _message(self, context: Any, name: str) -> Any:
         """Raises :class:`DeadlineExceeded` and :class:`InvalidArgument`."""
         try:
-            async with asyncio.timeout(self._message_s):
+            async with asyncio.timeout(self._message_s), self._arrivals.place(name) if self._doors else nullcontext():
                 message = await context.read()
         except TimeoutError:
             raise self._late() from None

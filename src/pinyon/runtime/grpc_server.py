@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["GrpcServer"]
 
 MAX_CONCURRENT_STREAMS = 4096
+MAX_CONNECTIONS = 4096
+"""Of one address that is listened on; more are closed."""
+HANDSHAKE_S = 10.0
+"""From a connection's first byte to the end of its TLS and HTTP/2 handshakes."""
 
 _COMMON = (
     health_pb2.DESCRIPTOR.services_by_name["Health"],
@@ -52,7 +56,7 @@ class GrpcServer:
         self._admin_listen = admin_listen if tls is not None else ""
         self._tls = tls
         self._callers: dict[str, frozenset[str]] = {}
-        self._doors: dict[str, Callable[[Any], object]] = {}
+        self._doors: dict[str, Callable[[Any], str]] = {}
         self._server = grpc.aio.server(
             interceptors=(
                 ErrorInterceptor(),
@@ -65,6 +69,8 @@ class GrpcServer:
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+                ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+                ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
                 *KEEPALIVE_OPTIONS,
                 # Peers ping an idle stream every second; the default would answer with GOAWAY.
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),

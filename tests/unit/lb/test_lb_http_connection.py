@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.errors import Unauthenticated
 from services.lb.http_answer import JSON
-from services.lb.http_budget import ByteBudget
+from services.lb.budget import Budget
 from services.lb.http_connection import DISCARD_BYTES, READ_AHEAD_BYTES, Connection
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import Peers, TrustedProxies
@@ -121,7 +121,7 @@ class World:
         self.shared = HttpState(
             self.app,
             HttpLimits(**limits),
-            ByteBudget(budget),
+            Budget(budget),
             Gauge("connections", "open", registry=CollectorRegistry()),
             TrustedProxies(),
             False,

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.runtime.tls import server_context
-from services.lb.http_budget import ByteBudget
+from services.lb.budget import Budget
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_server import HttpServer
@@ -32,7 +32,7 @@ class Served:
         self.shared = HttpState(
             self.app,
             HttpLimits(connections=connections),
-            ByteBudget(1 << 20),
+            Budget(1 << 20),
             Gauge("connections", "open", registry=CollectorRegistry()),
             TrustedProxies(),
             False,

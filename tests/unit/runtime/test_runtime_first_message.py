@@ -8,6 +8,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import ResourceExhausted, Unauthenticated
+from pinyon.runtime.arrivals import EACH_MAX
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.grpc_server import GrpcServer
 
@@ -30,12 +31,14 @@ class Answering(worker_pb2_grpc.WorkerServiceServicer):
             yield worker_pb2.PrefillSessionResponse()
 
 
-def who(context) -> None:
-    if not any(key == "authorization" for key, _ in context.invocation_metadata()):
-        raise Unauthenticated("no key")
+def who(context) -> str:
+    for key, value in context.invocation_metadata():
+        if key == "authorization":
+            return value
+    raise Unauthenticated("no key")
 
 
-def nobody(context) -> None:
+def nobody(context) -> str:
     raise ResourceExhausted("full")
 
 
@@ -117,3 +120,23 @@ async def test_reflection_still_answers():
         asked = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         names = [service.name async for reply in asked for service in reply.list_services_response.service]
     assert SERVICE.full_name in names
+
+
+async def test_one_sender_s_messages_that_do_not_come_leave_room_for_those_of_others():
+    async with Served(WAIT_S, {"GetStatus": who}) as served:
+        silent = [served.call("GetStatus", never(), (("authorization", "a"),)) for _ in range(2 * EACH_MAX)]
+        assert await served.outcome("GetStatus", some(1), (("authorization", "b"),)) == (CODE.OK, 1)
+        for call in silent:
+            call.cancel()
+        assert await served.outcome("GetStatus", some(1), (("authorization", "a"),)) == (CODE.OK, 1)
+
+
+async def test_streams_for_anybody_are_few():
+    async with Served(WAIT_S, {"GetStatus": who}) as served:
+        watching = [served.call("/grpc.health.v1.Health/Watch", some(1)) for _ in range(EACH_MAX)]
+        for call in watching:
+            assert await call.read()
+        assert await served.outcome("/grpc.health.v1.Health/Watch", some(1)) == (CODE.RESOURCE_EXHAUSTED, 0)
+        assert await served.outcome("/grpc.health.v1.Health/Check", some(1)) == (CODE.OK, 1)
+        for call in watching:
+            call.cancel()

@@ -1,11 +1,11 @@
-"""One bound for the bytes that all connections together hold, and how much of it is one client's."""
+"""One bound for what all clients together hold of something, bytes or places, and how much of it is one's."""
 
 from __future__ import annotations
 
-__all__ = ["ByteBudget", "ByteShare"]
+__all__ = ["Budget", "Share"]
 
 
-class ByteBudget:
+class Budget:
     """All on one event loop. ``used`` never exceeds ``total``.
 
     Nobody who has a name holds more than what he leaves free: one alone has half of it at most, of two each has a
@@ -30,12 +30,12 @@ class ByteBudget:
         return True
 
 
-class ByteShare:
+class Share:
     """What one connection holds of a budget, in the name of whom it serves."""
 
     __slots__ = ("_budget", "_name", "_size")
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._name = ""
         self._size = 0

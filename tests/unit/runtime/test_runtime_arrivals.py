@@ -1,0 +1,64 @@
+"""Places for messages: nobody takes all, nobody waits for who left, and nothing is kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pinyon.core.errors import ResourceExhausted
+from pinyon.runtime.arrivals import Arrivals
+
+
+class Sender:
+    """Asks for places and keeps what it gets."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.arrivals = arrivals
+        self.has = 0
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def ask(self, name: str, count: int) -> int:
+        """How many it has when nothing changes any more."""
+        self.tasks += [asyncio.create_task(self._keep(name)) for _ in range(count)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self.has
+
+    async def _keep(self, name: str) -> None:
+        async with self.arrivals.place(name):
+            self.has += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.has -= 1
+
+    async def leave(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def test_one_sender_has_so_many_and_all_together_have_so_many():
+    arrivals = Arrivals(all_max=5, each_max=2)
+    a, b, c = (Sender(arrivals) for _ in range(3))
+    assert [await a.ask("a", 4), await b.ask("b", 1), await c.ask("c", 4)] == [2, 1, 2]
+    assert await b.ask("b", 1) == 1, "all are taken"
+    await c.leave()
+    assert await b.ask("b", 0) == 2, "what it waited for came"
+    assert len(arrivals) == 2
+    await a.leave()
+    await b.leave()
+    assert len(arrivals) == 0
+
+
+async def test_what_stays_is_refused_beyond_the_limit():
+    arrivals = Arrivals(each_max=1)
+    with arrivals.stay("watch"):
+        with pytest.raises(ResourceExhausted), arrivals.stay("watch"):
+            pass
+        with arrivals.stay("reflect"):
+            assert len(arrivals) == 2
+    with arrivals.stay("watch"):
+        pass
+    assert len(arrivals) == 0
