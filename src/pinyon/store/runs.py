@@ -18,7 +18,7 @@ from pinyon.store.rendezvous import rank
 __all__ = ["RUN_TOKENS", "Run", "Runs", "choose_nodes"]
 
 RUN_TOKENS = 4096
-"""Tokens of a run. A prompt of 128k tokens is at most 32 runs and some seams between its turns."""
+"""Tokens of a run. A prompt of 128k tokens is 32 runs, and one more for each turn in which it grew."""
 
 
 @dataclass(slots=True, eq=False)
