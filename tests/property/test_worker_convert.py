@@ -12,7 +12,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role
 from pinyon.model import load_card
-from pinyon.transfer import RegionDescriptor, SegmentDescriptor
+from pinyon.transfer import SegmentDescriptor
 from services.worker.convert import parse_hello, parse_prefill, parse_submission, parse_target
 from services.worker.served import Served
 
@@ -61,6 +61,7 @@ submissions = st.builds(
     generated_tokens=small,
     placement=st.none() | placement,
 )
+region = st.builds(common_pb2.Region, key=st.binary(max_size=17), length_bytes=u32)
 starts = st.builds(
     worker_pb2.PrefillStart,
     request_class=st.none() | classes,
@@ -70,6 +71,7 @@ starts = st.builds(
     fetches=spans,
     target_offsets_bytes=st.lists(st.integers(0, 2**64 - 1) | small, max_size=4),
     first_target_block=small,
+    target_region=st.none() | region | st.just(common_pb2.Region(key=bytes(16), length_bytes=10**6)),
 )
 hellos = st.builds(
     worker_pb2.PrefillHello,
@@ -86,7 +88,7 @@ hellos = st.builds(
         host=st.text(max_size=3),
         port=u32,
         boot_id=st.sampled_from(["", "zz", "00" * 16]),
-        regions=st.lists(st.builds(common_pb2.Region, key=st.binary(max_size=17), length_bytes=u32), max_size=2),
+        regions=st.lists(region, max_size=2),
     ),
 )
 
@@ -122,17 +124,23 @@ def test_submissions(message, role):
 @settings(max_examples=300)
 @given(message=starts)
 def test_prefills(message):
-    segment = SegmentDescriptor("h", 1, bytes(16), (RegionDescriptor(bytes(16), "cpu:0", 10**6),))
+    segment = SegmentDescriptor("h", 1, bytes(16))
     order = ask(parse_prefill, message, served(Role.PREFILL))
     target = ask(parse_target, message, segment, served(Role.PREFILL))
     if order is None or target is None:
         return
-    blocks = served(Role.PREFILL).layout.blocks_for(order.tokens.size)
-    assert len(target.offsets) + target.first_block == blocks
+    layout = served(Role.PREFILL).layout
+    assert len(target.offsets) + target.first_block == layout.blocks_for(order.tokens.size)
+    if target.offsets:
+        (opened,) = target.segment.regions
+        assert opened.key == message.target_region.key
+        assert max(target.offsets) + layout.block_bytes <= opened.length == message.target_region.length_bytes
 
 
 @settings(max_examples=200)
 @given(message=hellos)
 def test_hellos(message):
     segment = ask(parse_hello, message, served(Role.PREFILL))
-    assert segment is None or segment.regions
+    if segment is not None:
+        assert message.model_fingerprint == served(Role.PREFILL).card.fingerprint
+        assert len(segment.regions) == len(message.segment.regions)
