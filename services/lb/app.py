@@ -27,11 +27,11 @@ from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
+from services.lb.budget import Budget
 from services.lb.callers import LB_CALLERS
 from services.lb.conductor_session import ConductorSession
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_app import HttpApp
-from services.lb.budget import Budget
 from services.lb.http_completions import Completions
 from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_server import HttpServer

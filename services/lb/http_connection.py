@@ -14,8 +14,8 @@ from math import inf
 from typing import cast
 
 from pinyon.core.errors import PinyonError, Unavailable
-from services.lb.http_answer import CONTINUE
 from services.lb.budget import Share
+from services.lb.http_answer import CONTINUE
 from services.lb.http_error import HttpError
 from services.lb.http_reader import RequestReader
 from services.lb.http_request import RequestHead

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from prometheus_client import Gauge
 
 from pinyon.core.errors import PinyonError
-from services.lb.http_answer import Reply
 from services.lb.budget import Budget
+from services.lb.http_answer import Reply
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_request import RequestHead

@@ -61,7 +61,9 @@ submissions = st.builds(
     generated_tokens=small,
     placement=st.none() | placement,
 )
-region = st.builds(common_pb2.Region, key=st.binary(max_size=17), length_bytes=u32)
+region = st.builds(
+    common_pb2.Region, key=st.binary(max_size=17), location=st.sampled_from(["", "cpu:0"]), length_bytes=u32
+)
 starts = st.builds(
     worker_pb2.PrefillStart,
     request_class=st.none() | classes,
@@ -71,7 +73,7 @@ starts = st.builds(
     fetches=spans,
     target_offsets_bytes=st.lists(st.integers(0, 2**64 - 1) | small, max_size=4),
     first_target_block=small,
-    target_region=st.none() | region | st.just(common_pb2.Region(key=bytes(16), length_bytes=10**6)),
+    target_region=st.none() | region | st.just(common_pb2.Region(key=bytes(16), location="cpu:0", length_bytes=10**6)),
 )
 hellos = st.builds(
     worker_pb2.PrefillHello,
@@ -129,12 +131,34 @@ def test_prefills(message):
     target = ask(parse_target, message, segment, served(Role.PREFILL))
     if order is None or target is None:
         return
+    blocks = served(Role.PREFILL).layout.blocks_for(order.tokens.size)
+    assert len(target.offsets) + target.first_block == blocks
+
+
+@settings(max_examples=300)
+@given(
+    blocks=st.integers(0, 3),
+    first=st.integers(0, 3),
+    offsets=st.lists(st.integers(0, 10**6) | st.integers(0, 2**64 - 1), max_size=3),
+    region=st.none() | region | st.just(common_pb2.Region(key=bytes(16), location="cpu:0", length_bytes=10**6)),
+)
+def test_targets(blocks, first, offsets, region):
     layout = served(Role.PREFILL).layout
-    assert len(target.offsets) + target.first_block == layout.blocks_for(order.tokens.size)
-    if target.offsets:
+    message = worker_pb2.PrefillStart(
+        prompt_tokens_le32=bytes(4 * 16 * blocks),
+        first_target_block=first,
+        target_offsets_bytes=offsets,
+        target_region=region,
+    )
+    target = ask(parse_target, message, SegmentDescriptor("h", 1, bytes(16)), served(Role.PREFILL))
+    if target is None:
+        return
+    assert (target.first_block, list(target.offsets)) == (first, offsets)
+    assert first + len(offsets) == blocks
+    if offsets:
         (opened,) = target.segment.regions
-        assert opened.key == message.target_region.key
-        assert max(target.offsets) + layout.block_bytes <= opened.length == message.target_region.length_bytes
+        assert opened.key == target.region_key == region.key
+        assert max(offsets) + layout.block_bytes <= opened.length == region.length_bytes
 
 
 @settings(max_examples=200)

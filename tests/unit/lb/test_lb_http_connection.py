@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.errors import Unauthenticated
-from services.lb.http_answer import JSON
 from services.lb.budget import Budget
+from services.lb.http_answer import JSON
 from services.lb.http_connection import DISCARD_BYTES, READ_AHEAD_BYTES, Connection
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import Peers, TrustedProxies
