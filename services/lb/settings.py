@@ -60,7 +60,7 @@ class LbSettings(JournalSettings):
     in_flight_limit: int = Field(4096, ge=1, le=1 << 20, description="requests placed at once; more wait in the queue")
     request_timeout_s: float = Field(120.0, gt=0, le=86_400, description="time for a whole request; then 504")
     conductor_timeout_s: float = Field(
-        1.0, gt=0, le=60, description="wait for a placement before the load balancer chooses by itself"
+        0.5, gt=0, le=60, description="wait for a placement before the load balancer chooses by itself"
     )
     routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = Field(
         "least_loaded", description=f"the load balancer's own choice of instances: {ROUTING_POLICIES.described}"

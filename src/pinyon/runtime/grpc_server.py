@@ -72,8 +72,8 @@ class GrpcServer:
                 ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
                 ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
                 *KEEPALIVE_OPTIONS,
-                # Peers ping an idle stream every second; the default would answer with GOAWAY.
-                ("grpc.http2.min_ping_interval_without_data_ms", 500),
+                # Peers ping a silent stream a few times a second; the default would answer with GOAWAY.
+                ("grpc.http2.min_ping_interval_without_data_ms", 200),
                 ("grpc.http2.max_ping_strikes", 0),
             ),
         )
