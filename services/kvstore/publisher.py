@@ -7,7 +7,7 @@ import time
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
-from pinyon.core.errors import FailedPrecondition, PinyonError
+from pinyon.core.errors import FailedPrecondition, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
 from pinyon.store.metadata import BATCH, StoreMetadata
 from pinyon.store.records import Life, NodeRecord
@@ -26,6 +26,8 @@ AUDIT_BLOCKS = 1024
 PURGE_BLOCKS = 8192
 """Entries of the dead that are removed in one go."""
 LEAVE_S = 3.0
+REGISTER_S = 10.0
+REGISTER_PAUSE_S = 0.25
 
 _log = get_logger("metadata")
 
@@ -76,8 +78,21 @@ class MetadataPublisher:
         return self._metadata.malformed
 
     async def register(self) -> None:
-        """Announce this life. Raises :class:`Unavailable` when Redis cannot be reached."""
-        await self._metadata.register(self._record, self._lease_s)
+        """Announce this life, as often as it takes for a while: Redis may just be starting, too.
+
+        Raises :class:`Unavailable` when Redis cannot be reached.
+        """
+        give_up_s = self._clock() + REGISTER_S
+        while True:
+            try:
+                await self._metadata.register(self._record, self._lease_s)
+            except Unavailable as error:
+                if self._clock() >= give_up_s:
+                    raise
+                _report("cannot announce this node yet", error)
+                await asyncio.sleep(REGISTER_PAUSE_S)
+            else:
+                return
 
     def start(self) -> None:
         self._tasks = [

@@ -18,6 +18,7 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.policy import RoutingPolicy
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
+from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
@@ -164,7 +165,11 @@ def build(
     https = Https.of(settings, security)
     http = HttpServer(shared, settings.http_listen, None if https is None else https.context)
     server = GrpcServer(
-        settings.listen, security.tls, admin_listen=settings.admin_listen, message_s=settings.body_timeout_s
+        settings.listen,
+        security.tls,
+        admin_listen=settings.admin_listen,
+        message_s=settings.body_timeout_s,
+        keepalive=PATIENT_KEEPALIVE_OPTIONS,
     )
     servicer = LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock)
     server.add(

@@ -15,6 +15,7 @@ __all__ = [
     "CHANNEL_OPTIONS",
     "KEEPALIVE_OPTIONS",
     "MAX_MESSAGE_BYTES",
+    "PATIENT_KEEPALIVE_OPTIONS",
     "PLAIN_CHANNELS",
     "Channels",
     "OpenChannel",
@@ -27,14 +28,21 @@ OpenChannel = Callable[[str], grpc.aio.Channel]
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
-# A frozen peer is noticed within 0.4 + 0.8 s: then there is most of a second left for a request that was with it to be
-# answered elsewhere within two. gRPC core answers pings in threads of its own, whatever the process computes. It bounds
-# an unanswered keepalive ping by ping_timeout_ms (a minute by default), not by keepalive_timeout_ms alone.
+# Between services, a frozen peer is noticed within 0.5 + 1 s: then there is half a second left for a request that was
+# with it to be answered elsewhere within two. gRPC core answers pings in threads of its own, whatever the process
+# computes. It bounds an unanswered ping by ping_timeout_ms (a minute by default), not by keepalive_timeout_ms alone.
 KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 400),
-    ("grpc.keepalive_timeout_ms", 800),
-    ("grpc.http2.ping_timeout_ms", 800),
+    ("grpc.keepalive_time_ms", 500),
+    ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_000),
 )
+
+PATIENT_KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+)
+"""For people's programs: nobody has another one of them, and they may be busy or far away."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

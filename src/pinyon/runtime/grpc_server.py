@@ -44,13 +44,19 @@ class GrpcServer:
     """``add`` the servicers, ``start``, and ``drain`` at the end."""
 
     def __init__(
-        self, listen: str, tls: Tls | None = None, *, admin_listen: str = "", message_s: float = MESSAGE_S
+        self,
+        listen: str,
+        tls: Tls | None = None,
+        *,
+        admin_listen: str = "",
+        message_s: float = MESSAGE_S,
+        keepalive: tuple[tuple[str, int], ...] = KEEPALIVE_OPTIONS,
     ) -> None:
         """With ``tls``, clients need certificates of the cluster; the tables given to ``add`` say who may call what.
 
         With ``admin_listen`` too, only those who connect there do; ``listen`` is for people's programs then, which have
         none: they reach the methods that are for anybody.
-        ``message_s`` is how long the message of a call is waited for.
+        ``message_s`` is how long the message of a call is waited for, ``keepalive`` how a silent peer is noticed.
         """
         self._listen = listen
         self._admin_listen = admin_listen if tls is not None else ""
@@ -71,7 +77,7 @@ class GrpcServer:
                 ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
                 ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
                 ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
-                *KEEPALIVE_OPTIONS,
+                *keepalive,
                 # Peers ping a silent stream a few times a second; the default would answer with GOAWAY.
                 ("grpc.http2.min_ping_interval_without_data_ms", 200),
                 ("grpc.http2.max_ping_strikes", 0),

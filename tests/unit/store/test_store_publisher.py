@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from pinyon.paging import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
 from pinyon.store.records import Life, NodeRecord
-from services.kvstore.publisher import DEAD_GRACE_S, MetadataPublisher
+from services.kvstore.publisher import DEAD_GRACE_S, REGISTER_S, MetadataPublisher
 
 RECORD = NodeRecord("kv-0", "0" * 32, "127.0.0.1:1", 1 << 20)
 KEYS = [bytes([number]) * 16 for number in range(4)]
@@ -139,3 +140,35 @@ async def test_lives_that_are_over_are_purged_when_that_is_certain() -> None:
     await publisher.clean()
     assert quiet in purged
     assert own not in purged
+
+
+class Starting:
+    """Redis that is not there for the first ``missing`` times."""
+
+    malformed = 0
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+        self.asked = 0
+
+    async def register(self, node: NodeRecord, lease_s: float) -> None:
+        self.asked += 1
+        if self.asked <= self.missing:
+            raise Unavailable("nobody there")
+
+
+@pytest.mark.parametrize(("missing", "asked"), [(0, 1), (3, 4)])
+async def test_a_redis_that_is_starting_is_waited_for(missing: int, asked: int) -> None:
+    metadata: Any = Starting(missing)
+    node: Any = Node()
+    await MetadataPublisher(node, RECORD, metadata, 3.0, clock=lambda: 0.0).register()
+    assert metadata.asked == asked
+
+
+async def test_a_redis_that_does_not_come_ends_the_start() -> None:
+    metadata: Any = Starting(1 << 30)
+    node: Any = Node()
+    ticks = itertools.count(0.0, REGISTER_S / 2)
+    with pytest.raises(Unavailable):
+        await MetadataPublisher(node, RECORD, metadata, 3.0, clock=lambda: next(ticks)).register()
+    assert metadata.asked <= 4
