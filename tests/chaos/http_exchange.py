@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 __all__ = ["Cut", "Exchange", "HttpConnection", "Reply", "completion"]
 
-CONNECT_S = 1.0
+CONNECT_S = 5.0
 LINE_BYTES = 1 << 16
 
 
@@ -75,7 +75,7 @@ class HttpConnection:
 
     @classmethod
     async def open(cls, address: str) -> HttpConnection:
-        """Raises OSError when nobody accepts within a second."""
+        """Raises OSError when nobody accepts in time."""
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(CONNECT_S):

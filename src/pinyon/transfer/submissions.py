@@ -151,7 +151,10 @@ class Submissions:
         ready: list[Chain] = []
         for chain in chains:
             if self._memory.pin(regions.values(), chain, chain.shut):
-                ready.append(chain)
+                if chain.done:  # cancelled, or the engine closed, before there was a pin to take away
+                    self._memory.unpin(regions.values(), chain)
+                else:
+                    ready.append(chain)
             else:  # unregistered since the check above
                 chain.finish(SHUTDOWN)
         last = ready.pop() if inline and ready else None

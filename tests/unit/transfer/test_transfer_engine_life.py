@@ -158,6 +158,25 @@ def test_close_under_concurrent_calls(variant: str, calls_before: int) -> None:
     server.close()
 
 
+def test_what_ends_before_it_holds_its_memory_does_not_hold_it_afterwards() -> None:
+    """Between the two there is a moment in which somebody may cancel it, or close the engine."""
+    engine = TransferEngine(transports=("local",))
+    engine.start()
+    local = engine.register_local_memory(bytearray(100))
+    own = SegmentDescriptor("127.0.0.1", 1, engine.boot_id)
+    pin = engine._memory.pin
+
+    def late(regions: Any, holder: object, abort: Callable[[], None]) -> bool:
+        abort()
+        return pin(regions, holder, abort)
+
+    engine._memory.pin = late  # type: ignore[method-assign]
+    results = engine.submit([TransferRequest(WRITE, local.key, 0, own, local.key, 50, 50)] * 3).wait()
+    assert {result.status for result in results} == {TransferStatus.CANCELLED}
+    assert not local._holders
+    engine.close()
+
+
 def test_start_under_concurrent_calls() -> None:
     engine = TransferEngine(transports=("local",))
     local = engine.register_local_memory(bytearray(100))
