@@ -83,13 +83,18 @@ class MetadataPublisher:
         Raises :class:`Unavailable` when Redis cannot be reached.
         """
         give_up_s = self._clock() + REGISTER_S
+        waits = False
         while True:
             try:
                 await self._metadata.register(self._record, self._lease_s)
             except Unavailable as error:
                 if self._clock() >= give_up_s:
-                    raise
-                _report("cannot announce this node yet", error)
+                    raise Unavailable(
+                        f"no Redis answers within {REGISTER_S:g} s ({error.message}): is --redis-url right?"
+                    ) from error
+                if not waits:
+                    _log.warning("waiting for Redis, %g s at most (%s)", REGISTER_S, error.message)
+                waits = True
                 await asyncio.sleep(REGISTER_PAUSE_S)
             else:
                 return

@@ -169,6 +169,6 @@ async def test_a_redis_that_does_not_come_ends_the_start() -> None:
     metadata: Any = Starting(1 << 30)
     node: Any = Node()
     ticks = itertools.count(0.0, REGISTER_S / 2)
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="is --redis-url right"):
         await MetadataPublisher(node, RECORD, metadata, 3.0, clock=lambda: next(ticks)).register()
     assert metadata.asked <= 4
