@@ -103,12 +103,28 @@ class Tls:
         return self._client
 
     def server_credentials(self, *, ask_clients: bool) -> grpc.ServerCredentials:
-        """Of a gRPC server that looks at the files' content anew for each connection.
+        """Of a gRPC server; connections made after a renewal show the new certificate.
 
         With ``ask_clients`` it demands a certificate of the cluster; without, none is asked for.
         """
+        given = self._material
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            """Asked by gRPC's core at each handshake, in its threads.
+
+            None: as it was. Never the same again: the core then frees what other handshakes may be reading at that
+            moment (no lock is held there), and eight clients that dialled on and on ended the process.
+            """
+            nonlocal given
+            if given is self._material:
+                return None
+            given = self._material
+            return _configuration(given)
+
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._configuration, require_client_authentication=ask_clients
+            _configuration(given),
+            fetch,  # type: ignore[arg-type]  # None is documented and not in the stubs
+            require_client_authentication=ask_clients,
         )
 
     def server_context(self, *, ask_clients: bool) -> ssl.SSLContext:
@@ -130,10 +146,6 @@ class Tls:
             raise
         self._client, self._channel = client, channel
         self.generation += 1
-
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        material = self._material
-        return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.ca)
 
     def _make_channel(self) -> grpc.ChannelCredentials:
         material = self._material
@@ -157,6 +169,10 @@ def client_credentials(folder: Path) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(ca)
     key, certificate = _read(folder / "tls.key", "tls_dir"), _read(folder / "tls.crt", "tls_dir")
     return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.ca)
 
 
 def server_context(certificate: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
+import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +21,8 @@ from pinyon.runtime.security import load_security
 from pinyon.runtime.settings import ServiceSettings
 from pinyon.runtime.tls import read_material
 from tests.tls_files import TestAuthority, tls_of
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -159,3 +166,45 @@ def test_a_replaced_file_is_never_half_there(authority: TestAuthority) -> None:
         x509.load_pem_x509_certificate(old.read())
     assert (folder / "tls.crt").stat().st_ino != before
     assert {path.name for path in folder.iterdir()} == {"ca.crt", "tls.crt", "tls.key", "cluster.secret"}
+
+
+SERVER = """
+import sys
+import grpc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tests.tls_files import tls_of
+server = grpc.server(ThreadPoolExecutor(1))
+print(server.add_secure_port("127.0.0.1:0", tls_of(Path(sys.argv[1])).server_credentials(ask_clients=True)), flush=True)
+server.start()
+sys.stdin.read()
+server.stop(None).wait(10)
+"""
+"""In a process of its own: what is looked for ends it."""
+DIALS = 8_000
+"""Some hundred were enough on two processors."""
+
+
+def test_a_server_outlives_strangers_that_dial_on_and_on(authority: TestAuthority) -> None:
+    """Its credentials were made anew for each connection; others read freed memory when two came at a time."""
+    folder = str(authority.folder("worker", "a"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+
+        def dial(_: int) -> None:
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
+                # gone without a trace, so that ports do not run out
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        with ThreadPoolExecutor(8) as threads:
+            for _ in threads.map(dial, range(DIALS)):
+                assert process.poll() is None
+        process.communicate(timeout=30)  # ends its input
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
