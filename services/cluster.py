@@ -31,7 +31,7 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import RedisServer, find_redis
 from services.access import Access, role_of
-from services.process import ServiceProcess
+from services.process import INTERPRETER, Launch, ServiceProcess
 
 __all__ = ["POLICIES", "ClusterSpec", "LocalCluster"]
 
@@ -115,8 +115,9 @@ class ClusterSpec:
 class LocalCluster:
     """Starts, watches and stops the suite. Use as a context manager, or call :meth:`stop` in any case."""
 
-    def __init__(self, spec: ClusterSpec, log_dir: Path | None = None) -> None:
+    def __init__(self, spec: ClusterSpec, log_dir: Path | None = None, launch: Launch = INTERPRETER) -> None:
         self.spec = spec
+        self._launch_one = launch
         self.services: dict[str, ServiceProcess] = {}
         self.redis: RedisServer | None = None
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
@@ -184,7 +185,7 @@ class LocalCluster:
         self.wait_serving(deadline)
 
     def _make(self, name: str, kind: str, arguments: Sequence[str]) -> ServiceProcess:
-        service = ServiceProcess(name, f"services.{kind}", arguments, self.log_dir / f"{name}.log")
+        service = ServiceProcess(name, f"services.{kind}", arguments, self.log_dir / f"{name}.log", self._launch_one)
         self.services[name] = service
         return service
 

@@ -10,29 +10,85 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from pinyon.core.errors import DeadlineExceeded, Unavailable
 
-__all__ = ["ROOT", "ServiceProcess"]
+__all__ = ["INTERPRETER", "ROOT", "Child", "Interpreter", "Launch", "ServiceProcess", "child_environment"]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+class Child(Protocol):
+    """A process that was started; of ``subprocess.Popen`` what is needed here."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Launch(Protocol):
+    """How a module is started as a process in a session of its own."""
+
+    def __call__(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
+        """``log`` takes what it prints; it gets ``ready_fd`` and is told its number by ``--ready-fd``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """Starts ``python -m MODULE``."""
+
+    inside: tuple[str, ...] = ()
+    """A command that becomes the one after it, such as ``ip netns exec NAME``."""
+
+    def __call__(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
+        return subprocess.Popen(
+            [*self.inside, sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(ready_fd,),
+            env=child_environment(os.getpid()),
+            start_new_session=True,
+        )
+
+
+INTERPRETER = Interpreter()
+
+
+def child_environment(parent_pid: int) -> dict[str, str]:
+    """Of a process that ends with its parent and finds the same packages."""
+    return {
+        **os.environ,
+        "PINYON_PARENT_PID": str(parent_pid),
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 class ServiceProcess:
     """One child process of the suite."""
 
     def __init__(
-        self, name: str, module: str, arguments: Sequence[str], log_path: Path, inside: Sequence[str] = ()
+        self, name: str, module: str, arguments: Sequence[str], log_path: Path, launch: Launch = INTERPRETER
     ) -> None:
-        """``inside``: a command that becomes the one after it, such as ``ip netns exec NAME``."""
         self.name = name
         self.module = module
         self.arguments = list(arguments)
         self.log_path = log_path
-        self._inside = tuple(inside)
+        self._launch = launch
         self.endpoints: dict[str, str] = {}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Child | None = None
         self._ready_fd = -1
 
     @property
@@ -48,24 +104,9 @@ class ServiceProcess:
     def spawn(self) -> None:
         """Start it; :meth:`wait_ready` waits until it serves."""
         reader, writer = os.pipe()
-        environment = {
-            **os.environ,
-            "PINYON_PARENT_PID": str(os.getpid()),
-            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))),
-            "PYTHONUNBUFFERED": "1",
-        }
-        command = [*self._inside, sys.executable, "-m", self.module, *self.arguments, "--ready-fd", str(writer)]
         try:
             with self.log_path.open("ab") as log:
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(writer,),
-                    env=environment,
-                    start_new_session=True,
-                )
+                self.process = self._launch(self.module, self.arguments, log, writer)
         except OSError:
             os.close(reader)
             raise

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from services.cluster import LocalCluster
+from services.process import INTERPRETER, Launch
 from tests.chaos.balancer import Balancer
 from tests.chaos.clusters import Configuration
 from tests.chaos.contention import Contention, quiet
@@ -69,6 +70,7 @@ async def run_configuration(
     say: Say,
     done: Callable[[FaultResult], None],
     busy_max: float = 1.0,
+    launch: Launch = INTERPRETER,
 ) -> None:
     """One cluster, struck again and again; ``done`` is called after each fault.
 
@@ -76,7 +78,7 @@ async def run_configuration(
     """
     say("computing what the answers must be")
     jobs = configuration.jobs(random.Random(f"{seed} {configuration.name}"))
-    cluster = LocalCluster(configuration.spec, evidence.logs / configuration.name)
+    cluster = LocalCluster(configuration.spec, evidence.logs / configuration.name, launch)
     try:
         # In this thread, which lives on: the services end with it.
         cluster.start(lambda line: say(f"starting: {line.partition(' ')[0]}"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.cluster import LocalCluster
+from services.process import Child
 from tests.chaos.balancer import Balancer
 from tests.cluster.fault_tools import redis_process, start_redis
 
@@ -53,7 +53,7 @@ async def strike(cluster: LocalCluster, balancer: Balancer, name: str, fault: st
         await _end(process)
         await asyncio.sleep(pace.dead_s)
     else:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         note("told to go")
         await _end(process)
         note("gone")
@@ -76,11 +76,11 @@ def mend(cluster: LocalCluster) -> None:
         service.signal(signal.SIGCONT)
 
 
-def _process(cluster: LocalCluster, name: str) -> subprocess.Popen[bytes]:
+def _process(cluster: LocalCluster, name: str) -> Child:
     process = redis_process(cluster) if name == "redis" else cluster.services[name].process
     assert process is not None
     return process
 
 
-async def _end(process: subprocess.Popen[bytes]) -> None:
+async def _end(process: Child) -> None:
     await asyncio.to_thread(process.wait, END_S)

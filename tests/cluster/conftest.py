@@ -9,12 +9,27 @@ import pytest
 from services.cluster import LocalCluster
 from tests.cluster.reference import Reference
 from tests.cluster.specs import cluster_spec
+from tests.forks import forked
+from tests.side_by_side import CLUSTER, unit_of
+
+RUNNING = pytest.StashKey[LocalCluster]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """The shared cluster ends with the last of its files, not with the session: idle, it took a twentieth of a core."""
+    yield
+    if unit_of(item.nodeid) == CLUSTER and (nextitem is None or unit_of(nextitem.nodeid) != CLUSTER):
+        running = item.config.stash.get(RUNNING, None)
+        if running is not None:
+            running.stop()
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
     """2 prefill, 2 decode, 1 store node, conductor, load balancer. Shared: a test leaves it as it found it."""
-    with LocalCluster(cluster_spec(), tmp_path_factory.mktemp("cluster-logs")) as running:
+    with LocalCluster(cluster_spec(), tmp_path_factory.mktemp("cluster-logs"), forked) as running:
+        pytestconfig.stash[RUNNING] = running
         yield running
 
 

@@ -16,6 +16,7 @@ from services.cluster import LocalCluster
 from services.scrape import Scrape
 from tests.cluster.observe import wait_idle
 from tests.cluster.specs import cluster_spec
+from tests.forks import forked
 
 SEED = 77
 
@@ -137,7 +138,7 @@ async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
     random_ = random.Random(SEED)
     print(f"seed {SEED}")
     spec = cluster_spec(prefill=1, decode=1, pool_blocks=128, store_mib=8)
-    with LocalCluster(spec, tmp_path) as small:
+    with LocalCluster(spec, tmp_path, forked) as small:
         streams = [Stream(small, f"{number} {PROMPT[: random_.randrange(200, 1500)]}", 60) for number in range(24)]
         for stream in streams:
             await stream.send()

@@ -13,6 +13,7 @@ from pinyon.core.address import parse_address
 from services.cluster import ClusterSpec, LocalCluster
 from tests.cluster.fault_tools import known, restart, until, value
 from tests.cluster.observe import wait_idle
+from tests.forks import forked
 from tests.integration.lb_harness import Connection, Reply
 
 CLIENTS = 4
@@ -98,7 +99,7 @@ async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
         behind = ("--conductor", gate.address)
         extra = {"worker": behind, "kvstore": behind, "lb": ("--instances-grace-s", "3600")}
         spec = ClusterSpec(prefill=1, decode=1, engine="instant", conductor_port=port, extra=extra)
-        cluster = LocalCluster(spec, tmp_path)
+        cluster = LocalCluster(spec, tmp_path, forked)
         starter = ThreadPoolExecutor(1)  # processes end with the thread that starts them, and the gate must serve
         try:
             await asyncio.get_running_loop().run_in_executor(starter, cluster.start)

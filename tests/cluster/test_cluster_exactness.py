@@ -13,6 +13,7 @@ from tests.cluster.fault_tools import lookup
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 from tests.cluster.specs import cluster_spec
+from tests.forks import forked
 
 SEED = 20260
 CONCURRENCY = 6
@@ -90,7 +91,7 @@ async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
     asks = make_asks(80, SEED + 1)
     # Pools that hold a few requests, and a store of 4 MiB = 32 KV objects: everything is evicted all the time.
     spec = cluster_spec(pool_blocks=80, store_mib=4)
-    with LocalCluster(spec, tmp_path) as small:
+    with LocalCluster(spec, tmp_path, forked) as small:
         answers = await send_all(small, asks)
         check(reference, asks, answers)
         await wait_idle(small)
@@ -102,7 +103,7 @@ async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
     # Pools that hold a few requests, and more documents than that: what the node lost is soon computed again.
     asks = make_asks(96, SEED + 2, shared=32)
-    with LocalCluster(cluster_spec(pool_blocks=64), tmp_path) as cluster:
+    with LocalCluster(cluster_spec(pool_blocks=64), tmp_path, forked) as cluster:
         known: set[tuple[int, ...]] = set()
         """How the prompts began that the node held when it died."""
 

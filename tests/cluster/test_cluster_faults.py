@@ -41,6 +41,7 @@ from tests.cluster.fault_tools import (
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 from tests.cluster.specs import cluster_spec
+from tests.forks import forked
 
 SEED = 4711
 
@@ -52,7 +53,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     drain = ("--drain-s", str(WAIT_S / 2))
     extra = {"conductor": ("--inflight-unclaimed-s", "3"), "prefill": drain, "decode": drain, "lb": drain}
     spec = cluster_spec(pool_blocks=256, extra=extra)
-    with LocalCluster(spec, tmp_path_factory.mktemp("fault-logs")) as running:
+    with LocalCluster(spec, tmp_path_factory.mktemp("fault-logs"), forked) as running:
         yield running
 
 

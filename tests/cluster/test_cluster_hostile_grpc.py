@@ -20,6 +20,7 @@ from tests.cluster.fault_tools import WAIT_S, Clients, make_asks
 from tests.cluster.hostile_messages import METHODS, Kept, Target, parses, payload
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Reference
+from tests.forks import forked
 
 SEED = 20_261_122
 MESSAGES = 5_000
@@ -48,7 +49,7 @@ CALLERS_FAULT = {
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     extra = {"conductor": ("--inflight-unclaimed-s", "3", "--ttft-slo-ms", "0")}
     spec = ClusterSpec(prefill=1, decode=1, pool_blocks=128, extra=extra)
-    with LocalCluster(spec, tmp_path_factory.mktemp("hostile-logs")) as running:
+    with LocalCluster(spec, tmp_path_factory.mktemp("hostile-logs"), forked) as running:
         yield running
 
 

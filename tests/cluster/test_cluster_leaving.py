@@ -14,6 +14,7 @@ from services.cluster import LocalCluster
 from tests.chaos.jobs import PacedJobs
 from tests.chaos.leaving import MOMENTS, leave_once, leaving_spec
 from tests.cluster.observe import wait_idle
+from tests.forks import forked
 
 SEED = 77
 
@@ -21,7 +22,7 @@ SEED = 77
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """One of each; answers take most of a minute."""
-    with LocalCluster(leaving_spec(), tmp_path_factory.mktemp("leaving-logs")) as running:
+    with LocalCluster(leaving_spec(), tmp_path_factory.mktemp("leaving-logs"), forked) as running:
         yield running
 
 

@@ -12,6 +12,7 @@ from pinyon.core.errors import InvalidArgument
 from services.cluster import POLICIES, LocalCluster
 from tests.cluster.observe import Scrape
 from tests.cluster.specs import cluster_spec
+from tests.forks import forked
 
 CHOSEN = {"placement": "least_loaded", "routing": "round_robin", "batching": "fcfs", "eviction": "fifo"}
 
@@ -31,7 +32,7 @@ def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
     spec = cluster_spec(
         prefill=0, decode=0, mixed=2, stores=0, engine="paced", engine_profile="tiny", pool_blocks=64, **CHOSEN
     )
-    with LocalCluster(spec, tmp_path) as cluster, ThreadPoolExecutor(8) as threads:
+    with LocalCluster(spec, tmp_path, forked) as cluster, ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda number: complete(cluster, number), range(16)))
         assert {(end, policy) for _, end, policy in answers} == {("length", "least_loaded")}
         # one text per seed, whichever instance gave it

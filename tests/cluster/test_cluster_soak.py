@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from services.cluster import LocalCluster
 from tests.chaos.soak import run_soak, soak_spec
+from tests.forks import forked
 
 SEED = "2000"
 REQUESTS = 2_000
@@ -16,7 +17,7 @@ BYTES_PER_REQUEST = 4_096
 
 
 async def test_no_process_grows_with_the_requests_it_served(tmp_path):
-    with LocalCluster(soak_spec(), tmp_path) as cluster:
+    with LocalCluster(soak_spec(), tmp_path, forked) as cluster:
         result = await run_soak(cluster, REQUESTS, SEED, lambda count: None, SIZES_BYTES)
     assert not result.failed, result.failed[:3]
     assert result.served + result.left == REQUESTS

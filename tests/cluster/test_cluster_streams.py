@@ -11,6 +11,7 @@ import pytest
 
 from services.cluster import ClusterSpec, LocalCluster
 from tests.cluster.observe import wait_idle
+from tests.forks import forked
 from tests.integration.lb_harness import Connection
 
 STREAMS = 2000
@@ -24,7 +25,7 @@ async def test_two_thousand_streams_are_all_served(tmp_path):
     print(f"seed {SEED}")
     prompts = [f"{number:05} {'x' * random_.randrange(200)}" for number in range(STREAMS)]
     spec = ClusterSpec(prefill=0, decode=0, mixed=2, engine="instant", pool_blocks=4096)
-    with LocalCluster(spec, tmp_path) as cluster:
+    with LocalCluster(spec, tmp_path, forked) as cluster:
         address = cluster.http.removeprefix("http://")
         connected = asyncio.Barrier(STREAMS)
 

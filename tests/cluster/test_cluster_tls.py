@@ -35,6 +35,7 @@ from services.scrape import Scrape
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, random_sampling, send, text_tokens
 from tests.cluster.specs import cluster_spec
+from tests.forks import forked
 from tests.tls_files import TestAuthority
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed")
@@ -60,7 +61,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory, keys_file: Path, certs: Path) -> Iterator[LocalCluster]:
     spec = cluster_spec(tls=True, tls_dir=str(certs), prefill=1, decode=1, api_keys_file=str(keys_file))
-    with LocalCluster(spec, tmp_path_factory.mktemp("tls-logs")) as running:
+    with LocalCluster(spec, tmp_path_factory.mktemp("tls-logs"), forked) as running:
         yield running
 
 

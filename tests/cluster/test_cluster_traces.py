@@ -19,6 +19,7 @@ from pinyon.core.request import RequestClass
 from services.cluster import LocalCluster
 from services.scrape import Scrape
 from tests.cluster.specs import cluster_spec
+from tests.forks import forked
 
 
 class Span(NamedTuple):
@@ -82,7 +83,7 @@ def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
     spec = cluster_spec(prefill=2, decode=1, otlp_endpoint=f"http://127.0.0.1:{collector.port}")
     wanted = {"pinyon-lb", "pinyon-conductor", "prefill", "decode", "pinyon-kvstore"}
     with (
-        LocalCluster(spec, tmp_path) as cluster,
+        LocalCluster(spec, tmp_path, forked) as cluster,
         cluster.access.channel(cluster.services["lb-0"]) as channel,
     ):
         stub = lb_pb2_grpc.LbServiceStub(channel)

@@ -14,6 +14,7 @@ from tests.chaos.clusters import CONFIGURATIONS
 from tests.chaos.evidence import Evidence
 from tests.chaos.run_faults import FaultResult, run_configuration
 from tests.chaos.victims import Pace
+from tests.forks import forked
 
 SEED = "4711"
 PACE = Pace(calm_s=1.0, after_s=2.0)
@@ -36,7 +37,9 @@ async def test_no_request_fails_while_services_come_and_go(name, tmp_path):
     strikes = random.Random(SEED).sample(STRIKES[name], len(STRIKES[name]))
     results: list[FaultResult] = []
     with Evidence(tmp_path, SEED) as evidence:
-        await run_configuration(CONFIGURATIONS[name], strikes, SEED, evidence, PACE, lambda text: None, results.append)
+        await run_configuration(
+            CONFIGURATIONS[name], strikes, SEED, evidence, PACE, lambda text: None, results.append, launch=forked
+        )
     assert [(result.victim, result.fault) for result in results] == strikes
     for result in results:
         assert not result.problems, (result.problems, result.evidence)

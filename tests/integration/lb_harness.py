@@ -22,6 +22,7 @@ from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb, build
 from services.lb.settings import LbSettings
 from services.process import ServiceProcess
+from tests.forks import forked
 
 MODEL = "pinyon-tiny"
 WAIT_S = 60.0
@@ -489,7 +490,7 @@ async def live_lb(folder: Path, **settings):
     await conductor.start()
     settings = {"conductor": conductor.address, "http_listen": "127.0.0.1:0", "lame_duck_s": 0, "drain_s": 0} | settings
     arguments = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    process = ServiceProcess("lb", "services.lb", arguments, folder / "lb.log")
+    process = ServiceProcess("lb", "services.lb", arguments, folder / "lb.log", forked)
     process.spawn()
     lb = LiveLb(process, conductor, [worker])
     try:

@@ -20,6 +20,7 @@ from pinyon.runtime.redis_server import RedisServer, find_redis
 from pinyon.store.client import PutOutcome
 from pinyon.store.node_calls import NodeCalls
 from services.process import ServiceProcess
+from tests.forks import forked
 from tests.integration.kvstore_parts import OBJECT, Client, client_of, content, eventually, key
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ class Suite:
     def _start(self, node_id: str) -> ServiceProcess:
         arguments = ["--instance-id", node_id, "--redis-url", self.redis.url, "--pool-mib", str(NUMBERS * OBJECT >> 19)]
         arguments += ["--metrics-listen", "", "--node-lease-s", "3"]
-        node = ServiceProcess(node_id, "services.kvstore", arguments, self.folder / node_id)
+        node = ServiceProcess(node_id, "services.kvstore", arguments, self.folder / node_id, forked)
         self.nodes[node_id] = node
         node.spawn()
         return node

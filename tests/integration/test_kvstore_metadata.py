@@ -16,6 +16,7 @@ from pinyon.store.metadata import BATCH, StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from services.kvstore.settings import KvStoreSettings
 from services.process import ServiceProcess
+from tests.forks import forked
 from tests.integration.kvstore_parts import WAIT_S, client_of, empty, eventually, key, running_node
 
 BOOT, OTHER = "a" * 32, "b" * 32
@@ -392,7 +393,9 @@ def spawn(redis_server: RedisServer, tmp_path: Path) -> Iterator[Callable[[str],
             "--metrics-listen",
             "",
         ]
-        process = ServiceProcess(node_id, "services.kvstore", [*arguments, "--node-lease-s", "60"], tmp_path / node_id)
+        process = ServiceProcess(
+            node_id, "services.kvstore", [*arguments, "--node-lease-s", "60"], tmp_path / node_id, forked
+        )
         processes.append(process)
         process.spawn()
         process.wait_ready(time.monotonic() + 60)

@@ -18,7 +18,8 @@ from pinyon.core.request import SamplingParams
 from pinyon.runtime.redis_server import embedded_redis_executable, find_redis
 from pinyon.transfer import TransferEngine
 from pinyon.transfer.transports.shm.cma import shm_available
-from services.process import ServiceProcess
+from services.process import Interpreter, ServiceProcess
+from tests.forks import forked
 from tests.integration.kvstore_parts import OBJECT, client_of
 from tests.integration.transfer_hosts import (
     HostProcess,
@@ -61,8 +62,8 @@ def start_node(tmp_path: Path) -> Iterator[Callable[..., ServiceProcess]]:
 
     def start(redis_url: str, *arguments: str, netns: str = "") -> ServiceProcess:
         given = ["--instance-id", "kv-0", "--redis-url", redis_url, "--pool-mib", "64", "--node-lease-s", "60"]
-        inside = ("ip", "netns", "exec", netns) if netns else ()
-        process = ServiceProcess("kv-0", "services.kvstore", [*given, *arguments], tmp_path / "kv-0", inside)
+        launch = Interpreter(("ip", "netns", "exec", netns)) if netns else forked
+        process = ServiceProcess("kv-0", "services.kvstore", [*given, *arguments], tmp_path / "kv-0", launch)
         processes.append(process)
         process.spawn()
         process.wait_ready(time.monotonic() + START_S)

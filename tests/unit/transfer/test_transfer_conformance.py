@@ -274,7 +274,7 @@ def test_unregistered_memory_is_out_of_reach(make_pair) -> None:
 
 def test_unregister_during_transfers(make_pair) -> None:
     """On return nothing touches the memory: what is written to it afterwards stays."""
-    pair = make_pair(32 << 20, TransferLimits(stall_s=20.0))  # a busy machine stalls for seconds
+    pair = make_pair(32 << 20, TransferLimits(stall_s=20.0, connect_s=20.0))  # a busy machine stalls for seconds
     pair.near[:] = b"n" * len(pair.near)
     handles = [pair.engine.submit([pair.request(WRITE, 0, 0, len(pair.near))]) for _ in range(8)]
     pair.server.unregister(pair.remote)

@@ -1,0 +1,197 @@
+"""Services forked from a process that has imported them already.
+
+A service takes a second of processor time until it serves, nearly all of it imports, and the tests start hundreds.
+What is forked runs the same ``main`` with the same arguments, in a session of its own, and ends with the process that
+forked it. That ``python -m services.NAME`` starts as well is seen by the tests of ``services up``, of containers and of
+network namespaces, and by ``./dev demo``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from services.process import ROOT, Child, child_environment
+
+__all__ = ["forked"]
+
+MODULES = ("services.conductor", "services.kvstore", "services.lb", "services.worker")
+MESSAGE_BYTES_MAX = 65_536
+ANSWER_S = 60.0
+
+
+class ForkedChild:
+    """A process whose parent is the fork server, which says on ``status_fd`` how it ended."""
+
+    def __init__(self, pid: int, status_fd: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status_fd = status_fd
+        self._process_fd = os.pidfd_open(pid)  # a signal never reaches another that got its number
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = self._ended(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return status
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process_fd, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout_s: float | None) -> int | None:
+        with self._lock:
+            if self.returncode is None and select.select([self._status_fd], [], [], timeout_s)[0]:
+                said = os.read(self._status_fd, 64)
+                # Nothing is said when the fork server was killed, and then the kernel ends what it forked.
+                self.returncode = int(said) if said else -signal.SIGKILL
+                os.close(self._status_fd)
+                os.close(self._process_fd)
+            return self.returncode
+
+
+class ForkServer:
+    """Starts at first use, ends with this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def __call__(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
+        reader, writer = os.pipe()
+        try:
+            with self._lock:
+                asked = self._started()
+                environment = child_environment(self._process.pid if self._process else 0)
+                message = json.dumps([module, list(arguments), environment]).encode()
+                socket.send_fds(asked, [message], [log.fileno(), ready_fd, writer])
+                answer = asked.recv(64)
+            if not answer:
+                raise RuntimeError("the fork server ended")
+            return ForkedChild(int(answer), reader)
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+
+    def _started(self) -> socket.socket:
+        if self._socket is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.settimeout(ANSWER_S)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.forks", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    env=child_environment(0) | {"OPENBLAS_NUM_THREADS": "1"},
+                    start_new_session=True,  # Ctrl-C reaches the tests, which end what they started
+                    cwd=ROOT,
+                )
+            self._socket = ours
+            atexit.register(self._close)
+        return self._socket
+
+    def _close(self) -> None:
+        if self._socket is not None and self._process is not None:
+            self._socket.close()
+            self._process.wait(ANSWER_S)
+
+
+forked = ForkServer()
+"""For :class:`services.cluster.LocalCluster` and :class:`services.process.ServiceProcess`."""
+
+
+def serve(asked: socket.socket) -> Callable[[], None] | None:
+    """Fork what is asked for until nobody can ask. In a child: what it has to run."""
+    status_fds: dict[int, int] = {}
+    wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_writer)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready, _, _ = select.select([asked, wake_reader], [], [])
+        if wake_reader in ready:
+            os.read(wake_reader, 4096)
+            reap(status_fds)
+        if asked not in ready:
+            continue
+        message, fds, _, _ = socket.recv_fds(asked, MESSAGE_BYTES_MAX, 3)
+        if not message:
+            return None
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (*status_fds.values(), fds[2], wake_reader, wake_writer, asked.detach()):
+                os.close(fd)
+            return child(*json.loads(message), *fds[:2])
+        status_fds[pid] = fds[2]
+        os.close(fds[0])
+        os.close(fds[1])
+        asked.send(b"%d" % pid)
+
+
+def reap(status_fds: dict[int, int]) -> None:
+    while status_fds:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        fd = status_fds.pop(pid)
+        with contextlib.suppress(BrokenPipeError):  # whoever asked for it has gone
+            os.write(fd, b"%d" % os.waitstatus_to_exitcode(status))
+        os.close(fd)
+
+
+def child(
+    module: str, arguments: list[str], environment: dict[str, str], log_fd: int, ready_fd: int
+) -> Callable[[], None]:
+    os.setsid()
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.close(log_fd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    Path("/proc/self/comm").write_text(module.rpartition(".")[2])  # the name that ps and top show
+    main = importlib.import_module(f"{module}.__main__").main
+    return lambda: main([*arguments, "--ready-fd", str(ready_fd)])
+
+
+def prepared() -> None:
+    """Imports all that services do, and nothing starts a thread."""
+    for module in MODULES:
+        for part in ("__main__", "app", "settings"):
+            importlib.import_module(f"{module}.{part}")
+    gc.collect()
+    gc.freeze()
+    assert threading.active_count() == 1, threading.enumerate()
+
+
+if __name__ == "__main__":
+    # It ends with its socket, not with the thread that was the first to use it, as ``die_with_parent`` would have it.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    prepared()
+    run = serve(socket.socket(fileno=int(sys.argv[1])))
+    if run is not None:
+        run()
