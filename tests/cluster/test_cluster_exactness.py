@@ -14,6 +14,7 @@ from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
+from tests.long import usually
 
 SEED = 20260
 CONCURRENCY = 6
@@ -77,7 +78,7 @@ def check(reference: Reference, asks: list[Ask], answers: list[Answer]) -> None:
 
 
 async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, reference):
-    asks = make_asks(200, SEED)
+    asks = make_asks(usually(120, long=300), SEED)
     print(f"seed {SEED}")
     answers = await send_all(cluster, asks)
     check(reference, asks, answers)
@@ -88,7 +89,7 @@ async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, refer
 
 
 async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
-    asks = make_asks(80, SEED + 1)
+    asks = make_asks(usually(80, long=160), SEED + 1)
     # Pools that hold a few requests, and a store of 4 MiB = 32 KV objects: everything is evicted all the time.
     spec = cluster_spec(pool_blocks=80, store_mib=4)
     with LocalCluster(spec, tmp_path, forked) as small:
@@ -101,15 +102,14 @@ async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
 
 
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
-    # Pools that hold a few requests, and more documents than that: what the node lost is soon computed again.
-    asks = make_asks(96, SEED + 2, shared=32)
+    asks = make_asks(72, SEED + 2, shared=32)
+    # Pools that hold a few requests, so that others push the rest out.
     with LocalCluster(cluster_spec(pool_blocks=64), tmp_path, forked) as cluster:
-        known: set[tuple[int, ...]] = set()
-        """How the prompts began that the node held when it died."""
+        lost: list[Ask] = []
 
         def disturb(finished: int) -> None:
             if finished == 32:
-                known.update(ask.prompt[:BLOCK_TOKENS] for ask in asks[:32] if stored(ask))
+                lost.extend(ask for ask in asks[:32] if stored(ask))
                 cluster.services["kvstore-0"].kill()
             elif finished == 56:
                 cluster.restart("kvstore-0")
@@ -117,11 +117,20 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
         def stored(ask: Ask) -> int:
             return lookup(cluster, ask.prompt).get("kvstore-0", 0)
 
+        async def push_out(seed: int) -> None:
+            others = make_asks(16, seed, shared=16)
+            check(reference, others, await send_all(cluster, others))
+
         answers = await send_all(cluster, asks, disturb)
         check(reference, asks, answers)
         await wait_idle(cluster)
-        assert known, "the node held nothing when it died"
-        blocks = [stored(ask) for ask in asks[56:] if ask.prompt[:BLOCK_TOKENS] in known]
-        assert any(blocks), "nothing that the node had lost was put into it again"
+        assert lost, "the node held nothing when it died"
+        await push_out(SEED + 3)
+        lost = lost[:6]
+        check(reference, lost, await send_all(cluster, lost))
+        await wait_idle(cluster)
+        assert any(map(stored, lost)), "nothing that the node had lost was put into it again"
+        await push_out(SEED + 4)
+        check(reference, lost, await send_all(cluster, lost))
         # Its counters began anew with it.
         assert Scrape(cluster).total("pinyon_kvstore_get_bytes_total") > 0, "the returned node is not read"

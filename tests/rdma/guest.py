@@ -8,6 +8,7 @@ and ``guest_init.sh`` (files); ``tools/rdma_guest.sh`` prepares what it boots fr
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tests.long import LONG
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / ".cache" / "rdma"
@@ -112,6 +115,7 @@ def _script(command: Sequence[str]) -> str:
         "PATH": f"{CACHE}/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONPATH": f"{ROOT}/src:{ROOT}",
         "PINYON_RDMA_GUEST": "1",
+        LONG: os.environ.get(LONG, ""),
     }
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     return f"""\
