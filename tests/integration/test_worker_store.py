@@ -23,6 +23,10 @@ class AwayStore:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.let_go = asyncio.Event()
+        self.losses = 0
+
+    async def nodes(self) -> None:
+        pass
 
     async def put(self, *_: Any, **__: Any) -> PutResult:
         self.asked.set()

@@ -38,6 +38,10 @@ class Store:
     def __init__(self) -> None:
         self.asked: asyncio.Future[int] | None = None
         self.writing = 0
+        self.losses = 0
+
+    async def nodes(self) -> None:
+        self.losses += 1
 
     async def put(self, objects: Sequence[Any], *_: Any, **__: Any) -> PutResult:
         self.asked = asyncio.get_running_loop().create_future()
@@ -76,6 +80,7 @@ class Play:
             return
         reservation = future.result()
         made = slice(reservation.held, None)
+        self.storage.reused(keys[: reservation.held], reservation.table, self.storage.new_runs())
         duplicates = self.cache.publish(reservation.table, keys[made], NO_TRAITS, reservation.held)
         self.cache.release(duplicates)
         # Prompts of several kinds: what is put together is few blocks, so others wait.

@@ -4,15 +4,19 @@ Each waiting block is referenced, so its content stays until it is written; that
 share of the pool waits, none longer than some seconds, and the longest waiting go as soon as somebody wants their room
 or the store takes nothing. What is dropped is counted: the store is a cache.
 
-What the store holds is asked of it at every put and never remembered here: it forgets, too.
+What the store holds is asked of it at every put and never remembered here: it forgets, too. What is remembered is which
+blocks of the pool it was not asked about since it last lost a node, or at all: when they are reused, they are offered
+again, so that what was lost comes back without being computed anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -36,6 +40,8 @@ POOL_SHARE = 4
 FIRST_PAUSE_S = 1.0
 """After a failure: a store that is down must not be asked for every block."""
 MAX_PAUSE_S = 8.0
+LOOK_S = 1.0
+"""While prompts are reused, it is looked this often whether the store has lost a node."""
 
 _log = get_logger("storage")
 
@@ -57,6 +63,11 @@ class Drop(StrEnum):
 
 class ObjectStore(Protocol):
     """What puts objects: :class:`pinyon.store.client.StoreClient`."""
+
+    @property
+    def losses(self) -> int: ...
+
+    async def nodes(self) -> object: ...
 
     async def put(
         self,
@@ -107,6 +118,10 @@ class Storage:
         self._queue: dict[BlockKey, _Waiting] = {}  # the longest waiting first
         self._writing: dict[BlockKey, _Waiting] = {}
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
+        self._asked_at = array("q", bytes(8 * cache.pool.total))
+        """By block: the era in which the store was asked to take its content. Content that was read has an older one's:
+        then it is offered once too often or, until a node is lost, not."""
+        self._look_at_s = float("-inf")
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.stored = 0
@@ -137,17 +152,27 @@ class Storage:
         """These blocks of the pool are new and complete, and the next ones of the prompt that ``runs`` is for."""
         if self._task is None:
             return
-        self._drop_late()
-        wanted = [key for key in keys if key not in self._queue and key not in self._writing]
-        now_s = self._clock()
-        paused = self._pauses.avoids("store", now_s)
-        room = 0 if paused else max(0, self._limit - self.pending)
-        self.drops[Drop.STORE if paused else Drop.QUEUE] += max(0, len(wanted) - room)
-        del wanted[room:]
-        for index, block in self._cache.hold(wanted):
-            self._queue[wanted[index]] = _Waiting(block, runs.next(), request_class, now_s)
-        if self._queue:
+        wanted = self._not_waiting(keys)
+        dropped = len(wanted) - self._take(wanted, runs, request_class)
+        self.drops[Drop.STORE if self._paused else Drop.QUEUE] += dropped
+
+    def reused(
+        self,
+        keys: Sequence[BlockKey],
+        table: Sequence[int],
+        runs: Runs,
+        request_class: RequestClass = UNKNOWN_CLASS,
+    ) -> None:
+        """These blocks, the first of ``table``, were in the pool already: the store may lack them all the same."""
+        if self._store is None or self._task is None:
+            return
+        if self._clock() >= self._look_at_s:
             self._wake.set()
+        era = self._era(self._store)
+        asked_at = self._asked_at
+        wanted = [key for key, block in zip(keys, table, strict=False) if asked_at[block] < era]
+        if wanted:
+            self._take(self._not_waiting(wanted), runs, request_class)
 
     async def close(self) -> None:
         """Drop what waits. Bounded by one put's timeout."""
@@ -161,10 +186,39 @@ class Storage:
 
     # -- the queue
 
+    @staticmethod
+    def _era(store: ObjectStore) -> int:
+        return 1 + store.losses
+
+    @property
+    def _paused(self) -> bool:
+        return self._pauses.avoids("store", self._clock())
+
+    def _not_waiting(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        self._drop_late()
+        return [key for key in keys if key not in self._queue and key not in self._writing]
+
+    def _take(self, keys: Sequence[BlockKey], runs: Runs, request_class: RequestClass) -> int:
+        """As many of the first keys as there is room for; returns how many that were."""
+        room = 0 if self._paused else max(0, self._limit - self.pending)
+        keys = keys[:room]
+        now_s = self._clock()
+        for index, block in self._cache.hold(keys):
+            self._queue[keys[index]] = _Waiting(block, runs.next(), request_class, now_s)
+        if self._queue:
+            self._wake.set()
+        return len(keys)
+
     def _drop(self, keys: Sequence[BlockKey], reason: Drop) -> None:
         blocks = [self._queue.pop(key).block for key in keys]
         self.drops[reason] += len(blocks)
+        self._forget(blocks)
         self._cache.release(blocks)
+
+    def _forget(self, blocks: Iterable[int]) -> None:
+        """The store does not have them as far as is known here."""
+        for block in blocks:
+            self._asked_at[block] = 0
 
     def _drop_late(self) -> None:
         before_s = self._clock() - self._queue_s
@@ -203,6 +257,7 @@ class Storage:
             self._wake.clear()
             if not self._queue:
                 await self._wake.wait()
+                await self._look(store)
                 continue
             request_class, self._writing = self._next_batch()
             ok = False
@@ -218,11 +273,24 @@ class Storage:
                 self._pauses.failed("store", self._clock())
                 self._drop(list(self._queue), Drop.STORE)
 
+    async def _look(self, store: ObjectStore) -> None:
+        """Find out whether a node was lost, now and then."""
+        now_s = self._clock()
+        if now_s < self._look_at_s or self._queue:  # what waits finds out as it is put
+            return
+        self._look_at_s = now_s + LOOK_S
+        with contextlib.suppress(PinyonError):
+            await store.nodes()
+
     async def _put(self, store: ObjectStore, request_class: RequestClass, batch: dict[BlockKey, _Waiting]) -> bool:
         """False: the store is to be left alone for a while."""
         size = self._cache.layout.block_bytes
         objects = [(key, self._region, each.block * size) for key, each in batch.items()]
         runs = [each.run for each in batch.values()]
+        blocks = [each.block for each in batch.values()]
+        era = self._era(store)
+        for block in blocks:
+            self._asked_at[block] = era
         try:
             result = await store.put(objects, size, self._timeout_s, runs=runs, request_class=request_class)
         except PinyonError as error:
@@ -234,6 +302,9 @@ class Storage:
             self.stored += result.count(PutOutcome.STORED)
             self.drops[Drop.SPACE] += refused
             self.drops[Drop.STORE] += failed
+            outcomes = zip(blocks, result.outcomes, strict=True)
+            self._forget(block for block, outcome in outcomes if outcome in (PutOutcome.FAILED, PutOutcome.BEING_PUT))
             return refused + failed < len(batch)
         self.drops[Drop.STORE] += len(batch)
+        self._forget(blocks)
         return False

@@ -124,6 +124,7 @@ class PrefillJob:
         queue_s = parts.clock() - self.prompt.arrived_s
         reservation = await self._reserve()
         local = reservation.held
+        parts.storage.reused(self._reusable[:local], reservation.table, self._runs, order.request_class)
         fetched = await self._fetch(reservation, span)
         try:
             token = await self._compute(reservation, local)

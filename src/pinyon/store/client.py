@@ -108,6 +108,11 @@ class StoreClient:
         """Puts that failed and are being given back."""
         return self._writer.aborting
 
+    @property
+    def losses(self) -> int:
+        """Goes up when nodes are found to be gone, with all that they held. ``nodes`` and ``put`` find out."""
+        return self._directory.losses
+
     async def close(self) -> None:
         """Wait (bounded) for puts that are being given back, then leave Redis."""
         await self._writer.close()

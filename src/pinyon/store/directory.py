@@ -33,6 +33,8 @@ class BlockDirectory:
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         self._nodes: list[NodeRecord] = []
         self._nodes_until_s = float("-inf")
+        self.losses = 0
+        """How often nodes that were listed were missing in the next list, with all that they held."""
 
     async def nodes(self, timeout_s: float | None = None) -> list[NodeRecord]:
         """Live nodes, by id; known for half a second."""
@@ -49,7 +51,9 @@ class BlockDirectory:
 
     async def _fresh_nodes(self) -> list[NodeRecord]:
         if self._clock() >= self._nodes_until_s:
-            self._nodes = await self._metadata.nodes()
+            nodes = await self._metadata.nodes()
+            self.losses += not {node.life for node in self._nodes} <= {node.life for node in nodes}
+            self._nodes = nodes
             self._nodes_until_s = self._clock() + NODES_FRESH_S
         return self._nodes
 

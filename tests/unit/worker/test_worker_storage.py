@@ -15,7 +15,7 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.store.client import PutOutcome, PutResult
 from pinyon.store.runs import RUN_TOKENS, Run
 from services.worker.kv.cache import KvCache
-from services.worker.kv.storage import POOL_SHARE, Drop, Storage
+from services.worker.kv.storage import LOOK_S, POOL_SHARE, Drop, Storage
 from tests.unit.worker.caches import new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
@@ -37,6 +37,12 @@ class Store:
         self.new = PutOutcome.STORED
         """What becomes of an object that it lacks."""
         self.error: Exception | None = None
+        self.losses = 0
+        self.lost = 0
+        """What the next look finds."""
+
+    async def nodes(self) -> None:
+        self.losses = self.lost
 
     async def put(
         self,
@@ -80,6 +86,12 @@ class Parts:
     def offer(self, keys: Sequence[bytes], request_class: RequestClass = UNKNOWN_CLASS) -> None:
         """As the first blocks of a prompt."""
         self.storage.offer(keys, self.storage.new_runs(), request_class)
+
+    def reuse(self, keys: Sequence[bytes]) -> None:
+        """As the first blocks of a prompt."""
+        table = [block for _, block in self.cache.hold(keys)]
+        self.storage.reused(keys, table, self.storage.new_runs())
+        self.cache.release(table)
 
     async def writing(self, keys: Sequence[bytes]) -> None:
         """A put of these is under way, and takes as long as the store is not opened."""
@@ -137,6 +149,48 @@ async def test_what_the_store_has_lost_is_offered_again(parts: Parts) -> None:
     await parts.idle()
     assert parts.store.puts == [KEYS[:2], KEYS[:2]]
     assert parts.storage.stored == 4
+
+
+async def test_what_is_reused_is_offered_again_once_for_each_loss_of_a_node(parts: Parts) -> None:
+    parts.store.open.set()
+    parts.offer(KEYS[:2])
+    await parts.idle()
+    parts.reuse(KEYS[:3])  # the third came from elsewhere, so nobody here knows
+    await parts.idle()
+    assert parts.store.puts == [KEYS[:2], [KEYS[2]]]
+    for lost in (1, 2):
+        parts.store.held.clear()
+        parts.store.lost = lost
+        parts.now += LOOK_S
+        async with asyncio.timeout(10):
+            while parts.store.losses < lost:
+                parts.reuse(KEYS[:3])
+                await asyncio.sleep(0)
+        parts.reuse(KEYS[:3])
+        await parts.idle()
+        for _ in range(3):
+            parts.reuse(KEYS[:3])
+            await parts.idle()
+        assert parts.store.puts[1 + lost :] == [KEYS[:3]]
+    assert (parts.storage.stored, parts.storage.dropped) == (9, 0)
+
+
+async def test_what_was_dropped_is_offered_again_when_it_is_reused(parts: Parts) -> None:
+    await parts.writing(KEYS[:2])
+    parts.offer(KEYS[2:5])  # room for one
+    parts.store.new = PutOutcome.FAILED
+    parts.store.open.set()
+    await parts.idle()
+    parts.now += 100.0
+    parts.store.new = PutOutcome.STORED
+    parts.reuse(KEYS[:5])
+    await parts.idle()
+    parts.reuse(KEYS[:5])
+    await parts.idle()
+    parts.reuse(KEYS[:5])
+    await parts.idle()
+    assert parts.store.held == set(KEYS[:5])
+    assert parts.storage.stored == 5
 
 
 async def test_what_somebody_else_is_putting_does_not_count_as_stored(parts: Parts) -> None:
