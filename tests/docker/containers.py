@@ -164,7 +164,19 @@ class ContainerSuite:
         def all_are() -> bool:
             return set(services) <= set(run("docker", "ps", *of_ours, *names, timeout_s=30).stdout.split())
 
-        until(f"{services} are healthy", all_are, timeout_s)
+        try:
+            until(f"{services} are healthy", all_are, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._unhealthy(services)}") from None
+
+    def _unhealthy(self, services: Sequence[str]) -> str:
+        """What Docker says of those that are not healthy, the last probes with it."""
+        states = {service: self.inspect(service)["State"] for service in services}
+        return "\n".join(
+            f"{service}: {json.dumps(state)}"
+            for service, state in states.items()
+            if state.get("Health", {}).get("Status") != "healthy"
+        )
 
     def published(self, service: str, port: int) -> str:
         """``host:port`` on this machine of a container's port."""
