@@ -135,7 +135,11 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
                 break
         else:
             pytest.fail("what the node had lost and workers reuse was not put into it again")
-        await push_out(SEED + 3)
-        check(reference, lost, await send_all(cluster, lost))
-        # Its counters began anew with it.
-        assert Scrape(cluster).total("pinyon_kvstore_get_bytes_total") > 0, "the returned node is not read"
+        for seed in range(SEED + 3, SEED + 9):  # some may still be in a pool
+            await push_out(seed)
+            check(reference, lost, await send_all(cluster, lost))
+            # Its counters began anew with it.
+            if Scrape(cluster).total("pinyon_kvstore_get_bytes_total") > 0:
+                break
+        else:
+            pytest.fail("the returned node is not read")
