@@ -61,8 +61,11 @@ class ForkedChild:
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None:
+            with contextlib.suppress(ValueError, OSError):  # closed meanwhile: another thread has seen the end
+                select.select([self._status_fd], [], [], timeout_s)
         with self._lock:
-            if self.returncode is None and select.select([self._status_fd], [], [], timeout_s)[0]:
+            if self.returncode is None and select.select([self._status_fd], [], [], 0)[0]:
                 said = os.read(self._status_fd, 64)
                 # Nothing is said when the fork server was killed, and then the kernel ends what it forked.
                 self.returncode = int(said) if said else -signal.SIGKILL

@@ -41,6 +41,8 @@ class KvCache:
         self.on_shortage: Callable[[], None] | None = None
         """Called when somebody waits for room, here or after something was released: to release what is held only for
         later."""
+        self.on_published: Callable[[Sequence[int]], None] | None = None
+        """Called with blocks that have new content."""
 
     # -- figures
 
@@ -98,8 +100,11 @@ class KvCache:
         Where others hold the same content, their blocks take the places in the table. Returns the duplicates: to be
         released when nobody reads them any more. Not to be called while a step has the table.
         """
+        blocks = table[first : first + len(keys)]
+        if self.on_published is not None:
+            self.on_published(blocks)
         duplicates: list[int] = []
-        for index, block in self._reservations.publish(table[first : first + len(keys)], keys, traits, first):
+        for index, block in self._reservations.publish(blocks, keys, traits, first):
             duplicates.append(table[first + index])
             table[first + index] = block
         return duplicates

@@ -12,7 +12,6 @@ again, so that what was lost comes back without being computed anew.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from array import array
 from collections import Counter
@@ -119,8 +118,7 @@ class Storage:
         self._writing: dict[BlockKey, _Waiting] = {}
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         self._asked_at = array("q", bytes(8 * cache.pool.total))
-        """By block: the era in which the store was asked to take its content. Content that was read has an older one's:
-        then it is offered once too often or, until a node is lost, not."""
+        """By block: the era in which the store was asked to take its content, 0 for content that is new."""
         self._look_at_s = float("-inf")
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -143,6 +141,7 @@ class Storage:
         if self._store is not None:
             self._task = asyncio.create_task(self._run(self._store), name="storage")
             self._cache.on_shortage = self._give_back
+            self._cache.on_published = self._forget
 
     def new_runs(self) -> Runs:
         """For the blocks of one prompt."""
@@ -181,6 +180,7 @@ class Storage:
             await asyncio.wait((self._task,))
             self._task = None
             self._cache.on_shortage = None
+            self._cache.on_published = None
         self._cache.release(each.block for each in self._queue.values())
         self._queue.clear()
 
@@ -279,8 +279,12 @@ class Storage:
         if now_s < self._look_at_s or self._queue:  # what waits finds out as it is put
             return
         self._look_at_s = now_s + LOOK_S
-        with contextlib.suppress(PinyonError):
+        try:
             await store.nodes()
+        except PinyonError:
+            pass  # nothing is known, so nothing is lost
+        except Exception:
+            _log.exception("looking at the store's nodes failed")
 
     async def _put(self, store: ObjectStore, request_class: RequestClass, batch: dict[BlockKey, _Waiting]) -> bool:
         """False: the store is to be left alone for a while."""
@@ -303,7 +307,7 @@ class Storage:
             self.drops[Drop.SPACE] += refused
             self.drops[Drop.STORE] += failed
             outcomes = zip(blocks, result.outcomes, strict=True)
-            self._forget(block for block, outcome in outcomes if outcome in (PutOutcome.FAILED, PutOutcome.BEING_PUT))
+            self._forget(block for block, outcome in outcomes if outcome is PutOutcome.FAILED)
             return refused + failed < len(batch)
         self.drops[Drop.STORE] += len(batch)
         self._forget(blocks)

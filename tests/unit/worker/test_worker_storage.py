@@ -193,6 +193,43 @@ async def test_what_was_dropped_is_offered_again_when_it_is_reused(parts: Parts)
     assert parts.storage.stored == 5
 
 
+async def test_new_content_was_never_offered_whatever_its_block_held_before(parts: Parts) -> None:
+    parts.store.open.set()
+    for _ in range(3):  # room for three at a time
+        parts.reuse(KEYS)
+        await parts.idle()
+    assert parts.store.held == set(KEYS)
+    newer = [bytes([number]) * 16 for number in range(100, 100 + POOL)]
+    table = parts.cache.reserve([], POOL).result().table
+    parts.cache.publish(table, newer)
+    parts.cache.release(table)
+    parts.offer(newer)
+    assert parts.storage.dropped == POOL - 3
+    for _ in range(POOL):
+        await parts.idle()
+        parts.reuse(newer)
+    await parts.idle()
+    assert parts.store.held == {*KEYS, *newer}
+
+
+async def test_a_look_that_fails_does_not_end_it(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> None:
+        parts.store.asked.set()
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(parts.store, "nodes", broken)
+    parts.store.open.set()
+    parts.offer(KEYS[:1])
+    await parts.idle()
+    parts.store.asked.clear()
+    parts.now += LOOK_S
+    parts.reuse(KEYS[:1])
+    await parts.store.asked.wait()
+    parts.offer(KEYS[1:2])
+    await parts.idle()
+    assert parts.storage.stored == 2
+
+
 async def test_what_somebody_else_is_putting_does_not_count_as_stored(parts: Parts) -> None:
     parts.store.new = PutOutcome.BEING_PUT
     parts.store.open.set()
