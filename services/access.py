@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from pinyon.runtime.channel import CHANNEL_OPTIONS, tls_options
+from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
 from pinyon.runtime.identity import ADMIN, CONDUCTOR, KVSTORE, LB, WORKER, peer_name
 from pinyon.runtime.security import read_secret
 from services.process import ServiceProcess
@@ -51,7 +51,7 @@ class Access:
         address = service.endpoints[endpoint]
         credentials = self._credentials(role)
         if credentials is None:
-            return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            return grpc.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
         return grpc.secure_channel(address, credentials, options=_named(service))
 
     def aio_channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.aio.Channel:
@@ -59,7 +59,7 @@ class Access:
         address = service.endpoints[endpoint]
         credentials = self._credentials(role)
         if credentials is None:
-            return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            return grpc.aio.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
         return grpc.aio.secure_channel(address, credentials, options=_named(service))
 
     def http(self, service: ServiceProcess, timeout_s: float) -> http.client.HTTPConnection:
@@ -82,4 +82,4 @@ class Access:
 
 
 def _named(service: ServiceProcess) -> tuple[tuple[str, str | int], ...]:
-    return tls_options(peer_name(role_of(service.name), service.name))
+    return tls_options(peer_name(role_of(service.name), service.name), PATIENT_CHANNEL_OPTIONS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from pinyon.runtime.channel import CHANNEL_OPTIONS, tls_options
+from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
 from pinyon.runtime.identity import peer_name
 
 __all__ = ["add_tls_dir", "open_channel"]
@@ -26,9 +26,11 @@ def add_tls_dir(parser: argparse.ArgumentParser) -> None:
 def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -> grpc.Channel:
     """To the service of that role, and instance id if it is given. Raises :class:`InvalidArgument`."""
     if not tls_dir:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
     from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
 
     return grpc.secure_channel(
-        address, client_credentials(Path(tls_dir)), options=tls_options(peer_name(role, instance_id))
+        address,
+        client_credentials(Path(tls_dir)),
+        options=tls_options(peer_name(role, instance_id), PATIENT_CHANNEL_OPTIONS),
     )

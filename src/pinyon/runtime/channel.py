@@ -15,6 +15,7 @@ __all__ = [
     "CHANNEL_OPTIONS",
     "KEEPALIVE_OPTIONS",
     "MAX_MESSAGE_BYTES",
+    "PATIENT_CHANNEL_OPTIONS",
     "PATIENT_KEEPALIVE_OPTIONS",
     "PLAIN_CHANNELS",
     "Channels",
@@ -58,15 +59,20 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
 )
 
+PATIENT_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = tuple(
+    (dict(CHANNEL_OPTIONS) | dict(PATIENT_KEEPALIVE_OPTIONS)).items()
+)
+"""Of people's programs."""
+
 
 def open_channel(address: str) -> grpc.aio.Channel:
     """A plaintext channel to ``host:port``. The caller closes it."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-def tls_options(name: str) -> tuple[tuple[str, str | int], ...]:
+def tls_options(name: str, options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS) -> tuple[tuple[str, str | int], ...]:
     """The options of a channel whose peer must have the certificate of ``name``, whatever its address is."""
-    return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
+    return (*options, ("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
 
 
 class Channels:
