@@ -107,7 +107,7 @@ class ServiceProcess:
         try:
             with self.log_path.open("ab") as log:
                 self.process = self._launch(self.module, self.arguments, log, writer)
-        except OSError:
+        except BaseException:
             os.close(reader)
             raise
         finally:

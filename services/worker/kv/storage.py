@@ -151,6 +151,7 @@ class Storage:
         """These blocks of the pool are new and complete, and the next ones of the prompt that ``runs`` is for."""
         if self._task is None:
             return
+        self._drop_late()
         wanted = self._not_waiting(keys)
         dropped = len(wanted) - self._take(wanted, runs, request_class)
         self.drops[Drop.STORE if self._paused else Drop.QUEUE] += dropped
@@ -171,6 +172,7 @@ class Storage:
         asked_at = self._asked_at
         wanted = [key for key, block in zip(keys, table, strict=False) if asked_at[block] < era]
         if wanted:
+            self._drop_late()
             self._take(self._not_waiting(wanted), runs, request_class)
 
     async def close(self) -> None:
@@ -195,7 +197,6 @@ class Storage:
         return self._pauses.avoids("store", self._clock())
 
     def _not_waiting(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
-        self._drop_late()
         return [key for key in keys if key not in self._queue and key not in self._writing]
 
     def _take(self, keys: Sequence[BlockKey], runs: Runs, request_class: RequestClass) -> int:

@@ -33,8 +33,7 @@ class BlockDirectory:
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         self._nodes: list[NodeRecord] = []
         self._nodes_until_s = float("-inf")
-        self._asking = asyncio.Lock()
-        """Two lists that come out of order would look like a loss."""
+        self._nodes_asked_s = float("-inf")
         self.losses = 0
         """How often nodes that were listed were missing in the next list, with all that they held."""
 
@@ -52,13 +51,16 @@ class BlockDirectory:
         return await self._ask(ask, timeout_s)
 
     async def _fresh_nodes(self) -> list[NodeRecord]:
-        async with self._asking:
-            if self._clock() >= self._nodes_until_s:
-                nodes = await self._metadata.nodes()
+        asked_s = self._clock()
+        if asked_s >= self._nodes_until_s:
+            nodes = await self._metadata.nodes()
+            # Several may ask at a time, so that none waits for another's failure; an answer to an older question that
+            # comes later would look like a loss.
+            if asked_s >= self._nodes_asked_s:
                 self.losses += not {node.life for node in self._nodes} <= {node.life for node in nodes}
-                self._nodes = nodes
+                self._nodes, self._nodes_asked_s = nodes, asked_s
                 self._nodes_until_s = self._clock() + NODES_FRESH_S
-            return self._nodes
+        return self._nodes
 
     async def _ask(self, ask: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
         asked_s = self._clock()

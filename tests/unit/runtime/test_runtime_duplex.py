@@ -228,11 +228,18 @@ async def test_the_peer_s_error_is_the_reason() -> None:
         while True:  # it is writing when the stream ends
             yield Ask()
 
+    async def refuse_at_the_end(stream: Accepted[Answer, Ask]) -> None:
+        await stream.run(lambda _: None)
+        await refuse(stream)
+
+    # Nothing is being written when the status comes: the peer refuses a silent one, or has read to the end.
+    for handler, messages in ((refuse, says(then=never())), (refuse_at_the_end, says(1)), (refuse_at_the_end, says())):
+        async with Server(handler) as server:
+            error = await ends(dial(server.address).run(lambda _: None, messages))
+            assert isinstance(error, FailedPrecondition)
+            assert (error.message, error.field) == ("not here", "hello")
+    # gRPC may lose it to a write, or to the word that no more come, that fails at the same moment.
     async with Server(refuse) as server:
-        error = await ends(dial(server.address).run(lambda _: None, says(then=never())))
-        assert isinstance(error, FailedPrecondition)
-        assert (error.message, error.field) == ("not here", "hello")
-        # gRPC may lose the status to a write, or to the word that no more come, that fails at the same moment.
         for messages in (says(1), says(), many()):
             error = await ends(dial(server.address).run(lambda _: None, messages))
             assert isinstance(error, (FailedPrecondition, Unavailable))
