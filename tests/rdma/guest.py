@@ -108,16 +108,23 @@ class Guest:
         ]
 
 
-def _script(command: Sequence[str]) -> str:
-    variables = {
+def environment() -> dict[str, str]:
+    """What a command in the guest finds set."""
+    return {
         "HOME": "/tmp",
         "LANG": "C.UTF-8",
         "PATH": f"{CACHE}/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONPATH": f"{ROOT}/src:{ROOT}",
         "PINYON_RDMA_GUEST": "1",
+        # Of a package with a plugin that loads itself, pytest compiles every file anew: half a minute for Hypothesis.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_PLUGINS": "pytest_asyncio.plugin",
         LONG: os.environ.get(LONG, ""),
     }
-    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+
+
+def _script(command: Sequence[str]) -> str:
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment().items())
     return f"""\
 export {exports}
 cd {shlex.quote(str(ROOT))} && sh tests/rdma/nics.sh setup || exit 125

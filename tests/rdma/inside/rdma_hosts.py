@@ -7,12 +7,11 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path as FilePath
+from typing import Any
 
 from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferLimits
 from pinyon.transfer.chain import Chain, Outcome
@@ -23,6 +22,7 @@ from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.rdma.transport import RdmaTransport
+from tests.rdma.inside import rdma_peer
 from tests.rdma.inside.rdma_nics import rdma_nic
 
 SECRET = b"cluster secret"
@@ -92,54 +92,47 @@ class HostB:
     """The peer process."""
 
     def __init__(self, size: int, secret: bytes = SECRET) -> None:
-        script = FilePath(__file__).with_name("rdma_peer.py")
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), str(size), secret.decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        segment, keys = json.loads(self._read())
-        self.segment = SegmentDescriptor.from_dict(segment)
-        self.keys = [bytes.fromhex(key) for key in keys]
+        self._process, self._connection = rdma_peer.spare()
+        self._connection.send((size, secret))
+        self.segment: SegmentDescriptor
+        self.keys: list[bytes]
         """Of a region open for READ and WRITE, one for READ only, one not open at all."""
+        self.segment, self.keys = self._read()
 
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "host b has ended"
-        return line.strip()
+    def _read(self) -> Any:
+        assert self._connection.poll(GENEROUS_S), "host b hangs"
+        return self._connection.recv()
 
     def ask(self, command: str, number: int) -> str:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{command} {number}\n")
-        self._process.stdin.flush()
-        return self._read()
+        self._connection.send((command, number))
+        answer: str = self._read()
+        return answer
 
     def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.join(GENEROUS_S)
 
     def close(self) -> None:
-        if self._process.poll() is None:
+        if self._process.is_alive():
             self.thaw()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            try:
-                self._process.wait(GENEROUS_S)
-            finally:
-                self._process.kill()
-                self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+            self._connection.send(None)
+            self._process.join(GENEROUS_S)
+        self.kill()
+
+    @property
+    def _pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def _signal(self, number: int) -> None:
+        os.kill(self._pid, number)
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

@@ -1,41 +1,72 @@
-"""Host b in a process of its own: ``rdma_peer.py SIZE SECRET`` serves three regions over rxe_b0 and rxe_b1.
+"""Host b in a process of its own, which serves three regions over rxe_b0 and rxe_b1.
 
-It prints its segment and the regions' keys as JSON, then answers one line per line of standard input until that ends.
+The processes are forked before the tests begin: one that starts anew imports for ten seconds on an emulated processor,
+and one that is forked later has its parent's threads' locks and its parent's devices.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import itertools
+import multiprocessing
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 
 import xxhash
 
 from pinyon.transfer import Access, TransferEngine
+from pinyon.transfer.transports.rdma import server  # noqa: F401 - what the engine imports at its start
 from tests.rdma.inside.rdma_nics import rdma_nic
 
+__all__ = ["SPARES", "fork_spares", "spare"]
+
+SPARES = 3
 ACCESS = (Access.READ_WRITE, Access.READ, Access.NONE)
 
+_spares: list[tuple[ForkProcess, Connection]] = []
+"""All of them: those that have been used stay here, with their open files, which some tests count."""
+_unused = itertools.count()
 
-def main() -> None:
-    size, secret = int(sys.argv[1]), sys.argv[2].encode()
-    with TransferEngine(nics=[rdma_nic("b0"), rdma_nic("b1")], secret=secret or None, transports=("rdma",)) as engine:
+
+def fork_spares() -> None:
+    """Called while this process has one thread and no device open."""
+    context = multiprocessing.get_context("fork")
+    while len(_spares) < SPARES:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        _spares.append((process, ours))
+
+
+def spare() -> tuple[ForkProcess, Connection]:
+    """A process that waits for a size and a secret.
+
+    It answers with its segment and its regions' keys, and then every message until there is none to come: a command and
+    the number of a region.
+    """
+    number = next(_unused)
+    assert number < SPARES, f"more than {SPARES} hosts b"
+    return _spares[number]
+
+
+def _serve(asked: Connection) -> None:
+    try:
+        size, secret = asked.recv()
+    except EOFError:
+        return
+    with TransferEngine(nics=[rdma_nic("b0"), rdma_nic("b1")], secret=secret, transports=("rdma",)) as engine:
         buffers = [bytearray(b"\x5a") * size for _ in ACCESS]
         regions = [
             engine.register_local_memory(buffer, access=access) for buffer, access in zip(buffers, ACCESS, strict=True)
         ]
-        keys = [region.key.hex() for region in regions]
-        print(json.dumps([engine.descriptor().to_dict(), keys]), flush=True)
-        for line in sys.stdin:
-            command, number = line.split()
+        asked.send((engine.descriptor(), [region.key for region in regions]))
+        while (message := asked.recv()) is not None:
+            command, number = message
             if command == "unregister":
-                engine.unregister(regions[int(number)])
+                engine.unregister(regions[number])
             elif command == "register":
                 buffers.append(bytearray(b"\x5a") * size)
                 regions.append(engine.register_local_memory(buffers[-1]))
-                print(regions[-1].key.hex(), flush=True)
+                asked.send(regions[-1].key.hex())
                 continue
-            print(xxhash.xxh3_128_hexdigest(buffers[int(number)]), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            asked.send(xxhash.xxh3_128_hexdigest(buffers[number]))
