@@ -6,7 +6,9 @@ computed.
 
 from __future__ import annotations
 
-from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
+from collections.abc import Sequence
+
+from pinyon.core.block_keys import KEY_BYTES, BlockKey
 
 __all__ = ["ExpectedBlocks"]
 
@@ -14,41 +16,47 @@ __all__ = ["ExpectedBlocks"]
 class ExpectedBlocks:
     """Keys of prompts on their way, counted, as prompts share them. Each prompt's are added from its first block on."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_again", "_keys")
 
     def __init__(self) -> None:
-        self._counts: dict[BlockKey, int] = {}
+        self._keys: set[BlockKey] = set()
+        # How many prompts beside the first: few keys are shared, and whole sets are joined and parted quickly.
+        self._again: dict[BlockKey, int] = {}
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._keys)
 
-    def add(self, packed_keys: bytes) -> None:
-        counts = self._counts
-        for key in unpack_keys(packed_keys):
-            counts[key] = counts.get(key, 0) + 1
+    def add(self, keys: Sequence[BlockKey]) -> None:
+        again = self._again
+        for key in self._keys.intersection(keys):
+            again[key] = again.get(key, 0) + 1
+        self._keys.update(keys)
 
-    def remove(self, packed_keys: bytes) -> None:
+    def remove(self, keys: Sequence[BlockKey]) -> None:
         """What was added."""
-        counts = self._counts
-        for key in unpack_keys(packed_keys):
-            left = counts[key] - 1
+        again = self._again
+        others = again.keys() & keys
+        for key in others:
+            left = again[key] - 1
             if left:
-                counts[key] = left
+                again[key] = left
             else:
-                del counts[key]
+                del again[key]
+        self._keys.difference_update(keys)
+        self._keys |= others
 
     def leading(self, packed_keys: bytes, limit: int) -> int:
         """How many of the first ``limit`` keys are expected.
 
         Keys are chained, so whoever has one has all before it: the end is found by halving.
         """
-        counts = self._counts
-        if not counts or limit < 1 or packed_keys[:KEY_BYTES] not in counts:
+        known = self._keys
+        if not known or limit < 1 or packed_keys[:KEY_BYTES] not in known:
             return 0
         low, high = 1, min(limit, len(packed_keys) // KEY_BYTES)
         while low < high:
             middle = (low + high + 1) // 2
-            if packed_keys[(middle - 1) * KEY_BYTES : middle * KEY_BYTES] in counts:
+            if packed_keys[(middle - 1) * KEY_BYTES : middle * KEY_BYTES] in known:
                 low = middle
             else:
                 high = middle - 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeVar
 
-from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
 from pinyon.core.errors import ResourceExhausted
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision
@@ -26,7 +26,7 @@ class _Prefill:
     prefill_us: int
     transfer_us: int
     fetches: tuple[Fetch, ...]
-    expected: bytes
+    expected: list[BlockKey]
     placed_s: float
 
 
@@ -89,12 +89,11 @@ class InFlightTable:
         self.release(request_id)
         prefill, decode = decision.prefill, decision.decode
         prefill_us, transfer_us = round(decision.prefill_s * 1e6), round(decision.transfer_s * 1e6)
-        keys = len(expected) // KEY_BYTES
-        if self._expected_keys + keys > EXPECTED_KEYS_MAX:
-            expected, keys = b"", 0
-        self._expected_keys += keys
-        prefill.expected.add(expected)
-        self._prefills[request_id] = _Prefill(prefill, prefill_us, transfer_us, decision.fetches, expected, now_s)
+        room = self._expected_keys + len(expected) // KEY_BYTES <= EXPECTED_KEYS_MAX
+        keys = unpack_keys(expected) if room else []
+        self._expected_keys += len(keys)
+        prefill.expected.add(keys)
+        self._prefills[request_id] = _Prefill(prefill, prefill_us, transfer_us, decision.fetches, keys, now_s)
         for state in (prefill, decode):
             self._by_instance.setdefault(state, {})[request_id] = None
         prefill.inflight_prefill_us += prefill_us
@@ -166,7 +165,7 @@ class InFlightTable:
         part.state.inflight_prefill_us -= part.prefill_us
         part.state.inflight_transfer_us -= part.transfer_us
         part.state.expected.remove(part.expected)
-        self._expected_keys -= len(part.expected) // KEY_BYTES
+        self._expected_keys -= len(part.expected)
         for span in part.fetches:
             span.source.inflight_reads -= span.block_count
         decode = self._decodes.get(request_id)
@@ -194,7 +193,7 @@ class InFlightTable:
         parts = {(key, part.state) for table in (self._prefills, self._decodes) for key, part in table.items()}
         assert parts == {(key, state) for state, requests in self._by_instance.items() for key in requests}
         assert self._unclaimed.keys() <= self._decodes.keys()
-        assert self._expected_keys == sum(len(part.expected) for part in self._prefills.values()) // KEY_BYTES
+        assert self._expected_keys == sum(len(part.expected) for part in self._prefills.values())
 
 
 def _leading(parts: dict[str, Part], old: Callable[[Part], bool]) -> list[str]:

@@ -1,6 +1,7 @@
 """Block keys against the definition, written out with the hash's streaming interface."""
 
 import hmac
+import random
 
 import numpy as np
 import pytest
@@ -73,6 +74,12 @@ def test_no_two_owners_share_a_namespace():
 @given(st.lists(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), max_size=10))
 def test_packing_round_trip(keys):
     assert unpack_keys(pack_keys(keys)) == keys
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 127, 128, 1000])
+def test_many_keys_are_taken_apart_as_they_were(count):
+    packed = random.Random(count).randbytes(count * KEY_BYTES)
+    assert unpack_keys(packed) == [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
 
 
 def test_a_torn_pack_is_refused():

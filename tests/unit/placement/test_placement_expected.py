@@ -1,7 +1,12 @@
 """What is being computed counts where it is computed, and nowhere else."""
 
-import pytest
+from collections import Counter
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinyon.core.block_keys import unpack_keys
 from pinyon.core.errors import Rejected
 from pinyon.placement import inflight
 from pinyon.placement.expected import ExpectedBlocks
@@ -160,10 +165,29 @@ def test_expectations_are_bounded(fleet, scheduler, monkeypatch):
 @pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33])
 def test_the_leading_keys_are_found_by_halving(length):
     expected = ExpectedBlocks()
-    expected.add(keys(*range(length)))
+    expected.add(unpack_keys(keys(*range(length))))
     for asked in range(40):
         for limit in range(40):
             assert expected.leading(keys(*range(asked)), limit) == min(length, asked, limit)
     assert expected.leading(keys(77, 0, 1), 3) == 0
-    expected.remove(keys(*range(length)))
+    expected.remove(unpack_keys(keys(*range(length))))
+    assert not expected
+
+
+PROMPT = st.lists(st.integers(0, 12), max_size=6, unique=True).map(tuple)
+
+
+@given(st.lists(PROMPT, max_size=8), st.randoms(use_true_random=False))
+def test_prompts_come_and_go_in_any_order(prompts, dice):
+    """As a multiset would have it."""
+    expected, counted = ExpectedBlocks(), Counter()
+    for prompt in prompts:
+        expected.add(unpack_keys(keys(*prompt)))
+        counted.update(prompt)
+    for prompt in dice.sample(prompts, len(prompts)):
+        expected.remove(unpack_keys(keys(*prompt)))
+        counted.subtract(prompt)
+        there = {number for number in range(13) if expected.leading(keys(number), 1)}
+        assert there == {number for number, count in counted.items() if count}
+        assert len(expected) == len(there)
     assert not expected

@@ -1,0 +1,277 @@
+"""5,000 gRPC messages that nobody should send, to every service of a live cluster, and 10,000 HTTP requests: each gets
+a status that says whose fault it was, nobody dies or grows, nothing is left, and the next request is served as if
+nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2_grpc
+from services.cluster import ClusterSpec, LocalCluster
+from tests.cluster.fault_tools import WAIT_S, Clients, make_asks
+from tests.cluster.hostile_messages import METHODS, Kept, Target, parses, payload
+from tests.cluster.observe import wait_idle
+from tests.cluster.reference import Reference
+from tests.forks import forked
+from tests.hostile_http import NEVER_ENDING, STATUSES, flood, fuzzed, send_fuzzed
+from tests.integration.lb_harness import Connection
+
+MODEL = "pinyon-tiny"
+SEED = 20_261_122
+MESSAGES = 5_000
+WARM_UP = 2_000
+AT_ONCE = 24
+REQUESTS = 10_000
+REQUESTS_WARM_UP = 2_000
+CONNECTIONS = 100
+SLOW = 20
+FLOOD_BYTES = 6_000_000
+CALL_S = 30.0
+GROWTH_MAX = 1.10
+
+STATUS_LOST = "Internal error from Core"
+"""What grpc's client puts in the place of the status when it still writes as the call ends."""
+CODE = grpc.StatusCode
+CALLERS_FAULT = {
+    CODE.OK,
+    CODE.INVALID_ARGUMENT,
+    CODE.NOT_FOUND,
+    CODE.FAILED_PRECONDITION,
+    CODE.RESOURCE_EXHAUSTED,
+    CODE.UNAVAILABLE,
+    CODE.DEADLINE_EXCEEDED,
+    CODE.CANCELLED,
+}
+"""What may come of a message that can be parsed. Never UNKNOWN or INTERNAL."""
+
+
+@pytest.fixture(scope="module")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    extra = {
+        "conductor": ("--inflight-unclaimed-s", "3", "--ttft-slo-ms", "0"),
+        "lb": ("--head-timeout-s", "0.5", "--body-timeout-s", "0.5"),  # many requests wait for what never comes
+    }
+    spec = ClusterSpec(prefill=1, decode=1, pool_blocks=128, extra=extra)
+    with LocalCluster(spec, tmp_path_factory.mktemp("hostile-logs"), forked) as running:
+        yield running
+
+
+def memory_kib(pid: int) -> int:
+    """What a process holds, less its code and the store's pool, which is shared memory and fills with KV."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1])
+    raise AssertionError(f"process {pid} has no memory")
+
+
+class Attacker:
+    """Sends what a seed says, over one channel per process."""
+
+    def __init__(self, cluster: LocalCluster, channels: dict[str, grpc.aio.Channel], kept: Kept) -> None:
+        self.cluster = cluster
+        self.kept = kept
+        self.sent = 0
+        self.codes: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._channels = channels
+
+    async def send(self, messages: int) -> None:
+        until = self.sent + messages
+
+        async def one_after_the_other() -> None:
+            while self.sent < until:
+                await self._call(self.kept.random.choice(METHODS))
+
+        await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
+
+    async def _call(self, target: Target) -> None:
+        random_ = self.kept.random
+        count = random_.randint(1, 6) if target.method.client_streaming else 1
+        payloads = [payload(target, self.kept) for _ in range(count)]
+        self.sent += count
+        leaves = random_.random() < 0.1  # without waiting for what comes
+        began_s = time.monotonic()
+        code, details = await self._outcome(target, payloads, leaves)
+        took_s = time.monotonic() - began_s
+        self.codes[f"{target.process} {target.method.name} {code.name}"] += 1
+        expected = CALLERS_FAULT
+        if len(payloads) == 1 and not parses(target, payloads[0]) and not leaves:
+            expected = {CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION}  # the role is looked at before a message is
+        if details == STATUS_LOST and target.method.client_streaming:
+            return
+        if code not in expected or took_s >= CALL_S:
+            sent = [raw[:300].hex() for raw in payloads]
+            self.wrong.append(f"{target.process} {target.path}: {code.name} ({details}), {took_s:.1f} s, for {sent}")
+
+    async def _outcome(self, target: Target, payloads: list[bytes], leaves: bool) -> tuple[grpc.StatusCode, str]:
+        """The status of one call that sends all of it and waits for the end."""
+        call = getattr(self._channels[target.process], target.kind)(target.path)(
+            self._messages(payloads) if target.method.client_streaming else payloads[0], timeout=CALL_S
+        )
+        try:
+            if target.method.server_streaming:
+                async for _ in call:
+                    if leaves:
+                        call.cancel()
+                        return CODE.CANCELLED, "by us"
+            else:
+                await call
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+        except asyncio.CancelledError:
+            if not call.cancelled():
+                raise
+            return CODE.CANCELLED, "by us"
+        return CODE.OK, ""
+
+    async def _messages(self, payloads: list[bytes]) -> AsyncIterator[bytes]:
+        for raw in payloads:
+            yield raw
+
+
+class Siege:
+    """A cluster before and after: it is the same, and serves."""
+
+    def __init__(self, cluster: LocalCluster, clients: Clients, random_: random.Random) -> None:
+        self._cluster = cluster
+        self._clients = clients
+        self._random = random_
+        self._before: dict[str, int] = {}
+
+    async def warm_up(self) -> None:
+        """Once as long as any of the attacker's prompts, and until every block of the pools has been used."""
+        for count, prompt_tokens in ((2, 1900), (12, 1000)):
+            self._clients.start(make_asks(self._random, count, prompt_tokens, 8))
+            await self._clients.exact()
+
+    def begins(self) -> None:
+        self._before = self._memory()
+
+    async def has_harmed_nobody(self) -> None:
+        cluster, before = self._cluster, self._before
+        assert not cluster.dead()
+        self._clients.start(make_asks(self._random, 6, 100, 8))
+        await self._clients.exact()
+        await wait_idle(cluster)
+        after = self._memory()
+        print("\n".join(f"{name}: {before[name]} -> {after[name]} KiB" for name in sorted(before)))
+        grown = {name for name in before if after[name] > GROWTH_MAX * before[name]}
+        assert not grown, f"grown: {grown}"
+        logs = {name: service.log_path.read_text(errors="replace") for name, service in cluster.services.items()}
+        defects = {name for name, text in logs.items() if "Traceback" in text or "uncaught" in text}
+        assert not defects, f"defects of ours in the logs of {defects}"
+
+    def _memory(self) -> dict[str, int]:
+        return {name: memory_kib(service.pid) for name, service in self._cluster.services.items()}
+
+
+@pytest.fixture
+async def clients(besieged: LocalCluster, reference: Reference) -> AsyncIterator[Clients]:
+    async with grpc.aio.insecure_channel(besieged.services["lb-0"].endpoints["grpc"]) as channel:
+        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), reference)
+        yield clients
+        await clients.end()
+
+
+async def test_hostile_messages(besieged: LocalCluster, clients: Clients) -> None:
+    print(f"seed {SEED}")
+    random_ = random.Random(SEED)
+    with grpc.insecure_channel(besieged.conductor) as channel:
+        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
+        instances = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances
+    processes = {target.process for target in METHODS}
+    channels = {name: grpc.aio.insecure_channel(besieged.services[name].endpoints["grpc"]) for name in processes}
+    siege = Siege(besieged, clients, random_)
+    await siege.warm_up()
+    try:
+        attacker = Attacker(besieged, channels, Kept(random_, instances))
+        await attacker.send(WARM_UP)
+        siege.begins()
+        await attacker.send(MESSAGES)
+        for line in sorted(attacker.codes):
+            print(f"{attacker.codes[line]:6} {line}")
+        assert not attacker.wrong, "\n".join(attacker.wrong)
+        await siege.has_harmed_nobody()
+    finally:
+        for each in channels.values():
+            await each.close()
+
+
+class HttpAttacker:
+    """Fuzzed requests over many connections, while others send heads, trailers and bodies that never end, or drip."""
+
+    def __init__(self, address: str, dice: random.Random) -> None:
+        self._address = address
+        self._dice = dice
+        self.statuses: Counter[int] = Counter()
+        self.wrong: list[str] = []
+
+    async def send(self, requests: int) -> None:
+        left = iter(range(requests))
+
+        async def fuzz() -> None:
+            for _ in left:
+                raw = fuzzed(self._dice, MODEL)
+                for status in await send_fuzzed(self._address, raw, self._dice.random() < 0.5):
+                    self._note(status, STATUSES, raw)
+
+        async with asyncio.TaskGroup() as others:
+            slow = [others.create_task(self._drip(NEVER_ENDING[number % 5][0])) for number in range(SLOW)]
+            async with asyncio.TaskGroup() as group:
+                for _ in range(CONNECTIONS):
+                    group.create_task(fuzz())
+                for begin, piece, status in NEVER_ENDING:
+                    group.create_task(self._flood(begin, piece, {status}))
+                group.create_task(self._flood("", b"GET /health HTTP/1.1\r\nHost: lb\r\n\r\n" * 500, {200}))
+            for task in slow:
+                task.cancel()
+
+    def _note(self, status: int, expected: Collection[int], raw: bytes) -> None:
+        self.statuses[status] += 1
+        if status not in expected:
+            self.wrong.append(f"{status} for {raw[:300]!r}")
+
+    async def _flood(self, begin: str, piece: bytes, expected: Collection[int]) -> None:
+        async with Connection(self._address) as connection:
+            connection.writer.write(begin.encode("latin-1"))
+            await flood(connection.reader, connection.writer, piece, FLOOD_BYTES)
+            self._note((await connection.reply()).status, expected, begin.encode("latin-1") + piece)
+
+    async def _drip(self, begin: str) -> None:
+        """A byte now and then, which buys no time, again and again."""
+        while True:
+            async with Connection(self._address) as connection:
+                connection.writer.write(begin[: len(begin) // 2].encode("latin-1"))
+                reply = asyncio.ensure_future(connection.reply())
+                for byte in begin[len(begin) // 2 :].encode("latin-1") * 20:
+                    if (await asyncio.wait((reply,), timeout=0.05))[0]:
+                        break
+                    connection.writer.write(bytes((byte,)))
+                self._note((await reply).status, {400, 408, 414}, begin.encode("latin-1"))
+
+
+async def test_hostile_http(besieged: LocalCluster, clients: Clients) -> None:
+    print(f"seed {SEED}")
+    dice = random.Random(SEED)
+    attacker = HttpAttacker(besieged.services["lb-0"].endpoints["http"], dice)
+    siege = Siege(besieged, clients, dice)
+    await siege.warm_up()
+    await attacker.send(REQUESTS_WARM_UP)
+    siege.begins()
+    attacker.statuses.clear()
+    await attacker.send(REQUESTS)
+    print(f"statuses {dict(sorted(attacker.statuses.items()))}")
+    assert not attacker.wrong, "\n".join(attacker.wrong)
+    assert attacker.statuses[400] > REQUESTS // 10
+    assert attacker.statuses[200] > REQUESTS // 10
+    assert attacker.statuses[408] > 0
+    await siege.has_harmed_nobody()
