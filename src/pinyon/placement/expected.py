@@ -14,7 +14,7 @@ __all__ = ["ExpectedBlocks"]
 
 
 class ExpectedBlocks:
-    """Keys of prompts on their way, counted, as prompts share them. Each prompt's are added from its first block on."""
+    """Keys of prompts on their way, counted, as prompts share them: of each, all that follow those held already."""
 
     __slots__ = ("_again", "_keys")
 
@@ -45,15 +45,16 @@ class ExpectedBlocks:
         self._keys.difference_update(keys)
         self._keys |= others
 
-    def leading(self, packed_keys: bytes, limit: int) -> int:
-        """How many of the first ``limit`` keys are expected.
+    def leading(self, packed_keys: bytes, held: int, limit: int) -> int:
+        """How many of the first ``limit`` keys are held or expected, given that ``held`` of them are held.
 
-        Keys are chained, so whoever has one has all before it: the end is found by halving.
+        Keys are chained, so whoever has one of those that follow has all before it: the end is found by halving.
         """
         known = self._keys
-        if not known or limit < 1 or packed_keys[:KEY_BYTES] not in known:
-            return 0
-        low, high = 1, min(limit, len(packed_keys) // KEY_BYTES)
+        high = min(limit, len(packed_keys) // KEY_BYTES)
+        if not known or held >= high or packed_keys[held * KEY_BYTES : (held + 1) * KEY_BYTES] not in known:
+            return held
+        low = held + 1
         while low < high:
             middle = (low + high + 1) // 2
             if packed_keys[(middle - 1) * KEY_BYTES : middle * KEY_BYTES] in known:

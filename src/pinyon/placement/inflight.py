@@ -84,7 +84,7 @@ class InFlightTable:
     ) -> None:
         """Count a placement; one of the same id that is still counted is replaced (the request was placed again).
 
-        ``expected``: packed keys of the blocks that the prefill instance will hold and others may reuse.
+        ``expected``: packed keys of the blocks that the prefill instance does not hold yet, and others may reuse then.
         """
         self.release(request_id)
         prefill, decode = decision.prefill, decision.decode

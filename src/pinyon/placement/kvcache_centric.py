@@ -87,7 +87,7 @@ class KvCacheCentric:
             queue_s = state.prefill_queue_s()
             local = match.held_by(state)
             shares = False
-            if state.expected and (expected := state.expected.leading(keys, reusable)) > local:
+            if state.expected and (expected := state.expected.leading(keys, local, reusable)) > local:
                 local, shares = expected, True
                 queue_s += state.inflight_transfer_us * 1e-6  # some of it may still be on its way there
             prefix = local

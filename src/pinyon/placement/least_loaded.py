@@ -20,8 +20,8 @@ class LeastLoaded:
             for index, state in enumerate(pool.prefills)
         )
         block_tokens = pool.layout.block_tokens
-        expected = state.expected.leading(request.block_keys, request.reusable_blocks(block_tokens))
-        local = max(match.held_by(state), expected)
+        reusable = request.reusable_blocks(block_tokens)
+        local = state.expected.leading(request.block_keys, match.held_by(state), reusable)
         prefill_s = state.prefill_model.predict_s(request.prompt_tokens, local * block_tokens)
         decode, tbt_s = select_decode(request, pool, match, state)
         return PlacementDecision(state, decode, local, (), queue_s, 0.0, prefill_s, tbt_s, self.name)

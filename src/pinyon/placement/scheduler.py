@@ -40,21 +40,22 @@ class Scheduler:
         fleet = self._fleet
         fleet.inflight.check_room(now_s)
         try:
-            decision, pool = self._decide(request, now_s)
+            decision, pool, match = self._decide(request, now_s)
         except (NotFound, InvalidArgument, Rejected) as refusal:
             if fleet.settling:
                 raise Unavailable("instances are still registering", retry_after_s=SETTLING_RETRY_S) from refusal
             raise
         block_tokens = pool.layout.block_tokens
         blocks = decode_blocks(request, decision.decode, block_tokens)
-        expected = b"" if request.no_reuse else request.block_keys
+        held = match.held_by(decision.prefill)
+        expected = b"" if request.no_reuse else request.block_keys[held * KEY_BYTES :]
         fleet.inflight.add(request.request_id, decision, blocks, now_s, expected)
         return decision
 
-    def _decide(self, request: PlacementRequest, now_s: float) -> tuple[PlacementDecision, Pool]:
+    def _decide(self, request: PlacementRequest, now_s: float) -> tuple[PlacementDecision, Pool, PrefixMatch]:
         pools = self._fleet.pools(request.model)
         _check_keys(request, pools)
-        best: tuple[PlacementDecision, Pool] | None = None
+        best: tuple[PlacementDecision, Pool, PrefixMatch] | None = None
         refused: list[tuple[PlacementDecision, Pool, PrefixMatch]] = []
         for pool in _usable(request, pools):
             reusable = request.reusable_blocks(pool.layout.block_tokens)
@@ -63,7 +64,7 @@ class Scheduler:
             if is_late(request, decision) or is_slow(request, decision):
                 refused.append((decision, pool, match))
             elif best is None or decision.ttft_s < best[0].ttft_s:
-                best = decision, pool
+                best = decision, pool, match
         if best is None:
             best = self._probe(request, refused, now_s)
         if best is None:
@@ -72,7 +73,7 @@ class Scheduler:
 
     def _probe(
         self, request: PlacementRequest, refused: list[tuple[PlacementDecision, Pool, PrefixMatch]], now_s: float
-    ) -> tuple[PlacementDecision, Pool] | None:
+    ) -> tuple[PlacementDecision, Pool, PrefixMatch] | None:
         """A placement in spite of its SLO, on instances that are due to be measured."""
         for decision, pool, match in refused:
             late, slow = is_late(request, decision), is_slow(request, decision)
@@ -87,7 +88,7 @@ class Scheduler:
                 probe.prefill.prefill_learned_s = now_s
             if slow:
                 probe.decode.decode_learned_s = now_s
-            return probe, pool
+            return probe, pool, match
         return None
 
 

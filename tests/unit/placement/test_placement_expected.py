@@ -162,16 +162,26 @@ def test_expectations_are_bounded(fleet, scheduler, monkeypatch):
     assert sum(len(state.expected) for state in fleet.instances()) == BLOCKS
 
 
+@pytest.mark.parametrize("held", [0, 1, 7])
 @pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33])
-def test_the_leading_keys_are_found_by_halving(length):
+def test_the_leading_keys_are_found_by_halving(held, length):
     expected = ExpectedBlocks()
-    expected.add(unpack_keys(keys(*range(length))))
-    for asked in range(40):
-        for limit in range(40):
-            assert expected.leading(keys(*range(asked)), limit) == min(length, asked, limit)
-    assert expected.leading(keys(77, 0, 1), 3) == 0
-    expected.remove(unpack_keys(keys(*range(length))))
+    expected.add(unpack_keys(keys(*range(held, length))))
+    for asked in range(held, 40):
+        for limit in range(held, 40):
+            known = max(held, min(length, asked, limit))
+            assert expected.leading(keys(*range(asked)), held, limit) == known
+    assert expected.leading(keys(77, 0, 1), 0, 3) == 0
+    expected.remove(unpack_keys(keys(*range(held, length))))
     assert not expected
+
+
+def test_only_what_is_not_held_yet_is_expected(fleet, scheduler):
+    hold(fleet, "p0", range(BLOCKS // 4))
+    assert where(scheduler.schedule(ask("first"), 0.0)) == "p0"
+    assert len(member(fleet, "p0").expected) == BLOCKS * 3 // 4
+    decision = scheduler.schedule(ask("next", own=1), 0.0)
+    assert (where(decision), decision.local_blocks) == ("p0", BLOCKS)
 
 
 PROMPT = st.lists(st.integers(0, 12), max_size=6, unique=True).map(tuple)
@@ -187,7 +197,7 @@ def test_prompts_come_and_go_in_any_order(prompts, dice):
     for prompt in dice.sample(prompts, len(prompts)):
         expected.remove(unpack_keys(keys(*prompt)))
         counted.subtract(prompt)
-        there = {number for number in range(13) if expected.leading(keys(number), 1)}
+        there = {number for number in range(13) if expected.leading(keys(number), 0, 1)}
         assert there == {number for number, count in counted.items() if count}
         assert len(expected) == len(there)
     assert not expected
