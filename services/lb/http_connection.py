@@ -16,6 +16,7 @@ from typing import cast
 from pinyon.core.errors import PinyonError, Unavailable
 from services.lb.budget import Share
 from services.lb.http_answer import CONTINUE
+from services.lb.http_deadline import Deadline
 from services.lb.http_error import HttpError
 from services.lb.http_reader import RequestReader
 from services.lb.http_request import RequestHead
@@ -70,8 +71,6 @@ class Connection(asyncio.Protocol):
         "_since",
         "_state",
         "_task",
-        "_timer",
-        "_timer_at",
         "_transport",
         "_visitor",
         "_writer",
@@ -96,8 +95,7 @@ class Connection(asyncio.Protocol):
         self._dropped = 0
         self._since = 0.0
         """When the request that is arriving began; 0: none is."""
-        self._deadline = self._timer_at = inf
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = Deadline(loop, self._late)
 
     # -- life
 
@@ -119,7 +117,7 @@ class Connection(asyncio.Protocol):
             return
         shared.admitted += 1
         self._admitted = True
-        self._expire_at(self._loop.time() + shared.limits.arrival_s)
+        self._deadline.set(self._loop.time() + shared.limits.arrival_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         shared = self._shared
@@ -133,9 +131,7 @@ class Connection(asyncio.Protocol):
         self._visitor.leave()
         self._writer.end_timers()
         self._writer.silence()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._deadline.close()
         self._reader.drop()
         self._reader.discard()
         self._charge()
@@ -332,11 +328,11 @@ class Connection(asyncio.Protocol):
         limits, now = self._shared.limits, self._loop.time()
         if self._writer.close:
             self._state = State.LINGER
-            self._expire_at(now + limits.write_stall_s)
+            self._deadline.set(now + limits.write_stall_s)
             self._transport.close()
         else:
             self._state = State.HEAD
-            self._expire_at(now + limits.idle_s)
+            self._deadline.set(now + limits.idle_s)
 
     def _write_error(self, error: PinyonError) -> None:
         exchange = self._exchange
@@ -360,7 +356,7 @@ class Connection(asyncio.Protocol):
         self._lingers = True
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._expire_at(self._loop.time() + LINGER_S)
+        self._deadline.set(self._loop.time() + LINGER_S)
 
     # -- slow readers
 
@@ -372,7 +368,7 @@ class Connection(asyncio.Protocol):
         if self._reader.unread:
             self._go_on()
         elif self._state is State.HEAD:  # what it was slow to read was the last answer: idle from here on
-            self._expire_at(self._loop.time() + self._shared.limits.idle_s)
+            self._deadline.set(self._loop.time() + self._shared.limits.idle_s)
 
     # -- time
 
@@ -380,29 +376,15 @@ class Connection(asyncio.Protocol):
         """The time by which more must have come."""
         state, limits = self._state, self._shared.limits
         if state is State.ANSWER or (state is State.HEAD and self._writer.paused):
-            self._deadline = inf  # how long a request may take, and a client may read nothing, others see to
+            self._deadline.set(inf)  # how long a request may take, and a client may read nothing, others see to
             self._since = 0.0
         elif state is State.BODY or state is State.DISCARD or (state is State.HEAD and self._reader.unread):
             self._since = self._since or self._loop.time()
             arrival_s = min(limits.head_s, limits.arrival_s) if state is State.HEAD else limits.arrival_s
-            self._expire_at(self._since + arrival_s)
+            self._deadline.set(self._since + arrival_s)
 
-    def _expire_at(self, deadline: float) -> None:
-        """One timer, which is only ever brought forward: most deadlines are over before it fires."""
-        self._deadline = deadline
-        if deadline < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = deadline
-            self._timer = self._loop.call_at(deadline, self._expire)
-
-    def _expire(self) -> None:
-        self._timer = None
-        self._timer_at = inf
-        if self._loop.time() < self._deadline:
-            if self._deadline != inf:
-                self._expire_at(self._deadline)
-        elif self._state is State.BODY or (self._state is State.HEAD and self._reader.unread):
+    def _late(self) -> None:
+        if self._state is State.BODY or (self._state is State.HEAD and self._reader.unread):
             self._refuse(HttpError(408, "The request did not arrive in time."))
         else:
             self._transport.abort()

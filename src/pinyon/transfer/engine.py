@@ -7,7 +7,6 @@ from any thread unless said otherwise.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import secrets
 import threading
@@ -17,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
-from pinyon.transfer.errors import TransferError as _TransferError
+from pinyon.transfer.batches import Batches
+from pinyon.transfer.errors import EngineClosed, InvalidTransfer
 from pinyon.transfer.group import TransferGroup
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.host.host_id import host_id
@@ -125,8 +124,7 @@ class TransferEngine:
         self._submissions = Submissions(self._memory, self._peers, reach.streams, self.limits, self._meter, clock)
         self._clock = clock
         self._lock = threading.Lock()
-        self._batches: dict[int, TransferHandle] = {}
-        self._batch_ids = itertools.count(1)
+        self._batches = Batches(most.max_batches)
         self._state = "new"
 
     # --- life ---
@@ -307,13 +305,7 @@ class TransferEngine:
         """
         if not 0 < size <= self.limits.max_batch_requests:
             raise InvalidTransfer(f"a batch holds 1 to {self.limits.max_batch_requests} requests", field="size")
-        handle = self._submissions.new_handle(size)
-        with self._lock:
-            if len(self._batches) >= self.limits.max_batches:
-                raise TransferLimitReached(f"{self.limits.max_batches} batches are allocated")
-            batch_id = next(self._batch_ids)
-            self._batches[batch_id] = handle
-        return batch_id
+        return self._batches.add(self._submissions.new_handle(size))
 
     def submit_transfer(
         self, batch_id: int, requests: Sequence[TransferRequest], timeout_s: float | None = None
@@ -326,7 +318,7 @@ class TransferEngine:
             InvalidTransfer: an unknown batch, or a request that makes no sense (``field`` says which).
             TransferLimitReached, EngineClosed
         """
-        self._submissions.submit(self._batch(batch_id), requests, timeout_s)
+        self._submissions.submit(self._batches.get(batch_id), requests, timeout_s)
 
     def get_transfer_status(self, batch_id: int, index: int) -> TransferResult:
         """The state of one request.
@@ -334,7 +326,7 @@ class TransferEngine:
         Raises:
             InvalidTransfer: an unknown batch or index.
         """
-        handle = self._batch(batch_id)
+        handle = self._batches.get(batch_id)
         result = handle.result(index)
         if not result.status.is_final and handle.done:  # ``done`` ends what is overdue
             result = handle.result(index)
@@ -346,17 +338,7 @@ class TransferEngine:
             InvalidTransfer: an unknown batch.
             TransferError: requests are still in flight.
         """
-        handle = self._batch(batch_id)
-        if not handle.done and not handle.final:  # whoever saw the last status may free the batch
-            raise _TransferError("requests of the batch are still in flight")
-        with self._lock:
-            self._batches.pop(batch_id, None)
-
-    def _batch(self, batch_id: int) -> TransferHandle:
-        handle = self._batches.get(batch_id)
-        if handle is None:
-            raise InvalidTransfer(f"no batch {batch_id}", field="batch_id")
-        return handle
+        self._batches.free(batch_id)
 
     # --- beyond Listing 1 ---
 
