@@ -134,8 +134,9 @@ class Dispatcher:
         assert error is not None
         now_s, leaving = self._clock(), False
         if (failed := request.failed_instance) is not None:
-            self._view.failed(failed, now_s)
             leaving = self._view.leaves(failed)
+            if not request.found_full:
+                self._view.failed(failed, now_s)
         if not request.retry(self._attempts, self._placement_wait_s, now_s, leaving=leaving):
             if error.grpc_code not in RETRY_CODES:
                 raise error
@@ -167,6 +168,8 @@ class Dispatcher:
                     return self._own_choice(request, exclude)
                 except Unavailable as unavailable:
                     error = unavailable
+            if request.error is not None and request.found_full:
+                raise request.error  # so is whoever else there is, and the client may wait as well as we
             left_s = give_up_s - self._clock()
             if left_s <= 0:
                 raise self._nowhere(request, error)

@@ -15,7 +15,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
-from pinyon.core.errors import PinyonError, Unavailable
+from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
@@ -24,8 +24,8 @@ from pinyon.messages.sampling import sampling_to_proto
 
 __all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
 
-PREFILL_FIELD = "prefill_instance"
-"""``error.field`` when the instance that failed is the one that computes the prompt."""
+PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
+"""``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
 
 _UTF8_MAX = 4
 FIXED_BYTES = 1152
@@ -262,9 +262,15 @@ class Request:
     def failed_instance(self) -> str | None:
         """Whom the last attempt's error speaks against; None when another instance would say the same."""
         error, placement = self.error, self.placement
-        if error is None or placement is None or error.grpc_code not in RETRY_CODES:
+        if error is None or placement is None or not (self.found_full or error.grpc_code in RETRY_CODES):
             return None
         return placement.prefill_instance_id if error.field == PREFILL_FIELD else placement.decode_instance_id
+
+    @property
+    def found_full(self) -> bool:
+        """The last attempt met an instance without room: another one may have some."""
+        error = self.error
+        return isinstance(error, ResourceExhausted) and error.field in (PREFILL_FIELD, DECODE_FIELD)
 
     def retry(self, attempts: int, patience_s: float, now_s: float, *, leaving: bool = False) -> bool:
         """After ``error``: whether another attempt is worthwhile; if so, the failed instance is excluded.

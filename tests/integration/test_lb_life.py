@@ -161,6 +161,27 @@ async def test_a_worker_s_refusal_reaches_the_client():
         await bench.idle()
 
 
+@pytest.mark.parametrize("field", ["decode_instance", "prefill_instance"])
+@pytest.mark.parametrize("conductor", [True, False])
+async def test_a_full_instance_is_passed_over_while_another_has_room(field, conductor):
+    full = common_pb2.Error(code="RESOURCE_EXHAUSTED", message="full", field=field, retry_after_ms=2500)
+    async with running_lb() as bench:
+        if not conductor:
+            await bench.conductor.stop()
+            await spin(lambda: not bench.lb.conductor.connected)
+        bench.workers[0].error = full
+        for _ in range(3):
+            assert (await bench.complete(max_tokens=2)).json["choices"][0]["text"] == expected_text(5, 2)
+        if conductor:
+            assert len(bench.workers[0].submissions) == 3, "it is full, not broken: it is asked again"
+        bench.workers[1].error = full
+        reply = await bench.complete(max_tokens=2)
+        assert (reply.status, reply.headers["retry-after"]) == (429, "3")
+        bench.workers[0].error = bench.workers[1].error = None
+        assert (await bench.complete(max_tokens=2)).status == 200
+        await bench.idle()
+
+
 # ---------------------------------------------------------------- no conductor
 
 

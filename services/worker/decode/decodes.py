@@ -55,7 +55,9 @@ class Decodes:
         parts = self.parts
         parts.check_serving("decode_instance")
         if len(self._tasks) >= parts.settings.max_requests:
-            raise ResourceExhausted(f"{parts.settings.max_requests} requests are here", retry_after_s=1.0)
+            raise ResourceExhausted(
+                f"{parts.settings.max_requests} requests are here", field="decode_instance", retry_after_s=1.0
+            )
         order = parse_submission(submission, parts.served, parts.settings.request_timeout_s)
         request = DecodeRequest(
             parts,

@@ -148,7 +148,7 @@ class DecodeRequest:
         tokens = len(order.tokens) - (0 if order.prefill_instance_id else 1)
         keys = [] if order.no_reuse else order.keys[: tokens // layout.block_tokens]
         waiting = parts.cache.reserve(keys, total)
-        full = ResourceExhausted("no KV memory free", retry_after_s=1.0)
+        full = ResourceExhausted("no KV memory free", field="decode_instance", retry_after_s=1.0)
         try:
             self._reservation = await self.abort.wait(waiting, full, order.timeout_s)
         except BaseException:
