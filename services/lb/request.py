@@ -174,6 +174,7 @@ class Request:
             max_tokens=ask.sampling.max_tokens,
             # The client of a request that failed elsewhere waits already: late is better than rejected.
             ttft_slo_ms=NO_SLO_MS if self.attempt else ask.ttft_slo_ms,
+            tbt_slo_ms=NO_SLO_MS if self.attempt else 0,
             exclude_instance_ids=sorted(self.exclude.union(exclude)),
             no_reuse=ask.no_reuse,
             traceparent=self.traceparent,

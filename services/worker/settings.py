@@ -64,7 +64,9 @@ class WorkerSettings(TransferSettings, JournalSettings):
     )
     request_timeout_s: float = Field(120.0, gt=0, le=86400, description="a request's time when it does not bring one")
     room_timeout_s: float = Field(20.0, gt=0, le=3600, description="wait for KV blocks before a prompt is refused")
-    fetch_timeout_s: float = Field(2.0, gt=0, le=600, description="wait for reused KV before it is computed instead")
+    fetch_timeout_s: float = Field(
+        2.0, gt=0, le=600, description="wait for reused KV before it is computed instead, and 1 s more for each GiB"
+    )
     push_timeout_s: float = Field(5.0, gt=0, le=600, description="time for one write of KV to the decode instance")
     settle_s: float = Field(10.0, gt=0, le=600, description="wait for a cancelled prefill, then its writes are cut off")
     lease_s: float = Field(5.0, gt=0, le=600, description="a reader's lease when it does not ask for a time")

@@ -1,5 +1,5 @@
 """Fetched KV layer by layer: computing begins when the first layer is here, while those above still arrive
-(Mooncake §3.1 step 2).
+(Mooncake §5.4.3).
 
 The block reader asks for whole blocks and gets them; between it and the transfer engine the read is cut into one
 batch per layer, each of which can be waited for. What was read counts only when the reader says so at the end: it knows

@@ -32,6 +32,8 @@ MAX_PAUSE_S = 10.0
 """A trial costs little, so what came back is used again soon."""
 TRIAL_S = 0.5
 """For the one block that a source which failed is asked for."""
+RATE_MIN_BYTES_S = 1 << 30
+"""A long prefix has so much more time than a short one: 8 Gbit/s, about where computing begins to be as fast."""
 OVERRUN_S = 1.0
 """A read that has not ended this long after its time is cancelled."""
 REPORTED_SOURCES_MAX = 64
@@ -169,11 +171,12 @@ class Fetcher:
         """
         fetched = Fetched()
         failures, start_s = self.failures, self._clock()
+        whole_s = self._whole_s(order, first, len(keys))
         for span in order.fetches:
             at, end = first + fetched.blocks, min(span.end, len(keys))
             if at >= end or self._avoidance.avoids(span.address, self._clock()) or span.address in self._tried:
                 continue
-            left_s = self._timeout_s - (self._clock() - start_s)
+            left_s = whole_s - (self._clock() - start_s)
             if span.first > at or left_s <= 0:
                 break
             if span.address in self._avoidance:
@@ -181,7 +184,7 @@ class Fetcher:
                 tried = await self._try(span, keys[at], table[at], left_s, order, abort, traceparent)
                 fetched.count(span.source, tried)
                 at += tried
-                left_s = self._timeout_s - (self._clock() - start_s)
+                left_s = whole_s - (self._clock() - start_s)
                 if not tried:
                     self.failures += 1
                 if not tried or at == end or left_s <= 0:
@@ -191,7 +194,7 @@ class Fetcher:
             if self._layers is not None and span is order.fetches[-1]:
                 arrivals = LayerArrivals(self._layers, self._layout)
             reading = asyncio.ensure_future(
-                self._read(span, keys[at:end], offsets, left_s, self._timeout_s, order, traceparent, arrivals)
+                self._read(span, keys[at:end], offsets, left_s, whole_s, order, traceparent, arrivals)
             )
             arrived = await self._arrive(span.address, reading, arrivals, left_s, abort)
             if arrivals is not None and not reading.done():
@@ -204,6 +207,11 @@ class Fetcher:
             fetched.bytes = fetched.blocks * self._layout.block_bytes
         fetched.seconds = self._clock() - start_s
         return fetched
+
+    def _whole_s(self, order: PrefillOrder, first: int, end: int) -> float:
+        """For all spans: a source that fails is found out soon, and a long prefix has the time that it takes."""
+        blocks = max((min(span.end, end) - first for span in order.fetches), default=0)
+        return self._timeout_s + max(0, blocks) * self._layout.block_bytes / RATE_MIN_BYTES_S
 
     async def _try(
         self,

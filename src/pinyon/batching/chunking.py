@@ -1,4 +1,4 @@
-"""How many prompt tokens of whom go into the next step (chunked prefill, Mooncake §3.3 and Sarathi-style budgets)."""
+"""How many prompt tokens of whom go into the next step (chunked prefill with a budget per step, as Sarathi's)."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
+from pinyon.placement.probing import decode_due
 
 __all__ = ["decode_blocks", "select_decode"]
 
@@ -24,17 +25,22 @@ def decode_blocks(request: PlacementRequest, state: InstanceState, block_tokens:
 
 
 def select_decode(
-    request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState
+    request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState, now_s: float
 ) -> tuple[InstanceState, float]:
     """The decode instance and its predicted time between tokens in seconds.
 
     Load is the larger share of batch slots and KV blocks in use with this request added; over 1, the request would
     first wait. Among the least loaded and those near it (if they have room as well) the prefill instance itself is
-    preferred, as then no KV moves; then the one that holds most of the prefix.
+    preferred, as then no KV moves; then the one that holds most of the prefix. Those that would be too slow for the
+    request are passed over while there are others, but not when they are due to be measured.
     """
     block_tokens = pool.layout.block_tokens
+    decodes = pool.decodes
+    if request.tbt_slo_s > 0:
+        limit_s = request.tbt_slo_s
+        decodes = tuple(each for each in decodes if _tbt_s(each) <= limit_s or decode_due(each, now_s)) or decodes
     loads: list[tuple[float, InstanceState]] = []
-    for state in pool.decodes:
+    for state in decodes:
         share = (state.decoding_requests() + 1) / (state.info.max_batch or BATCH_DEFAULT)
         capacity = state.info.capacity_blocks
         if capacity:
@@ -47,5 +53,9 @@ def select_decode(
         for index, (share, state) in enumerate(loads)
         if share <= bound
     )
-    batch = min(chosen.decoding_requests() + 1, chosen.info.max_batch or BATCH_DEFAULT)
-    return chosen, chosen.decode_model.predict_s(batch)
+    return chosen, _tbt_s(chosen)
+
+
+def _tbt_s(state: InstanceState) -> float:
+    """With one request more."""
+    return state.decode_model.predict_s(min(state.decoding_requests() + 1, state.info.max_batch or BATCH_DEFAULT))

@@ -19,7 +19,7 @@ def plan_fetches(
 
     From each position the source that goes furthest is taken, which gives the fewest spans. Among equals a store node
     is preferred (it runs no requests), then the one with the fewest blocks being read, then the smaller id; so readers
-    of a hot prefix spread over its replicas.
+    of a hot prefix spread over its replicas on store nodes, or else over its peers.
     """
     spans = match.spans_for(reader, first_block, end_block, pool.sources_for(reader))
     return tuple(Fetch(min(holders, key=_preference), first, end - first) for first, end, holders in spans)

@@ -48,6 +48,8 @@ class _Option(NamedTuple):
     queue_s: float
     transfer_s: float
     prefill_s: float
+    doubted: tuple[int, float, float] | None
+    """Prefix, transfer and prefill times of a fetch that is said to be slower than computing."""
 
 
 class KvCacheCentric:
@@ -65,6 +67,7 @@ class KvCacheCentric:
     - an instance's own prefix is also what it is computing or fetching for others by then (§4.1: its cache is updated
       at placement). Requests that come together with one new prefix would still go to as many idle instances, each a
       little sooner done and all of them busy with the same: see ``sharing_patience``;
+    - a fetch that would be slower is made all the same now and then, when nothing was measured for long;
     - the last prompt token is always computed: its logits give the first token.
     """
 
@@ -94,7 +97,7 @@ class KvCacheCentric:
             reused = local * block_tokens
             rest = tokens - reused
             prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
-            transfer_s = 0.0
+            transfer_s, doubted = 0.0, None
             if held > threshold * local:  # the extent is at most held
                 reach = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
                 if reach > threshold * local:
@@ -102,27 +105,32 @@ class KvCacheCentric:
                     rest = tokens - reused
                     fetch_s = state.transfer_model.predict_s((reach - local) * block_bytes)
                     short_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
-                    if fetch_s + short_s < prefill_s or (
+                    if fetch_s + short_s < prefill_s:
+                        prefix, transfer_s, prefill_s = reach, fetch_s, short_s
+                    elif (
                         fetch_s * transfer_doubt(state, now_s) + short_s < prefill_s
                         and not 0 < request.ttft_slo_s < queue_s + fetch_s + short_s
                     ):
-                        prefix, transfer_s, prefill_s = reach, fetch_s, short_s
+                        doubted = reach, fetch_s, short_s
             ttft_s = transfer_s + queue_s + prefill_s
             # equal times: the one with the emptier cache, then the smaller id (the pool's order)
             cached = state.load.cached_blocks
             if best is None or (ttft_s, cached) < best[:2]:
-                best = _Option(ttft_s, cached, state, local, prefix, queue_s, transfer_s, prefill_s)
+                best = _Option(ttft_s, cached, state, local, prefix, queue_s, transfer_s, prefill_s, doubted)
             if shares and (sharing is None or (ttft_s, cached) < sharing[:2]):
-                sharing = _Option(ttft_s, cached, state, local, prefix, queue_s, transfer_s, prefill_s)
+                sharing = _Option(ttft_s, cached, state, local, prefix, queue_s, transfer_s, prefill_s, doubted)
         assert best is not None, "a pool has at least one prefill instance"
         if sharing is not None and self._worth_waiting(request, sharing, best):
             best = sharing
-        _, _, state, local, prefix, queue_s, transfer_s, prefill_s = best
+        _, _, state, local, prefix, queue_s, transfer_s, prefill_s, doubted = best
+        if doubted is not None:  # only now: an instance in doubt is no slower than it would be by computing
+            prefix, transfer_s, prefill_s = doubted
         fetches: tuple[Fetch, ...] = ()
         if prefix > local:
             fetches = plan_fetches(pool, match, state, local, prefix)
-        decode, tbt_s = select_decode(request, pool, match, state)
-        return PlacementDecision(state, decode, local, fetches, queue_s, transfer_s, prefill_s, tbt_s, self.name)
+        decode, tbt_s = select_decode(request, pool, match, state, now_s)
+        times = queue_s, transfer_s, prefill_s, tbt_s
+        return PlacementDecision(state, decode, local, fetches, *times, self.name, doubted is not None)
 
     def _worth_waiting(self, request: PlacementRequest, sharing: _Option, best: _Option) -> bool:
         """It saves computing, and costs the request little enough."""

@@ -23,5 +23,5 @@ class LeastLoaded:
         reusable = request.reusable_blocks(block_tokens)
         local = state.expected.leading(request.block_keys, match.held_by(state), reusable)
         prefill_s = state.prefill_model.predict_s(request.prompt_tokens, local * block_tokens)
-        decode, tbt_s = select_decode(request, pool, match, state)
+        decode, tbt_s = select_decode(request, pool, match, state, now_s)
         return PlacementDecision(state, decode, local, (), queue_s, 0.0, prefill_s, tbt_s, self.name)

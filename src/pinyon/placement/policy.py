@@ -61,6 +61,8 @@ class PlacementDecision:
     prefill_s: float
     tbt_s: float
     policy: str
+    doubts_transfer: bool = False
+    """It fetches although computing would be faster by what is known of the reader, to learn whether that is so."""
 
     @property
     def ttft_s(self) -> float:

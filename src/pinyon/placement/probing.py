@@ -11,7 +11,7 @@ from dataclasses import replace
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Pool
 
-__all__ = ["PROBE_AFTER_S", "TRANSFER_PROBE_AFTER_S", "probe_pool", "transfer_doubt"]
+__all__ = ["PROBE_AFTER_S", "TRANSFER_PROBE_AFTER_S", "decode_due", "probe_pool", "transfer_doubt"]
 
 PROBE_AFTER_S = 5.0
 """An idle instance that was measured this long ago takes one request whatever is predicted for it."""
@@ -25,7 +25,7 @@ def probe_pool(pool: Pool, now_s: float, *, prefills: bool, decodes: bool) -> Po
     return replace(
         pool,
         prefills=tuple(each for each in pool.prefills if _prefill_due(each, now_s)) if prefills else pool.prefills,
-        decodes=tuple(each for each in pool.decodes if _decode_due(each, now_s)) if decodes else pool.decodes,
+        decodes=tuple(each for each in pool.decodes if decode_due(each, now_s)) if decodes else pool.decodes,
     )
 
 
@@ -41,5 +41,6 @@ def _prefill_due(state: InstanceState, now_s: float) -> bool:
     return state.prefill_idle and now_s - state.prefill_learned_s >= PROBE_AFTER_S
 
 
-def _decode_due(state: InstanceState, now_s: float) -> bool:
+def decode_due(state: InstanceState, now_s: float) -> bool:
+    """Idle, and not measured for long."""
     return not state.decoding_requests() and now_s - state.decode_learned_s >= PROBE_AFTER_S

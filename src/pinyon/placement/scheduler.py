@@ -45,6 +45,8 @@ class Scheduler:
             if fleet.settling:
                 raise Unavailable("instances are still registering", retry_after_s=SETTLING_RETRY_S) from refusal
             raise
+        if decision.doubts_transfer:  # the next one is later, even if nothing is learned from this one
+            decision.prefill.transfer_learned_s = now_s
         block_tokens = pool.layout.block_tokens
         blocks = decode_blocks(request, decision.decode, block_tokens)
         held = match.held_by(decision.prefill)

@@ -80,6 +80,22 @@ def test_a_slow_decode_instance_is_probed_when_it_is_idle(fleet, scheduler):
         scheduler.schedule(ask("next", tbt_slo_s=0.1), PROBE_AFTER_S)
 
 
+def test_a_slow_decode_instance_does_not_keep_requests_from_a_quick_one(fleet, scheduler):
+    for _ in range(50):
+        fleet.set_load(member(fleet, "d0"), InstanceLoad(running_requests=1, mean_tbt_ms=900.0), 0.0)
+        fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=60, mean_tbt_ms=50.0), 0.0)
+    fleet.set_load(member(fleet, "d0"), InstanceLoad(), 0.0)
+    assert scheduler.schedule(ask(), 1.0).decode.info.instance_id == "d0", "the emptiest"
+    fleet.inflight.release("r")
+    for number in range(3):
+        assert scheduler.schedule(ask(f"r{number}", tbt_slo_s=0.1), 1.0).decode.info.instance_id == "d1"
+    probes = [
+        scheduler.schedule(ask(f"s{number}", tbt_slo_s=0.1), PROBE_AFTER_S).decode.info.instance_id
+        for number in range(3)
+    ]
+    assert probes == ["d0", "d1", "d1"], "it is measured again, by one request"
+
+
 def test_a_probe_for_one_time_must_meet_the_other(fleet, scheduler):
     slow_prefills(fleet)
     for name in ("d0", "d1"):
@@ -102,9 +118,29 @@ def test_a_fetch_believed_slow_is_tried_again(fleet, scheduler):
         return len(decision.fetches)
 
     assert fetches(TRANSFER_PROBE_AFTER_S) == 0
-    tried = next(minutes for minutes in range(30) if fetches(60.0 * minutes))
-    assert 2 < tried < 20
-    assert fetches(60.0 * tried, ttft_slo_s=1.0) == 0, "not at the cost of an SLO"
+    due = next(minutes for minutes in range(30) if fetches(60.0 * minutes))
+    assert 2 < due < 20
+    assert [fetches(60.0 * due) for _ in range(4)] == [0, 0, 0, 0], "by one request"
+    assert fetches(120.0 * due, ttft_slo_s=1.0) == 0, "not at the cost of an SLO"
+    tried = next(minutes for minutes in range(due, 60) if fetches(60.0 * minutes, ttft_slo_s=30.0))
+    assert tried == 2 * due, "though nothing was learned from the first"
     fleet.learn_transfer(member(fleet, "p0"), 10**6, 10.0, 60.0 * tried)
     fleet.learn_transfer(member(fleet, "p1"), 10**6, 10.0, 60.0 * tried)
     assert fetches(60.0 * tried) == 0, "it is still slow"
+
+
+def test_an_instance_in_doubt_is_no_slower_than_by_computing(fleet, scheduler):
+    """What is tried there now and then does not keep requests away."""
+    fleet.join(info("s0", STORE), 0.0)
+    hold(fleet, "s0", range(60))
+    for name in ("p0", "p1"):
+        for _ in range(50):
+            fleet.learn_transfer(member(fleet, name), 10**6, 10.0, 0.0)
+    first = scheduler.schedule(ask("first", block_keys=keys(*range(60))), 1e4)
+    assert first.doubts_transfer
+    fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=1000), 1e4)
+    alike = scheduler.schedule(ask("alike", block_keys=keys(*range(100, 160))), 1e4)
+    assert alike.prefill.info.instance_id == "p1"
+    fleet.inflight.release("alike")
+    other = scheduler.schedule(ask("other", block_keys=keys(*range(60)), exclude=frozenset({"p0"})), 1e4)
+    assert (other.doubts_transfer, other.prefill.info.instance_id) == (True, "p1")
