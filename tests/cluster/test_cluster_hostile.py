@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator
 from pathlib import Path
 
 import grpc
@@ -23,7 +23,7 @@ from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Reference
 from tests.forks import forked
 from tests.hostile_http import NEVER_ENDING, STATUSES, flood, fuzzed, send_fuzzed
-from tests.integration.lb_harness import Connection
+from tests.integration.lb_harness import Connection, Reply
 
 MODEL = "pinyon-tiny"
 SEED = 20_261_122
@@ -214,6 +214,7 @@ class HttpAttacker:
         self._dice = dice
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
+        self.cut = 0
 
     async def send(self, requests: int) -> None:
         left = iter(range(requests))
@@ -244,7 +245,7 @@ class HttpAttacker:
         async with Connection(self._address) as connection:
             connection.writer.write(begin.encode("latin-1"))
             await flood(connection.reader, connection.writer, piece, FLOOD_BYTES)
-            self._note((await connection.reply()).status, expected, begin.encode("latin-1") + piece)
+            await self._answered(connection.reply(), expected, begin.encode("latin-1") + piece)
 
     async def _drip(self, begin: str) -> None:
         """A byte now and then, which buys no time, again and again."""
@@ -256,7 +257,13 @@ class HttpAttacker:
                     if (await asyncio.wait((reply,), timeout=0.05))[0]:
                         break
                     connection.writer.write(bytes((byte,)))
-                self._note((await reply).status, {400, 408, 414}, begin.encode("latin-1"))
+                await self._answered(reply, {400, 408, 414}, begin.encode("latin-1"))
+
+    async def _answered(self, reply: Awaitable[Reply], expected: Collection[int], raw: bytes) -> None:
+        try:
+            self._note((await reply).status, expected, raw)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self.cut += 1  # it went on sending for longer than anybody listens: the answer went with the connection
 
 
 async def test_hostile_http(besieged: LocalCluster, clients: Clients) -> None:
@@ -269,7 +276,7 @@ async def test_hostile_http(besieged: LocalCluster, clients: Clients) -> None:
     siege.begins()
     attacker.statuses.clear()
     await attacker.send(REQUESTS)
-    print(f"statuses {dict(sorted(attacker.statuses.items()))}")
+    print(f"statuses {dict(sorted(attacker.statuses.items()))}, and {attacker.cut} were cut")
     assert not attacker.wrong, "\n".join(attacker.wrong)
     assert attacker.statuses[400] > REQUESTS // 10
     assert attacker.statuses[200] > REQUESTS // 10
