@@ -18,12 +18,14 @@ key_runs = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(lambda run: KEYS[
 
 
 class Model(RuleBasedStateMachine):
+    headroom = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.next = 0
         self.pool = BlockPool(BLOCKS, Lru())
-        self.reservations = Reservations(self.pool, LeaseTable(max_leases=3))
+        self.reservations = Reservations(self.pool, LeaseTable(max_leases=3), self.headroom)
         self.waiting: list[tuple[int, list[bytes], int]] = []
         self.granted: dict[int, tuple[Reservation, list[bytes]]] = {}
         self.leases: dict[int, tuple[float, list[int]]] = {}
@@ -68,6 +70,28 @@ class Model(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.granted)))
         reservation, _ = self.granted.pop(number)
         self.take(self.reservations.release(reservation.table, self.now))
+
+    @precondition(lambda self: self.granted)
+    @rule(data=st.data(), count=st.integers(1, 2))
+    def grow(self, data: st.DataObject, count: int) -> None:
+        """Whoever waits; another one that runs gives way when there is no room, and asks again under its number."""
+        number = data.draw(st.sampled_from(sorted(self.granted)))
+        room = self.pool.free + self.pool.cached
+        blocks = self.reservations.grow(count, self.now)
+        assert (blocks is None) == (room < count)
+        if blocks is None:
+            victim = max(self.granted)
+            reservation, keys = self.granted.pop(victim)
+            before = self.pool.free + self.pool.cached
+            self.reservations.preempt(reservation.table, self.now)
+            assert self.pool.free + self.pool.cached >= before
+            total = min(len(reservation.table), BLOCKS)
+            self.waiting.append((victim, keys, total))
+            self.waiting.sort(key=lambda waiter: waiter[0])
+            self.take(self.reservations.reserve(victim, keys, total, self.now))
+        else:
+            self.granted[number][0].table.extend(blocks)
+        self.take(self.reservations.settle(self.now))
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())
@@ -180,8 +204,33 @@ class Model(RuleBasedStateMachine):
         self.reservations.check_integrity()
 
 
-Model.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+class ModelWithHeadroom(Model):
+    headroom = 2
+
+
+for one in (Model, ModelWithHeadroom):
+    one.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestReservations = Model.TestCase
+TestReservationsWithHeadroom = ModelWithHeadroom.TestCase
+
+
+def test_what_runs_comes_first_and_what_was_preempted_comes_next() -> None:
+    pool = BlockPool(6, Lru())
+    reservations = Reservations(pool, LeaseTable(), headroom=1)
+    ((_, old),) = reservations.reserve(1, [], 2, 0.0)
+    ((_, young),) = reservations.reserve(2, [], 2, 0.0)
+    assert reservations.reserve(3, [], 2, 0.0) == [], "one block is left for those that run"
+    for _ in range(2):
+        grown = reservations.grow(1, 0.0)
+        assert grown
+        old.table += grown
+    assert reservations.grow(1, 0.0) is None
+    reservations.preempt(young.table, 0.0)
+    grown = reservations.grow(1, 0.0)
+    assert grown
+    old.table += grown
+    assert reservations.reserve(2, [], 3, 0.0) == []
+    assert [number for number, _ in reservations.release(old.table, 0.0)] == [2, 3]
 
 
 def test_misuse_is_refused() -> None:

@@ -1,14 +1,18 @@
-"""Who gets KV blocks, in the order of asking, and who reads them until when.
+"""Who gets KV blocks, in the order of arrival, and who reads them until when.
 
-One place hands blocks out and takes them back first come, first served, so nobody overtakes a large request for ever.
+One place hands blocks out and takes them back. Those that wait are served in the order of their numbers, so nobody
+overtakes a large request for ever; and a request whose blocks were taken from it again (:meth:`Reservations.preempt`)
+comes before all that arrived later. Those that run are served first: what is theirs grows block by block
+(:meth:`Reservations.grow`), and is not kept from them by whoever waits.
+
 Whatever gives blocks back returns the grants that became possible by it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from pinyon.core.block_keys import BlockKey
@@ -37,11 +41,15 @@ class Grant(NamedTuple):
 class Reservations:
     """Blocks of the pool are referenced by reservations, leases and :meth:`hold` alike; the pool counts."""
 
-    def __init__(self, pool: BlockPool, leases: LeaseTable[int]) -> None:
+    def __init__(self, pool: BlockPool, leases: LeaseTable[int], headroom: int = 0) -> None:
+        """``headroom``: blocks that are kept for :meth:`grow` while any are in use, so that those that enter do not
+        stop those that run at once."""
         self._pool = pool
         self._leases = leases
-        # Not a dict: taking from its front again and again would look at every place that was taken before.
-        self._waiting: OrderedDict[int, tuple[Sequence[BlockKey], int]] = OrderedDict()
+        self._headroom = headroom
+        self._waiting: dict[int, tuple[Sequence[BlockKey], int]] = {}
+        self._order: list[int] = []
+        """A heap of the numbers that wait, and of some that do not any more."""
 
     # -- figures
 
@@ -59,14 +67,15 @@ class Reservations:
     def reserve(self, number: int, keys: Sequence[BlockKey], total: int, now_s: float) -> list[Grant]:
         """``total`` blocks, of which the leading run of ``keys`` that is held here comes with content.
 
-        Granted at once if there is room and nobody waits. Whoever stops waiting calls :meth:`withdraw`. Raises
-        ``ValueError`` if the number waits already, or if the pool can never have so many blocks.
+        Granted at once if there is room and nobody with a smaller number waits. Whoever stops waiting calls
+        :meth:`withdraw`. Raises ``ValueError`` if the number waits already, or if the pool can never have so many.
         """
         if number in self._waiting:
             raise ValueError(f"reservation {number} waits already")
         if total > self._pool.total:
             raise ValueError(f"{total} blocks are more than the pool's {self._pool.total}")
         self._waiting[number] = (keys, total)
+        heappush(self._order, number)
         return self._serve(now_s)
 
     def withdraw(self, number: int, now_s: float) -> list[Grant]:
@@ -76,11 +85,11 @@ class Reservations:
 
     def _serve(self, now_s: float) -> list[Grant]:
         grants: list[Grant] = []
-        while self._waiting:
-            number, (keys, total) = next(iter(self._waiting.items()))
+        while (number := self._first()) is not None:
+            keys, total = self._waiting[number]
             reused = keys[:total]
             # Asked at every release for the one in front: it must cost little while there is no room.
-            if not self._pool.has_room(reused, total):
+            if not self._pool.has_room(reused, total + (self._headroom if self._pool.used else 0)):
                 break
             held = [block for _, block in self._pool.acquire(reused)]
             fresh = self._pool.allocate(total - len(held), now_s=now_s)
@@ -89,6 +98,28 @@ class Reservations:
             del self._waiting[number]
             grants.append(Grant(number, Reservation(held + fresh, len(held))))
         return grants
+
+    def _first(self) -> int | None:
+        """Who is next."""
+        order, waiting = self._order, self._waiting
+        while order and order[0] not in waiting:
+            heappop(order)
+        if len(order) > 2 * len(waiting) + 64:
+            self._order = order = list(waiting)
+            heapify(order)
+        return order[0] if order else None
+
+    def grow(self, count: int, now_s: float) -> list[int] | None:
+        """So many more blocks for one that runs; None when there is no room, whoever waits for it."""
+        return self._pool.allocate(count, now_s=now_s)
+
+    def preempt(self, blocks: Iterable[int], now_s: float) -> None:
+        """Give references back for others that run: nobody who waits is served by it before :meth:`settle`."""
+        self._pool.release(blocks, now_s=now_s)
+
+    def settle(self, now_s: float) -> list[Grant]:
+        """What those that run have left goes to those that wait."""
+        return self._serve(now_s)
 
     def extend(self, reservation: Reservation, keys: Sequence[BlockKey], now_s: float) -> list[Grant]:
         """Take over blocks that became readable since: in ``reservation`` they replace its own empty ones.
@@ -163,6 +194,10 @@ class Reservations:
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
         self._pool.check_integrity()
-        first = next(iter(self._waiting.values()), None)
-        if first is not None and first[1] <= self._pool.free + self._pool.cached:
-            raise RuntimeError("reservations: somebody waits for blocks that are there")
+        number = self._first()
+        if number is not None:
+            headroom = self._headroom if self._pool.used else 0
+            if self._waiting[number][1] + headroom <= self._pool.free + self._pool.cached:
+                raise RuntimeError("reservations: somebody waits for blocks that are there")
+        if not self._waiting.keys() <= set(self._order):
+            raise RuntimeError("reservations: somebody waits who is never next")
