@@ -2,6 +2,9 @@
 
 ``decide`` plans a step over numbers; ``fold`` says which of its members it counts for. Between the two, members may be
 removed: the step does not count for them. What a number stands for is known to the caller alone.
+
+A decoded request's KV grows by a token in each step, so before ``decide`` its owner gives those that ``growth`` names a
+block more each (``grown``), or takes ``victim`` out when there are none.
 """
 
 from __future__ import annotations
@@ -62,8 +65,9 @@ class StepScheduler:
         self._policy = policy
         self._limits = limits
         self._prompts: dict[int, _Prompt] = {}
-        self._waiting: set[int] = set()
-        self._running: dict[int, None] = {}
+        self._waiting: dict[int, int] = {}
+        self._running: dict[int, int] = {}
+        """In the order of admission. The values are what room is left: tokens that the blocks held have no KV of."""
 
     @property
     def waiting(self) -> int:
@@ -89,28 +93,43 @@ class StepScheduler:
     def remove_prefill(self, number: int) -> None:
         self._prompts.pop(number, None)
 
-    def add_decode(self, request: BatchRequest) -> None:
-        """Raises ``ValueError`` if the number is known."""
+    def add_decode(self, request: BatchRequest, blocks: int) -> None:
+        """``blocks`` are held for it, the prompt's included. Raises ``ValueError`` if the number is known."""
         self._policy.enqueue(request)
-        self._waiting.add(request.number)
+        self._waiting[request.number] = blocks * self._limits.block_tokens - request.prompt_tokens
 
     def remove_decode(self, number: int) -> None:
         """It is finished, or was cancelled."""
         if number in self._waiting:
-            self._waiting.remove(number)
+            del self._waiting[number]
         elif number in self._running:
             del self._running[number]
         else:
             return
         self._policy.remove(number)
 
-    def decide(self, now_s: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to do."""
-        limits = self._limits
+    def admit(self, now_s: float) -> None:
+        """Waiting requests enter the batch."""
         if self._waiting:
-            for number in self._policy.admit(limits.max_batch - len(self._running), now_s):
-                self._waiting.remove(number)
-                self._running[number] = None
+            for number in self._policy.admit(self._limits.max_batch - len(self._running), now_s):
+                self._running[number] = self._waiting.pop(number)
+
+    def growth(self) -> list[int]:
+        """Running requests that need a block more before the next step, in the order of admission."""
+        return [number for number, left in self._running.items() if left < 1]
+
+    def grown(self, number: int, blocks: int) -> None:
+        """It has so many blocks more. Raises ``KeyError`` if it is not running."""
+        self._running[number] += blocks * self._limits.block_tokens
+
+    def victim(self) -> int | None:
+        """Who gives way when there is no room: the one that was admitted last, which loses least and would be behind the
+        others again. None when nobody runs."""
+        return next(reversed(self._running), None)
+
+    def decide(self, now_s: float) -> StepPlan | None:
+        """The next step, or None when there is nothing to do. Requires that nobody is left in :meth:`growth`."""
+        limits = self._limits
         if not self._running and not self._prompts:
             return None
         decodes = list(self._running)
@@ -143,6 +162,8 @@ class StepScheduler:
             self.remove_decode(number)
         running = self._running
         decodes = [number for number in plan.decodes if number in running]
+        for number in decodes:
+            running[number] -= 1
         return StepPlan(self._advance(plan, failed_prefills) if plan.prefills else [], decodes)
 
     def _advance(self, plan: StepPlan, failed: Collection[int]) -> list[tuple[int, int, int]]:
