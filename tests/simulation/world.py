@@ -29,6 +29,7 @@ from pinyon.decisions import (
     InstanceDecisions,
     journal_header,
 )
+from pinyon.decisions.growth import make_room
 from pinyon.paging import Grant, Reservation
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
@@ -53,6 +54,7 @@ class Plan:
     requests: int = 10_000
     requests_per_s: float = 150.0
     pool_blocks: int = 96
+    headroom: int = 2
     lb_slots: int = 96
     lb_queue: int = 64
     cancelled: float = 0.1
@@ -98,6 +100,8 @@ class Attempt:
     job_room: Reservation | None = None
     """Of the prefill instance; the same one where the two are one."""
     roomless: bool = False
+    tokens: int = 0
+    """Of the prompt: the request's, and what was generated before it gave way."""
     generated: int = 0
     over: bool = False
 
@@ -113,7 +117,9 @@ class Instance:
         self.name = name
         self.world = world
         plan = world.plan
-        config = InstanceConfig(plan.pool_blocks, BLOCK, 16, 256, 128, 3, 64, plan.eviction, plan.batching)
+        config = InstanceConfig(
+            plan.pool_blocks, BLOCK, 16, 256, 128, 3, 64, plan.eviction, plan.batching, headroom_blocks=plan.headroom
+        )
         decisions = InstanceDecisions(config, world.journal(f"{name}/{boot}", config))
         self.pool, self.reservations = decisions.pool, decisions.reservations
         self.prompts, self.steps = decisions.prompts, decisions.steps
@@ -121,7 +127,7 @@ class Instance:
         self.jobs: dict[int, Attempt] = {}
         self.decodes: dict[int, Attempt] = {}
         self.after_step: list[list[int]] = []
-        self.stepping = False
+        self.stepping = self.busy = False
         self.alive = True
         self.expiry_s: float | None = None
         self.seq = 0
@@ -188,13 +194,12 @@ class Instance:
     def _start(self, attempt: Attempt) -> None:
         if attempt.together:
             assert attempt.room is not None
-            reusable = attempt.request.keys[: _reusable(attempt.request)]
+            reusable = attempt.request.keys[: _reusable(attempt)]
             self.give(self.reservations.extend(attempt.room, reusable, self.world.now_s))
             self._has_room(attempt, attempt.room)
             return
-        request = attempt.request
-        keys = request.keys[: _reusable(request)]
-        self.want(attempt.job, keys, LAYOUT.blocks_for(request.tokens), lambda room: self._has_room(attempt, room))
+        keys = attempt.request.keys[: _reusable(attempt)]
+        self.want(attempt.job, keys, LAYOUT.blocks_for(attempt.tokens), lambda room: self._has_room(attempt, room))
         if attempt.job in self.wanted:
             attempt.roomless = True
             self.world.counts["roomless"] += 1
@@ -219,7 +224,7 @@ class Instance:
     def _fetch(self, attempt: Attempt, room: Reservation) -> bool:
         """Read what the plan says another instance holds, under a lease."""
         world, first = self.world, room.held
-        keys = attempt.request.keys[first : _reusable(attempt.request)]
+        keys = attempt.request.keys[first : _reusable(attempt)]
         spans = [
             span for span in attempt.decision.fetches if span.first_block <= first < span.first_block + span.block_count
         ]
@@ -251,14 +256,20 @@ class Instance:
     def _compute(self, attempt: Attempt, room: Reservation) -> None:
         held = room.held * BLOCK
         self.prompts.advanced(attempt.job, held)
-        self.steps.add_prefill(PromptWork(attempt.job, held, attempt.request.tokens))
+        self.steps.add_prefill(PromptWork(attempt.job, held, attempt.tokens))
         self.kick()
 
     # -- steps
 
     def kick(self) -> None:
-        if self.stepping or not self.alive:
+        if self.stepping or self.busy or not self.alive:
             return
+        self.busy = True  # whoever gets room meanwhile may have something to compute
+        self.steps.admit(self.world.now_s)
+        for number in make_room(self.steps, self.reservations, self._table, self.world.now_s):
+            self._preempted(self.decodes.pop(number))
+        self.give(self.reservations.settle(self.world.now_s))
+        self.busy = False
         plan = self.steps.decide(self.world.now_s)
         if plan is not None:
             self.stepping = True
@@ -266,6 +277,18 @@ class Instance:
             self.world.after(
                 0.003 + 0.00002 * plan.tokens + 0.0002 * len(plan.decodes), lambda: self._stepped(plan, began_s)
             )
+
+    def _table(self, number: int) -> list[int]:
+        room = self.decodes[number].room
+        assert room is not None
+        return room.table
+
+    def _preempted(self, attempt: Attempt) -> None:
+        """It is computed here again when there is room, before all that came after it."""
+        self.world.log("preempted", attempt.request.number, attempt.generated)
+        attempt.prefill, attempt.room, attempt.job_room = self, None, None
+        attempt.job = self.world.number()
+        self.world.want_room(attempt)
 
     def _stepped(self, plan: StepPlan, began_s: float) -> None:
         if not self.alive:
@@ -276,7 +299,7 @@ class Instance:
         failed = [self.jobs[number] for number in sorted(failed_prefills) if number in self.jobs]
         failed += [self.decodes[number] for number in sorted(failed_decodes) if number in self.decodes]
         counted = self.steps.fold(plan, failed_prefills, failed_decodes)
-        self.stepping = False
+        self.stepping, self.busy = False, True  # the next step is decided when all of this one is told
         tables, self.after_step = self.after_step, []
         for table in tables:
             self.give(self.reservations.release(table, world.now_s))
@@ -289,6 +312,7 @@ class Instance:
                 world.fail(attempt, self)
         self.report()
         self.pump()
+        self.busy = False
         self.kick()
 
     def _computed(self, attempt: Attempt, start: int, end: int, seconds: float) -> None:
@@ -299,7 +323,7 @@ class Instance:
         self.publish(room, first, request.keys[first:last])
         self.prompts.published(attempt.job, request.keys[first:last])
         self.world.fleet.learn_prefill(self.state, end - start, start, seconds, self.world.now_s)
-        if end < request.tokens:
+        if end < attempt.tokens:
             return
         self.prompts.end(attempt.job)
         del self.jobs[attempt.job]
@@ -323,14 +347,16 @@ class Instance:
 
     def decode(self, attempt: Attempt) -> None:
         request = attempt.request
-        attempt.generated = 1
+        attempt.generated += 1
         self.world.log("first", request.number, self.name)
-        if request.max_tokens == 1:
+        if attempt.generated == request.max_tokens:
             self.world.finish(attempt)
             return
+        assert attempt.room is not None
         self.decodes[attempt.number] = attempt
         self.steps.add_decode(
-            BatchRequest(attempt.number, request.tokens, request.max_tokens, tuple(request.keys), self.world.now_s)
+            BatchRequest(attempt.number, attempt.tokens, request.max_tokens, tuple(request.keys), self.world.now_s),
+            len(attempt.room.table),
         )
         self.kick()
 
@@ -375,9 +401,9 @@ def attempt_id(attempt: Attempt) -> str:
     return f"{attempt.request.number}~{attempt.number}"
 
 
-def _reusable(request: Request) -> int:
+def _reusable(attempt: Attempt) -> int:
     """The last token is always computed."""
-    return (request.tokens - 1) // BLOCK
+    return min(len(attempt.request.keys), (attempt.tokens - 1) // BLOCK)
 
 
 class World:
@@ -512,9 +538,19 @@ class World:
         attempt = request.attempt = Attempt(request, number, job, decision, prefill, decode)
         request.attempts += 1
         self.fleet.inflight.begin_decode(attempt_id(attempt), decode.state)
-        usable = request.tokens - (1 if attempt.together else 0)
-        total = LAYOUT.blocks_for(request.tokens + request.max_tokens - 1)
-        decode.want(number, request.keys[: usable // BLOCK], total, lambda room: self._decode_room(attempt, room))
+        self.want_room(attempt)
+
+    def want_room(self, attempt: Attempt) -> None:
+        """At its decode instance, for its prompt and, where there is a next one, the token after that."""
+        request = attempt.request
+        attempt.tokens = request.tokens + attempt.generated
+        more = attempt.generated + 1 < request.max_tokens
+        usable = attempt.tokens - (1 if attempt.together else 0)
+        keys, total = request.keys[: usable // BLOCK], LAYOUT.blocks_for(attempt.tokens + more)
+        attempt.decode.want(attempt.number, keys, total, lambda room: self._decode_room(attempt, room))
+
+    def number(self) -> int:
+        return next(self._numbers)
 
     def _decode_room(self, attempt: Attempt, room: Reservation) -> None:
         attempt.room = room
@@ -523,7 +559,7 @@ class World:
             self.fail(attempt, prefill)
             return
         prompt = Prompt(
-            attempt.job, request.tokens, tuple(request.keys), _reusable(request), attempt.together, self.now_s
+            attempt.job, attempt.tokens, tuple(request.keys), _reusable(attempt), attempt.together, self.now_s
         )
         try:
             prefill.prompts.add(prompt, self.now_s)

@@ -15,9 +15,10 @@ INSTANCE_INPUTS = {
     "reservations": (
         *("reserve", "withdraw", "extend", "publish", "hold", "release"),
         *("lease", "end_lease", "overdue"),
+        *("grow", "preempt", "settle"),
     ),
     "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
-    "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "decide", "fold"),
+    "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "admit", "grown", "decide", "fold"),
 }
 """The methods that change something, by module."""
 
@@ -36,6 +37,8 @@ class InstanceConfig:
     eviction: str = "lru"
     batching: str = "fcfs"
     first_lease_id: int = 1
+    headroom_blocks: int = 0
+    """Left to running requests by those that enter."""
 
 
 class InstanceDecisions:
@@ -45,7 +48,7 @@ class InstanceDecisions:
         """Raises ``ValueError`` for an unknown policy."""
         limits = StepLimits(config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens)
         self.pool = BlockPool(config.pool_blocks, EVICTION_POLICIES.make(config.eviction))
-        self.reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id))
+        self.reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id), config.headroom_blocks)
         self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills)
         self.steps = StepScheduler(BATCHING_POLICIES.make(config.batching), limits)
         if journal is not None:
