@@ -231,7 +231,7 @@ class HttpAttacker:
                 for _ in range(CONNECTIONS):
                     group.create_task(fuzz())
                 for begin, piece, status in NEVER_ENDING:
-                    group.create_task(self._flood(begin, piece, {status}))
+                    group.create_task(self._flood(begin, piece, {status, 408}))  # 408: not within its time
                 group.create_task(self._flood("", b"GET /health HTTP/1.1\r\nHost: lb\r\n\r\n" * 500, {200}))
             for task in slow:
                 task.cancel()
