@@ -17,6 +17,7 @@ import pytest
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2_grpc
 from services.cluster import ClusterSpec, LocalCluster
+from services.lb.http_connection import LINGER_S
 from tests.cluster.fault_tools import WAIT_S, Clients, make_asks
 from tests.cluster.hostile_messages import METHODS, Kept, Target, parses, payload
 from tests.cluster.observe import wait_idle
@@ -243,27 +244,31 @@ class HttpAttacker:
 
     async def _flood(self, begin: str, piece: bytes, expected: Collection[int]) -> None:
         async with Connection(self._address) as connection:
+            began_s = time.monotonic()
             connection.writer.write(begin.encode("latin-1"))
             await flood(connection.reader, connection.writer, piece, FLOOD_BYTES)
-            await self._answered(connection.reply(), expected, begin.encode("latin-1") + piece)
+            await self._answered(connection.reply(), expected, begin.encode("latin-1") + piece, began_s)
 
     async def _drip(self, begin: str) -> None:
         """A byte now and then, which buys no time, again and again."""
         while True:
             async with Connection(self._address) as connection:
+                began_s = time.monotonic()
                 connection.writer.write(begin[: len(begin) // 2].encode("latin-1"))
                 reply = asyncio.ensure_future(connection.reply())
                 for byte in begin[len(begin) // 2 :].encode("latin-1") * 20:
                     if (await asyncio.wait((reply,), timeout=0.05))[0]:
                         break
                     connection.writer.write(bytes((byte,)))
-                await self._answered(reply, {400, 408, 414}, begin.encode("latin-1"))
+                await self._answered(reply, {400, 408, 414}, begin.encode("latin-1"), began_s)
 
-    async def _answered(self, reply: Awaitable[Reply], expected: Collection[int], raw: bytes) -> None:
+    async def _answered(self, reply: Awaitable[Reply], expected: Collection[int], raw: bytes, began_s: float) -> None:
         try:
             self._note((await reply).status, expected, raw)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
             self.cut += 1  # it went on sending for longer than anybody listens: the answer went with the connection
+            if time.monotonic() - began_s < LINGER_S:
+                self.wrong.append(f"{error!r} at once for {raw[:300]!r}")
 
 
 async def test_hostile_http(besieged: LocalCluster, clients: Clients) -> None:

@@ -33,7 +33,7 @@ MAX_PAUSE_S = 10.0
 TRIAL_S = 0.5
 """For the one block that a source which failed is asked for."""
 RATE_MIN_BYTES_S = 1 << 30
-"""A long prefix has so much more time than a short one: 8 Gbit/s, about where computing begins to be as fast."""
+"""A long prefix has so much more time than a short one. What comes slower than that is computed."""
 OVERRUN_S = 1.0
 """A read that has not ended this long after its time is cancelled."""
 REPORTED_SOURCES_MAX = 64
