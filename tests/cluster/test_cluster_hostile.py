@@ -36,6 +36,8 @@ CONNECTIONS = 100
 SLOW = 20
 FLOOD_BYTES = 6_000_000
 CALL_S = 30.0
+PATIENCE_S = 0.5
+"""The lb's, here, once it has seen a first byte of a head; for that one and for a body it waits four times as long."""
 GROWTH_MAX = 1.10
 
 STATUS_LOST = "Internal error from Core"
@@ -58,7 +60,7 @@ CALLERS_FAULT = {
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     extra = {
         "conductor": ("--inflight-unclaimed-s", "3", "--ttft-slo-ms", "0"),
-        "lb": ("--head-timeout-s", "0.5", "--body-timeout-s", "0.5"),  # many requests wait for what never comes
+        "lb": ("--head-timeout-s", f"{PATIENCE_S}", "--body-timeout-s", f"{4 * PATIENCE_S}"),
     }
     spec = ClusterSpec(prefill=1, decode=1, pool_blocks=128, extra=extra)
     with LocalCluster(spec, tmp_path_factory.mktemp("hostile-logs"), forked) as running:
@@ -231,7 +233,7 @@ class HttpAttacker:
                 for _ in range(CONNECTIONS):
                     group.create_task(fuzz())
                 for begin, piece, status in NEVER_ENDING:
-                    group.create_task(self._flood(begin, piece, {status}))
+                    group.create_task(self._flood(begin, piece, {status, 408}))  # 408: not within its time
                 group.create_task(self._flood("", b"GET /health HTTP/1.1\r\nHost: lb\r\n\r\n" * 500, {200}))
             for task in slow:
                 task.cancel()
@@ -242,14 +244,16 @@ class HttpAttacker:
             self.wrong.append(f"{status} for {raw[:300]!r}")
 
     async def _flood(self, begin: str, piece: bytes, expected: Collection[int]) -> None:
+        began_s = time.monotonic()  # before the server can have seen us
         async with Connection(self._address) as connection:
             connection.writer.write(begin.encode("latin-1"))
             await flood(connection.reader, connection.writer, piece, FLOOD_BYTES)
-            await self._answered(connection.reply(), expected, begin.encode("latin-1") + piece)
+            await self._answered(connection.reply(), expected, begin.encode("latin-1") + piece, began_s)
 
     async def _drip(self, begin: str) -> None:
         """A byte now and then, which buys no time, again and again."""
         while True:
+            began_s = time.monotonic()
             async with Connection(self._address) as connection:
                 connection.writer.write(begin[: len(begin) // 2].encode("latin-1"))
                 reply = asyncio.ensure_future(connection.reply())
@@ -257,13 +261,17 @@ class HttpAttacker:
                     if (await asyncio.wait((reply,), timeout=0.05))[0]:
                         break
                     connection.writer.write(bytes((byte,)))
-                await self._answered(reply, {400, 408, 414}, begin.encode("latin-1"))
+                await self._answered(reply, {400, 408, 414}, begin.encode("latin-1"), began_s)
 
-    async def _answered(self, reply: Awaitable[Reply], expected: Collection[int], raw: bytes) -> None:
+    async def _answered(self, reply: Awaitable[Reply], expected: Collection[int], raw: bytes, began_s: float) -> None:
         try:
             self._note((await reply).status, expected, raw)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            self.cut += 1  # it went on sending for longer than anybody listens: the answer went with the connection
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            # It went on sending for longer than anybody listens, and the answer went with the connection; or we were
+            # so slow with the first byte that it counted as idle.
+            self.cut += 1
+            if time.monotonic() - began_s < PATIENCE_S:
+                self.wrong.append(f"{error!r} at once for {raw[:300]!r}")
 
 
 async def test_hostile_http(besieged: LocalCluster, clients: Clients) -> None:

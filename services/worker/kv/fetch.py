@@ -33,7 +33,7 @@ MAX_PAUSE_S = 10.0
 TRIAL_S = 0.5
 """For the one block that a source which failed is asked for."""
 RATE_MIN_BYTES_S = 1 << 30
-"""A long prefix has so much more time than a short one: 8 Gbit/s, about where computing begins to be as fast."""
+"""A long prefix has so much more time than a short one. What comes slower than that is computed."""
 OVERRUN_S = 1.0
 """A read that has not ended this long after its time is cancelled."""
 REPORTED_SOURCES_MAX = 64
@@ -72,6 +72,7 @@ class LayeredFetch:
         self,
         address: str,
         offered_s: float,
+        whole_s: float,
         blocks: int,
         arrivals: LayerArrivals,
         reading: asyncio.Task[int],
@@ -80,6 +81,7 @@ class LayeredFetch:
     ) -> None:
         self.address = address
         self.offered_s = offered_s
+        self.whole_s = whole_s
         self.blocks = blocks
         self.arrivals = arrivals
         self.reading = reading
@@ -198,7 +200,9 @@ class Fetcher:
             )
             arrived = await self._arrive(span.address, reading, arrivals, left_s, abort)
             if arrivals is not None and not reading.done():
-                fetched.layered = LayeredFetch(span.address, left_s, arrived, arrivals, reading, self._clock, start_s)
+                fetched.layered = LayeredFetch(
+                    span.address, left_s, whole_s, arrived, arrivals, reading, self._clock, start_s
+                )
             fetched.count(span.source, arrived)
             if arrived < end - at:
                 self.failures += 1
@@ -239,7 +243,7 @@ class Fetcher:
         self.failures += 1
         late = DeadlineExceeded("a layer did not come")
         # A reading that is done was judged when it ended.
-        if not layered.reading.done() and blames_peer(late, layered.offered_s, self._timeout_s):
+        if not layered.reading.done() and blames_peer(late, layered.offered_s, layered.whole_s):
             self._avoidance.failed(layered.address, self._clock())
 
     async def _arrive(

@@ -30,6 +30,15 @@ def slow_prefills(fleet, now_s: float = 0.0) -> None:
         fleet.learn_prefill(member(fleet, name), 1000, 0, 50.0, now_s)
 
 
+def slow_fetches(fleet) -> None:
+    """Of what a store node holds."""
+    fleet.join(info("s0", STORE), 0.0)
+    hold(fleet, "s0", range(60))
+    for name in ("p0", "p1"):
+        for _ in range(50):
+            fleet.learn_transfer(member(fleet, name), 10**6, 10.0, 0.0)
+
+
 def test_one_request_for_each_idle_instance_and_no_more(fleet, scheduler):
     slow_prefills(fleet)
     slo = {"ttft_slo_s": 5.0}
@@ -106,11 +115,7 @@ def test_a_probe_for_one_time_must_meet_the_other(fleet, scheduler):
 
 
 def test_a_fetch_believed_slow_is_tried_again(fleet, scheduler):
-    fleet.join(info("s0", STORE), 0.0)
-    hold(fleet, "s0", range(60))
-    for name in ("p0", "p1"):
-        for _ in range(50):
-            fleet.learn_transfer(member(fleet, name), 10**6, 10.0, 0.0)
+    slow_fetches(fleet)
 
     def fetches(now_s: float, **changes) -> int:
         decision = scheduler.schedule(ask(block_keys=keys(*range(60)), **changes), now_s)
@@ -131,11 +136,7 @@ def test_a_fetch_believed_slow_is_tried_again(fleet, scheduler):
 
 def test_an_instance_in_doubt_is_no_slower_than_by_computing(fleet, scheduler):
     """What is tried there now and then does not keep requests away."""
-    fleet.join(info("s0", STORE), 0.0)
-    hold(fleet, "s0", range(60))
-    for name in ("p0", "p1"):
-        for _ in range(50):
-            fleet.learn_transfer(member(fleet, name), 10**6, 10.0, 0.0)
+    slow_fetches(fleet)
     first = scheduler.schedule(ask("first", block_keys=keys(*range(60))), 1e4)
     assert first.doubts_transfer
     fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=1000), 1e4)

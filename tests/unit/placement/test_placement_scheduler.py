@@ -486,3 +486,17 @@ def test_a_newcomer_inherits_its_siblings_cost_models(fleet):
     assert newcomer.prefill_model.predict_s(1000, 0) == pytest.approx(5.0, rel=0.05)
     stranger = fleet.join(info("p3", PREFILL, model_fingerprint="other"), 0.0)
     assert stranger.prefill_model.samples == 0
+
+
+def test_a_request_that_only_an_excluded_instance_can_take_is_not_the_clients_fault():
+    """That one was full, or failed: trying again helps."""
+    fleet = make_fleet()
+    fleet.join(info("big", MIXED, max_context_tokens=8192), 0.0)
+    fleet.join(info("small", MIXED, max_context_tokens=1024), 0.0)
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    long = {"prompt_tokens": 4000, "block_keys": b""}
+    assert names(scheduler.schedule(ask("first", **long), 0.0)) == ("big", "big")
+    with pytest.raises(Unavailable, match="excluded"):
+        scheduler.schedule(ask("again", exclude=frozenset({"big"}), **long), 0.0)
+    with pytest.raises(InvalidArgument, match="longer"):
+        scheduler.schedule(ask("never", prompt_tokens=9000, block_keys=b"", exclude=frozenset({"big"})), 0.0)

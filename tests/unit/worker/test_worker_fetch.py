@@ -181,11 +181,20 @@ async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late()
 async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> None:
     world = World()
     reading = asyncio.ensure_future(asyncio.Event().wait())
-    layered = LayeredFetch("peer:1", 1.0, 4, None, reading, lambda: 0.0, 0.0)  # type: ignore[arg-type]
+    layered = LayeredFetch("peer:1", 1.0, 1.0, 4, None, reading, lambda: 0.0, 0.0)  # type: ignore[arg-type]
     world.fetcher.lost(layered)
     await layered.stop()
     assert (await world.fetch(PEER, STORE)).store_blocks == 4
     assert world.source.asked == ["store:1"]
+
+
+async def test_who_was_offered_only_what_was_left_of_a_long_fetch_is_not_blamed_for_a_late_layer() -> None:
+    world = World()
+    reading = asyncio.ensure_future(asyncio.Event().wait())
+    layered = LayeredFetch("peer:1", 1.0, 6.0, 4, None, reading, lambda: 0.0, 0.0)  # type: ignore[arg-type]
+    world.fetcher.lost(layered)
+    await layered.stop()
+    assert (await world.fetch(PEER)).peer_blocks == 4
 
 
 async def test_a_success_says_nothing_of_a_failure_that_came_after_it_had_begun() -> None:
