@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.batching import StepSeen
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header
@@ -108,8 +109,9 @@ class Worker:
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
         decisions = self._decisions()
         readers = LeaseKeys(self.transfer, region)
-        cache = KvCache(served.layout, decisions.pool, decisions.reservations, readers, clock)
-        members = StepMembers(decisions.steps)
+        cache = KvCache(*(served.layout, decisions.pool, decisions.admission, decisions.reservations, readers, clock))
+        cache.on_admitted = self._metrics.room_wait
+        members = StepMembers(decisions.steps, cache)
         engine_loop = EngineLoop(self.engine, members, clock, self._observe, settings.step_timeout_s)
         engine_loop.on_hang = self._engine_changed
         self._channels = NodeChannels(security.channels)
@@ -252,6 +254,7 @@ class Worker:
             pending_requests=self.decodes.pending + self.prefills.queue.foreign,
             running_requests=self.parts.members.running,
             pending_prefill_tokens=self.prefills.queue.pending_tokens,
+            room_wait_s=self.parts.cache.room_wait_s(),
             used_blocks=pool.used,
             cached_blocks=pool.cached,
             draining=self.parts.refusing,
@@ -271,6 +274,7 @@ class Worker:
     def _observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._metrics.step(step, outcome, sampled)
         decodes = len(step.decodes)
+        self.parts.cache.observe(StepSeen(decodes, step.tokens - decodes, outcome.elapsed_s))
         if not decodes:
             self._last_decode_s = 0.0
             return

@@ -50,6 +50,12 @@ class WorkerMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self._room = Histogram(
+            "pinyon_worker_room_wait_seconds",
+            "How long a request or prompt waited for its KV blocks.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
         parts = Histogram(
             "pinyon_worker_prefill_seconds",
             "Parts of a prefill: queue, fetch, compute, push.",
@@ -65,6 +71,9 @@ class WorkerMetrics:
         self._step.observe(outcome.elapsed_s)
         self._rows.inc(step.tokens)
         self._sampled.inc(sampled)
+
+    def room_wait(self, seconds: float) -> None:
+        self._room.observe(seconds)
 
     def prefill(self, outcome: PrefillOutcome) -> None:
         self._computed.inc(outcome.computed_tokens)
@@ -125,6 +134,10 @@ def register_gauges(
         "queued_prefills": ("Prompts that wait to be computed.", lambda: prefills.queue.queued),
         "running_prefills": ("Prompts being fetched, computed or sent.", lambda: prefills.queue.active),
         "pending_prefill_tokens": ("Prompt tokens accepted and not computed.", lambda: prefills.queue.pending_tokens),
+        "room_wait_seconds_expected": (
+            "How long a request that comes now would wait for KV blocks.",
+            lambda: parts.cache.room_wait_s(),
+        ),
         "room_waiters": ("Requests and prompts that wait for KV blocks.", lambda: parts.cache.waiting),
         "pushes": ("Prompts being sent to a decode instance.", lambda: prefills.pushing),
         "remote_prefills": ("Prompts computed elsewhere that are not settled.", lambda: peers.in_flight),
@@ -144,6 +157,10 @@ def register_gauges(
     registry.register(
         _Totals(
             {
+                "pinyon_worker_preemptions": (
+                    "Requests that gave up their KV blocks for others and are computed again.",
+                    lambda: parts.members.preemptions,
+                ),
                 "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: parts.cache.pool.evicted),
                 "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
                 "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pinyon.batching import (
-    BatchRequest,
     DecodeSlot,
     LayerHook,
     PrefillChunk,
@@ -22,8 +22,9 @@ from pinyon.batching import (
     StepScheduler,
 )
 from pinyon.core.request import SamplingParams
+from pinyon.decisions import Room, make_room
 
-__all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome"]
+__all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome", "StepRoom"]
 
 ChunkHooks = Callable[[int, int], tuple[LayerHook | None, LayerHook | None]]
 """``(start, end)`` of a chunk to its ``(wait_layer, on_layer)``."""
@@ -54,15 +55,18 @@ class PrefillMember:
 class DecodeMember:
     """A request in (or waiting for) the batch: ``token`` at ``position`` is fed next."""
 
-    request: BatchRequest
+    number: int
     token: int
     position: int
     table: list[int]
+    """Covers ``[0, position)`` and mostly more; it grows here."""
     sampling: SamplingParams
     sample_index: int
     advanced: Callable[[int], bool]
     """Takes the new token; False when the request is finished."""
     failed: Callable[[Exception], None]
+    preempted: Callable[[], None]
+    """It is out of the batch and has no blocks any more: there was no room for all."""
     alive: bool = True
 
 
@@ -90,13 +94,21 @@ class StepOutcome:
     """Surely none failed."""
 
 
+class StepRoom(Room, Protocol):
+    """Where the blocks come from: :class:`services.worker.kv.cache.KvCache`."""
+
+    def settle(self) -> None: ...
+
+
 class StepMembers:
     """Owned by the event loop's thread."""
 
-    def __init__(self, scheduler: StepScheduler) -> None:
+    def __init__(self, scheduler: StepScheduler, room: StepRoom) -> None:
         self._scheduler = scheduler
+        self._room = room
         self._prefills: dict[int, PrefillMember] = {}
         self._decodes: dict[int, DecodeMember] = {}
+        self.preemptions = 0
 
     @property
     def running(self) -> int:
@@ -114,16 +126,22 @@ class StepMembers:
             self._scheduler.remove_prefill(member.number)
 
     def add_decode(self, member: DecodeMember) -> None:
-        self._scheduler.add_decode(member.request)
-        self._decodes[member.request.number] = member
+        self._scheduler.add_decode(member.number, member.position, len(member.table))
+        self._decodes[member.number] = member
 
     def remove_decode(self, member: DecodeMember) -> None:
         member.alive = False
-        if self._decodes.pop(member.request.number, None) is not None:
-            self._scheduler.remove_decode(member.request.number)
+        if self._decodes.pop(member.number, None) is not None:
+            self._scheduler.remove_decode(member.number)
 
     def decide(self, now_s: float) -> EngineStep | None:
-        """The next step, or None when there is nothing to do."""
+        """The next step, or None when there is nothing to do. Some may be preempted by it."""
+        self._scheduler.fill()
+        preempted = make_room(self._scheduler, self._room, self._table)
+        for number in preempted:
+            self._preempt(self._decodes.pop(number))
+        if preempted:
+            self._room.settle()
         plan = self._scheduler.decide(now_s)
         if plan is None:
             return None
@@ -143,6 +161,17 @@ class StepMembers:
             decodes.append(member)
             slots.append(DecodeSlot(member.token, member.position, member.table, member.sampling, member.sample_index))
         return EngineStep(plan, tokens, prefills, chunks, decodes, slots)
+
+    def _table(self, number: int) -> list[int]:
+        return self._decodes[number].table
+
+    def _preempt(self, member: DecodeMember) -> None:
+        member.alive = False
+        self.preemptions += 1
+        try:
+            member.preempted()
+        except Exception as error:  # as for a token: a defect in one member is not the others'
+            member.failed(error)
 
     def fold(self, step: EngineStep, outcome: StepOutcome) -> int:
         """Give every member that is still there its result. Returns the number of tokens sampled."""
@@ -193,7 +222,7 @@ def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int
             if isinstance(result, Exception)
         ],
         [
-            member.request.number
+            member.number
             for member, token in zip(step.decodes, outcome.decodes, strict=True)
             if isinstance(token, Exception)
         ],

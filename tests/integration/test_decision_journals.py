@@ -50,9 +50,9 @@ async def test_a_pair_of_workers_decides_the_same_again(fleet: Fleet, tmp_path: 
         assert path.stat().st_mode & 0o077 == 0, "block keys are nobody else's business"
         seen = replayed(path)
         assert seen.calls > 100, role
-        for module in ("reservations", "prompts"):
+        for module in ("admission", "prompts"):
             seen.modules[module].check_integrity()  # type: ignore[attr-defined]
-        assert seen.modules["reservations"].waiting == 0  # type: ignore[attr-defined]
+        assert seen.modules["admission"].waiting == 0  # type: ignore[attr-defined]
 
 
 async def test_a_load_balancer_decides_the_same_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pinyon.messages.layout import layout_to_proto
 from pinyon.messages.segment import region_to_proto, segment_to_proto
 from pinyon.store.reader import ReadResult
 from pinyon.transfer import Access
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, peer_span, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, gauge, peer_span, reference, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
@@ -81,7 +81,7 @@ class Situation:
         self.d.engine.hold()
         self.other = await self._ask(PROMPT)
         await self.d.engine.entered()
-        self.answer = await self._ask(list(reversed(PROMPT)))
+        self.answer = await self._ask(PROMPT[::-1] * 3, SamplingParams(max_tokens=20, ignore_eos=True))
         await until(lambda: gauge(self.d, "room_waiters") == 1)
         self.resume = self.d.engine.release
 
@@ -147,6 +147,35 @@ class Situation:
         await self.d.engine.entered()
         self.resume = self.d.engine.release
 
+    async def _gave_way(self):
+        """Two that need 13 blocks each in the end, in a pool of 14: the second one waits for the first."""
+        await self._until_preempted(lambda decodes: decodes == 1)
+        assert gauge(self.d, "preemptions_total") == gauge(self.d, "room_waiters") == 1
+
+    async def _computed_again(self):
+        """The first one is through, and of the second what it had generated is computed with its prompt."""
+        await self._until_preempted(lambda decodes: decodes == 0)
+        await self.other.wait()
+        assert gauge(self.d, "running_prefills") == 1
+
+    async def _until_preempted(self, then):
+        await self._pair(blocks=14)
+        together = []
+
+        def at(decodes):
+            together.append(len(decodes) == 2)
+            return any(together) and then(len(decodes))
+
+        gate = Gate(at, self.d.engine)
+        self.d.engine.hold()
+        self.other = await self._ask(PROMPT)
+        await self.other.first.wait()
+        self.answer = await self._ask(PROMPT[::-1])
+        await self.answer.first.wait()
+        self.d.engine.release()
+        await gate.reached()
+        self.resume = gate.open
+
     async def _own_prefill(self):
         self.p = self.d = await self.fleet.start("mixed", "m0")
         self.client = await self.fleet.client(self.d)
@@ -167,6 +196,8 @@ PHASES = [
         "_pushing",
         "_batch_slot",
         "_decoding",
+        "_gave_way",
+        "_computed_again",
         "_own_prefill",
     )
 ]

@@ -71,7 +71,8 @@ async def test_a_pair_gives_the_tokens_of_one_engine(fleet, blocks, chunk, batch
     await fleet.idle()
     assert p.engine.steps
     assert d.engine.steps
-    assert not any(prefill for prefill, _ in d.engine.steps), "the decode instance computed a prompt"
+    again = gauge(d, "preemptions_total")
+    assert any(prefill for prefill, _ in d.engine.steps) == (again > 0), "the decode instance computed a prompt"
     if blocks == 24:
         assert gauge(p, "evicted_blocks_total") + gauge(d, "evicted_blocks_total") > 0
 
@@ -84,6 +85,28 @@ async def test_a_mixed_worker_gives_the_tokens_of_one_engine(fleet):
     check(asks, answers)
     assert sum(answer.last.usage.cached_tokens for answer in answers) > 0
     await fleet.idle()
+
+
+@pytest.mark.parametrize("no_reuse", [False, True], ids=["cached", "nothing kept"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
+async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, elsewhere, no_reuse):
+    """A pool that holds two of them at their end: most are sent away again and again, at any place in a block."""
+    rng = random.Random(f"{elsewhere} {no_reuse}")
+    if elsewhere:
+        p, d = await fleet.pair(blocks=24, max_batch=8)
+    else:
+        p = d = await fleet.start("mixed", "m0", blocks=24, max_batch=8, prefill_chunk_tokens=12)
+    client = await fleet.client(d)
+    asks = []
+    for _ in range(16):
+        prompt = [rng.randrange(32, 127) for _ in range(rng.randrange(1, 40))]
+        temperature = rng.choice([0.0, 0.9])
+        asks.append((prompt, SamplingParams(max_tokens=60, temperature=temperature, seed=rng.randrange(2**32))))
+    check(asks, await run_all(client, p, d, asks, no_reuse=no_reuse))
+    assert gauge(d, "preemptions_total") > 4
+    assert gauge(d, "room_wait_seconds_count") > len(asks)
+    await fleet.idle()
+    assert gauge(d, "room_wait_seconds_expected") == 0
 
 
 async def test_a_prefix_is_computed_once_even_by_requests_that_come_together(fleet):

@@ -7,12 +7,13 @@ import pytest_asyncio
 
 from pinyon.core.request import SamplingParams
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, gauge, reference, submission
+from tests.unit.worker.caches import Holder
 
 COMMON = 6
 PROMPT = [32 + place * 5 % 90 for place in range(COMMON * BLOCK_TOKENS)]
 SAMPLING = SamplingParams(max_tokens=3 * BLOCK_TOKENS, ignore_eos=True)
-OWN = 3
-"""Blocks of a request for what it generates (its last token is never fed), and for a token or so of its prompt."""
+OWN = 1
+"""Blocks of a request for a token or so of its prompt and the first ones that it generates."""
 
 
 @pytest_asyncio.fixture
@@ -71,11 +72,11 @@ async def test_mixed_instances_do_not_wait_for_each_others_room_in_a_circle(flee
     here, there = [await fleet.start("mixed", name, blocks=12, room_timeout_s=0.05) for name in ("m0", "m1")]
     client = await fleet.client(here)
     # What holds the room there may wait for room here.
-    held = there.parts.cache.reserve([], 12).result()
+    held = Holder(there.parts.cache, [], 12)
     (answer,) = await client.submit(submission(PROMPT[:-1], SAMPLING, prefill=there, decode=here))
     assert (await answer.wait()).tokens == reference(PROMPT[:-1], SAMPLING)
     assert answer.prefill.prefill_instance_id == "m0"
-    there.parts.cache.release(held.table)
+    held.end()
     await fleet.idle()
 
 
@@ -83,9 +84,9 @@ async def test_an_instance_that_cannot_compute_prompts_says_that_there_is_no_roo
     there = await fleet.start("prefill", "p0", room_timeout_s=0.05)
     here = await fleet.start("decode", "d0")
     client = await fleet.client(here)
-    held = there.parts.cache.reserve([], 128).result()
+    held = Holder(there.parts.cache, [], 128)
     (answer,) = await client.submit(submission(PROMPT, SAMPLING, prefill=there, decode=here))
     await answer.wait()
     assert (answer.last.error.code, answer.last.error.field) == ("RESOURCE_EXHAUSTED", "prefill_instance")
-    there.parts.cache.release(held.table)
+    held.end()
     await fleet.idle()

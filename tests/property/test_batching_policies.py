@@ -1,4 +1,4 @@
-"""What every batching policy keeps, in whatever order: nobody is lost, admitted twice, or kept from free slots."""
+"""What every batching policy keeps, in whatever order: nobody is lost, admitted twice, or kept from room and slots."""
 
 from __future__ import annotations
 
@@ -6,41 +6,62 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.batching import BATCHING_POLICIES, BatchRequest
+from pinyon.batching import BATCHING_POLICIES, BatchRequest, BlockNeed, StepSeen
 
+NUMBERS = st.integers(0, 9)
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("enqueue"), st.integers(0, 9)),
-        st.tuples(st.just("admit"), st.integers(-1, 4)),
-        st.tuples(st.just("remove"), st.integers(0, 9)),
+        st.tuples(st.just("enqueue"), NUMBERS, st.integers(1, 5)),
+        st.tuples(st.just("admit"), st.integers(-1, 4), st.integers(0, 12)),
+        st.tuples(st.just("remove"), NUMBERS, st.just(0)),
+        st.tuples(st.just("observe"), NUMBERS, st.just(0)),
     ),
     max_size=60,
 )
 
 
+def request(number: int, blocks: int, now: int) -> BatchRequest:
+    """Every third is decoded elsewhere; of the blocks of every second one, one is held and used by others."""
+    return BatchRequest(number, 10, blocks, (b"k",), reusable=number % 2, decodes=number % 3 > 0, arrived_s=float(now))
+
+
+def need(request: BatchRequest) -> BlockNeed:
+    return BlockNeed(request.reusable, request.blocks - request.reusable)
+
+
 @pytest.mark.parametrize("name", BATCHING_POLICIES.names)
 @given(events=EVENTS)
-def test_requests_wait_run_and_leave_once(name: str, events: list[tuple[str, int]]) -> None:
-    policy = BATCHING_POLICIES.make(name)
-    waiting: set[int] = set()
+def test_requests_wait_run_and_leave_once(name: str, events: list[tuple[str, int, int]]) -> None:
+    policy = BATCHING_POLICIES.make(name)(need)
+    waiting: dict[int, BatchRequest] = {}
     running: set[int] = set()
-    for now, (event, number) in enumerate(events):
+    for now, (event, number, blocks) in enumerate(events):
         if event == "enqueue":
-            request = BatchRequest(number, 10 * number + 1, 5, arrived_s=float(now))
-            if number in waiting | running:
+            one = request(number, blocks, now)
+            if number in waiting or number in running:
                 with pytest.raises(ValueError, match="enqueued already"):
-                    policy.enqueue(request)
+                    policy.enqueue(one)
             else:
-                policy.enqueue(request)
-                waiting.add(number)
+                policy.enqueue(one)
+                waiting[number] = one
         elif event == "admit":
-            chosen = policy.admit(number, float(now))
-            assert len(chosen) == len(set(chosen)) == min(max(0, number), len(waiting))
-            assert set(chosen) <= waiting
-            waiting -= set(chosen)
-            running |= set(chosen)
-        else:
-            assert policy.remove(number) == (number in waiting | running)
-            waiting.discard(number)
+            slots, room = number, blocks
+            while chosen := policy.admit(slots, room, float(now)):
+                assert len(chosen) == len(set(chosen))
+                for each in chosen:
+                    one = waiting.pop(each)
+                    room -= need(one).missing
+                    slots -= one.decodes
+                running |= set(chosen)
+                assert room >= 0
+                assert slots >= min(0, number)
+            if room == 12:  # for any of them
+                assert all(one.decodes for one in waiting.values())
+                assert slots <= 0 or not waiting
+        elif event == "remove":
+            assert policy.remove(number) == (number in waiting or number in running)
+            waiting.pop(number, None)
             running.discard(number)
+        else:
+            policy.observe(StepSeen(number, 7, 0.01))
         assert (policy.waiting, policy.running) == (len(waiting), len(running))

@@ -13,10 +13,9 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass
 from pinyon.eviction import NO_TRAITS
-from pinyon.paging import Reservation
 from pinyon.store.client import PutOutcome, PutResult
 from services.worker.kv.storage import POOL_SHARE, Storage
-from tests.unit.worker.caches import new_cache
+from tests.unit.worker.caches import Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 POOL = 24
@@ -60,12 +59,12 @@ class Play:
         self.store = Store()
         region: Any = None
         self.storage = Storage(self.cache, region, self.store, 512, QUEUE_S, 1.0, lambda: self.now)
-        self.requests: list[tuple[asyncio.Future[Reservation], list[bytes]]] = []
+        self.requests: list[tuple[Holder, list[bytes]]] = []
 
     def do(self, operation: str, number: int, blocks: int) -> None:
         if operation == "request":
             keys = [bytes([number]) * 15 + bytes([index]) for index in range(blocks)]
-            self.requests.append((self.cache.reserve(keys, blocks), keys))
+            self.requests.append((Holder(self.cache, keys, blocks), keys))
         elif operation == "end" and self.requests:
             self.end(number % len(self.requests))
         elif operation == "answer" and self.store.asked is not None and not self.store.asked.done():
@@ -74,23 +73,23 @@ class Play:
             self.now += number
 
     def end(self, index: int) -> None:
-        future, keys = self.requests.pop(index)
-        if not future.done():
-            self.cache.withdraw(future)
+        holder, keys = self.requests.pop(index)
+        if holder.waits:
+            holder.withdraw()
             return
-        reservation = future.result()
+        reservation = holder.reservation
         made = slice(reservation.held, None)
         self.storage.reused(keys[: reservation.held], reservation.table, self.storage.new_runs())
         duplicates = self.cache.publish(reservation.table, keys[made], NO_TRAITS, reservation.held)
         self.cache.release(duplicates)
         # Prompts of several kinds: what is put together is few blocks, so others wait.
         self.storage.offer(keys[made], self.storage.new_runs(), RequestClass(f"kind-{keys[0][0]}", 1))
-        self.cache.release(reservation.table)
+        holder.end()
 
     def check(self) -> None:
         self.cache.pool.check_integrity()
         assert self.storage.pending <= POOL // POOL_SHARE
-        requested = sum(future.done() for future, _ in self.requests)
+        requested = sum(not holder.waits for holder, _ in self.requests)
         if self.cache.waiting and not requested:
             assert self.store.writing, "nobody waits when nothing is being written"
             assert self.cache.pool.used == self.storage.pending == self.store.writing, "nothing else is in the way"

@@ -12,7 +12,7 @@ from pinyon.core.request import Role
 from pinyon.decisions import replay_journal
 from tests.simulation.world import Plan, World
 
-MIXED = Plan()
+MIXED = Plan(requests_per_s=170.0)
 SPLIT = Plan(roles=(Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE))
 SMALL = Plan(requests=600, deaths=12, pool_blocks=40, lb_slots=32, lb_queue=16, cancelled=0.4)
 
@@ -54,6 +54,7 @@ def test_ten_thousand_requests_end_once_and_leave_nothing(name: str, request: py
         "queued",
         "expired",
         "duplicates",
+        "preempted",
     )
     assert {what: world.counts[what] for what in met if not world.counts[what]} == {}
     assert world.counts["finished"] > plan.requests / 2

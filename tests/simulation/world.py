@@ -12,7 +12,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pinyon.batching import BatchRequest, Prompt, PromptWork, StepPlan
@@ -28,9 +28,9 @@ from pinyon.decisions import (
     InstanceConfig,
     InstanceDecisions,
     journal_header,
+    make_room,
 )
-from pinyon.decisions.growth import make_room
-from pinyon.paging import Grant, Reservation
+from pinyon.paging import Reservation
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
@@ -54,7 +54,6 @@ class Plan:
     requests: int = 10_000
     requests_per_s: float = 150.0
     pool_blocks: int = 96
-    headroom: int = 2
     lb_slots: int = 96
     lb_queue: int = 64
     cancelled: float = 0.1
@@ -100,6 +99,8 @@ class Attempt:
     job_room: Reservation | None = None
     """Of the prefill instance; the same one where the two are one."""
     roomless: bool = False
+    room_number: int = 0
+    """Under which it asks the prefill instance for room."""
     tokens: int = 0
     """Of the prompt: the request's, and what was generated before it gave way."""
     generated: int = 0
@@ -117,16 +118,14 @@ class Instance:
         self.name = name
         self.world = world
         plan = world.plan
-        config = InstanceConfig(
-            plan.pool_blocks, BLOCK, 16, 256, 128, 3, 64, plan.eviction, plan.batching, headroom_blocks=plan.headroom
-        )
+        config = InstanceConfig(plan.pool_blocks, BLOCK, 16, 256, 128, 3, 64, plan.eviction, plan.batching)
         decisions = InstanceDecisions(config, world.journal(f"{name}/{boot}", config))
-        self.pool, self.reservations = decisions.pool, decisions.reservations
+        self.pool, self.reservations, self.admission = decisions.pool, decisions.reservations, decisions.admission
         self.prompts, self.steps = decisions.prompts, decisions.steps
         self.wanted: dict[int, Callable[[Reservation], None]] = {}
         self.jobs: dict[int, Attempt] = {}
         self.decodes: dict[int, Attempt] = {}
-        self.after_step: list[list[int]] = []
+        self.after_step: list[tuple[int, list[int]]] = []
         self.stepping = self.busy = False
         self.alive = True
         self.expiry_s: float | None = None
@@ -141,12 +140,13 @@ class Instance:
 
     # -- blocks
 
-    def want(self, number: int, keys: list[BlockKey], total: int, then: Callable[[Reservation], None]) -> None:
-        self.wanted[number] = then
-        self.give(self.reservations.reserve(number, keys, total, self.world.now_s))
+    def want(self, request: BatchRequest, then: Callable[[Reservation], None]) -> None:
+        self.wanted[request.number] = then
+        self.admission.enqueue(request)
 
-    def give(self, grants: Iterable[Grant]) -> None:
-        for number, reservation in grants:
+    def settle(self) -> None:
+        """Blocks may have become free, or somebody new wants some."""
+        for number, reservation in self.admission.admit(self.world.now_s):
             self.wanted.pop(number)(reservation)
 
     def publish(self, room: Reservation, first: int, keys: list[BlockKey]) -> None:
@@ -156,19 +156,30 @@ class Instance:
             duplicates.append(room.table[first + index])
             room.table[first + index] = block
         self.world.counts["duplicates"] += len(duplicates)
-        self.free(duplicates)
+        self.free(0, duplicates)
 
-    def free(self, table: list[int]) -> None:
-        """As a service does: not before the step that may still touch the blocks is over."""
+    def free(self, number: int, table: list[int]) -> None:
+        """What was admitted under ``number``, or more than that if it is 0. As a service does: not before the step that
+        may still touch the blocks is over."""
         if self.stepping:
-            self.after_step.append(table)
-        else:
-            self.give(self.reservations.release(table, self.world.now_s))
+            self.after_step.append((number, table))
+            return
+        self.give_way(number, table)
+        self.settle()
+
+    def grow(self, count: int) -> list[int] | None:
+        return self.reservations.grow(count, self.world.now_s)
+
+    def give_way(self, number: int, table: list[int]) -> None:
+        if number:
+            self.admission.end(number)
+        self.reservations.release(table, self.world.now_s)
 
     def unwant(self, number: int) -> bool:
         if self.wanted.pop(number, None) is None:
             return False
-        self.give(self.reservations.withdraw(number, self.world.now_s))
+        self.admission.withdraw(number)
+        self.settle()
         return True
 
     def watch_leases(self) -> None:
@@ -181,7 +192,8 @@ class Instance:
         self.expiry_s = None
         if self.alive:
             for lease in self.reservations.overdue(self.world.now_s):
-                self.give(self.reservations.end_lease(lease, self.world.now_s) or [])
+                self.reservations.end_lease(lease, self.world.now_s)
+                self.settle()
                 self.world.counts["expired"] += 1
             self.watch_leases()
 
@@ -195,12 +207,18 @@ class Instance:
         if attempt.together:
             assert attempt.room is not None
             reusable = attempt.request.keys[: _reusable(attempt)]
-            self.give(self.reservations.extend(attempt.room, reusable, self.world.now_s))
+            self.reservations.extend(attempt.room, reusable, self.world.now_s)
+            self.settle()
             self._has_room(attempt, attempt.room)
             return
-        keys = attempt.request.keys[: _reusable(attempt)]
-        self.want(attempt.job, keys, LAYOUT.blocks_for(attempt.tokens), lambda room: self._has_room(attempt, room))
-        if attempt.job in self.wanted:
+        keys, blocks = tuple(attempt.request.keys), LAYOUT.blocks_for(attempt.tokens)
+        attempt.room_number = self.world.number()  # the order of those that ask for room is that of their numbers
+        self.want(
+            BatchRequest(attempt.room_number, attempt.tokens, blocks, keys, _reusable(attempt), decodes=False),
+            lambda room: self._has_room(attempt, room),
+        )
+        self.settle()
+        if attempt.room_number in self.wanted:
             attempt.roomless = True
             self.world.counts["roomless"] += 1
             self.prompts.waits_for_room(attempt.job)
@@ -239,7 +257,8 @@ class Instance:
 
         def arrived() -> None:
             if source.alive and not forgotten:
-                source.give(source.reservations.end_lease(lease, world.now_s) or [])
+                source.reservations.end_lease(lease, world.now_s)
+                source.settle()
             if attempt.over or not self.alive:
                 return
             if source.alive:
@@ -265,10 +284,10 @@ class Instance:
         if self.stepping or self.busy or not self.alive:
             return
         self.busy = True  # whoever gets room meanwhile may have something to compute
-        self.steps.admit(self.world.now_s)
-        for number in make_room(self.steps, self.reservations, self._table, self.world.now_s):
+        self.steps.fill()
+        for number in make_room(self.steps, self, self._table):
             self._preempted(self.decodes.pop(number))
-        self.give(self.reservations.settle(self.world.now_s))
+        self.settle()
         self.busy = False
         plan = self.steps.decide(self.world.now_s)
         if plan is not None:
@@ -301,8 +320,9 @@ class Instance:
         counted = self.steps.fold(plan, failed_prefills, failed_decodes)
         self.stepping, self.busy = False, True  # the next step is decided when all of this one is told
         tables, self.after_step = self.after_step, []
-        for table in tables:
-            self.give(self.reservations.release(table, world.now_s))
+        for number, table in tables:
+            self.give_way(number, table)
+        self.settle()
         for number, start, end in counted.prefills:
             self._computed(self.jobs[number], start, end, world.now_s - began_s)
         for number in counted.decodes:
@@ -337,7 +357,7 @@ class Instance:
         """The KV is at the decode instance: the blocks here are given back."""
         if self.alive and attempt.job_room is room:
             attempt.job_room = None
-            self.free(room.table)
+            self.free(attempt.room_number, room.table)
         if not attempt.over and attempt.decode.alive:
             there = attempt.room
             assert there is not None
@@ -354,10 +374,7 @@ class Instance:
             return
         assert attempt.room is not None
         self.decodes[attempt.number] = attempt
-        self.steps.add_decode(
-            BatchRequest(attempt.number, attempt.tokens, request.max_tokens, tuple(request.keys), self.world.now_s),
-            len(attempt.room.table),
-        )
+        self.steps.add_decode(attempt.number, attempt.tokens, len(attempt.room.table))
         self.kick()
 
     def _token(self, attempt: Attempt) -> None:
@@ -383,11 +400,12 @@ class Instance:
 
     def check_idle(self) -> None:
         """Nothing of any request is left, and the books balance."""
-        self.reservations.check_integrity()
+        self.admission.check_integrity()
         self.prompts.check_integrity()
         held = {
             "blocks": self.pool.used,
-            "reservations": self.reservations.waiting,
+            "waiting": self.admission.waiting,
+            "admitted": self.admission.admitted,
             "leases": self.reservations.leases,
             "prompts": self.prompts.queued + self.prompts.active,
             "prompt tokens": self.prompts.pending_tokens,
@@ -539,6 +557,7 @@ class World:
         request.attempts += 1
         self.fleet.inflight.begin_decode(attempt_id(attempt), decode.state)
         self.want_room(attempt)
+        decode.settle()
 
     def want_room(self, attempt: Attempt) -> None:
         """At its decode instance, for its prompt and, where there is a next one, the token after that."""
@@ -546,8 +565,9 @@ class World:
         attempt.tokens = request.tokens + attempt.generated
         more = attempt.generated + 1 < request.max_tokens
         usable = attempt.tokens - (1 if attempt.together else 0)
-        keys, total = request.keys[: usable // BLOCK], LAYOUT.blocks_for(attempt.tokens + more)
-        attempt.decode.want(attempt.number, keys, total, lambda room: self._decode_room(attempt, room))
+        total = LAYOUT.blocks_for(attempt.tokens + more)
+        asked = BatchRequest(attempt.number, attempt.tokens, total, tuple(request.keys), usable // BLOCK)
+        attempt.decode.want(asked, lambda room: self._decode_room(attempt, room))
 
     def number(self) -> int:
         return next(self._numbers)
@@ -610,20 +630,20 @@ class World:
         attempt.over = True
         prefill, decode = attempt.prefill, attempt.decode
         if prefill.alive:
-            prefill.unwant(attempt.job)
+            prefill.unwant(attempt.room_number)
             if prefill.jobs.pop(attempt.job, None) is not None:
                 prefill.prompts.end(attempt.job)
                 prefill.steps.remove_prefill(attempt.job)
             if attempt.job_room is not None and not attempt.together:
                 room, attempt.job_room = attempt.job_room, None
-                prefill.free(room.table)
+                prefill.free(attempt.room_number, room.table)
         if decode.alive:
             decode.unwant(attempt.number)
             if decode.decodes.pop(attempt.number, None) is not None:
                 decode.steps.remove_decode(attempt.number)
             if attempt.room is not None:
                 room, attempt.room = attempt.room, None
-                decode.free(room.table)
+                decode.free(attempt.number, room.table)
         for instance in (prefill,) if attempt.together else (prefill, decode):
             if instance.alive:
                 instance.pump()

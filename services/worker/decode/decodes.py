@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
@@ -25,7 +24,6 @@ class Decodes:
         self._prefills = prefills
         self._peers = peers
         self._observer = observer
-        self._numbers = itertools.count(1)
         self._tasks: dict[DecodeRequest, asyncio.Task[None]] = {}
         self._unfinished = 0
         self._idle: asyncio.Future[None] | None = None
@@ -64,7 +62,7 @@ class Decodes:
             self._prefills,
             self._peers,
             self._observer,
-            next(self._numbers),
+            parts.cache.number(),
             order,
             submission.stream_id,
             updates,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from typing import Protocol
+
+import numpy as np
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import BatchRequest
@@ -72,7 +75,16 @@ class DecodeRequest:
         self._updates = updates
         self._transcript = Transcript(parts.served.card, order.sampling)
         self._replayed = ""
+        self._tokens = order.tokens
+        """What has to be computed before the next token: the prompt, and all that was generated when it gave way."""
+        self._keys = list(order.keys)
+        """Of the full blocks of all tokens so far."""
+        self._made = array("I")
+        """Generated here since ``_tokens``."""
         self._reservation: Reservation | None = None
+        self._waiting: asyncio.Future[Reservation] | None = None
+        self._turn: asyncio.Future[None] | None = None
+        """Done when it has given way, or ended."""
         self._decode_local = 0
         self._job: PrefillJob | None = None
         self._remote: RemotePrefill | None = None
@@ -120,13 +132,23 @@ class DecodeRequest:
         self._replay()
         if self.ended.done():
             return
-        await self._reserve()
-        token = await self._prefill(span)
-        self._observer.first_token(self._parts.clock() - self._arrived_s)
-        if not self._take(token):
-            return
-        self._join_batch(token)
-        await self.abort.wait(self.ended)
+        self._ask()
+        while True:
+            self._reservation = reservation = await self._room()
+            self._waiting = None
+            if not self._started:
+                self._decode_local = reservation.held
+            token = await self._prefill(reservation, span)
+            if not self._started:
+                self._observer.first_token(self._parts.clock() - self._arrived_s)
+            if not self._take(token):
+                return
+            self._turn = asyncio.get_running_loop().create_future()
+            self._join_batch(reservation, token)
+            await self.abort.wait(self._turn)
+            if self.ended.done():
+                return
+            _log.debug("gave way after %d tokens", self._transcript.count, extra={"request_id": self.order.request_id})
 
     def _replay(self) -> None:
         """Tokens generated elsewhere before give their text again; the caller drops what it sent already."""
@@ -139,28 +161,54 @@ class DecodeRequest:
                 self._end_well(update, self._transcript.finish)
                 return
 
-    async def _reserve(self) -> None:
+    def _ask(self, *, at_once: bool = True) -> None:
+        """Wait for the blocks of what has to be computed, and of the token after that if one follows."""
         parts, order = self._parts, self.order
-        layout = parts.served.layout
-        # The last token sampled is never fed, so it needs no room.
-        total = layout.blocks_for(len(order.tokens) + order.max_new_tokens - 1)
+        layout, tokens = parts.served.layout, len(self._tokens)
+        more = self._transcript.count + 1 < order.sampling.max_tokens
         # Computed here, the last token needs its logits; computed elsewhere, all whole blocks may be kept.
-        tokens = len(order.tokens) - (0 if order.prefill_instance_id else 1)
-        keys = [] if order.no_reuse else order.keys[: tokens // layout.block_tokens]
-        waiting = parts.cache.reserve(keys, total)
-        full = ResourceExhausted("no KV memory free", field="decode_instance", retry_after_s=1.0)
-        try:
-            self._reservation = await self.abort.wait(waiting, full, order.timeout_s)
-        except BaseException:
-            parts.cache.withdraw(waiting)
-            raise
-        self._decode_local = self._reservation.held
+        usable = tokens if self._elsewhere else tokens - 1
+        request = BatchRequest(
+            number=self.number,
+            prompt_tokens=tokens,
+            blocks=layout.blocks_for(tokens + more),
+            block_keys=tuple(self._keys),
+            reusable=0 if order.no_reuse else min(len(self._keys), usable // layout.block_tokens),
+            max_new_tokens=order.sampling.max_tokens - self._transcript.count,
+            arrived_s=self._arrived_s,
+            request_class=order.request_class,
+        )
+        self._waiting = parts.cache.reserve(request, at_once=at_once)
 
-    async def _prefill(self, span: Span) -> int:
-        reservation = self._reservation
-        if reservation is None:
-            raise RuntimeError("no blocks are reserved")
-        if self.order.prefill_instance_id:
+    @property
+    def _elsewhere(self) -> bool:
+        """Another instance computes the prompt. What was generated here is computed here, if it has to be again."""
+        return bool(self.order.prefill_instance_id) and self._tokens is self.order.tokens
+
+    async def _room(self) -> Reservation:
+        if self._waiting is None:
+            raise RuntimeError("no blocks were asked for")
+        full = ResourceExhausted("no KV memory free", field="decode_instance", retry_after_s=1.0)
+        # Who has tokens already comes before all others, and waits for as long as he has.
+        limit_s = self.order.timeout_s if self._started else self._parts.settings.room_timeout_s
+        return await self.abort.wait(self._waiting, full, limit_s)
+
+    def _preempted(self) -> None:
+        """From the engine's loop, between steps: there was no room for all. What was generated is computed again with
+        the prompt when there is, and most of it is cached still."""
+        self._reservation = self._member = self._job = self._remote = None
+        layout = self._parts.served.layout
+        self._tokens = np.concatenate([self._tokens, np.asarray(self._made, np.uint32)])
+        del self._made[:]
+        if len(self._tail) == 4 * layout.block_tokens:  # full with the token that is fed next
+            (self._last_key,) = chain_block_keys(self._last_key, bytes(self._tail), layout.block_tokens)
+            self._keys.append(self._last_key)
+            self._tail.clear()
+        self._ask(at_once=False)
+        self._turn_over()
+
+    async def _prefill(self, reservation: Reservation, span: Span) -> int:
+        if self._elsewhere:
             try:
                 return await self._prefill_elsewhere(reservation, span)
             except ResourceExhausted as error:
@@ -175,18 +223,19 @@ class DecodeRequest:
             PrefillOrder(
                 request_id=order.request_id,
                 request_class=order.request_class,
-                tokens=order.tokens,
-                keys=order.keys,
+                tokens=self._tokens,
+                keys=self._keys,
                 sampling=order.sampling,
-                sample_index=order.generated,
-                fetches=order.fetches,
+                sample_index=self._transcript.count,
+                fetches=() if self._started else order.fetches,
                 no_reuse=order.no_reuse,
                 traceparent=span.traceparent,
             ),
             owned=reservation,
         )
         outcome = await self.abort.wait(self._job.done)
-        self._report = report_to_proto(outcome, self._parts.served.instance_id)
+        if not self._started:
+            self._report = report_to_proto(outcome, self._parts.served.instance_id)
         return outcome.token
 
     def _computes_instead(self, reservation: Reservation, error: ResourceExhausted) -> bool:
@@ -211,26 +260,18 @@ class DecodeRequest:
         self._report = result.report
         return result.first_token
 
-    def _join_batch(self, token: int) -> None:
-        parts, order = self._parts, self.order
-        if self._reservation is None:
-            raise RuntimeError("no blocks are reserved")
+    def _join_batch(self, reservation: Reservation, token: int) -> None:
+        parts = self._parts
         self._member = DecodeMember(
-            request=BatchRequest(
-                number=self.number,
-                prompt_tokens=len(order.tokens),
-                max_new_tokens=order.max_new_tokens,
-                block_keys=tuple(order.keys),
-                arrived_s=self._arrived_s,
-                request_class=order.request_class,
-            ),
+            number=self.number,
             token=token,
-            position=len(order.tokens),
-            table=self._reservation.table,
-            sampling=order.sampling,
-            sample_index=order.generated + 1,
+            position=len(self._tokens),
+            table=reservation.table,
+            sampling=self.order.sampling,
+            sample_index=self._transcript.count,
             advanced=self._advanced,
             failed=self._failed,
+            preempted=self._preempted,
         )
         parts.members.add_decode(self._member)
         parts.engine_loop.wake()
@@ -240,6 +281,7 @@ class DecodeRequest:
     def _take(self, token: int) -> bool:
         """Pass a token on. False when it is the last one."""
         self._tail += token.to_bytes(4, "little")
+        self._made.append(token)
         text = self._transcript.push(token)
         update = self._updates.update(self.stream_id)
         update.tokens.append(token)
@@ -270,8 +312,9 @@ class DecodeRequest:
         parent = self._last_key
         (self._last_key,) = chain_block_keys(parent, bytes(self._tail), layout.block_tokens)
         self._tail.clear()
+        made = [self._last_key]
+        self._keys += made
         if self._reservation is not None and not order.no_reuse:
-            made = [self._last_key]
             self._publish(self._reservation.table, made, index)
             self._parts.storage.offer(made, self._runs, order.request_class)
 
@@ -311,12 +354,19 @@ class DecodeRequest:
             # A resumed request reuses generated tokens too; they are not of the prompt that the client sent.
             usage.cached_tokens = min(prompt, report.local_tokens + report.peer_tokens + report.store_tokens)
         self.ended.set_result(None)
+        self._turn_over()
         self._on_end()
         self._parts.ledger.decode_ended(self.order.request_id)
         self._observer.request_ended(update)
 
+    def _turn_over(self) -> None:
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
+
     async def _clean_up(self) -> None:
         parts = self._parts
+        if self._waiting is not None:
+            parts.cache.withdraw(self.number, self._waiting)
         if self._member is not None:
             parts.members.remove_decode(self._member)
             await parts.step_over()
@@ -330,6 +380,7 @@ class DecodeRequest:
                 _log.error(
                     "blocks stay unused: a peer may still write to them", extra={"request_id": self.order.request_id}
                 )
+                parts.cache.end(self.number, ())
                 return
         if self._reservation is not None:
-            parts.cache.release(self._reservation.table)
+            parts.cache.end(self.number, self._reservation.table)

@@ -1,96 +1,166 @@
-"""The worker's KV blocks: :class:`pinyon.paging.Reservations` with futures for who waits and a timer for leases."""
+"""The worker's KV blocks: :class:`pinyon.paging.Reservations` and :class:`pinyon.decisions.Admission` with futures for
+who waits and a timer for leases."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from pinyon.batching import BatchRequest, StepSeen
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
+from pinyon.decisions import Admission
 from pinyon.eviction import NO_TRAITS, Traits
-from pinyon.paging import BlockPool, Grant, Reservation, Reservations
+from pinyon.paging import BlockPool, Reservation, Reservations
 from pinyon.store.lease_keys import LeaseKeys
 from pinyon.transfer import RegionDescriptor
 
 __all__ = ["KvCache"]
+
+WAIT_WEIGHT = 0.2
+"""Of the latest wait in the mean."""
+
+
+def _nobody(_: float) -> None:
+    """Nobody is told."""
 
 
 class KvCache:
     """Owned by the event loop's thread."""
 
     def __init__(
-        self, layout: KvLayout, pool: BlockPool, reservations: Reservations, keys: LeaseKeys, clock: Clock
+        self,
+        layout: KvLayout,
+        pool: BlockPool,
+        admission: Admission,
+        reservations: Reservations,
+        keys: LeaseKeys,
+        clock: Clock,
     ) -> None:
         """``keys``: by which peers read what they leased."""
         self.layout = layout
         self._keys = keys
         self.pool = pool
         """To look at: whatever changes it goes through the reservations."""
+        self._admission = admission
         self._reservations = reservations
         self._clock = clock
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Reservation]] = {}
-        self._number_of: dict[asyncio.Future[Reservation], int] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Reservation], float]] = {}
+        """By number, with since when."""
         self._lease_timer: asyncio.TimerHandle | None = None
         self._lease_timer_s = math.inf
         """When it is due, by the clock."""
         self._asking_back = False
-        self.on_shortage: Callable[[], None] | None = None
-        """Called when somebody waits for room, here or after something was released: to release what is held only for
-        later."""
+        self._waits_s = 0.0
+        """Of those that were admitted of late, how long they had waited."""
+        self.spare: Callable[[], Iterator[None]] | None = None
+        """Releases what is held only for later, piece by piece, as long as somebody wants room."""
         self.on_published: Callable[[Sequence[int]], None] | None = None
         """Called with blocks that have new content."""
+        self.on_admitted: Callable[[float], None] = _nobody
+        """Called with the seconds that a request has waited for its blocks."""
 
     # -- figures
 
     @property
     def waiting(self) -> int:
-        """Reservations that wait for room."""
-        return self._reservations.waiting
+        """Requests that wait for room."""
+        return self._admission.waiting
 
     @property
     def leases(self) -> int:
         return self._reservations.leases
 
+    def room_wait_s(self) -> float:
+        """How long one that comes now waits for room, as far as those before it tell; 0 while nobody waits."""
+        since_s = self._admission.waits_since()
+        return 0.0 if since_s is None else max(self._clock() - since_s, self._waits_s)
+
     # -- reservations
 
-    def reserve(self, keys: Sequence[BlockKey], total: int) -> asyncio.Future[Reservation]:
-        """See :meth:`Reservations.reserve`. The future is done at once if there is room and nobody waits."""
-        number = next(self._numbers)
+    def number(self) -> int:
+        """Of a request that comes now: the next one."""
+        return next(self._numbers)
+
+    def reserve(self, request: BatchRequest, *, at_once: bool = True) -> asyncio.Future[Reservation]:
+        """See :meth:`Admission.enqueue`. The future is done at once if there is room and nobody waits, or not before
+        :meth:`settle`.
+
+        Whoever gets blocks calls :meth:`end` once, and whoever stops waiting :meth:`withdraw`.
+        """
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        grants = self._reservations.reserve(number, keys, total, self._clock())
-        self._waiting[number] = future
-        self._number_of[future] = number
-        self._give(grants)
+        self._admission.enqueue(request)
+        self._waiting[request.number] = (future, self._clock())
+        if at_once:
+            self.settle()
         return future
 
-    def withdraw(self, future: asyncio.Future[Reservation]) -> None:
+    def withdraw(self, number: int, future: asyncio.Future[Reservation]) -> None:
         """The reservation is not wanted any more, whether it was granted meanwhile or not."""
         if future.cancel():
-            number = self._number_of.pop(future)
             del self._waiting[number]
-            self._give(self._reservations.withdraw(number, self._clock()))
+            self._admission.withdraw(number)
+            self.settle()  # it may have been the one that blocked the others
         elif not future.cancelled():
-            self.release(future.result().table)
+            self.end(number, future.result().table)
 
-    def _give(self, grants: Iterable[Grant]) -> None:
-        for number, reservation in grants:
-            future = self._waiting.pop(number)
-            del self._number_of[future]
+    def end(self, number: int, table: Iterable[int]) -> None:
+        """An admitted request gives its blocks back, in prompt order; or some that it must not are not in ``table``."""
+        self.give_way(number, table)
+        self.settle()
+
+    def give_way(self, number: int, table: Iterable[int]) -> None:
+        """See :class:`pinyon.decisions.Room`. :meth:`settle` follows."""
+        self._admission.end(number)
+        self._reservations.release(table, self._clock())
+
+    def grow(self, count: int) -> list[int] | None:
+        """See :meth:`Reservations.grow`. What is held only for later goes first."""
+        blocks = self._reservations.grow(count, self._clock())
+        if blocks is None:
+            self._ask_back(lambda: self.pool.free + self.pool.cached >= count)
+            blocks = self._reservations.grow(count, self._clock())
+        return blocks
+
+    def observe(self, step: StepSeen) -> None:
+        """See :meth:`Admission.observe`."""
+        self._admission.observe(step)
+
+    def settle(self) -> None:
+        """What those that run have left goes to those that wait."""
+        if self._waiting and not self._asking_back and not self._served():
+            self._ask_back(self._served)
+
+    def _served(self) -> bool:
+        """Admit whoever has his turn; whether nobody waits any more."""
+        now_s = self._clock()
+        for number, reservation in self._admission.admit(now_s):
+            future, since_s = self._waiting.pop(number)
             future.set_result(reservation)
-        if self.on_shortage is not None and self._reservations.waiting and not self._asking_back:
-            self._asking_back = True  # what it releases comes back to here
-            try:
-                self.on_shortage()
-            finally:
-                self._asking_back = False
+            self._waits_s += (now_s - since_s - self._waits_s) * WAIT_WEIGHT
+            self.on_admitted(now_s - since_s)
+        return not self._waiting
+
+    def _ask_back(self, enough: Callable[[], bool]) -> None:
+        """Have what is held only for later released, until it is enough."""
+        if self.spare is None or self._asking_back:
+            return
+        self._asking_back = True  # what it releases comes back to here
+        try:
+            for _ in self.spare():
+                if enough():
+                    break
+        finally:
+            self._asking_back = False
 
     def extend(self, reservation: Reservation, keys: Sequence[BlockKey]) -> None:
         """See :meth:`Reservations.extend`."""
-        self._give(self._reservations.extend(reservation, keys, self._clock()))
+        if self._reservations.extend(reservation, keys, self._clock()):
+            self.settle()
 
     def publish(
         self, table: list[int], keys: Sequence[BlockKey], traits: Traits = NO_TRAITS, first: int = 0
@@ -115,7 +185,8 @@ class KvCache:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give references back, in prompt order."""
-        self._give(self._reservations.release(blocks, self._clock()))
+        self._reservations.release(blocks, self._clock())
+        self.settle()
 
     # -- leases
 
@@ -140,7 +211,8 @@ class KvCache:
         return self._keys.end(lease_id, lambda: self._over(lease_id))
 
     def _over(self, lease_id: int) -> None:
-        self._give(self._reservations.end_lease(lease_id, self._clock()) or ())
+        if self._reservations.end_lease(lease_id, self._clock()):
+            self.settle()
 
     def _arm(self) -> None:
         """One timer for the next lease that ends. It may come for one that was released: that costs nothing."""
@@ -164,10 +236,10 @@ class KvCache:
         if self._lease_timer is not None:
             self._lease_timer.cancel()
             self._lease_timer = None
-        for future in reversed(list(self._waiting.values())):
-            self.withdraw(future)
+        for number in reversed(list(self._waiting)):
+            self.withdraw(number, self._waiting[number][0])
         await self._keys.close()
 
     def check_integrity(self) -> None:
-        """See :meth:`Reservations.check_integrity`."""
-        self._reservations.check_integrity()
+        """See :meth:`Admission.check_integrity`."""
+        self._admission.check_integrity()

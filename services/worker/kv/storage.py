@@ -15,7 +15,7 @@ import asyncio
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -140,7 +140,7 @@ class Storage:
     def start(self) -> None:
         if self._store is not None:
             self._task = asyncio.create_task(self._run(self._store), name="storage")
-            self._cache.on_shortage = self._give_back
+            self._cache.spare = self._give_back
             self._cache.on_published = self._forget
 
     def new_runs(self) -> Runs:
@@ -181,7 +181,7 @@ class Storage:
             self._task.cancel()
             await asyncio.wait((self._task,))
             self._task = None
-            self._cache.on_shortage = None
+            self._cache.spare = None
             self._cache.on_published = None
         self._cache.release(each.block for each in self._queue.values())
         self._queue.clear()
@@ -230,13 +230,12 @@ class Storage:
             late.append(key)
         self._drop(late, Drop.LATE)
 
-    def _give_back(self) -> None:
-        """Somebody waits for room: the longest waiting blocks that nobody else uses go, until there is enough."""
+    def _give_back(self) -> Iterator[None]:
+        """Somebody wants room: the longest waiting blocks that nobody else uses go, one after the other."""
         for key, each in list(self._queue.items()):
-            if not self._cache.waiting:
-                return
             if self._cache.pool.references(each.block) == 1:
                 self._drop([key], Drop.ROOM)
+                yield
 
     def _next_batch(self) -> tuple[RequestClass, dict[BlockKey, _Waiting]]:
         """The longest waiting block with those that go with it, and what their classes share."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from pinyon.batching import LayerHook, Prompt, PromptQueue
+from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted, Unavailable
 from pinyon.eviction import Traits
 from pinyon.paging import Reservation
@@ -63,6 +63,8 @@ class PrefillJob:
         self._target = target
         self._owned = owned
         self._reservation = owned
+        self._number = 0
+        """Under which it has blocks of its own."""
         self._push: Push | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._layered: LayeredFetch | None = None
@@ -158,7 +160,8 @@ class PrefillJob:
         if self._owned is not None:
             cache.extend(self._owned, self._reusable)
             return self._owned
-        waiting = cache.reserve(self._reusable, self._parts.served.layout.blocks_for(len(self.order.tokens)))
+        self._number = number = cache.number()
+        waiting = cache.reserve(self._ask(number))
         full = ResourceExhausted("no KV memory free for the prompt", field="prefill_instance", retry_after_s=1)
         late = not waiting.done()
         if late:
@@ -167,13 +170,26 @@ class PrefillJob:
         try:
             self._reservation = await self.abort.wait(waiting, full, self._parts.settings.room_timeout_s)
         except BaseException:
-            cache.withdraw(waiting)
+            cache.withdraw(number, waiting)
             raise
         finally:
             if late:
                 self._queue.has_room(self.prompt.number)
                 self._wake()
         return self._reservation
+
+    def _ask(self, number: int) -> BatchRequest:
+        order = self.order
+        return BatchRequest(
+            number,
+            len(order.tokens),
+            self._parts.served.layout.blocks_for(len(order.tokens)),
+            tuple(order.keys),
+            self.prompt.reusable,
+            decodes=False,
+            arrived_s=self._parts.clock(),
+            request_class=order.request_class,
+        )
 
     async def _fetch(self, reservation: Reservation, span: Span) -> Fetched:
         """Blocks from elsewhere, as far as they arrive in time; the rest is computed."""
@@ -354,4 +370,4 @@ class PrefillJob:
         if self._layered is not None:
             await self._layered.stop()
         if self._owned is None and self._reservation is not None:
-            parts.cache.release(self._duplicates + self._reservation.table)
+            parts.cache.end(self._number, self._duplicates + self._reservation.table)

@@ -4,7 +4,7 @@ from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.policies import BATCHING_POLICIES
-from pinyon.batching.policy import BatchingPolicy, BatchRequest
+from pinyon.batching.policy import BatchingPolicy, BatchRequest, BlockNeed, Needs, StepSeen
 from pinyon.batching.prompt_queue import Prompt, PromptQueue
 from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler
 
@@ -12,9 +12,11 @@ __all__ = [
     "BATCHING_POLICIES",
     "BatchRequest",
     "BatchingPolicy",
+    "BlockNeed",
     "DecodeSlot",
     "Fcfs",
     "LayerHook",
+    "Needs",
     "PrefillChunk",
     "Prompt",
     "PromptQueue",
@@ -22,5 +24,6 @@ __all__ = [
     "StepLimits",
     "StepPlan",
     "StepScheduler",
+    "StepSeen",
     "plan_chunks",
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pinyon.batching.fcfs import Fcfs
-from pinyon.batching.policy import BatchingPolicy
+from pinyon.batching.policy import BatchingPolicy, Needs
 from pinyon.core.policies import NoSettings, Registry
 
 __all__ = ["BATCHING_POLICIES"]
 
-BATCHING_POLICIES: Registry[BatchingPolicy] = Registry("batching", {"fcfs": (NoSettings, lambda _: Fcfs())})
+BATCHING_POLICIES: Registry[Callable[[Needs], BatchingPolicy]] = Registry(
+    "batching", {"fcfs": (NoSettings, lambda _: Fcfs)}
+)

@@ -1,36 +1,65 @@
-"""The seam where a batching policy plugs in.
+"""The seam where a batching policy plugs in: who is admitted next, before KV memory is held for anybody.
 
-The policy is told of every request that waits for a place in the batch and of every one that leaves, so it can keep
-an index of its own (FEATHER's chunked hash tree, §4.2) instead of looking at all requests in each step.
+The policy is told of every request that waits and of every one that leaves, so it can keep an index of its own
+(FEATHER's chunked hash tree, §4.2) instead of looking at all requests in each step. Admitted, a request gets its blocks
+at once: those that it reuses and, for the rest, empty ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
-__all__ = ["BatchRequest", "BatchingPolicy"]
+__all__ = ["BatchRequest", "BatchingPolicy", "BlockNeed", "Needs", "StepSeen"]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """What a policy may look at. ``number`` is unique as long as the request lives."""
+    """What a policy may look at. ``number`` is unique as long as the request lives, and larger than those of all that
+    came before it; who gave way and waits again keeps its own."""
 
     number: int
     prompt_tokens: int
-    max_new_tokens: int
+    blocks: int
+    """Held once it is admitted: for the prompt and, if it is decoded here, the token after that."""
     block_keys: tuple[BlockKey, ...] = ()
     """Keys of the prompt's full blocks: equal keys mean an equal prefix."""
+    reusable: int = 0
+    """Leading keys whose blocks it may take over from others."""
+    decodes: bool = True
+    """False: its prompt is computed for another instance, and it takes no slot."""
+    max_new_tokens: int = 0
     arrived_s: float = 0.0
     """When it came to this instance, by the clock that ``admit`` is called with."""
     request_class: RequestClass = UNKNOWN_CLASS
 
 
+class BlockNeed(NamedTuple):
+    """Of a request's blocks: how many are ``held`` with content, and how many it would take out of the room."""
+
+    held: int
+    missing: int
+    """Those that nobody uses are part of the room, held or not."""
+
+
+Needs = Callable[[BatchRequest], BlockNeed]
+"""What a request needs as of now. O(its reusable keys)."""
+
+
+class StepSeen(NamedTuple):
+    """An engine step that has ended: requests that got a token, prompt tokens computed, and how long both took."""
+
+    decoded: int
+    prefill_tokens: int
+    seconds: float
+
+
 class BatchingPolicy(Protocol):
-    """Waiting requests become running ones in the order the policy chooses. Owned by one thread; not re-entrant."""
+    """Made with :data:`Needs`. Owned by one thread; not re-entrant."""
 
     @property
     def waiting(self) -> int:
@@ -43,13 +72,18 @@ class BatchingPolicy(Protocol):
         ...
 
     def enqueue(self, request: BatchRequest) -> None:
-        """A request whose KV is in place now waits for the batch. Raises ``ValueError`` if its number is known."""
+        """It waits from now on. Raises ``ValueError`` if its number is known."""
         ...
 
-    def admit(self, slots: int, now_s: float) -> list[int]:
-        """Choose at most ``slots`` waiting requests to enter the batch now; they count as running from here on."""
+    def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
+        """Choose waiting requests whose missing blocks are at most ``room_blocks`` together, at most ``slots`` of them
+        that are decoded; they count as running from here on. Asked again until it chooses nobody."""
         ...
 
     def remove(self, number: int) -> bool:
-        """A request ended or was cancelled, waiting or running. False if it is not known."""
+        """A request ended, gave way or was cancelled, waiting or running. False if it is not known."""
+        ...
+
+    def observe(self, step: StepSeen) -> None:
+        """What the batch that it made has brought."""
         ...

@@ -3,8 +3,8 @@
 ``decide`` plans a step over numbers; ``fold`` says which of its members it counts for. Between the two, members may be
 removed: the step does not count for them. What a number stands for is known to the caller alone.
 
-A decoded request's KV grows by a token in each step, so before ``decide`` its owner gives those that ``growth`` names a
-block more each (``grown``), or takes ``victim`` out when there are none.
+A decoded request's KV grows by a token in each step, so after ``fill`` and before ``decide`` the owner gives those that
+``growth`` names a block more each (``grown``), or takes ``victim`` out when there are none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pinyon.batching.chunking import plan_chunks
-from pinyon.batching.policy import BatchingPolicy, BatchRequest
 
 __all__ = ["PromptWork", "StepLimits", "StepPlan", "StepScheduler"]
 
@@ -61,13 +60,12 @@ class _Prompt:
 class StepScheduler:
     """One step at a time: ``decide``, then ``fold``. Prompts and decoded requests have numbers of their own each."""
 
-    def __init__(self, policy: BatchingPolicy, limits: StepLimits) -> None:
-        self._policy = policy
+    def __init__(self, limits: StepLimits) -> None:
         self._limits = limits
         self._prompts: dict[int, _Prompt] = {}
         self._waiting: dict[int, int] = {}
         self._running: dict[int, int] = {}
-        """In the order of admission. The values are what room is left: tokens that the blocks held have no KV of."""
+        """Both in the order in which they came. The values are the room left: tokens that the blocks held take yet."""
 
     @property
     def waiting(self) -> int:
@@ -93,29 +91,26 @@ class StepScheduler:
     def remove_prefill(self, number: int) -> None:
         self._prompts.pop(number, None)
 
-    def add_decode(self, request: BatchRequest, blocks: int) -> None:
-        """``blocks`` are held for it, the prompt's included. Raises ``ValueError`` if the number is known."""
-        self._policy.enqueue(request)
-        self._waiting[request.number] = blocks * self._limits.block_tokens - request.prompt_tokens
+    def add_decode(self, number: int, tokens: int, blocks: int) -> None:
+        """The KV of ``tokens`` is there, in so many blocks. Raises ``ValueError`` if the number is known."""
+        if number in self._waiting or number in self._running:
+            raise ValueError(f"request {number} is decoded already")
+        self._waiting[number] = blocks * self._limits.block_tokens - tokens
 
     def remove_decode(self, number: int) -> None:
-        """It is finished, or was cancelled."""
-        if number in self._waiting:
-            del self._waiting[number]
-        elif number in self._running:
-            del self._running[number]
-        else:
-            return
-        self._policy.remove(number)
+        """It is finished, gave way, or was cancelled."""
+        if self._waiting.pop(number, None) is None:
+            self._running.pop(number, None)
 
-    def admit(self, now_s: float) -> None:
-        """Waiting requests enter the batch."""
-        if self._waiting:
-            for number in self._policy.admit(self._limits.max_batch - len(self._running), now_s):
-                self._running[number] = self._waiting.pop(number)
+    def fill(self) -> None:
+        """Those that wait take the free places, in the order in which they came."""
+        waiting, running = self._waiting, self._running
+        while waiting and len(running) < self._limits.max_batch:
+            number = next(iter(waiting))
+            running[number] = waiting.pop(number)
 
     def growth(self) -> list[int]:
-        """Running requests that need a block more before the next step, in the order of admission."""
+        """Running requests that need a block more before the next step."""
         return [number for number, left in self._running.items() if left < 1]
 
     def grown(self, number: int, blocks: int) -> None:
@@ -123,13 +118,12 @@ class StepScheduler:
         self._running[number] += blocks * self._limits.block_tokens
 
     def victim(self) -> int | None:
-        """Who gives way when there is no room: the one that was admitted last, which loses least and would be behind the
-        others again. None when nobody runs."""
-        return next(reversed(self._running), None)
+        """Who gives way when there is no room: the one that came last, so that the first always gets on. None when
+        nobody is here."""
+        return max((*self._running, *self._waiting), default=None)
 
     def decide(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do. Requires that nobody is left in :meth:`growth`."""
-        limits = self._limits
         if not self._running and not self._prompts:
             return None
         decodes = list(self._running)

@@ -1,15 +1,21 @@
 """What a service decides, put together from the pure rooms in one way: for the service, a simulator, and a replay."""
 
+from pinyon.decisions.admission import Admission, Grant
 from pinyon.decisions.front import FrontConfig, FrontDecisions
+from pinyon.decisions.growth import Room, make_room
 from pinyon.decisions.instance import InstanceConfig, InstanceDecisions
 from pinyon.decisions.journal import JOURNAL_TYPES, journal_header, replay_journal
 
 __all__ = [
     "JOURNAL_TYPES",
+    "Admission",
     "FrontConfig",
     "FrontDecisions",
+    "Grant",
     "InstanceConfig",
     "InstanceDecisions",
+    "Room",
     "journal_header",
+    "make_room",
     "replay_journal",
 ]

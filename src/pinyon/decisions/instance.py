@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pinyon.batching import BATCHING_POLICIES, PromptQueue, StepLimits, StepScheduler
 from pinyon.core.journal import Journal
+from pinyon.decisions.admission import Admission
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.paging import BlockPool, LeaseTable, Reservations
 
 __all__ = ["InstanceConfig", "InstanceDecisions"]
 
+ADMITTED_PER_PLACE = 2
+"""Requests that hold KV, for each that a step decodes: the others' prompts are being computed, here or elsewhere."""
+HEADROOM_SHARE = 100
+"""One block in so many is left to running requests by those that enter: else the first one that grows would send one of
+them away again."""
+
 INSTANCE_INPUTS = {
-    "reservations": (
-        *("reserve", "withdraw", "extend", "publish", "hold", "release"),
-        *("lease", "end_lease", "overdue"),
-        *("grow", "preempt", "settle"),
-    ),
+    "admission": ("enqueue", "withdraw", "admit", "end", "observe"),
+    "reservations": ("grow", "extend", "publish", "hold", "release", "lease", "end_lease", "overdue"),
     "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
-    "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "admit", "grown", "decide", "fold"),
+    "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "fill", "grown", "decide", "fold"),
 }
 """The methods that change something, by module."""
 
@@ -37,8 +42,6 @@ class InstanceConfig:
     eviction: str = "lru"
     batching: str = "fcfs"
     first_lease_id: int = 1
-    headroom_blocks: int = 0
-    """Left to running requests by those that enter."""
 
 
 class InstanceDecisions:
@@ -48,10 +51,19 @@ class InstanceDecisions:
         """Raises ``ValueError`` for an unknown policy."""
         limits = StepLimits(config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens)
         self.pool = BlockPool(config.pool_blocks, EVICTION_POLICIES.make(config.eviction))
-        self.reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id), config.headroom_blocks)
+        reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id))
+        self.reservations = reservations
+        self.admission = Admission(
+            BATCHING_POLICIES.make(config.batching),
+            self.pool,
+            reservations,
+            slots=ADMITTED_PER_PLACE * config.max_batch,
+            headroom=math.ceil(config.pool_blocks / HEADROOM_SHARE),
+        )
         self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills)
-        self.steps = StepScheduler(BATCHING_POLICIES.make(config.batching), limits)
+        self.steps = StepScheduler(limits)
         if journal is not None:
+            self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])
             self.reservations = journal.record("reservations", self.reservations, INSTANCE_INPUTS["reservations"])
             self.prompts = journal.record("prompts", self.prompts, INSTANCE_INPUTS["prompts"])
             self.steps = journal.record("steps", self.steps, INSTANCE_INPUTS["steps"])

@@ -6,19 +6,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pinyon.batching import BatchRequest, Prompt, PromptWork, StepPlan
+from pinyon.batching import BatchRequest, Prompt, PromptWork, StepPlan, StepSeen
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, Replay, replay
 from pinyon.core.request import RequestClass
+from pinyon.decisions.admission import Grant
 from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
 from pinyon.eviction import Traits
-from pinyon.paging import Grant, Reservation
+from pinyon.paging import Reservation
 from pinyon.routing.rates import Rates
 
 __all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
 
-JOURNAL_TYPES = (BatchRequest, Grant, Prompt, PromptWork, Rates, RequestClass, Reservation, StepPlan, Traits)
+JOURNAL_TYPES = (
+    *(BatchRequest, Grant, Prompt, PromptWork, Rates, RequestClass),
+    *(Reservation, StepPlan, StepSeen, Traits),
+)
 """The values that the decisions are told and that they answer."""
 
 _CONFIGS = {"instance": InstanceConfig, "front": FrontConfig}
@@ -40,10 +44,10 @@ def _build(header: Mapping[str, Any]) -> Mapping[str, object]:
     try:
         if kind == "instance":
             instance = InstanceDecisions(InstanceConfig(**config))  # type: ignore[arg-type]  # that is what is tried
-            return {"reservations": instance.reservations, "prompts": instance.prompts, "steps": instance.steps}
+            return {name: getattr(instance, name) for name in INSTANCE_INPUTS}
         if kind == "front":
             front = FrontDecisions(FrontConfig(**config))  # type: ignore[arg-type]
-            return {"queue": front.queue, "rates": front.rates}
+            return {name: getattr(front, name) for name in FRONT_INPUTS}
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"no configuration of {kind} decisions: {error}") from error
     raise InvalidArgument(f"a journal of unknown decisions: {kind!r:.100}")

@@ -77,6 +77,7 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
         used_blocks=load.used_blocks,
         cached_blocks=load.cached_blocks,
         mean_tbt_ms=load.mean_tbt_ms,
+        room_wait_ms=load.room_wait_s * 1e3,
         draining=load.draining,
         failed_source_addresses=sorted(load.failed_sources),
     )
@@ -86,6 +87,8 @@ def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
     """A load report."""
     if not 0 <= message.mean_tbt_ms < math.inf:
         raise InvalidArgument("must be a non-negative number", field="load.mean_tbt_ms")
+    if not 0 <= message.room_wait_ms < math.inf:
+        raise InvalidArgument("must be a non-negative number", field="load.room_wait_ms")
     if len(message.failed_source_addresses) > FAILED_SOURCES_MAX:
         raise InvalidArgument(f"must be at most {FAILED_SOURCES_MAX} addresses", field="load.failed_source_addresses")
     return InstanceLoad(
@@ -95,6 +98,7 @@ def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
         used_blocks=message.used_blocks,
         cached_blocks=message.cached_blocks,
         mean_tbt_ms=message.mean_tbt_ms,
+        room_wait_s=message.room_wait_ms * 1e-3,
         draining=message.draining,
         failed_sources=frozenset(
             check_text(each, "load.failed_source_addresses", ADDRESS_CHARS_MAX)

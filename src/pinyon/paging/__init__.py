@@ -1,8 +1,8 @@
-"""Which block of a paged pool holds which key, who waits for blocks, and who reads them until when."""
+"""Which block of a paged pool holds which key, who holds blocks, and who reads them until when."""
 
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
-from pinyon.paging.reservations import Grant, Reservation, Reservations
+from pinyon.paging.reservations import Reservation, Reservations
 
-__all__ = ["BlockPool", "Grant", "KeyChanges", "LeaseTable", "Reservation", "Reservations"]
+__all__ = ["BlockPool", "KeyChanges", "LeaseTable", "Reservation", "Reservations"]

@@ -52,20 +52,18 @@ class BlockPool:
                 return index
         return len(keys)
 
-    def has_room(self, keys: Sequence[bytes], total: int) -> bool:
-        """Whether ``total`` blocks can be had of which the first ones are the leading run of ``keys`` that is held."""
+    def need(self, keys: Sequence[bytes], total: int) -> tuple[int, int]:
+        """Of ``total`` blocks, of which the first ones are the leading run of ``keys`` that is held: how many that are,
+        and by how many fewer blocks can be had afterwards."""
         by_key, refs = self._by_key, self._refs
-        room = len(self._free) + len(self._eviction)
-        wanted = total
-        if wanted - len(keys) > room:
-            return False
-        for key in keys:
+        held = used = 0
+        for key in keys[:total]:
             block = by_key.get(key)
             if block is None:
                 break
-            wanted -= 1
-            room -= not refs[block]  # it is not to be evicted then
-        return wanted <= room
+            held += 1
+            used += refs[block] > 0  # one that nobody uses is not to be evicted then
+        return held, total - used
 
     def acquire(self, keys: Sequence[bytes], *, allow_gaps: bool = False) -> list[tuple[int, int]]:
         """``(index in keys, block)`` of the leading run that is held, with one reference each.

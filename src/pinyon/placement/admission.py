@@ -26,12 +26,12 @@ def is_slow(request: PlacementRequest, decision: PlacementDecision) -> bool:
 def rejection(request: PlacementRequest, decision: PlacementDecision) -> Rejected:
     """Why a decision that is late or slow is not taken.
 
-    For the TTFT the retry hint says when enough of the queue will have been worked off. A request too long for its SLO
+    For the TTFT the retry hint says when enough of the waits will be over. A request too long for its SLO
     even on an idle instance gets no hint: trying again does not help.
     """
     if is_late(request, decision):
         hint: float | None = None
-        if decision.ttft_s - decision.queue_s <= request.ttft_slo_s:
+        if decision.transfer_s + decision.prefill_s <= request.ttft_slo_s:
             hint = min(RETRY_MAX_S, max(RETRY_MIN_S, decision.ttft_s - request.ttft_slo_s))
         return Rejected(
             f"predicted time to first token {decision.ttft_s:.2f} s exceeds the limit of {request.ttft_slo_s:.2f} s",

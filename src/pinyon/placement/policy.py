@@ -65,8 +65,14 @@ class PlacementDecision:
     """It fetches although computing would be faster by what is known of the reader, to learn whether that is so."""
 
     @property
+    def room_s(self) -> float:
+        """Wait for KV blocks: the decode instance's come first, then those of a prefill instance elsewhere."""
+        elsewhere = 0.0 if self.prefill is self.decode else self.prefill.load.room_wait_s
+        return self.decode.load.room_wait_s + elsewhere
+
+    @property
     def ttft_s(self) -> float:
-        return self.transfer_s + self.queue_s + self.prefill_s
+        return self.room_s + self.transfer_s + self.queue_s + self.prefill_s
 
     @property
     def reused_blocks(self) -> int:

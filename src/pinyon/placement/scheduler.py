@@ -48,7 +48,7 @@ class Scheduler:
         if decision.doubts_transfer:  # the next one is later, even if nothing is learned from this one
             decision.prefill.transfer_learned_s = now_s
         block_tokens = pool.layout.block_tokens
-        blocks = decode_blocks(request, decision.decode, block_tokens)
+        blocks = decode_blocks(request, block_tokens)
         held = match.held_by(decision.prefill)
         expected = b"" if request.no_reuse else request.block_keys[held * KEY_BYTES :]
         fleet.inflight.add(request.request_id, decision, blocks, now_s, expected)
@@ -149,8 +149,9 @@ def _prompt_fits(request: PlacementRequest, state: InstanceState, block_tokens: 
 def _decode_fits(request: PlacementRequest, state: InstanceState, block_tokens: int) -> bool:
     if not _prompt_fits(request, state, block_tokens):
         return False
-    capacity = state.info.capacity_blocks
-    return not capacity or decode_blocks(request, state, block_tokens) <= capacity
+    capacity, context = state.info.capacity_blocks, state.info.max_context_tokens
+    tokens = request.prompt_tokens + max(1, request.max_tokens)
+    return not capacity or (min(tokens, context) if context else tokens) <= capacity * block_tokens
 
 
 def _too_large(request: PlacementRequest, pools: list[Pool]) -> InvalidArgument:

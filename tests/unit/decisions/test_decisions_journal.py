@@ -13,6 +13,7 @@ from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.core.journal import Codec, Journal
 from pinyon.decisions import (
     JOURNAL_TYPES,
+    Admission,
     FrontConfig,
     FrontDecisions,
     InstanceConfig,
@@ -27,13 +28,14 @@ from pinyon.routing.queue import RequestQueue
 from pinyon.routing.rates import TenantRates
 
 CONFIG = InstanceConfig(8, 16, 4, 64, 32, 2, 8)
-READS = {"check", "check_integrity", "full", "levels", "next_deadline"}
+READS = {"check", "check_integrity", "full", "growth", "levels", "next_deadline", "victim", "waits_since"}
 
 
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [
-        (Reservations, INSTANCE_INPUTS["reservations"]),
+        (Admission, INSTANCE_INPUTS["admission"]),
+        (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve")),  # that is what admission calls
         (PromptQueue, INSTANCE_INPUTS["prompts"]),
         (StepScheduler, INSTANCE_INPUTS["steps"]),
         (RequestQueue, FRONT_INPUTS["queue"]),

@@ -25,7 +25,8 @@ def test_traits_of_blocks() -> None:
     policy = Asking()
     pool = BlockPool(4, policy)
     reservations = Reservations(pool, LeaseTable())
-    ((_, room),) = reservations.reserve(1, (), 4, 0.0)
+    room = reservations.reserve((), 4, 0.0)
+    assert room
     keys = [bytes([number]) * 16 for number in range(4)]
     reservations.publish(room.table[1:3], keys[1:3], Traits.of(RequestClass(kind="chat", turn=2, tenant="anna")), 1)
     reservations.publish(room.table[3:], keys[3:])
@@ -33,7 +34,8 @@ def test_traits_of_blocks() -> None:
     # The deepest block goes first, so it comes first.
     assert policy.told == [NO_TRAITS, Traits("chat/2", 2, "anna"), Traits("chat/2", 1, "anna")]
     policy.told.clear()
-    ((_, again),) = reservations.reserve(2, (), 4, 2.0)
+    again = reservations.reserve((), 4, 2.0)
+    assert again
     reservations.publish(again.table[:1], keys[:1])
     reservations.release(again.table, 3.0)
     assert policy.told == [NO_TRAITS], "what was known of an evicted block is told of the next one"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pinyon.batching import BatchRequest, Fcfs
+from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
+from pinyon.decisions import Admission
 from pinyon.eviction import Lru
-from pinyon.paging import BlockPool, LeaseTable, Reservations
+from pinyon.paging import BlockPool, LeaseTable, Reservation, Reservations
 from pinyon.store.lease_keys import LeaseKeys
 from pinyon.transfer import Access, RegionDescriptor, TransferLimitReached
 from services.worker.kv.cache import KvCache
@@ -57,4 +60,33 @@ class FakeDoors:
 def new_cache(layout: KvLayout, blocks: int, clock: Clock, doors: FakeDoors | None = None) -> KvCache:
     pool = BlockPool(blocks, Lru())
     keys = LeaseKeys(doors or FakeDoors(), None)  # type: ignore[arg-type]
-    return KvCache(layout, pool, Reservations(pool, LeaseTable()), keys, clock)
+    reservations = Reservations(pool, LeaseTable())
+    admission = Admission(Fcfs, pool, reservations, slots=99, headroom=0)
+    return KvCache(layout, pool, admission, reservations, keys, clock)
+
+
+class Holder:
+    """A request that asks for blocks and gives them back."""
+
+    def __init__(self, cache: KvCache, keys: Sequence[BlockKey], blocks: int) -> None:
+        self.number = cache.number()
+        self._cache = cache
+        self.future = cache.reserve(BatchRequest(self.number, 1, blocks, tuple(keys), len(keys)))
+
+    @property
+    def waits(self) -> bool:
+        return not self.future.done()
+
+    @property
+    def reservation(self) -> Reservation:
+        return self.future.result()
+
+    @property
+    def table(self) -> list[int]:
+        return self.future.result().table
+
+    def end(self) -> None:
+        self._cache.end(self.number, self.table)
+
+    def withdraw(self) -> None:
+        self._cache.withdraw(self.number, self.future)

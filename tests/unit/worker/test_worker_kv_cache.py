@@ -8,7 +8,7 @@ import pytest
 
 from pinyon.core.layout import KvLayout
 from pinyon.transfer import Access, TransferLimitReached
-from tests.unit.worker.caches import FakeDoors, new_cache
+from tests.unit.worker.caches import FakeDoors, Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]
@@ -35,78 +35,79 @@ async def cache(now, doors):
 
 
 async def test_a_reservation_brings_what_is_held_of_the_prefix(cache):
-    first = cache.reserve([], 3).result()
+    first = Holder(cache, [], 3)
     cache.publish(first.table[:2], KEYS[:2])
-    second = cache.reserve(KEYS[:4], 4).result()
-    assert second.held == 2
+    second = Holder(cache, KEYS[:4], 4)
+    assert second.reservation.held == 2
     assert second.table[:2] == first.table[:2]
     assert not set(second.table[2:]) & set(first.table)
-    cache.release(first.table)
-    cache.release(second.table)
+    first.end()
+    second.end()
     assert cache.pool.cached == 2
 
 
 async def test_nobody_overtakes_the_one_that_waits_for_more(cache):
-    held = cache.reserve([], 4).result()
-    large, small = cache.reserve([], 5), cache.reserve([], 1)
-    assert [large.done(), small.done()] == [False, False]
+    held = Holder(cache, [], 4)
+    large, small = Holder(cache, [], 5), Holder(cache, [], 1)
+    assert [large.waits, small.waits] == [True, True]
     assert cache.waiting == 2
-    cache.release(held.table)
-    cache.release(large.result().table)
-    cache.release(small.result().table)
+    held.end()
+    large.end()
+    small.end()
 
 
 async def test_whoever_gives_up_lets_the_next_one_through(cache):
-    held = cache.reserve([], 4).result()
-    large, small = cache.reserve([], 5), cache.reserve([], 1)
-    cache.withdraw(large)
-    assert small.done()
+    held = Holder(cache, [], 4)
+    large, small = Holder(cache, [], 5), Holder(cache, [], 1)
+    large.withdraw()
+    assert not small.waits
     assert cache.waiting == 0
-    cache.withdraw(small)  # granted meanwhile: the blocks come back
-    cache.release(held.table)
+    small.withdraw()  # granted meanwhile: the blocks come back
+    held.end()
 
 
 async def test_what_became_readable_since_replaces_empty_blocks(cache):
-    mine = cache.reserve(KEYS, 2).result()
-    other = cache.reserve(KEYS, 2).result()
+    mine = Holder(cache, KEYS, 2)
+    other = Holder(cache, KEYS, 2)
     cache.publish(other.table, KEYS[:2])
-    cache.extend(mine, KEYS[:2])
-    assert (mine.table, mine.held) == (other.table, 2)
+    cache.extend(mine.reservation, KEYS[:2])
+    assert (mine.table, mine.reservation.held) == (other.table, 2)
     assert cache.pool.free == 4
-    cache.release(mine.table)
-    cache.release(other.table)
+    mine.end()
+    other.end()
 
 
 async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, now):
-    held = cache.reserve([], 6).result()
+    held = Holder(cache, [], 6)
     cache.publish(held.table, KEYS[:6])
     lease, found, _ = cache.lease([KEYS[0], KEYS[1], KEYS[7], KEYS[2]], 1.0, allow_gaps=False)
     assert lease > 0
     assert [index for index, _ in found] == [0, 1]
-    cache.release(held.table)
-    waiting = cache.reserve([], 6)
-    assert not waiting.done()
+    held.end()
+    waiting = Holder(cache, [], 6)
+    assert waiting.waits
     now[0] += 0.5
     cache._expire()
-    assert not waiting.done()
+    assert waiting.waits
     now[0] += 0.6
     cache._expire()
-    cache.release(waiting.result().table)
+    waiting.end()
     assert not cache.end_lease(lease)
     assert cache.pool.evicted == 6
 
 
 async def test_a_short_lease_ends_by_its_own_time_and_not_by_that_of_a_longer_one_before_it(cache, now):
-    held = cache.reserve([], 6).result()
+    held = Holder(cache, [], 6)
     cache.publish(held.table, KEYS[:6])
     long, *_ = cache.lease(KEYS[:3], 1000.0, allow_gaps=False)
     cache.lease(KEYS[3:6], 0.5, allow_gaps=True)
-    cache.release(held.table)
-    waiting = cache.reserve([], 3)
-    assert not waiting.done()
+    held.end()
+    waiting = Holder(cache, [], 3)
+    assert waiting.waits
     now[0] += 0.5
     async with asyncio.timeout(30):
-        cache.release((await waiting).table)
+        await waiting.future
+        waiting.end()
     assert cache.leases == 1
     assert cache.end_lease(long)
 
@@ -117,16 +118,16 @@ async def test_nothing_held_is_no_lease(cache):
 
 
 async def test_a_lease_ends_early(cache):
-    held = cache.reserve([], 2).result()
+    held = Holder(cache, [], 2)
     cache.publish(held.table, KEYS[:2])
     lease, _, _ = cache.lease(KEYS[:2], 1.0, allow_gaps=False)
     assert cache.end_lease(lease)
     assert not cache.end_lease(lease)
-    cache.release(held.table)
+    held.end()
 
 
 async def test_a_leases_key_opens_its_blocks_alone_and_until_its_end(cache, doors):
-    held = cache.reserve([], 4).result()
+    held = Holder(cache, [], 4)
     cache.publish(held.table[1:3], KEYS[:2])
     lease, found, opened = cache.lease(KEYS[:2], 1.5, allow_gaps=False)
     (grant,) = doors.open.values()
@@ -135,15 +136,15 @@ async def test_a_leases_key_opens_its_blocks_alone_and_until_its_end(cache, door
     assert (grant.access, grant.lifetime_s, opened) == (Access.READ, 1.5, grant.descriptor())
     assert cache.end_lease(lease)
     assert not doors.open
-    cache.release(held.table)
+    held.end()
 
 
 @pytest.mark.parametrize("by_time", [False, True])
 async def test_blocks_are_not_used_again_while_they_are_being_read(cache, doors, now, by_time):
-    held = cache.reserve([], 6).result()
+    held = Holder(cache, [], 6)
     cache.publish(held.table, KEYS[:6])
     lease, *_ = cache.lease(KEYS[:2], 1.0, allow_gaps=False)
-    cache.release(held.table)
+    held.end()
     doors.idle.clear()
     if by_time:
         now[0] += 1.0
@@ -152,38 +153,39 @@ async def test_blocks_are_not_used_again_while_they_are_being_read(cache, doors,
         assert cache.end_lease(lease)
     assert not doors.open, "the key is refused at once"
     assert not cache.end_lease(lease)
-    waiting = cache.reserve([], 6)
+    waiting = Holder(cache, [], 6)
     await asyncio.sleep(0)
-    assert not waiting.done()
+    assert waiting.waits
     doors.idle.set()
-    cache.release((await asyncio.wait_for(waiting, 10)).table)
+    await asyncio.wait_for(waiting.future, 10)
+    waiting.end()
 
 
 async def test_a_lease_without_a_key_is_no_lease(cache, doors):
-    held = cache.reserve([], 2).result()
+    held = Holder(cache, [], 2)
     cache.publish(held.table, KEYS[:2])
     doors.full = True
     with pytest.raises(TransferLimitReached):
         cache.lease(KEYS[:2], 1.0, allow_gaps=False)
     assert cache.leases == 0
-    cache.release(held.table)
+    held.end()
 
 
 async def test_the_timer_ends_leases_by_itself():
     cache = new_cache(LAYOUT, 2, asyncio.get_running_loop().time)
-    held = cache.reserve([], 2).result()
+    held = Holder(cache, [], 2)
     cache.publish(held.table, KEYS[:2])
     cache.lease(KEYS[:2], 0.01, allow_gaps=False)
-    cache.release(held.table)
-    waiting = cache.reserve([], 2)
-    reservation = await asyncio.wait_for(waiting, 10)
-    cache.release(reservation.table)
+    held.end()
+    waiting = Holder(cache, [], 2)
+    await asyncio.wait_for(waiting.future, 10)
+    waiting.end()
     await cache.close()
 
 
 async def test_withdrawing_does_not_look_through_those_that_wait(cache):
-    held = cache.reserve([], 6).result()
-    waiting = [cache.reserve([], 1) for _ in range(100)]
+    held = Holder(cache, [], 6)
+    waiting = [Holder(cache, [], 1) for _ in range(100)]
 
     class Unsearchable(dict):
         def items(self):
@@ -191,7 +193,6 @@ async def test_withdrawing_does_not_look_through_those_that_wait(cache):
 
     cache._waiting = Unsearchable(cache._waiting)
     for each in reversed(waiting):
-        cache.withdraw(each)
+        each.withdraw()
     assert cache.waiting == 0
-    assert not cache._number_of
-    cache.release(held.table)
+    held.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pinyon.batching import BatchRequest, Fcfs, StepLimits, StepScheduler
+from pinyon.batching import StepLimits, StepScheduler
 from pinyon.core.request import SamplingParams
 from services.worker.step_members import DecodeMember, PrefillMember, StepMembers, StepOutcome
 
@@ -17,6 +17,7 @@ class Log:
 
     def __init__(self, last: int = 10**9) -> None:
         self.chunks, self.tokens, self.errors = [], [], []
+        self.ways = 0
         self.seconds: list[float] = []
         self._last = last
 
@@ -31,6 +32,9 @@ class Log:
     def error(self, error):
         self.errors.append(error)
 
+    def gave_way(self):
+        self.ways += 1
+
 
 def prefill(number: int, length: int, log: Log, position: int = 0) -> PrefillMember:
     tokens = np.arange(length, dtype=np.uint32)
@@ -38,17 +42,39 @@ def prefill(number: int, length: int, log: Log, position: int = 0) -> PrefillMem
 
 
 def decode(number: int, log: Log) -> DecodeMember:
-    return DecodeMember(BatchRequest(number, 5, 9), 7, 5, [0], SamplingParams(), 1, log.token, log.error)
+    return DecodeMember(number, 7, 5, [number], SamplingParams(), 1, log.token, log.error, log.gave_way)
+
+
+class Pool:
+    """So many blocks are free."""
+
+    def __init__(self, blocks: int = 99) -> None:
+        self.free = blocks
+        self.ended: list[int] = []
+        self.settled = 0
+
+    def grow(self, count: int) -> list[int] | None:
+        if self.free < count:
+            return None
+        self.free -= count
+        return [100 + self.free] * count
+
+    def give_way(self, number: int, table: list[int]) -> None:
+        self.ended.append(number)
+        self.free += len(table)
+
+    def settle(self) -> None:
+        self.settled += 1
 
 
 @pytest.fixture
 def scheduler() -> StepScheduler:
-    return StepScheduler(Fcfs(), LIMITS)
+    return StepScheduler(LIMITS)
 
 
 @pytest.fixture
 def members(scheduler) -> StepMembers:
-    return StepMembers(scheduler)
+    return StepMembers(scheduler, Pool())
 
 
 def result(step, token=50):
@@ -75,7 +101,7 @@ def test_decodes_come_first_and_chunks_share_what_is_left_of_the_budget(members,
 
 def test_a_full_batch_does_not_starve_prompts():
     limits = StepLimits(max_batch=30, step_tokens=4, chunk_tokens=16, block_tokens=8)
-    members = StepMembers(StepScheduler(Fcfs(), limits))
+    members = StepMembers(StepScheduler(limits), Pool())
     log = Log()
     for number in range(30):
         members.add_decode(decode(number, log))
@@ -161,3 +187,45 @@ def test_a_member_that_breaks_in_its_callback_costs_the_others_nothing(members, 
     assert [type(error) for error in bad.errors] == [ZeroDivisionError]
     assert good.tokens == [50]
     assert scheduler.running == 1
+
+
+def test_a_table_grows_before_the_token_that_needs_it(members):
+    log = Log()
+    work = decode(1, log)
+    members.add_decode(work)
+    sizes = []
+    for _ in range(14):
+        step = members.decide(0.0)
+        sizes.append(len(step.slots[0].block_table))
+        members.fold(step, result(step))
+    assert sizes == [1] * 3 + [2] * 8 + [3] * 3
+    assert log.ways == 0
+
+
+def test_without_room_the_one_that_came_last_gives_way_and_the_first_gets_on(scheduler):
+    room = Pool(0)
+    members = StepMembers(scheduler, room)
+    old, young = Log(), Log()
+    for number, log in ((1, old), (2, young)):
+        members.add_decode(decode(number, log))
+    for _ in range(4):
+        step = members.decide(0.0)
+        members.fold(step, result(step))
+    assert (old.ways, young.ways) == (0, 1)
+    assert (len(old.tokens), len(young.tokens)) == (4, 3)
+    assert (room.ended, room.settled, members.preemptions) == ([2], 1, 1)
+    assert members.running == 1
+
+
+def test_one_that_breaks_as_it_gives_way_costs_the_others_nothing(scheduler):
+    members = StepMembers(scheduler, Pool(0))
+    old, young = Log(), Log()
+    members.add_decode(decode(1, old))
+    broken = decode(2, young)
+    broken.preempted = lambda: 1 / 0
+    members.add_decode(broken)
+    for _ in range(4):
+        step = members.decide(0.0)
+        members.fold(step, result(step))
+    assert [type(error) for error in young.errors] == [ZeroDivisionError]
+    assert len(old.tokens) == 4

@@ -16,7 +16,7 @@ from pinyon.store.client import PutOutcome, PutResult
 from pinyon.store.runs import RUN_TOKENS, Run
 from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import LOOK_S, POOL_SHARE, Drop, Storage
-from tests.unit.worker.caches import new_cache
+from tests.unit.worker.caches import Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]
@@ -73,9 +73,9 @@ class Parts:
     def __init__(self) -> None:
         self.now = 0.0
         self.cache: KvCache = new_cache(LAYOUT, POOL, lambda: self.now)
-        blocks = self.cache.reserve([], len(KEYS)).result().table
-        self.cache.publish(blocks, KEYS)
-        self.cache.release(blocks)
+        first = Holder(self.cache, [], len(KEYS))
+        self.cache.publish(first.table, KEYS)
+        first.end()
         self.store = Store()
         self.storage = self.new_storage(3)
 
@@ -200,9 +200,9 @@ async def test_new_content_was_never_offered_whatever_its_block_held_before(part
         await parts.idle()
     assert parts.store.held == set(KEYS)
     newer = [bytes([number]) * 16 for number in range(100, 100 + POOL)]
-    table = parts.cache.reserve([], POOL).result().table
-    parts.cache.publish(table, newer)
-    parts.cache.release(table)
+    one = Holder(parts.cache, [], POOL)
+    parts.cache.publish(one.table, newer)
+    one.end()
     parts.offer(newer)
     assert parts.storage.dropped == POOL - 3
     for _ in range(POOL):
@@ -345,34 +345,34 @@ async def test_a_block_waits_only_so_long(parts: Parts) -> None:
 async def test_requests_get_the_room_of_the_longest_waiting_and_no_more_than_they_want(parts: Parts) -> None:
     await parts.writing(KEYS[:1])
     parts.offer(KEYS[1:3])
-    reserved = parts.cache.reserve([], POOL - 2)
-    assert reserved.done(), "one block of those that waited was enough"
+    reserved = Holder(parts.cache, [], POOL - 2)
+    assert not reserved.waits, "one block of those that waited was enough"
     assert parts.storage.drops == Counter({Drop.ROOM: 1})
-    more = parts.cache.reserve([], 1)
-    assert more.done()
-    last = parts.cache.reserve([], 1)
-    assert not last.done(), "what is being written stays until it is"
+    more = Holder(parts.cache, [], 1)
+    assert not more.waits
+    last = Holder(parts.cache, [], 1)
+    assert last.waits, "what is being written stays until it is"
     parts.store.open.set()
     await parts.idle()
-    assert last.done()
+    assert not last.waits
     for each in (reserved, more, last):
-        parts.cache.release(each.result().table)
+        each.end()
     assert parts.store.puts == [KEYS[:1]]
     assert parts.storage.drops == Counter({Drop.ROOM: 2})
 
 
 async def test_a_block_that_somebody_uses_anyway_is_not_dropped_for_its_room(parts: Parts) -> None:
     await parts.writing(KEYS[:1])
-    using = parts.cache.reserve(KEYS[:2], 2).result()
+    using = Holder(parts.cache, KEYS[:2], 2)
     parts.offer(KEYS[1:3])
-    wanted = parts.cache.reserve([], POOL - 1)
+    wanted = Holder(parts.cache, [], POOL - 1)
     assert parts.storage.drops == Counter({Drop.ROOM: 1}), "only the one whose room would be free"
-    assert not wanted.done()
-    parts.cache.release(using.table)
+    assert wanted.waits
+    using.end()
     assert parts.storage.drops == Counter({Drop.ROOM: 2})
     parts.store.open.set()
     await parts.idle()
-    parts.cache.release(wanted.result().table)
+    wanted.end()
 
 
 async def test_closing_in_the_middle_gives_everything_back(parts: Parts) -> None:

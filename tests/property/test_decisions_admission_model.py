@@ -1,4 +1,4 @@
-"""Reservations and leases against a model that keeps lists, with room counted by hand."""
+"""Admission, reservations and leases against a model that keeps lists, with room counted by hand."""
 
 from __future__ import annotations
 
@@ -9,25 +9,33 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pinyon.batching import BatchRequest, Fcfs
+from pinyon.decisions import Admission, Grant
 from pinyon.eviction import Lru
-from pinyon.paging import BlockPool, Grant, LeaseTable, Reservation, Reservations
+from pinyon.paging import BlockPool, LeaseTable, Reservation, Reservations
 
 BLOCKS = 6
 KEYS = [bytes([n]) * 16 for n in range(6)]
 key_runs = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(lambda run: KEYS[run[0] : run[0] + run[1]])
 
 
+def asked(number: int, blocks: int, keys: list[bytes] = [], decodes: bool = True) -> BatchRequest:  # noqa: B006
+    return BatchRequest(number, 1, blocks, tuple(keys), len(keys), decodes)
+
+
 class Model(RuleBasedStateMachine):
     headroom = 0
+    slots = 9
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.next = 0
         self.pool = BlockPool(BLOCKS, Lru())
-        self.reservations = Reservations(self.pool, LeaseTable(max_leases=3), self.headroom)
-        self.waiting: list[tuple[int, list[bytes], int]] = []
-        self.granted: dict[int, tuple[Reservation, list[bytes]]] = {}
+        self.reservations = Reservations(self.pool, LeaseTable(max_leases=3))
+        self.admission = Admission(Fcfs, self.pool, self.reservations, self.slots, self.headroom)
+        self.waiting: list[BatchRequest] = []
+        self.granted: dict[int, tuple[Reservation, BatchRequest]] = {}
         self.leases: dict[int, tuple[float, list[int]]] = {}
         self.overdue: set[int] = set()
         self.held: list[list[int]] = []
@@ -37,22 +45,41 @@ class Model(RuleBasedStateMachine):
         taken += [blocks for _, blocks in self.leases.values()] + self.held
         return Counter(block for blocks in taken for block in blocks)
 
-    def take(self, grants: list[Grant]) -> None:
-        """What was granted is the longest waiting, and its blocks are nobody else's but for the part with content."""
-        for number, reservation in grants:
-            first, keys, total = self.waiting.pop(0)
-            assert number == first, "somebody overtook"
-            assert len(set(reservation.table)) == len(reservation.table) == total
-            assert reservation.held <= len(keys[:total])
-            assert not set(reservation.table[reservation.held :]) & self.references().keys()
-            self.granted[number] = (reservation, keys)
+    def free_slots(self) -> int:
+        return self.slots - sum(request.decodes for _, request in self.granted.values())
 
-    @rule(keys=key_runs, total=st.integers(1, BLOCKS))
-    def reserve(self, keys: list[bytes], total: int) -> None:
+    def admit(self) -> list[Grant]:
+        """What was granted is the longest waiting of those that do not lack a slot, and its blocks are nobody else's
+        but for the part with content."""
+        grants = self.admission.admit(self.now)
+        for number, reservation in grants:
+            request = next(each for each in self.waiting if not each.decodes or self.free_slots() > 0)
+            assert number == request.number, "somebody overtook"
+            self.waiting.remove(request)
+            assert len(set(reservation.table)) == len(reservation.table) == request.blocks
+            assert reservation.held <= min(request.reusable, request.blocks)
+            assert not set(reservation.table[reservation.held :]) & self.references().keys()
+            self.granted[number] = (reservation, request)
+        self.nobody_waits_for_what_is_there()
+        return grants
+
+    def nobody_waits_for_what_is_there(self) -> None:
+        first = next((each for each in self.waiting if not each.decodes or self.free_slots() > 0), None)
+        if first is not None:
+            used = self.references().keys()
+            held = self.pool.acquire(first.block_keys[: min(first.reusable, first.blocks)])
+            shared = [block for _, block in held if block in used]
+            self.pool.release([block for _, block in held])
+            room = BLOCKS - len(used) - (self.headroom if used else 0)
+            assert first.blocks - len(shared) > room
+
+    @rule(keys=key_runs, total=st.integers(1, BLOCKS), decodes=st.booleans())
+    def reserve(self, keys: list[bytes], total: int, decodes: bool) -> None:
         held = self.pool.match_prefix(keys[:total])
-        self.waiting.append((self.next, keys, total))
-        grants = self.reservations.reserve(self.next, keys, total, self.now)
-        self.take(grants)
+        request = asked(self.next, total, keys, decodes)
+        self.waiting.append(request)
+        self.admission.enqueue(request)
+        grants = self.admit()
         if grants and grants[-1].number == self.next and len(grants) == 1:
             assert grants[-1].reservation.held == held
         self.next += 1
@@ -62,14 +89,21 @@ class Model(RuleBasedStateMachine):
     def withdraw(self, data: st.DataObject) -> None:
         waiter = data.draw(st.sampled_from(self.waiting))
         self.waiting.remove(waiter)
-        self.take(self.reservations.withdraw(waiter[0], self.now))
+        self.admission.withdraw(waiter.number)
+        self.admit()
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.granted)))
+        self.end(number)
+        self.admit()
+
+    def end(self, number: int) -> Reservation:
         reservation, _ = self.granted.pop(number)
-        self.take(self.reservations.release(reservation.table, self.now))
+        self.admission.end(number)
+        self.reservations.release(reservation.table, self.now)
+        return reservation
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data(), count=st.integers(1, 2))
@@ -81,23 +115,22 @@ class Model(RuleBasedStateMachine):
         assert (blocks is None) == (room < count)
         if blocks is None:
             victim = max(self.granted)
-            reservation, keys = self.granted.pop(victim)
-            before = self.pool.free + self.pool.cached
-            self.reservations.preempt(reservation.table, self.now)
-            assert self.pool.free + self.pool.cached >= before
-            total = min(len(reservation.table), BLOCKS)
-            self.waiting.append((victim, keys, total))
-            self.waiting.sort(key=lambda waiter: waiter[0])
-            self.take(self.reservations.reserve(victim, keys, total, self.now))
+            request = self.granted[victim][1]
+            table = self.end(victim).table
+            again = asked(victim, min(len(table), BLOCKS), list(request.block_keys), request.decodes)
+            self.waiting.append(again)
+            self.waiting.sort(key=lambda waiter: waiter.number)
+            self.admission.enqueue(again)
         else:
             self.granted[number][0].table.extend(blocks)
-        self.take(self.reservations.settle(self.now))
+        self.admit()
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         """The next of its blocks have content now; what others hold already takes their places."""
-        reservation, keys = self.granted[data.draw(st.sampled_from(sorted(self.granted)))]
+        reservation, request = self.granted[data.draw(st.sampled_from(sorted(self.granted)))]
+        keys = request.block_keys
         at, table = reservation.held, reservation.table
         end = min(len(keys), len(table), at + data.draw(st.integers(1, 3)))
         if at < end:
@@ -112,17 +145,19 @@ class Model(RuleBasedStateMachine):
             assert [block for _, block in self.pool.acquire(keys[at:end], allow_gaps=True)] == table[at:end]
             self.pool.release(table[at:end])
             reservation.held = end
-            self.take(self.reservations.release(duplicates, self.now))
+            self.reservations.release(duplicates, self.now)
+            self.admit()
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())
     def extend(self, data: st.DataObject) -> None:
-        reservation, keys = self.granted[data.draw(st.sampled_from(sorted(self.granted)))]
+        reservation, request = self.granted[data.draw(st.sampled_from(sorted(self.granted)))]
+        keys = request.block_keys
         before, total = reservation.held, len(reservation.table)
         found = self.pool.match_prefix(keys[before:total])
-        grants = self.reservations.extend(reservation, keys, self.now)
+        assert self.reservations.extend(reservation, keys, self.now) == found
         assert (reservation.held, len(reservation.table)) == (before + found, total)
-        self.take(grants)
+        self.admit()
 
     @rule(keys=key_runs)
     def hold(self, keys: list[bytes]) -> None:
@@ -134,7 +169,8 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data())
     def let_go(self, data: st.DataObject) -> None:
         blocks = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.take(self.reservations.release(blocks, self.now))
+        self.reservations.release(blocks, self.now)
+        self.admit()
 
     @rule(keys=key_runs, seconds=st.integers(1, 5), allow_gaps=st.booleans())
     def lease(self, keys: list[bytes], seconds: int, allow_gaps: bool) -> None:
@@ -157,10 +193,9 @@ class Model(RuleBasedStateMachine):
         lease_id = data.draw(st.sampled_from(sorted(self.leases)))
         del self.leases[lease_id]
         self.overdue.discard(lease_id)
-        grants = self.reservations.end_lease(lease_id, self.now)
-        assert grants is not None
-        self.take(grants)
-        assert self.reservations.end_lease(lease_id, self.now) is None
+        assert self.reservations.end_lease(lease_id, self.now)
+        assert not self.reservations.end_lease(lease_id, self.now)
+        self.admit()
 
     @rule(seconds=st.integers(1, 3))
     def time_goes_by(self, seconds: int) -> None:
@@ -174,14 +209,13 @@ class Model(RuleBasedStateMachine):
     def overdue_readers_are_shut_out(self) -> None:
         lease_id = self.overdue.pop()
         del self.leases[lease_id]
-        grants = self.reservations.end_lease(lease_id, self.now)
-        assert grants is not None
-        self.take(grants)
+        assert self.reservations.end_lease(lease_id, self.now)
+        self.admit()
 
     @invariant()
     def books_balance(self) -> None:
-        self.reservations.check_integrity()
-        assert self.reservations.waiting == len(self.waiting)
+        self.admission.check_integrity()
+        assert (self.admission.waiting, self.admission.admitted) == (len(self.waiting), len(self.granted))
         assert self.reservations.leases == len(self.leases)
         running = [end for lease_id, (end, _) in self.leases.items() if lease_id not in self.overdue]
         assert self.reservations.next_deadline() == min(running, default=None)
@@ -193,19 +227,22 @@ class Model(RuleBasedStateMachine):
         assert set(self.reservations.overdue(self.now)) == set(self.leases) - self.overdue
         while self.leases:
             lease_id, _ = self.leases.popitem()
-            self.take(self.reservations.end_lease(lease_id, self.now) or [])
+            self.reservations.end_lease(lease_id, self.now)
+            self.admit()
         while self.held:
-            self.take(self.reservations.release(self.held.pop(), self.now))
+            self.reservations.release(self.held.pop(), self.now)
+            self.admit()
         while self.granted:
-            reservation, _ = self.granted.pop(min(self.granted))
-            self.take(self.reservations.release(reservation.table, self.now))
+            self.end(min(self.granted))
+            self.admit()
         assert not self.waiting
         assert self.pool.used == 0
-        self.reservations.check_integrity()
+        self.admission.check_integrity()
 
 
 class ModelWithHeadroom(Model):
     headroom = 2
+    slots = 2
 
 
 for one in (Model, ModelWithHeadroom):
@@ -214,33 +251,47 @@ TestReservations = Model.TestCase
 TestReservationsWithHeadroom = ModelWithHeadroom.TestCase
 
 
-def test_what_runs_comes_first_and_what_was_preempted_comes_next() -> None:
+def test_what_runs_comes_first_and_what_gave_way_comes_next() -> None:
     pool = BlockPool(6, Lru())
-    reservations = Reservations(pool, LeaseTable(), headroom=1)
-    ((_, old),) = reservations.reserve(1, [], 2, 0.0)
-    ((_, young),) = reservations.reserve(2, [], 2, 0.0)
-    assert reservations.reserve(3, [], 2, 0.0) == [], "one block is left for those that run"
+    reservations = Reservations(pool, LeaseTable())
+    admission = Admission(Fcfs, pool, reservations, slots=9, headroom=1)
+    for number in (1, 2):
+        admission.enqueue(asked(number, 2))
+    (_, old), (_, young) = admission.admit(0.0)
+    admission.enqueue(asked(3, 2))
+    assert admission.admit(0.0) == [], "one block is left for those that run"
     for _ in range(2):
         grown = reservations.grow(1, 0.0)
         assert grown
         old.table += grown
     assert reservations.grow(1, 0.0) is None
-    reservations.preempt(young.table, 0.0)
+    admission.end(2)
+    reservations.release(young.table, 0.0)
     grown = reservations.grow(1, 0.0)
     assert grown
     old.table += grown
-    assert reservations.reserve(2, [], 3, 0.0) == []
-    assert [number for number, _ in reservations.release(old.table, 0.0)] == [2, 3]
+    admission.enqueue(asked(2, 3))
+    assert admission.admit(0.0) == []
+    admission.end(1)
+    reservations.release(old.table, 0.0)
+    assert [number for number, _ in admission.admit(0.0)] == [2, 3]
 
 
 def test_misuse_is_refused() -> None:
-    reservations = Reservations(BlockPool(2, Lru()), LeaseTable())
-    (grant,) = reservations.reserve(1, [], 2, 0.0)
+    pool = BlockPool(2, Lru())
+    admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=9, headroom=0)
+    admission.enqueue(asked(1, 2))
+    (grant,) = admission.admit(0.0)
     assert grant == Grant(1, Reservation(grant.reservation.table, 0))
-    assert reservations.reserve(2, [], 1, 0.0) == []
-    with pytest.raises(ValueError, match="reservation 2"):
-        reservations.reserve(2, [], 1, 0.0)
+    admission.enqueue(asked(2, 1))
+    assert admission.admit(0.0) == []
+    for number in (1, 2):
+        with pytest.raises(ValueError, match=f"request {number}"):
+            admission.enqueue(asked(number, 1))
     with pytest.raises(ValueError, match="3 blocks"):
-        reservations.reserve(3, [], 3, 0.0)
+        admission.enqueue(asked(3, 3))
     with pytest.raises(KeyError):
-        reservations.withdraw(1, 0.0)
+        admission.withdraw(1)
+    for number in (2, 7):
+        with pytest.raises(KeyError):
+            admission.end(number)
