@@ -13,11 +13,13 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.fetch_span import FETCH_SPANS_MAX, FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
+from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, Role, SamplingParams
 from pinyon.messages.fetch_span import fetch_span_to_proto, fetch_spans_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto, finish_reason_to_proto
 from pinyon.messages.instance import info_from_proto, info_to_proto, load_from_proto, load_to_proto
 from pinyon.messages.layout import layout_from_proto, layout_to_proto
+from pinyon.messages.logprobs import logprobs_from_proto, logprobs_to_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.role import role_from_proto, role_to_proto
 from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
@@ -42,20 +44,54 @@ classes = st.builds(
     st.text("abc ü", max_size=128),
     st.lists(geographies, max_size=16).map(tuple),
 )
+signed = st.integers(-200, 200).map(lambda hundredths: hundredths / 100)
 samplings = st.builds(
     SamplingParams,
-    st.integers(1, (1 << 32) - 1),
+    st.integers(99, (1 << 32) - 1),
     st.integers(0, 2000).map(lambda thousandths: thousandths / 1000),
     u32,
     st.integers(1, 1000).map(lambda thousandths: thousandths / 1000),
     st.integers(0, (1 << 64) - 1),
     st.lists(st.text("abü", min_size=1, max_size=9), max_size=16).map(tuple),
     st.booleans(),
+    min_p=st.integers(0, 1000).map(lambda thousandths: thousandths / 1000),
+    min_tokens=st.integers(0, 99),
+    stop_token_ids=st.lists(u32, max_size=64).map(tuple),
+    repetition_penalty=st.integers(1, 1000).map(lambda hundredths: hundredths / 100),
+    frequency_penalty=signed,
+    presence_penalty=signed,
+    logit_bias=st.dictionaries(u32, signed, max_size=9).map(lambda biases: tuple(sorted(biases.items()))),
+    logprobs=st.integers(0, 20),
+    prompt_logprobs=st.booleans(),
+)
+logprobs = st.integers(0, 3).flatmap(
+    lambda top: st.lists(
+        st.builds(
+            TokenLogprob,
+            st.floats(max_value=0, width=32),
+            st.lists(st.tuples(u32, st.floats(max_value=0, width=32)), min_size=top, max_size=top).map(tuple),
+        ),
+        max_size=9,
+    )
 )
 
 
 def travelled(message: AnyMessage) -> AnyMessage:
     return type(message).FromString(message.SerializeToString())
+
+
+@given(logprobs)
+def test_logprobs(value):
+    assert logprobs_from_proto(travelled(logprobs_to_proto(value))) == value
+
+
+@pytest.mark.parametrize(("tokens", "top", "told"), [(2, 1, 1), (1, 0, 1), (1, 21, 21), (0, 1, 1)])
+def test_logprobs_that_do_not_fit_together_are_refused(tokens, top, told):
+    message = common_pb2.Logprobs(
+        logprobs=[-1.0] * tokens, top_count=top, top_tokens=[1] * told, top_logprobs=[-1.0] * told
+    )
+    with pytest.raises(InvalidArgument, match="likeliest"):
+        logprobs_from_proto(message)
 
 
 @given(classes)

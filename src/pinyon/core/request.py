@@ -27,6 +27,10 @@ __all__ = [
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
+STOP_TOKENS_MAX = 64
+LOGIT_BIAS_MAX = 1024
+LOGPROBS_MAX = 20
+REPETITION_PENALTY_MAX = 10.0
 
 TENANT_CHARS_MAX = 128
 LABEL_CHARS_MAX = 256
@@ -70,7 +74,13 @@ class SamplingParams:
     """How the next token is chosen.
 
     ``temperature`` 0 is greedy. Sampling is a pure function of (logits, ``seed``, index of the generated token), so a
-    request that is resumed elsewhere goes on with the same tokens. ``top_k`` 0 and ``top_p`` 1 are off.
+    request that is resumed elsewhere goes on with the same tokens. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
+
+    Penalties are those of OpenAI and vLLM: ``frequency_penalty`` (for each time) and ``presence_penalty`` (once) are
+    taken from the scores of tokens that were generated before; ``repetition_penalty`` divides positive scores, and
+    multiplies negative ones, of tokens that are in the prompt or were generated; 1 is off. ``logit_bias`` is added to
+    the scores of tokens by id. Before ``min_tokens`` no EOS, stop token or stop string ends the generation.
+    ``logprobs``: how many likeliest tokens' log-probabilities are told beside each token's own, -1 none at all.
     """
 
     max_tokens: int = 16
@@ -80,6 +90,22 @@ class SamplingParams:
     seed: int = 0
     stop: tuple[str, ...] = field(default=())
     ignore_eos: bool = False
+    min_p: float = 0.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """By token id, rising, each once."""
+    logprobs: int = -1
+    prompt_logprobs: bool = False
+    """Also of the prompt's tokens from the second one on; its KV is computed anew for that."""
+
+    @property
+    def penalised(self) -> bool:
+        """The next token depends on which ones came before, beside what the model makes of them."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     def __post_init__(self) -> None:
         if self.max_tokens <= 0:
@@ -97,6 +123,44 @@ class SamplingParams:
         for text in self.stop:
             if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
                 raise InvalidArgument(f"a stop string must have 1 to {MAX_STOP_BYTES} bytes", field="stop")
+        self._check_scores()
+        self._check_ends()
+        if not -1 <= self.logprobs <= LOGPROBS_MAX:
+            raise InvalidArgument(f"logprobs must be from 0 to {LOGPROBS_MAX}, got {self.logprobs}", field="logprobs")
+        if self.prompt_logprobs and self.logprobs < 0:
+            raise InvalidArgument("prompt_logprobs needs logprobs", field="prompt_logprobs")
+
+    def _check_scores(self) -> None:
+        if not 0.0 <= self.min_p <= 1.0:
+            raise InvalidArgument(f"min_p must be in [0, 1], got {self.min_p}", field="min_p")
+        if not 0.0 < self.repetition_penalty <= REPETITION_PENALTY_MAX:
+            raise InvalidArgument(
+                f"repetition_penalty must be above 0 and at most {REPETITION_PENALTY_MAX:g}, got "
+                f"{self.repetition_penalty}",
+                field="repetition_penalty",
+            )
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise InvalidArgument(f"{name} must be in [-2, 2], got {getattr(self, name)}", field=name)
+        if len(self.logit_bias) > LOGIT_BIAS_MAX:
+            raise InvalidArgument(f"logit_bias must have at most {LOGIT_BIAS_MAX} tokens", field="logit_bias")
+        before = -1
+        for token, bias in self.logit_bias:
+            if not before < token < 1 << 32 or not -100.0 <= bias <= 100.0:
+                raise InvalidArgument(
+                    f"logit_bias must give different token ids a number in [-100, 100], got {token}: {bias}",
+                    field="logit_bias",
+                )
+            before = token
+
+    def _check_ends(self) -> None:
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise InvalidArgument(
+                f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), got {self.min_tokens}",
+                field="min_tokens",
+            )
+        if len(self.stop_token_ids) > STOP_TOKENS_MAX or not all(0 <= token < 1 << 32 for token in self.stop_token_ids):
+            raise InvalidArgument(f"stop_token_ids must be at most {STOP_TOKENS_MAX} token ids", field="stop_token_ids")
 
 
 def check_kind(text: str, field: str) -> str:

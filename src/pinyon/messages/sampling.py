@@ -19,6 +19,15 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         seed=sampling.seed,
         stop=sampling.stop,
         ignore_eos=sampling.ignore_eos,
+        min_p=sampling.min_p,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=[common_pb2.LogitBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
+        logprobs=sampling.logprobs if sampling.logprobs >= 0 else None,
+        prompt_logprobs=sampling.prompt_logprobs,
     )
 
 
@@ -37,4 +46,13 @@ def sampling_values(message: common_pb2.SamplingParams) -> dict[str, Any]:
         "seed": message.seed,
         "stop": tuple(message.stop),
         "ignore_eos": message.ignore_eos,
+        "min_p": round(message.min_p, 6),
+        "min_tokens": message.min_tokens,
+        "stop_token_ids": tuple(message.stop_token_ids),
+        "repetition_penalty": round(message.repetition_penalty, 6) if message.HasField("repetition_penalty") else 1.0,
+        "frequency_penalty": round(message.frequency_penalty, 6),
+        "presence_penalty": round(message.presence_penalty, 6),
+        "logit_bias": tuple(sorted({each.token: round(each.bias, 6) for each in message.logit_bias}.items())),
+        "logprobs": message.logprobs if message.HasField("logprobs") else -1,
+        "prompt_logprobs": message.prompt_logprobs,
     }

@@ -1,0 +1,40 @@
+"""How likely tokens were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.logprobs import TokenLogprob
+from pinyon.core.request import LOGPROBS_MAX
+
+__all__ = ["append_logprob", "logprobs_from_proto", "logprobs_to_proto"]
+
+
+def append_logprob(message: common_pb2.Logprobs, one: TokenLogprob) -> None:
+    """All of a message have as many likeliest tokens."""
+    message.logprobs.append(one.logprob)
+    message.top_count = len(one.top)
+    for token, logprob in one.top:
+        message.top_tokens.append(token)
+        message.top_logprobs.append(logprob)
+
+
+def logprobs_to_proto(logprobs: Sequence[TokenLogprob]) -> common_pb2.Logprobs:
+    message = common_pb2.Logprobs()
+    for one in logprobs:
+        append_logprob(message, one)
+    return message
+
+
+def logprobs_from_proto(message: common_pb2.Logprobs) -> list[TokenLogprob]:
+    """Raises :class:`InvalidArgument` if the parts do not fit together."""
+    count, each = len(message.logprobs), message.top_count
+    if each > LOGPROBS_MAX or not len(message.top_tokens) == len(message.top_logprobs) == count * each:
+        raise InvalidArgument(f"{count} log-probabilities do not have {each} likeliest tokens each", field="logprobs")
+    top = list(zip(message.top_tokens, message.top_logprobs, strict=True))
+    return [
+        TokenLogprob(logprob, tuple(top[index * each : (index + 1) * each]))
+        for index, logprob in enumerate(message.logprobs)
+    ]
