@@ -254,7 +254,7 @@ class Worker:
             pending_requests=self.decodes.pending + self.prefills.queue.foreign,
             running_requests=self.parts.members.running,
             pending_prefill_tokens=self.prefills.queue.pending_tokens,
-            room_wait_s=self.parts.cache.room_wait_s(),
+            room_wait_ms=self.parts.cache.room_wait_s() * 1e3,
             used_blocks=pool.used,
             cached_blocks=pool.cached,
             draining=self.parts.refusing,
