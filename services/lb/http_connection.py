@@ -35,6 +35,8 @@ DROPPED_BYTES = 16 << 20
 LINGER_S = 2.0
 """How long that goes on when a client was refused."""
 LINGERING_MAX = 256
+FIRST_S = 1.0
+"""A connection that has brought no request yet gets this long when the server ends: one may be under way."""
 TURN_REQUESTS = 16
 """Answered in one go; then it is the others' turn."""
 
@@ -72,6 +74,7 @@ class Connection(asyncio.Protocol):
         "_state",
         "_task",
         "_transport",
+        "_used",
         "_visitor",
         "_writer",
     )  # fmt: skip
@@ -88,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._state = State.HEAD
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
-        self._admitted = self._lingers = self._paused = False
+        self._admitted = self._lingers = self._paused = self._used = False
         self._share = Share(shared.budget)
         self._running_bytes = 0
         """Body of the request that is being answered."""
@@ -144,10 +147,14 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def shutdown(self) -> None:
-        """Close now if nothing is asked, else with the answer."""
+        """Close with the next answer, or now if nothing is asked and something was answered."""
         self._writer.close = True
-        if self._state is State.HEAD:
+        if self._state is not State.HEAD or self._reader.unread:
+            return
+        if self._used:
             self._transport.close()
+        else:
+            self._deadline.set(self._loop.time() + FIRST_S)
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -323,6 +330,7 @@ class Connection(asyncio.Protocol):
         """The request is over."""
         self._visitor.answered()
         self._writer.finish()
+        self._used = True
         self._exchange = None
         self._since = 0.0
         limits, now = self._shared.limits, self._loop.time()

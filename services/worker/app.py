@@ -111,7 +111,7 @@ class Worker:
         readers = LeaseKeys(self.transfer, region)
         cache = KvCache(*(served.layout, decisions.pool, decisions.admission, decisions.reservations, readers, clock))
         cache.on_admitted = self._metrics.room_wait
-        members = StepMembers(decisions.steps, cache)
+        members = StepMembers(decisions.steps, decisions.admission, cache)
         engine_loop = EngineLoop(self.engine, members, clock, self._observe, settings.step_timeout_s)
         engine_loop.on_hang = self._engine_changed
         self._channels = NodeChannels(security.channels)

@@ -51,6 +51,8 @@ class KvCache:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[asyncio.Future[Reservation], float]] = {}
         """By number, with since when."""
+        self._newcomers: dict[int, float] = {}
+        """Of those, the ones that never had any blocks, and since when: the one that waits longest in front."""
         self._lease_timer: asyncio.TimerHandle | None = None
         self._lease_timer_s = math.inf
         """When it is due, by the clock."""
@@ -77,7 +79,7 @@ class KvCache:
 
     def room_wait_s(self) -> float:
         """How long one that comes now waits for room, as far as those before it tell; 0 while nobody waits."""
-        since_s = self._admission.waits_since()
+        since_s = next(iter(list(self._newcomers.values())), None)  # in one go: it is asked from other threads, too
         return 0.0 if since_s is None else max(self.clock() - since_s, self._waits_s)
 
     # -- reservations
@@ -87,8 +89,8 @@ class KvCache:
         return next(self._numbers)
 
     def reserve(self, request: BatchRequest, *, at_once: bool = True) -> asyncio.Future[Reservation]:
-        """See :meth:`Admission.enqueue`. The future is done at once if there is room and nobody waits, or not before
-        :meth:`settle`.
+        """See :meth:`Admission.enqueue`. The future is done at once if there is room and nobody waits; for one that
+        gave way (not ``at_once``) not before :meth:`settle`.
 
         Whoever gets blocks calls :meth:`end` once, and whoever stops waiting :meth:`withdraw`.
         """
@@ -96,6 +98,7 @@ class KvCache:
         self._admission.enqueue(request)
         self._waiting[request.number] = (future, self.clock())
         if at_once:
+            self._newcomers[request.number] = self.clock()
             self.settle()
         return future
 
@@ -103,6 +106,7 @@ class KvCache:
         """The reservation is not wanted any more, whether it was granted meanwhile or not."""
         if future.cancel():
             del self._waiting[number]
+            self._newcomers.pop(number, None)
             self._admission.withdraw(number)
             self.settle()  # it may have been the one that blocked the others
         elif not future.cancelled():
@@ -118,12 +122,12 @@ class KvCache:
         self._admission.end(number)
         self._reservations.release(table, self.clock())
 
-    def grow(self, count: int) -> list[int] | None:
-        """See :meth:`Reservations.grow`. What is held only for later goes first."""
-        blocks = self._reservations.grow(count, self.clock())
+    def grow(self, number: int, count: int) -> list[int] | None:
+        """See :meth:`Admission.grow`. What is held only for later goes first."""
+        blocks = self._admission.grow(number, count, self.clock())
         if blocks is None:
             self._ask_back(lambda: self.pool.free + self.pool.cached >= count)
-            blocks = self._reservations.grow(count, self.clock())
+            blocks = self._admission.grow(number, count, self.clock())
         return blocks
 
     def observe(self, step: StepSeen) -> None:
@@ -141,8 +145,9 @@ class KvCache:
         for number, reservation in self._admission.admit(now_s):
             future, since_s = self._waiting.pop(number)
             future.set_result(reservation)
-            self._waits_s += (now_s - since_s - self._waits_s) * WAIT_WEIGHT
             self.on_admitted(now_s - since_s)
+            if self._newcomers.pop(number, None) is not None:
+                self._waits_s += (now_s - since_s - self._waits_s) * WAIT_WEIGHT
         return not self._waiting
 
     def _ask_back(self, enough: Callable[[], bool]) -> None:

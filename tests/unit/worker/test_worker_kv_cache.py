@@ -47,30 +47,37 @@ async def test_a_reservation_brings_what_is_held_of_the_prefix(cache):
     assert cache.pool.cached == 2
 
 
-async def test_nobody_overtakes_the_one_that_waits_for_more(cache):
-    held = Holder(cache, [], 4)
-    large, small = Holder(cache, [], 5), Holder(cache, [], 1)
-    assert [large.waits, small.waits] == [True, True]
+async def test_nobody_overtakes_one_that_waits_for_those_that_came_after_it(cache):
+    first, second = Holder(cache, [], 3), Holder(cache, [], 2)
+    large, small = Holder(cache, [], 4), Holder(cache, [], 1)
+    assert large.waits
+    assert not small.waits, "what came before the large one takes too much anyway"
+    first.end()
+    last = Holder(cache, [], 1)
+    assert [large.waits, last.waits] == [True, True]
     assert cache.waiting == 2
-    held.end()
-    large.end()
     small.end()
+    assert [large.waits, last.waits] == [False, True]
+    for each in (second, large, last):
+        each.end()
 
 
 async def test_whoever_gives_up_lets_the_next_one_through(cache):
-    held = Holder(cache, [], 4)
-    large, small = Holder(cache, [], 5), Holder(cache, [], 1)
+    first, second = Holder(cache, [], 3), Holder(cache, [], 2)
+    large, small = Holder(cache, [], 4), Holder(cache, [], 1)
+    first.end()
+    last = Holder(cache, [], 1)
     large.withdraw()
-    assert not small.waits
+    assert not last.waits
     assert cache.waiting == 0
-    small.withdraw()  # granted meanwhile: the blocks come back
-    held.end()
+    for each in (second, small, last):
+        each.end()
 
 
 async def test_what_runs_grows_whoever_waits_and_takes_back_what_is_spare(cache):
     running = Holder(cache, [], 4)
     waiting = Holder(cache, [], 3)
-    spare = cache.grow(2)
+    spare = cache.grow(running.number, 2)
     given = []
 
     def give_back():
@@ -80,7 +87,7 @@ async def test_what_runs_grows_whoever_waits_and_takes_back_what_is_spare(cache)
             yield
 
     cache.spare = give_back
-    grown = cache.grow(1)
+    grown = cache.grow(running.number, 1)
     assert grown == given, "no more than was wanted"
     assert waiting.waits
     cache.release(grown)
