@@ -2,7 +2,7 @@
 
 While a request is answered, reading goes on, for a socket that nobody reads does not tell that its client has left.
 What comes behind the request is kept as bytes; if it is too much, it is dropped, and the answer is the last one. A
-client that is gone, or will send nothing more, cancels its request.
+client that is gone cancels its request; one that will only send nothing more gets its answer.
 """
 
 from __future__ import annotations
@@ -141,10 +141,13 @@ class Connection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
 
-    def eof_received(self) -> None:
-        """The client sends nothing more: taken as gone, as most servers do. What was answered still arrives."""
-        if self._state is State.ANSWER and not self._writer.done:
+    def eof_received(self) -> bool:
+        """The client sends nothing more. Whoever waits for an answer has it, unless it turns out to be gone."""
+        writer = self._writer
+        waits = self._state is State.ANSWER and not writer.done
+        if waits and not (self._visitor.end(self._loop) and (writer.begun or writer.interim())):
             self._transport.abort()
+        return waits and not self._transport.is_closing()
 
     def shutdown(self) -> None:
         """Close with the next answer, or now if nothing is asked and something was answered."""
@@ -219,6 +222,8 @@ class Connection(asyncio.Protocol):
                 return False  # the client does not read its answers: no more of them
             head = reader.head()
             if head is None:
+                if self._visitor.ended:
+                    self._transport.close()
                 return False
             self._begin(head)
             return True
@@ -227,6 +232,8 @@ class Connection(asyncio.Protocol):
         if not reader.body():
             if reader.turn_over:
                 self._loop.call_soon(self._go_on)
+            elif self._visitor.ended:
+                self._transport.close()
             return False
         if state is State.BODY:
             if not self._charge():
@@ -276,6 +283,7 @@ class Connection(asyncio.Protocol):
         shared = self._shared
         self._writer.start(head)
         self._exchange = exchange = cast("Exchange", shared.app.open(head))
+        self._writer.fields = exchange.fields
         error = exchange.error
         if error is None and head.content_length > shared.limits.body_bytes:
             error = HttpError(413, f"The request's body is larger than {shared.limits.body_bytes} bytes.")
@@ -344,7 +352,7 @@ class Connection(asyncio.Protocol):
 
     def _write_error(self, error: PinyonError) -> None:
         exchange = self._exchange
-        status = self._writer.error(error, exchange.request_id if exchange is not None else "")
+        status = self._writer.error(error)
         if self._task is None:  # who runs says by itself how it ended
             self._shared.app.refused(exchange, status)
 

@@ -16,6 +16,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
@@ -84,6 +85,8 @@ class Delta(NamedTuple):
 
     text: str
     tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob] = ()
+    """Of ``tokens``, if they were asked for."""
 
 
 class Request:
@@ -114,6 +117,7 @@ class Request:
         "placed_s",
         "placement",
         "prefill",
+        "prompt_logprobs",
         "reached",
         "tokens",
         "traceparent",
@@ -137,6 +141,8 @@ class Request:
         """Of the weights that generated ``tokens``; empty: not known."""
         self.placement: common_pb2.Placement | None = None
         self.prefill: worker_pb2.PrefillReport | None = None
+        self.prompt_logprobs: list[TokenLogprob] = []
+        """Of the prompt's tokens from the second one on, if they were asked for."""
         self.finish_reason: FinishReason | None = None
         self.error: PinyonError | None = None
         """Of the last attempt, if it failed."""

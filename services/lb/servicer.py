@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import fields
 from typing import Any, cast
 
 import grpc
@@ -13,6 +14,7 @@ import grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
+from pinyon.core.request import SamplingParams
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_values
 from pinyon.runtime.first_message import Doors
@@ -29,7 +31,7 @@ __all__ = ["LbServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_SAMPLING = frozenset(("max_tokens", "temperature", "top_k", "top_p", "seed", "stop"))
+_SAMPLING = frozenset(each.name for each in fields(SamplingParams))
 
 
 class LbServicer(lb_pb2_grpc.LbServiceServicer):

@@ -50,7 +50,7 @@ def test_a_resumed_request_drops_what_was_sent(field, excluded):
     assert submission.timeout_ms == 6000
     # the new instance replays in pieces of its own
     assert request.fold(update("a"), 5.0).text == ""
-    assert request.fold(update("bc", (3,)), 5.0) == ("c", [3])
+    assert request.fold(update("bc", (3,)), 5.0)[:2] == ("c", [3])
     done = update("d", (4,), finish_reason=common_pb2.FINISH_REASON_STOP, usage=common_pb2.Usage(cached_tokens=99))
     assert request.fold(done, 6.0).text == "d"
     assert request.finish_reason is FinishReason.STOP
@@ -65,7 +65,7 @@ def test_when_only_the_end_was_lost_the_last_token_is_made_again():
     assert request.retry(3, 10.0, 3.0)
     assert begin(request, 4.0).generated_tokens == 1
     last = request.fold(update("ab", (2,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0)
-    assert last == ("", [])
+    assert last[:2] == ("", [])
     assert request.tokens == [1, 2]
 
 
@@ -177,7 +177,7 @@ def test_what_nobody_has_seen_may_begin_again():
     assert submission.prompt_tokens_le32 == request.ask.tokens_le32
     for number, last in ((7, 0), (8, common_pb2.FINISH_REASON_LENGTH)):
         request.hold(request.fold(update("x", (number,), finish_reason=last), 5.0))
-    assert request.held() == ("xx", [7, 8])
+    assert request.held()[:2] == ("xx", [7, 8])
     assert request.usage().completion_tokens == 2
 
 
