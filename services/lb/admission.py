@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
@@ -15,7 +16,15 @@ from services.lb.line import Line, Place
 from services.lb.metrics import LbMetrics
 from services.lb.rate_limits import Levels, RateLimited
 
-__all__ = ["Admission", "Ticket"]
+__all__ = ["Admission", "Ticket", "Turn"]
+
+
+class Turn(Protocol):
+    """Of one generation, taken and left by who runs it; see :class:`Ticket`."""
+
+    async def turn(self, tokens: int) -> None: ...
+
+    def leave(self, used_tokens: int = 0) -> None: ...
 
 
 class Admission:
@@ -86,6 +95,10 @@ class Admission:
             self._metrics.refused("displaced")
             raise
 
+    def spare(self, tenant: str) -> Place | None:
+        """A slot if one is free."""
+        return self._line.spare(tenant)
+
     def give_back(self, tenant: str, rates: Rates, tokens: int) -> None:
         if rates.tpm and tokens > 0:
             self._rates.give_back(tenant, rates, tokens, self._clock())
@@ -116,6 +129,10 @@ class Ticket:
         except RateLimited:
             self._taken = 0
             raise
+
+    def spare(self) -> Place | None:
+        """One more slot for the same request, if nobody waits for one: to be left for itself."""
+        return self._admission.spare(self._tenant)
 
     def leave(self, used_tokens: int = 0) -> None:
         """Give the place or slot to the next one, and back what was not used. Calling it twice is fine."""

@@ -34,9 +34,12 @@ from services.lb.conductor_session import ConductorSession
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_app import HttpApp
 from services.lb.http_completions import Completions
+from services.lb.http_cors import Cors
+from services.lb.http_gzip import Inflater
 from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_server import HttpServer
 from services.lb.http_state import HttpState
+from services.lb.http_tokenize import Tokenization
 from services.lb.https import Https
 from services.lb.instances import InstanceView
 from services.lb.line import Line
@@ -143,19 +146,23 @@ def build(
         settings.attempts,
         settings.placement_wait_s,
     )
+    bodies = Budget(settings.bodies_limit_mib << 20)
     app = HttpApp(
         Completions(admission, dispatcher, prompts, off_loop, metrics.broken, settings.request_timeout_s, clock),
+        Tokenization(prompts, off_loop),
         prompts,
         lambda: view.servable(card.name, clock()),
         keys,
         metrics,
         registry,
+        Inflater(off_loop, bodies, settings.body_limit_bytes),
+        Cors(settings.cors_origins),
         clock,
     )
     shared = HttpState(
         app,
         settings.http_limits(),
-        Budget(settings.bodies_limit_mib << 20),
+        bodies,
         metrics.http_connections,
         TrustedProxies(settings.trusted_proxies, settings.forwarded_field),
         settings.proxy_protocol,

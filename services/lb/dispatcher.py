@@ -12,7 +12,7 @@ from pinyon.core.errors import NotFound, PinyonError, Unavailable
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
-from services.lb.admission import Ticket
+from services.lb.admission import Turn
 from services.lb.conductor_session import ConductorAway, ConductorSession
 from services.lb.instances import InstanceView
 from services.lb.metrics import LbMetrics
@@ -51,7 +51,7 @@ class Dispatcher:
         self._attempts = attempts
         self._placement_wait_s = placement_wait_s
 
-    async def run(self, request: Request, ticket: Ticket) -> AsyncGenerator[Delta, None]:
+    async def run(self, request: Request, ticket: Turn) -> AsyncGenerator[Delta, None]:
         """What is new for the client, until the request has its ``finish_reason``; of a whole one all at once.
 
         Raises the :class:`PinyonError` it failed with. The caller closes the generator (``aclosing``) and leaves the

@@ -78,7 +78,7 @@ def error_status(error: PinyonError) -> int:
     return error.status if isinstance(error, HttpError) else error.http_status
 
 
-def error_answer(error: PinyonError, request_id: str = "") -> tuple[int, bytes, bytes]:
+def error_answer(error: PinyonError) -> tuple[int, bytes, bytes]:
     """Status, OpenAI's error object, header fields. ``Retry-After`` is there only where trying again may help."""
     status = error_status(error)
     fields = b""
@@ -90,6 +90,4 @@ def error_answer(error: PinyonError, request_id: str = "") -> tuple[int, bytes, 
         fields += field(b"retry-after", b"%d" % max(1, ceil(error.retry_after_s)))
     if status == 401:
         fields += field(b"www-authenticate", b"Bearer")
-    if request_id:
-        fields += field(b"x-request-id", request_id)
     return status, error_body(error, status), fields

@@ -15,17 +15,22 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from pinyon import __version__
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
 from services.lb.auth import ApiKeys
 from services.lb.http_answer import JSON, Reply, error_answer
 from services.lb.http_completions import Completions
+from services.lb.http_cors import Cors
 from services.lb.http_error import HttpError
-from services.lb.http_head import Head, read_head
+from services.lb.http_gzip import Inflater
+from services.lb.http_head import Head, id_field, read_head, sent_id
 from services.lb.http_request import RequestHead
+from services.lb.http_tokenize import Tokenization
 from services.lb.metrics import LbMetrics
 from services.lb.openai_format import model_object
+from services.lb.openapi import openapi_document
 from services.lb.prompts import Prompts
 
 __all__ = ["HttpApp", "HttpCall"]
@@ -50,19 +55,22 @@ class Route(NamedTuple):
     """An API key is asked for, where there are any."""
     page: Page | None = None
     generate: Generate | None = None
+    queued: bool = False
+    """It needs a place in the queue."""
 
 
 class HttpCall:
     """One request for the app; see :class:`services.lb.http_state.Exchange`."""
 
-    __slots__ = ("error", "guarded", "head", "holder", "label", "plain", "request_id", "route")
+    __slots__ = ("error", "fields", "guarded", "head", "holder", "label", "plain", "request_id", "route")
 
     def __init__(self, path: str, arrived_s: float) -> None:
         self.head = Head(path, arrived_s)
         self.label = "other"
         self.route: Route | None = None
         self.error: PinyonError | None = None
-        self.request_id = ""
+        self.request_id = self.head.request_id
+        self.fields = b""
         self.holder = ""
         self.guarded = False
         self.plain = True
@@ -74,11 +82,14 @@ class HttpApp:
     def __init__(
         self,
         completions: Completions,
+        tokenization: Tokenization,
         prompts: Prompts,
         servable: Callable[[], bool],
         keys: ApiKeys,
         metrics: LbMetrics,
         registry: CollectorRegistry,
+        inflater: Inflater,
+        cors: Cors,
         clock: Clock,
     ) -> None:
         self._completions = completions
@@ -87,21 +98,28 @@ class HttpApp:
         self._keys = keys
         self._metrics = metrics
         self._registry = registry
+        self._inflater = inflater
+        self._cors = cors
         self._clock = clock
         self._created_s = int(time.time())
         self.draining = False
         self._metrics_page = b""
         self._metrics_until_s = 0.0
         self._routes: dict[str, Route] = {
-            "/v1/completions": Route("completions", "POST", True, generate=completions.completion),
-            "/v1/chat/completions": Route("chat", "POST", True, generate=completions.chat),
+            "/v1/completions": Route("completions", "POST", True, generate=completions.completion, queued=True),
+            "/v1/chat/completions": Route("chat", "POST", True, generate=completions.chat, queued=True),
+            "/tokenize": Route("tokenize", "POST", True, generate=tokenization.tokenize),
+            "/detokenize": Route("detokenize", "POST", True, generate=tokenization.detokenize),
             "/v1/models": Route("models", "GET", True, self._list_models),
+            "/version": Route("version", "GET", False, self._version),
+            "/openapi.json": Route("openapi", "GET", False, self._openapi),
             "/health": Route("health", "GET", False, self._live),
             "/health/live": Route("health", "GET", False, self._live),
             "/health/ready": Route("health", "GET", False, self._ready),
             "/metrics": Route("metrics", "GET", False, self._prometheus),
         }
         self._model_route = Route("models", "GET", True, self._retrieve_model)
+        self._preflight_route = Route("preflight", "OPTIONS", False, self._preflight)
 
     # -- what the server asks for (services.lb.http_state.App)
 
@@ -112,6 +130,10 @@ class HttpApp:
             self._open(head, call)
         except PinyonError as error:
             call.error = error
+            call.request_id = sent_id(head.fields) or call.request_id
+        call.fields = id_field(call.request_id)
+        if self._cors:
+            call.fields += self._cors.fields(head.fields, preflight=call.route is self._preflight_route)
         return call
 
     def _open(self, head: RequestHead, call: HttpCall) -> None:
@@ -121,19 +143,20 @@ class HttpApp:
             if not path.startswith("/v1/models/"):
                 raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]})")
             route = self._model_route
+        if method == "OPTIONS" and self._cors:
+            route = self._preflight_route
         call.route, call.label, call.guarded = route, route.label, route.guarded
         call.plain = route.generate is None
         if method != route.method and not (method == "HEAD" and route.method == "GET"):
             allow = {b"allow": route.method.encode()}
             raise HttpError(405, f"Not allowed to {method} on {path[:SHOWN_CHARS]}.", allow)
         wanted = call.head
-        call.request_id = wanted.request_id
         read_head(wanted, head.fields)
         call.request_id = wanted.request_id
         if route.guarded:
             wanted.client = self._keys.client(wanted.authorization)
             call.holder = wanted.client.holder
-        if route.generate is not None:
+        if route.queued:
             self._completions.check_place(wanted.client)
 
     def answer(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
@@ -153,7 +176,11 @@ class HttpApp:
         assert call.route is not None
         assert call.route.generate is not None
         try:
-            status = await call.route.generate(call.head, body, reply)
+            if call.head.gzip:
+                async with self._inflater.inflated(body, call.holder) as inflated:
+                    status = await call.route.generate(call.head, inflated, reply)
+            else:
+                status = await call.route.generate(call.head, body, reply)
         except PinyonError as error:
             self._refuse(call, error, reply)
         except asyncio.CancelledError:
@@ -169,7 +196,7 @@ class HttpApp:
         self._metrics.answered("other" if call is None else call.label, status)
 
     def _refuse(self, call: HttpCall, error: PinyonError, reply: Reply) -> None:
-        status, body, fields = error_answer(error, call.request_id)
+        status, body, fields = error_answer(error)
         reply.whole(status, body, JSON, fields)
         self._metrics.answered(call.label, status)
 
@@ -183,6 +210,15 @@ class HttpApp:
         name = head.path.removeprefix("/v1/models/")
         self._prompts.check_model(name)
         return json.dumps(model_object(name, self._created_s, self._prompts.max_context())).encode(), JSON
+
+    def _version(self, head: Head) -> tuple[bytes, bytes]:
+        return json.dumps({"version": __version__}).encode(), JSON
+
+    def _openapi(self, head: Head) -> tuple[bytes, bytes]:
+        return openapi_document(), JSON
+
+    def _preflight(self, head: Head) -> tuple[bytes, bytes]:
+        return b"", b"text/plain"
 
     def _live(self, head: Head) -> tuple[bytes, bytes]:
         return b'{"status":"ok"}', JSON

@@ -6,14 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import TypedDict
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
+from pinyon.core.request import RequestClass
 from pinyon.runtime.logging import get_logger
 from services.lb.admission import Admission, Ticket
 from services.lb.auth import Client
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_answer import EVENT_STREAM, JSON, Reply, field, rate_fields
+from services.lb.http_choices import ChoicesAnswer
 from services.lb.http_head import Head
 from services.lb.labels import classify
 from services.lb.off_loop import OffLoop
@@ -21,7 +24,7 @@ from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Format
 from services.lb.openai_large import is_large
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 from services.lb.prompts import Prompts
-from services.lb.request import Ask, Delta, Request
+from services.lb.request import Delta, Request
 
 __all__ = ["Completions"]
 
@@ -78,8 +81,12 @@ class Completions:
         try:
             async with asyncio.timeout(deadline_s - self._clock()):
                 with self._admission.admit(head.client) as ticket:
-                    call, ask = await self._read(head, body, parse)
+                    call, request_class = await self._read(head, body, parse)
                     del body
+                    if not call.plain:
+                        await self._several(head, call, request_class, ticket, reply, begun, deadline_s)
+                        return 200
+                    ask = await self._prompts.ask(call, head.log_id, request_class, **_said(head))
                     answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
                     request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                     async with aclosing(self._dispatcher.run(request, ticket)) as deltas:
@@ -107,22 +114,33 @@ class Completions:
         await reply.end(error_event(error) + DONE)
         return 200
 
-    async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, Ask]:
+    async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, RequestClass]:
         if is_large(body):
             call = await self._off_loop.run(head.client.holder, parse, body)
         else:
             call = parse(body)
-        request_class = classify(head.labels, call, head.client, self._unix_clock(), "x-pinyon-geographies")
-        ask = await self._prompts.ask(
-            call,
-            head.log_id,
-            request_class,
-            holder=head.client.holder,
-            no_reuse=head.no_reuse,
-            ttft_slo_ms=head.ttft_slo_ms,
-            traceparent=head.traceparent,
-        )
-        return call, ask
+        return call, classify(head.labels, call, head.client, self._unix_clock(), "x-pinyon-geographies")
+
+    async def _several(
+        self,
+        head: Head,
+        call: Call,
+        request_class: RequestClass,
+        ticket: Ticket,
+        reply: Reply,
+        begun: list[bool],
+        deadline_s: float,
+    ) -> None:
+        asks = await self._prompts.asks(call, head.log_id, request_class, **_said(head))
+
+        def begin() -> None:
+            self._begin(ticket, reply, begun)
+
+        answer = ChoicesAnswer(
+            call, asks, head, self._dispatcher, self._prompts, self._off_loop, reply, begin, deadline_s,
+            int(self._unix_clock()), self._clock,
+        )  # fmt: skip
+        await answer.run(ticket)
 
     async def _whole(
         self,
@@ -137,8 +155,7 @@ class Completions:
         assert request.finish_reason is not None
         facts = request.report(self._clock()) if head.report else None
         body = answer_format.whole("".join(texts), request.finish_reason.value, request.usage(), facts)
-        fields = field(b"x-request-id", head.request_id) + rate_fields(ticket.levels)
-        reply.whole(200, body, JSON, fields)
+        reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
     async def _stream(
         self,
@@ -160,7 +177,7 @@ class Completions:
                 events = answer_format.text(delta.text)
                 if not begun:
                     events = answer_format.first + events
-                    self._begin(head, ticket, reply, begun)
+                    self._begin(ticket, reply, begun)
                 await reply.send(events.encode("ascii"))
         assert request.finish_reason is not None
         facts = request.report(self._clock()) if head.report else None
@@ -169,11 +186,24 @@ class Completions:
             events += answer_format.usage(request.usage(), facts)
         if not begun:
             events = answer_format.first + events
-            self._begin(head, ticket, reply, begun)
+            self._begin(ticket, reply, begun)
         await reply.end(events.encode("ascii") + DONE)
 
     @staticmethod
-    def _begin(head: Head, ticket: Ticket, reply: Reply, begun: list[bool]) -> None:
+    def _begin(ticket: Ticket, reply: Reply, begun: list[bool]) -> None:
         begun.append(True)
-        fields = NO_CACHE + field(b"x-request-id", head.request_id) + rate_fields(ticket.levels)
-        reply.begin(EVENT_STREAM, fields)
+        reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
+
+
+class _Said(TypedDict):
+    holder: str
+    no_reuse: bool
+    ttft_slo_ms: int
+    traceparent: str
+
+
+def _said(head: Head) -> _Said:
+    """What a head says for its asks."""
+    return _Said(
+        holder=head.client.holder, no_reuse=head.no_reuse, ttft_slo_ms=head.ttft_slo_ms, traceparent=head.traceparent
+    )

@@ -2,7 +2,7 @@
 
 While a request is answered, reading goes on, for a socket that nobody reads does not tell that its client has left.
 What comes behind the request is kept as bytes; if it is too much, it is dropped, and the answer is the last one. A
-client that is gone, or will send nothing more, cancels its request.
+client that is gone cancels its request; one that will only send nothing more gets its answer.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ DROPPED_BYTES = 16 << 20
 LINGER_S = 2.0
 """How long that goes on when a client was refused."""
 LINGERING_MAX = 256
+FIRST_S = 1.0
+"""A connection that has brought no request yet gets this long when the server ends: one may be under way."""
 TURN_REQUESTS = 16
 """Answered in one go; then it is the others' turn."""
 
@@ -72,6 +74,7 @@ class Connection(asyncio.Protocol):
         "_state",
         "_task",
         "_transport",
+        "_used",
         "_visitor",
         "_writer",
     )  # fmt: skip
@@ -88,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._state = State.HEAD
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
-        self._admitted = self._lingers = self._paused = False
+        self._admitted = self._lingers = self._paused = self._used = False
         self._share = Share(shared.budget)
         self._running_bytes = 0
         """Body of the request that is being answered."""
@@ -138,16 +141,23 @@ class Connection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
 
-    def eof_received(self) -> None:
-        """The client sends nothing more: taken as gone, as most servers do. What was answered still arrives."""
-        if self._state is State.ANSWER and not self._writer.done:
+    def eof_received(self) -> bool:
+        """The client sends nothing more. Whoever waits for an answer has it, unless it turns out to be gone."""
+        writer = self._writer
+        waits = self._state is State.ANSWER and not writer.done
+        if waits and not (self._visitor.end(self._loop) and (writer.begun or writer.interim())):
             self._transport.abort()
+        return waits and not self._transport.is_closing()
 
     def shutdown(self) -> None:
-        """Close now if nothing is asked, else with the answer."""
+        """Close with the next answer, or now if nothing is asked and something was answered."""
         self._writer.close = True
-        if self._state is State.HEAD:
+        if self._state is not State.HEAD or self._reader.unread:
+            return
+        if self._used:
             self._transport.close()
+        else:
+            self._deadline.set(self._loop.time() + FIRST_S)
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -212,6 +222,8 @@ class Connection(asyncio.Protocol):
                 return False  # the client does not read its answers: no more of them
             head = reader.head()
             if head is None:
+                if self._visitor.ended:
+                    self._transport.close()
                 return False
             self._begin(head)
             return True
@@ -220,6 +232,8 @@ class Connection(asyncio.Protocol):
         if not reader.body():
             if reader.turn_over:
                 self._loop.call_soon(self._go_on)
+            elif self._visitor.ended:
+                self._transport.close()
             return False
         if state is State.BODY:
             if not self._charge():
@@ -269,6 +283,7 @@ class Connection(asyncio.Protocol):
         shared = self._shared
         self._writer.start(head)
         self._exchange = exchange = cast("Exchange", shared.app.open(head))
+        self._writer.fields = exchange.fields
         error = exchange.error
         if error is None and head.content_length > shared.limits.body_bytes:
             error = HttpError(413, f"The request's body is larger than {shared.limits.body_bytes} bytes.")
@@ -323,6 +338,7 @@ class Connection(asyncio.Protocol):
         """The request is over."""
         self._visitor.answered()
         self._writer.finish()
+        self._used = True
         self._exchange = None
         self._since = 0.0
         limits, now = self._shared.limits, self._loop.time()
@@ -336,7 +352,7 @@ class Connection(asyncio.Protocol):
 
     def _write_error(self, error: PinyonError) -> None:
         exchange = self._exchange
-        status = self._writer.error(error, exchange.request_id if exchange is not None else "")
+        status = self._writer.error(error)
         if self._task is None:  # who runs says by itself how it ended
             self._shared.app.refused(exchange, status)
 

@@ -13,9 +13,10 @@ from xxhash import xxh3_128_hexdigest
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies, check_kind, check_label, check_priority
 from services.lb.auth import PUBLIC
+from services.lb.http_error import HttpError
 from services.lb.labels import Labels
 
-__all__ = ["Head", "read_head", "traceparent", "unique_id"]
+__all__ = ["Head", "id_field", "read_head", "sent_id", "traceparent", "unique_id"]
 
 SLO_MS_MAX = 1 << 31
 
@@ -33,6 +34,11 @@ def unique_id() -> str:
     return f"{_process}{next(_numbers):08x}"
 
 
+def id_field(request_id: str = "") -> bytes:
+    """The answer's header field, with an id of ours if there is no other."""
+    return b"x-request-id: %b\r\n" % (request_id or unique_id()).encode("ascii")
+
+
 class Head:
     """``request_id`` is what the client is told: its own id if it sent a sane one. ``unique`` is what we go by."""
 
@@ -40,6 +46,7 @@ class Head:
         "arrived_s",
         "authorization",
         "client",
+        "gzip",
         "labels",
         "no_reuse",
         "path",
@@ -60,6 +67,8 @@ class Head:
         self.labels = Labels()
         self.authorization = ""
         self.traceparent = ""
+        self.gzip = False
+        """The body is compressed."""
         self.no_reuse = False
         self.report = False
         self.ttft_slo_ms = 0
@@ -70,8 +79,15 @@ class Head:
         return self.unique if self.request_id is self.unique else f"{self.request_id}.{self.unique}"
 
 
+def sent_id(fields: Iterable[tuple[bytes, bytes]]) -> str:
+    """The id that a client gave its request; empty if it gave none, or no sane one."""
+    values = [value.decode("latin-1") for name, value in fields if name == b"x-request-id"]
+    return next((value for value in reversed(values) if _REQUEST_ID.fullmatch(value)), "")
+
+
 def read_head(head: Head, fields: Iterable[tuple[bytes, bytes]]) -> None:
-    """``fields`` have names in lower case. Raises :class:`InvalidArgument`, naming the header."""
+    """``fields`` have names in lower case. Raises :class:`InvalidArgument`, naming the header, and :class:`HttpError`:
+    415."""
     for name, value in fields:
         read = _READERS.get(name)
         if read is not None:
@@ -90,6 +106,16 @@ def _request_id(head: Head, value: str) -> None:
 def traceparent(value: str) -> str:
     """The W3C trace context as it came, or nothing if it is malformed."""
     return value if _TRACEPARENT.fullmatch(value) else ""
+
+
+def _content_encoding(head: Head, value: str) -> None:
+    coding = value.strip().lower()
+    if coding in ("gzip", "x-gzip") and not head.gzip:
+        head.gzip = True
+    elif coding not in ("", "identity"):
+        raise HttpError(
+            415, f"The content-encoding {coding[:64]!r} is not supported: gzip is, once.", {b"accept-encoding": b"gzip"}
+        )
 
 
 def _traceparent(head: Head, value: str) -> None:
@@ -162,6 +188,7 @@ def _geographies(head: Head, value: str) -> None:
 
 _READERS = {
     b"authorization": _authorization,
+    b"content-encoding": _content_encoding,
     b"x-request-id": _request_id,
     b"x-session-id": _session_id,
     b"traceparent": _traceparent,

@@ -24,8 +24,8 @@ class Exchange(Protocol):
 
     error: PinyonError | None
     """What speaks against it already, before its body is read."""
-    request_id: str
-    """For the answer, once it is known."""
+    fields: bytes
+    """Header fields of whatever answer it gets: its id, and what browsers ask for."""
     holder: str
     """In whose name its bytes are held; empty: in nobody's."""
     guarded: bool

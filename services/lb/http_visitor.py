@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import cast
 
 from services.lb.http_error import HttpError
+from services.lb.http_half_closed import HalfClosed
 from services.lb.http_proxy_line import HEADER_MAX, read_proxy_line
 from services.lb.http_request import RequestHead
 from services.lb.http_state import HttpState
@@ -16,10 +18,12 @@ __all__ = ["Visitor"]
 class Visitor:
     """``arrive``, then for each costly request ``ask`` and ``answered``; ``leave`` gives all back."""
 
-    __slots__ = ("_connection", "_preface", "_request", "_shared", "_trusted", "address")
+    __slots__ = ("_connection", "_preface", "_request", "_shared", "_transport", "_trusted", "_watch", "address")
 
     def __init__(self, shared: HttpState, transport: asyncio.BaseTransport) -> None:
         self._shared = shared
+        self._transport = cast("asyncio.Transport", transport)
+        self._watch: HalfClosed | None = None
         self._trusted = False
         self._connection: str | None = None
         self._request: str | None = None
@@ -83,8 +87,20 @@ class Visitor:
             self._shared.peer_requests.give(self._request)
             self._request = None
 
+    def end(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """It sends nothing more; whether that it is gone would show, and end the connection."""
+        if self._watch is None and HalfClosed.can_tell(self._transport):
+            self._watch = HalfClosed(loop, self._transport, self._transport.abort)
+        return self.ended
+
+    @property
+    def ended(self) -> bool:
+        return self._watch is not None
+
     def leave(self) -> None:
         self.answered()
+        if self._watch is not None:
+            self._watch.close()
         if self._connection is not None:
             self._shared.peer_connections.give(self._connection)
             self._connection = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from pinyon.core.errors import PinyonError
-from services.lb.http_answer import JSON, STREAM, answer_head, error_answer
+from services.lb.http_answer import CONTINUE, JSON, STREAM, answer_head, error_answer
+from services.lb.http_head import id_field
 from services.lb.http_request import RequestHead
 from services.lb.http_state import HttpState
 
@@ -16,7 +17,7 @@ class ReplyWriter:
     """A :class:`services.lb.http_answer.Reply`, for each request anew after ``start``."""
 
     __slots__ = ("_bodiless", "_chunked", "_corked", "_loop", "_shared", "_stall", "_transport", "_waiter", "begun",
-                 "close", "done", "paused", "silent")  # fmt: skip
+                 "close", "done", "fields", "paused", "silent")  # fmt: skip
 
     def __init__(self, shared: HttpState, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
         self._shared = shared
@@ -28,6 +29,8 @@ class ReplyWriter:
         """An answer's head, held back until its body begins: one system call instead of two."""
         self._waiter: asyncio.Future[None] | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self.fields = b""
+        """Of every answer to this request."""
         self.begun = False
         self.done = False
         self.close = False
@@ -43,6 +46,7 @@ class ReplyWriter:
 
     def finish(self) -> None:
         self.begun = self.done = self._bodiless = False
+        self.fields = b""
 
     # -- answers
 
@@ -51,22 +55,29 @@ class ReplyWriter:
             return
         self.close = self.close or self._shared.closing
         head = answer_head(
-            status, self._shared.date, content_type, len(body), fields, close=self.close, chunked=False
+            status, self._shared.date, content_type, len(body), fields + self.fields, close=self.close, chunked=False
         )  # fmt: skip
         self.begun = self.done = True
         self._transport.write(head if self._bodiless else head + body)
 
-    def error(self, error: PinyonError, request_id: str = "") -> int:
+    def error(self, error: PinyonError) -> int:
         """Returns the status."""
-        status, body, fields = error_answer(error, request_id)
+        self.fields = self.fields or id_field()  # there may be no request yet
+        status, body, fields = error_answer(error)
         self.whole(status, body, JSON, fields)
         return status
+
+    def interim(self) -> bool:
+        """Send something that is no answer yet; False: this client knows no such thing."""
+        if self._chunked:
+            self._transport.write(CONTINUE)
+        return self._chunked
 
     def begin(self, content_type: bytes, fields: bytes = b"") -> None:
         self.begun = True
         self.close = self.close or self._shared.closing
         self._corked = answer_head(
-            200, self._shared.date, content_type, STREAM, fields, close=self.close, chunked=self._chunked
+            200, self._shared.date, content_type, STREAM, fields + self.fields, close=self.close, chunked=self._chunked
         )
 
     async def send(self, data: bytes) -> None:

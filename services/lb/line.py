@@ -91,6 +91,14 @@ class Line:
         place = self._places[number] = Place(self, number)
         return place
 
+    def spare(self, tenant: str) -> Place | None:
+        """A slot that nobody waits for, at once; None if there is none."""
+        if not self._queue.has_spare:
+            return None
+        place = self.reserve(tenant)
+        self.enter(place, 1)
+        return place
+
     def check(self, tenant: str) -> None:
         """Raises as :meth:`reserve` would now."""
         self._queue.check(tenant)

@@ -128,7 +128,10 @@ def model_object(name: str, created_s: int, max_context: int) -> dict[str, objec
         "object": "model",
         "created": created_s,
         "owned_by": "pinyon",
+        "root": name,
+        "parent": None,
         "max_model_len": max_context,
+        "permission": [],
     }
 
 

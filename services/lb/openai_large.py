@@ -29,8 +29,11 @@ TOKENS_BYTES_MIN = 8 << 10
 """A shorter list of token ids is as well read as JSON."""
 PIECE_BYTES = 64 << 10
 TRIES = 8
+LISTS_MAX = 1024
+"""More are read as JSON, and refused by whoever counts them."""
 
-_TOKENS = re.compile(rb'"prompt"[ \t\r\n]*:[ \t\r\n]*(?:\[[ \t\r\n]*){1,2}(?=[0-9])')
+_TOKENS = re.compile(rb'"[a-z]+"[ \t\r\n]*:[ \t\r\n]*(?:\[[ \t\r\n]*){1,2}(?=[0-9])')
+_NEXT = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*\[")
 _BACKSLASHES = re.compile(rb"\\*")
 _SPACE = b" \t\r\n"
 _TOKEN_CHARS = b"0123456789," + _SPACE
@@ -43,20 +46,21 @@ def is_large(body: bytes | bytearray) -> bool:
     return size > SMALL_BYTES and (size > LARGE_BYTES or body.count(b",") > SMALL_COMMAS)
 
 
-def read_large(body: bytes | bytearray) -> Any:
-    """As ``from_json``, but ``prompt`` may be ``bytes``: a list of token ids as little-endian u32.
+def read_large(body: bytes | bytearray, tokens: str = "prompt") -> Any:
+    """As ``from_json``, but the field ``tokens`` may be ``bytes``, a list of token ids as little-endian u32, or a list
+    of these.
 
     Raises :class:`ValueError` if it is no JSON, and :class:`InvalidArgument`.
     """
-    found = _find_tokens(body)
+    found = _find_tokens(body, b'"%b"' % tokens.encode("ascii"))
     if found is not None:
-        start, end = found
-        # No client can guess it. If it is read as the prompt, then the list stood there as the prompt.
+        # No client can guess it. If it is read as the prompt, then the lists stood there as the prompt.
         stand_in = secrets.token_hex(16)
-        rest = b"".join((body[:start], b'"', stand_in.encode("ascii"), b'"', body[end:]))
+        rest = b"".join((body[: found[0][0]], b'"', stand_in.encode("ascii"), b'"', body[found[-1][1] :]))
         values = _read_weighed(rest)
-        if type(values) is dict and values.get("prompt") in (stand_in, [stand_in]):
-            values["prompt"] = _tokens(body, start + 1, end - 1)
+        if type(values) is dict and values.get(tokens) in (stand_in, [stand_in]):
+            lists = [_tokens(body, start + 1, end - 1, tokens) for start, end in found]
+            values[tokens] = lists if len(lists) > 1 else lists[0]
             return values
     return _read_weighed(body)
 
@@ -88,23 +92,37 @@ def _weigh(body: bytes | bytearray) -> None:
         start = end
 
 
-def _find_tokens(body: bytes | bytearray) -> tuple[int, int] | None:
-    """Where something stands that looks like a prompt of many token ids: from its bracket to behind the other."""
+def _find_tokens(body: bytes | bytearray, name: bytes) -> list[tuple[int, int]] | None:
+    """Where something stands that looks like a prompt of many token ids, or several: each from its bracket to behind
+    the other."""
     position = 0
     for _ in range(TRIES):
-        position = body.find(b'"prompt"', position)
+        position = body.find(name, position)
         if position < 0:
             return None
         match = _TOKENS.match(body, position)
         if match is not None:
-            start = body.rfind(b"[", position, match.end())
+            start, nested = body.rfind(b"[", position, match.end()), match[0].count(b"[") > 1
             del match
-            end = body.find(b"]", start) + 1
-            if end - start >= TOKENS_BYTES_MIN and _are_tokens(body, start + 1, end - 1):
-                return start, end
-            return None
+            found = _find_lists(body, start, nested=nested)
+            return found if found and found[-1][1] - start >= TOKENS_BYTES_MIN else None
         position += 1
     return None
+
+
+def _find_lists(body: bytes | bytearray, start: int, *, nested: bool) -> list[tuple[int, int]]:
+    """The list of token ids at ``start`` and, if ``nested``, those that follow it; none if it is none."""
+    found: list[tuple[int, int]] = []
+    while len(found) <= LISTS_MAX:
+        end = body.find(b"]", start) + 1
+        if not end or not _are_tokens(body, start + 1, end - 1):
+            return []
+        found.append((start, end))
+        match = _NEXT.match(body, end) if nested else None
+        if match is None:
+            return found
+        start = match.end() - 1
+    return []
 
 
 def _are_tokens(body: bytes | bytearray, start: int, end: int) -> bool:
@@ -113,20 +131,20 @@ def _are_tokens(body: bytes | bytearray, start: int, end: int) -> bool:
     )
 
 
-def _tokens(body: bytes | bytearray, start: int, end: int) -> bytes:
+def _tokens(body: bytes | bytearray, start: int, end: int, field: str) -> bytes:
     pieces = []
     while start < end:
         cut = end if end - start <= PIECE_BYTES else body.rfind(b",", start, start + PIECE_BYTES)
         if cut < 0:
             raise _malformed()
-        pieces.append(_piece(bytes(body[start:cut])).tobytes())
+        pieces.append(_piece(bytes(body[start:cut]), field).tobytes())
         start = cut + 1
         if start == end:
             raise _malformed()  # a comma before the bracket
     return b"".join(pieces)
 
 
-def _piece(text: bytes) -> npt.NDArray[np.uint32]:
+def _piece(text: bytes, field: str) -> npt.NDArray[np.uint32]:
     """Numbers with commas between them and space around them. Raises :class:`ValueError` if it is anything else."""
     digit = (np.frombuffer(text, np.uint8) - 48) < 10
     runs = np.count_nonzero(digit[1:] & ~digit[:-1]) + int(digit[:1].any())
@@ -143,7 +161,7 @@ def _piece(text: bytes) -> npt.NDArray[np.uint32]:
         digits = packed[np.maximum(ends - 1 - place, 0)].astype(np.int64) - 48
         numbers += np.where(lengths > place, digits, 0) * 10**place
     if longest > _DIGITS_MAX or numbers.max() >= 1 << 32:
-        raise InvalidArgument("prompt holds a token id outside the vocabulary.", field="prompt")
+        raise InvalidArgument(f"{field} holds a token id outside the vocabulary.", field=field)
     return numbers.astype("<u4")
 
 

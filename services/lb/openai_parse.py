@@ -1,38 +1,75 @@
 """Bodies of ``/v1/completions`` and ``/v1/chat/completions``: bytes from outside in, checked values out.
 
-Every field of OpenAI's interface is known here. What cannot be honoured is refused by name unless it has its neutral
-value, and a field nobody knows is refused too: silently ignoring either would give an answer to another question.
-Fields of our own: ``top_k``, ``ignore_eos``, ``priority`` (they are vLLM's).
+A field that nobody knows is refused; what the others may hold is in :mod:`services.lb.openai_fields`. Fields of vLLM
+beside OpenAI's: ``top_k``, ``min_p``, ``min_tokens``, ``ignore_eos``, ``repetition_penalty``, ``priority`` and more.
 
 The JSON reader is pydantic-core's (jiter: 1 µs for 8 KB, a seventh of ``json``); checks are one dict lookup per field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic_core import from_json
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.request import MAX_STOP_BYTES, MAX_STOP_STRINGS, PRIORITY_MAX, check_label
+from services.lb.openai_fields import (
+    CHAT,
+    CHOICES_MAX,
+    COMPLETION,
+    DETOKENIZE,
+    FIELD_SHOWN_CHARS,
+    PROMPTS_MAX,
+    TOKENIZE,
+    Fields,
+    shown,
+    wrong,
+)
 from services.lb.openai_large import is_large, read_large
 
-__all__ = ["Call", "Messages", "PromptInput", "parse_chat", "parse_completion"]
+__all__ = [
+    "PLAIN",
+    "Call",
+    "Messages",
+    "PromptInput",
+    "Rendering",
+    "TokenizeCall",
+    "parse_chat",
+    "parse_completion",
+    "parse_detokenize",
+    "parse_tokenize",
+]
 
 Messages = list[dict[str, Any]]
 PromptInput = str | bytes | Messages
 """Text, tokens as little-endian u32, or a conversation."""
 
-FIELDS_MAX = 64
-FIELD_SHOWN_CHARS = 64
+FIELDS_MAX = 128
+
+
+class Rendering(NamedTuple):
+    """How a text or a conversation becomes tokens."""
+
+    add_special_tokens: bool = True
+    """Those that the model's tokenizer puts around a text; a conversation has those of its template."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: dict[str, Any] | None = None
+    """Of the chat template."""
+
+
+PLAIN = Rendering()
 
 
 @dataclass(slots=True)
 class Call:
-    """One call's body. ``max_tokens`` 0, ``seed`` None, ``priority`` None, ``user`` empty: not named."""
+    """One call's body. ``max_tokens`` 0, ``seed`` None, ``priority`` None, ``user`` empty: not named.
+
+    From ``min_p`` to ``prompt_logprobs`` as in :class:`pinyon.core.request.SamplingParams`.
+    """
 
     model: str
     prompt: PromptInput
@@ -48,32 +85,133 @@ class Call:
     include_usage: bool = False
     user: str = ""
     priority: int | None = None
+    min_p: float = 0.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int = -1
+    prompt_logprobs: bool = False
+    others: tuple[PromptInput, ...] = ()
+    """Prompts beside the first one."""
+    n: int = 1
+    echo: bool = False
+    unseen: bool = False
+    """Nothing generated is shown: the call is about its prompts."""
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    rendering: Rendering = PLAIN
+
+    @property
+    def choices(self) -> int:
+        return self.n * (1 + len(self.others))
+
+    @property
+    def plain(self) -> bool:
+        """One choice, and nothing but its text is told."""
+        return not (
+            self.n > 1
+            or self.others
+            or self.echo
+            or self.logprobs >= 0
+            or self.continuous_usage
+            or self.return_token_ids
+        )
 
 
 def parse_completion(body: bytes | bytearray) -> Call:
     """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
-    values = _read(body, _COMPLETION)
+    values = _read(body, COMPLETION)
     call = _call(values, "prompt")
-    call.prompt = _prompt(values["prompt"])
+    call.prompt, *others = _prompts(values["prompt"])
+    call.others = tuple(others)
+    if values.get("echo"):
+        call.echo = True
+    if call.choices > CHOICES_MAX:
+        raise InvalidArgument(f"prompts times n are {call.choices}, at most {CHOICES_MAX} are allowed.", field="n")
+    if (logprobs := values.get("logprobs")) is not None:
+        call.logprobs = logprobs
+        call.prompt_logprobs = call.echo
+    if values.get("max_tokens") == 0:
+        if not call.echo:
+            raise wrong("max_tokens", "an integer, at least 1 (0 only with echo)", 0)
+        call.max_tokens = 1
+        call.unseen = True
+    if values.get("add_special_tokens") is False:
+        call.rendering = Rendering(add_special_tokens=False)
     return call
 
 
 def parse_chat(body: bytes | bytearray) -> Call:
     """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
-    values = _read(body, _CHAT)
+    values = _read(body, CHAT)
     call = _call(values, "messages")
     newer = values.get("max_completion_tokens")
     if newer is not None:
         if call.max_tokens and call.max_tokens != newer:
-            raise InvalidArgument("max_tokens and max_completion_tokens differ.", field="max_completion_tokens")
+            raise InvalidArgument(
+                f"max_tokens ({call.max_tokens}) and max_completion_tokens ({newer}) differ.",
+                field="max_completion_tokens",
+            )
         call.max_tokens = newer
+    top = values.get("top_logprobs") or 0
+    if values.get("logprobs"):
+        call.logprobs = top
+    elif top:
+        raise InvalidArgument(f"top_logprobs ({top}) needs logprobs to be true.", field="top_logprobs")
+    if values.keys() & _RENDERING:
+        call.rendering = _rendering(values)
     return call
 
 
-def _read(body: bytes | bytearray, known: Mapping[str, Callable[[str, Any], Any]]) -> dict[str, Any]:
+class TokenizeCall(NamedTuple):
+    """``model`` None: not named."""
+
+    model: str | None
+    prompt: PromptInput
+    prompt_field: str
+    rendering: Rendering
+    strings: bool
+    """The tokens' texts are wanted too."""
+
+
+def parse_tokenize(body: bytes | bytearray) -> TokenizeCall:
+    """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
+    values = _read(body, TOKENIZE)
+    text, messages = values.get("prompt"), values.get("messages")
+    if (text is None) == (messages is None):
+        raise InvalidArgument("You must provide either prompt or messages.", field="prompt")
+    strings = bool(values.get("return_token_strs"))
+    if text is not None:
+        rendering = Rendering(add_special_tokens=values.get("add_special_tokens") is not False)
+        return TokenizeCall(values.get("model"), text, "prompt", rendering, strings)
+    assert messages is not None
+    if values.get("add_special_tokens"):
+        raise InvalidArgument(
+            "'add_special_tokens' is not supported with the value true for messages: the chat template adds them.",
+            field="add_special_tokens",
+        )
+    return TokenizeCall(values.get("model"), messages, "messages", _rendering(values), strings)
+
+
+def parse_detokenize(body: bytes | bytearray) -> tuple[str | None, bytes]:
+    """The model if one is named, and the tokens. Raises :class:`InvalidArgument`."""
+    values = _read(body, DETOKENIZE, "tokens")
+    tokens = values.get("tokens")
+    if type(tokens) is list and (not tokens or type(tokens[0]) is int):
+        tokens = _tokens(tokens, "tokens") if tokens else b""
+    if type(tokens) is not bytes:
+        raise InvalidArgument("Invalid value for 'tokens': expected a list of token ids.", field="tokens")
+    return values.get("model"), tokens
+
+
+def _read(body: bytes | bytearray, known: Fields, tokens: str = "prompt") -> dict[str, Any]:
     try:
         if is_large(body):
-            values = read_large(body)
+            values = read_large(body, tokens)
         else:
             values = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
@@ -83,12 +221,14 @@ def _read(body: bytes | bytearray, known: Mapping[str, Callable[[str, Any], Any]
     if len(values) > FIELDS_MAX:
         raise InvalidArgument(f"The body has {len(values)} fields, at most {FIELDS_MAX} are allowed.")
     for name, value in values.items():
-        check = known.get(name)
-        if check is None:
-            shown = name[:FIELD_SHOWN_CHARS]
-            raise InvalidArgument(f"Unrecognized request argument supplied: {shown}", field=shown)
+        field = known.get(name)
+        if field is None:
+            raise InvalidArgument(
+                f"Unrecognized request argument supplied: {name[:FIELD_SHOWN_CHARS]} (with the value {shown(value)})",
+                field=name[:FIELD_SHOWN_CHARS],
+            )
         if value is not None:
-            check(name, value)
+            field[0](name, value)
     return values
 
 
@@ -111,8 +251,6 @@ def _call(values: dict[str, Any], prompt_field: str) -> Call:
         call.temperature = float(value)
     if (value := get("top_p")) is not None:
         call.top_p = float(value)
-    if (value := get("top_k")) is not None:
-        call.top_k = value
     if (value := get("seed")) is not None:
         call.seed = value & 0xFFFF_FFFF_FFFF_FFFF  # OpenAI's is signed
     if (value := get("stop")) is not None:
@@ -127,184 +265,82 @@ def _call(values: dict[str, Any], prompt_field: str) -> Call:
         if not call.stream:
             raise InvalidArgument("stream_options is only allowed when stream is true.", field="stream_options")
         call.include_usage = bool(options.get("include_usage"))
+        call.continuous_usage = bool(options.get("continuous_usage_stats"))
+    for name in values.keys() & _RARE.keys():
+        if (value := values[name]) is not None:
+            setattr(call, name, _RARE[name](value))
+    if (best_of := get("best_of")) is not None and best_of != call.n:
+        raise InvalidArgument(f"'best_of' is not supported with a value ({best_of}) other than n.", field="best_of")
     return call
 
 
-def _prompt(value: Any) -> PromptInput:
-    """A string, ``[string]``, ``[token, …]`` or ``[[token, …]]``: one prompt per request."""
+def _bias(value: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted((int(token), float(bias)) for token, bias in value.items() if bias))
+
+
+_RARE: dict[str, Callable[[Any], Any]] = {
+    "top_k": lambda value: max(0, value),  # -1 is off too
+    "min_p": float,
+    "min_tokens": int,
+    "stop_token_ids": tuple,
+    "repetition_penalty": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "logit_bias": _bias,
+    "n": int,
+    "return_token_ids": bool,
+    "return_tokens_as_token_ids": bool,
+}
+"""What most calls do not have, and how it is kept."""
+
+_RENDERING = frozenset(("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"))
+
+
+def _rendering(values: dict[str, Any]) -> Rendering:
+    generation, final = values.get("add_generation_prompt"), bool(values.get("continue_final_message"))
+    if generation and final:
+        raise InvalidArgument(
+            "continue_final_message and add_generation_prompt cannot both be true.", field="continue_final_message"
+        )
+    variables = dict(values.get("chat_template_kwargs") or {})
+    effort = values.get("reasoning_effort")
+    if effort is not None and effort != "none":
+        variables.setdefault("reasoning_effort", effort)
+    return Rendering(
+        add_generation_prompt=not final if generation is None else generation,
+        continue_final_message=final,
+        variables=variables or None,
+    )
+
+
+def _prompts(value: Any) -> list[PromptInput]:
+    """A string, ``[string, …]``, ``[token, …]`` or ``[[token, …], …]``."""
     if type(value) is bytes:  # token ids, read already
-        return value
+        return [value]
     if type(value) is str:
         if not value:
             raise InvalidArgument("prompt must not be empty.", field="prompt")
-        return value
+        return [value]
     if type(value) is not list or not value:
-        raise InvalidArgument("prompt must be a string or a list of token ids, and not empty.", field="prompt")
-    first = value[0]
-    if type(first) is int:
-        return _tokens(value)
-    if len(value) == 1 and type(first) in (str, list):
-        return _prompt(first) if type(first) is str else _tokens(first)
-    if type(first) in (str, list):
-        raise InvalidArgument("Only one prompt per request is supported.", field="prompt")
-    raise InvalidArgument("prompt must be a string or a list of token ids.", field="prompt")
+        raise wrong("prompt", "texts or lists of token ids, and not empty", value)
+    kind = type(value[0])
+    if kind is int:
+        return [_tokens(value, "prompt")]
+    if kind not in (str, list, bytes):
+        raise wrong("prompt", "texts or lists of token ids", value)
+    if len(value) > PROMPTS_MAX:
+        raise InvalidArgument(f"prompt has {len(value)} entries, at most {PROMPTS_MAX} are allowed.", field="prompt")
+    for each in value:
+        if type(each) is not kind:
+            raise wrong("prompt", "texts or lists of token ids, not both", value)
+        if not each:
+            raise InvalidArgument("prompt must not be empty.", field="prompt")
+    return [_tokens(each, "prompt") for each in value] if kind is list else value
 
 
-def _tokens(value: list[Any]) -> bytes:
-    if not value:
-        raise InvalidArgument("prompt must not be empty.", field="prompt")
+def _tokens(value: list[Any], field: str) -> bytes:
     if any(type(token) is not int for token in value):
-        raise InvalidArgument("prompt must be a string or a list of token ids.", field="prompt")
+        raise wrong(field, "token ids", value)
     if not 0 <= min(value) <= max(value) < 1 << 32:
-        raise InvalidArgument("prompt holds a token id outside the vocabulary.", field="prompt")
+        raise InvalidArgument(f"{field} holds a token id outside the vocabulary.", field=field)
     return np.array(value, dtype="<u4").tobytes()
-
-
-# ---------------------------------------------------------------- checks, one per kind of field; None never gets here
-
-
-def _wrong(name: str, wanted: str) -> InvalidArgument:
-    return InvalidArgument(f"Invalid value for '{name}': expected {wanted}.", field=name)
-
-
-def _string(name: str, value: Any) -> None:
-    if type(value) is not str:
-        raise _wrong(name, "a string")
-
-
-def _label(name: str, value: Any) -> None:
-    _string(name, value)
-    check_label(value, name)
-
-
-def _boolean(name: str, value: Any) -> None:
-    if type(value) is not bool:
-        raise _wrong(name, "a boolean")
-
-
-def _integer(low: int, high: int) -> Callable[[str, Any], None]:
-    def check(name: str, value: Any) -> None:
-        if type(value) is not int or not low <= value <= high:
-            raise _wrong(name, f"an integer, at least {low}" if type(value) is not int or value < low
-                         else f"an integer, at most {high}")  # fmt: skip
-
-    return check
-
-
-def _number(low: float, high: float, *, above: bool = False) -> Callable[[str, Any], None]:
-    def check(name: str, value: Any) -> None:
-        if type(value) not in (int, float) or not low <= value <= high or (above and value == low):
-            raise _wrong(name, f"a number {'above' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}")
-
-    return check
-
-
-def _stop(name: str, value: Any) -> None:
-    texts = value if type(value) is list else [value]
-    if len(texts) > MAX_STOP_STRINGS:
-        raise _wrong(name, f"at most {MAX_STOP_STRINGS} strings")
-    for text in texts:
-        if type(text) is not str or not 0 < len(text.encode("utf-8", "surrogatepass")) <= MAX_STOP_BYTES:
-            raise _wrong(name, f"a string or a list of strings of 1 to {MAX_STOP_BYTES} bytes")
-
-
-def _stream_options(name: str, value: Any) -> None:
-    if type(value) is not dict:
-        raise _wrong(name, "an object")
-    for key, option in value.items():
-        if key not in ("include_usage", "include_obfuscation"):
-            raise InvalidArgument(
-                f"Unrecognized request argument supplied: {name}.{key[:FIELD_SHOWN_CHARS]}", field=name
-            )
-        if option is not None and type(option) is not bool:
-            raise _wrong(f"{name}.{key}", "a boolean")
-    if value.get("include_obfuscation"):
-        raise InvalidArgument("stream_options.include_obfuscation is not supported.", field=name)
-
-
-def _messages(name: str, value: Any) -> None:
-    # The chat template checks roles and texts; here is what it does not look at.
-    if type(value) is not list or not value:
-        raise _wrong(name, "a list of messages, not empty")
-    for index, message in enumerate(value):
-        if type(message) is not dict:
-            raise _wrong(f"{name}[{index}]", "an object")
-        for key, part in message.items():
-            if key in ("role", "content", "name") or part is None or part == []:
-                continue
-            shown = key[:FIELD_SHOWN_CHARS]
-            raise InvalidArgument(f"messages[{index}].{shown} is not supported.", field=name)
-        if message.get("name") is not None and type(message["name"]) is not str:
-            raise _wrong(f"{name}[{index}].name", "a string")
-
-
-def _object(name: str, value: Any) -> None:
-    if type(value) is not dict:
-        raise _wrong(name, "an object")
-
-
-def _only(*neutral: Any) -> Callable[[str, Any], None]:
-    """A feature that does not exist here: accepted at the values that ask for nothing."""
-
-    def check(name: str, value: Any) -> None:
-        for each in neutral:
-            # 0 == False and 1 == True in Python, not in JSON
-            if value == each and (type(value) is bool) == (type(each) is bool):
-                return
-        raise InvalidArgument(f"'{name}' is not supported with this value.", field=name)
-
-    return check
-
-
-_COMMON: dict[str, Callable[[str, Any], None]] = {
-    "model": _string,
-    "max_tokens": _integer(1, (1 << 31) - 1),
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1, above=True),
-    "top_k": _integer(0, (1 << 31) - 1),
-    "seed": _integer(-(1 << 63), (1 << 64) - 1),
-    "stop": _stop,
-    "stream": _boolean,
-    "stream_options": _stream_options,
-    "ignore_eos": _boolean,
-    "user": _label,
-    "priority": _integer(-PRIORITY_MAX, PRIORITY_MAX),
-    "n": _only(1),
-    "logit_bias": _only({}),
-    "presence_penalty": _only(0),
-    "frequency_penalty": _only(0),
-}
-
-_COMPLETION = {
-    **_COMMON,
-    "prompt": lambda name, value: None,  # _prompt
-    "best_of": _only(1),
-    "echo": _only(False),
-    "logprobs": _only(),
-    "suffix": _only(""),
-}
-
-_CHAT = {
-    **_COMMON,
-    "messages": _messages,
-    "max_completion_tokens": _integer(1, (1 << 31) - 1),
-    "metadata": _object,
-    "prompt_cache_key": _string,
-    "safety_identifier": _label,
-    "parallel_tool_calls": _boolean,
-    "service_tier": _only("auto", "default"),
-    "store": _only(False),
-    "logprobs": _only(False),
-    "top_logprobs": _only(0),
-    "response_format": _only({"type": "text"}),
-    "modalities": _only(["text"]),
-    "tools": _only([]),
-    "tool_choice": _only("none", "auto"),
-    "functions": _only([]),
-    "function_call": _only("none", "auto"),
-    "audio": _only(),
-    "prediction": _only(),
-    "reasoning_effort": _only("none"),
-    "verbosity": _only("medium"),
-    "web_search_options": _only(),
-}

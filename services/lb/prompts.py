@@ -7,19 +7,19 @@ the GIL in a process, so that one long prompt does not hold up the streams of ot
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
 from pinyon.core.block_keys import BlockKey, chain_block_keys
 from pinyon.core.errors import InvalidArgument, NotFound, PinyonError
 from pinyon.core.request import RequestClass, SamplingParams
-from pinyon.model import ByteTokenizer, ModelCard
+from pinyon.model import ByteTokenizer, ModelCard, Tokenizer
 from services.lb.instances import InstanceView
 from services.lb.key_chains import KeyChains
 from services.lb.off_loop import OffLoop
-from services.lb.openai_parse import Call
+from services.lb.openai_parse import Call, PromptInput, Rendering
 from services.lb.request import Ask
+from services.lb.token_texts import TokenTexts
 from services.lb.tokenizer_process import TokenizerProcess, tokenize
 
 __all__ = ["ContextExceeded", "Prompts"]
@@ -56,10 +56,15 @@ class Prompts:
         self._process = None if card.path is None else TokenizerProcess(card.path)
         self._off_loop = off_loop
         self._chains = KeyChains()
+        self.texts = TokenTexts(card.tokenizer)
 
     async def close(self) -> None:
         if self._process is not None:
             await self._process.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._card.tokenizer
 
     @property
     def model(self) -> str:
@@ -84,9 +89,86 @@ class Prompts:
 
         Raises :class:`InvalidArgument` or :class:`NotFound` naming the field of the call, and :class:`Unavailable`.
         """
-        self.check_model(call.model)
+        self._check(call)
         context = self.max_context()
-        tokens = await self._tokens(call, context, holder)
+        tokens = await self._tokens(call.prompt, call.prompt_field, call.rendering, context, holder)
+        sampling = self._sampling(call, self._count(call, tokens, context), context, _seed(call))
+        return Ask(
+            request_id, call.model, request_class, tokens,
+            await self._keys(call.model, request_class.tenant, tokens, holder),
+            sampling, no_reuse, ttft_slo_ms, traceparent,
+        )  # fmt: skip
+
+    async def asks(
+        self, call: Call, request_id: str, request_class: RequestClass, *, holder: str = "", no_reuse: bool = False,
+        ttft_slo_ms: int = 0, traceparent: str = "",
+    ) -> list[Ask]:  # fmt: skip
+        """As :meth:`ask`, of all choices: ``n`` of the first prompt, ``n`` of the second one, and so on.
+
+        Choices of one prompt have seeds that follow each other; the first has the call's.
+        """
+        self._check(call)
+        context = self.max_context()
+        prompts = (call.prompt, *call.others)
+        # One call must not hold up the loop with many short prompts either.
+        inline = sum(map(_size, prompts)) <= self._inline_chars
+        all_tokens, total = [], 0
+        for prompt in prompts:
+            tokens = await self._tokens(prompt, call.prompt_field, call.rendering, context, holder, inline=inline)
+            total += self._count(call, tokens, context)
+            if total > PROMPT_TOKENS_MAX:
+                raise InvalidArgument(
+                    f"The prompts of one call have more than {PROMPT_TOKENS_MAX} tokens.", field=call.prompt_field
+                )
+            all_tokens.append(tokens)
+        asks: list[Ask] = []
+        for tokens in all_tokens:
+            seed = _seed(call)
+            keys = await self._keys(
+                call.model, request_class.tenant, tokens, holder, inline=total <= INLINE_TOKENS
+            )  # fmt: skip
+            for choice in range(call.n):
+                sampling = self._sampling(call, len(tokens) // 4, context, (seed + choice) % (1 << 64))
+                number = f"{request_id}-{len(asks)}"
+                ask = Ask(number, call.model, request_class, tokens, keys, sampling, no_reuse, ttft_slo_ms, traceparent)
+                asks.append(ask)
+        return asks
+
+    async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
+        """A prompt's tokens as little-endian u32. Raises as :meth:`ask`, but it may be longer than the context."""
+        self._check_rendering(rendering)
+        return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
+
+    async def decode(self, tokens: bytes, field: str, holder: str = "") -> str:
+        """Their text. Raises :class:`InvalidArgument` naming ``field`` if one is outside the vocabulary."""
+        self._check_tokens(tokens, field)
+        ids = np.frombuffer(tokens, "<u4").tolist()
+        if len(ids) <= INLINE_CHARS:
+            return self._card.tokenizer.decode(ids)
+        return await self._off_loop.run(holder, self._card.tokenizer.decode, ids)
+
+    def _check(self, call: Call) -> None:
+        self.check_model(call.model)
+        self._check_rendering(call.rendering)
+        vocab_size = self._card.config.vocab_size
+        if call.logit_bias and call.logit_bias[-1][0] >= vocab_size:
+            raise InvalidArgument(
+                f"logit_bias names token {call.logit_bias[-1][0]}, which is outside the vocabulary of {vocab_size}.",
+                field="logit_bias",
+            )
+        if call.stop_token_ids and max(call.stop_token_ids) >= vocab_size:
+            raise InvalidArgument(
+                f"stop_token_ids names token {max(call.stop_token_ids)}, which is outside the vocabulary of "
+                f"{vocab_size}.",
+                field="stop_token_ids",
+            )
+
+    def _check_rendering(self, rendering: Rendering) -> None:
+        if rendering.variables is not None:
+            self._card.chat_template.check_variables(rendering.variables)
+
+    @staticmethod
+    def _count(call: Call, tokens: bytes, context: int) -> int:
         count = len(tokens) // 4
         if not count:
             raise InvalidArgument(f"{call.prompt_field} must not be empty.", field=call.prompt_field)
@@ -95,21 +177,19 @@ class Prompts:
                 f"This model's maximum context length is {context} tokens, and your {call.prompt_field} has {count}.",
                 field=call.prompt_field,
             )
-        seed = call.seed
-        if seed is None:
-            seed = int.from_bytes(os.urandom(8), "little") if call.temperature else 0
+        return count
+
+    def _sampling(self, call: Call, count: int, context: int, seed: int) -> SamplingParams:
         try:
-            sampling = SamplingParams(
-                self._max_tokens(call, count, context),
-                *(call.temperature, call.top_k, call.top_p, seed, call.stop, call.ignore_eos),
-            )
+            return SamplingParams(
+                self._max_tokens(call, count, context), call.temperature, call.top_k, call.top_p, seed, call.stop,
+                call.ignore_eos, call.min_p, call.min_tokens, call.stop_token_ids, call.repetition_penalty,
+                call.frequency_penalty, call.presence_penalty, call.logit_bias, call.logprobs, call.prompt_logprobs,
+            )  # fmt: skip
+        except ContextExceeded:
+            raise
         except PinyonError as error:  # its texts name fields as the core does; they are the same here
             raise InvalidArgument(error.message, field=error.field) from None
-        return Ask(
-            request_id, call.model, request_class, tokens,
-            await self._keys(call.model, request_class.tenant, tokens, holder),
-            sampling, no_reuse, ttft_slo_ms, traceparent,
-        )  # fmt: skip
 
     def _max_tokens(self, call: Call, count: int, context: int) -> int:
         if not call.max_tokens:
@@ -123,51 +203,59 @@ class Prompts:
             )
         return call.max_tokens
 
-    async def _keys(self, model: str, tenant: str, tokens: bytes, holder: str) -> bytes:
+    async def _keys(self, model: str, tenant: str, tokens: bytes, holder: str, *, inline: bool = True) -> bytes:
         start = self._view.namespace(model, tenant)
         known = self._view.model(model)
         if start is None or known is None:
             return b""  # nobody told the layout yet: the worker computes them
         block_tokens = known.layout.block_tokens
-        if len(tokens) > 4 * INLINE_TOKENS:
+        if not inline or len(tokens) > 4 * INLINE_TOKENS:
             return await self._off_loop.run(holder, _packed_keys, start, tokens, block_tokens)
         return self._chains.packed(start, tokens, block_tokens)
 
-    async def _tokens(self, call: Call, context: int, holder: str) -> bytes:
-        prompt = call.prompt
+    async def _tokens(
+        self, prompt: PromptInput, field: str, rendering: Rendering, context: int, holder: str, *, inline: bool = True
+    ) -> bytes:
         if type(prompt) is bytes:
-            self._check_tokens(prompt)
+            self._check_tokens(prompt, field)
             return prompt
-        chars = len(prompt) if type(prompt) is str else _chars(prompt)
+        chars = _size(prompt)
         if chars > context * self._chars_per_token_max:
             raise ContextExceeded(
-                f"This model's maximum context length is {context} tokens, and your {call.prompt_field} has {chars} "
-                "characters.",
-                field=call.prompt_field,
+                f"This model's maximum context length is {context} tokens, and your {field} has {chars} characters.",
+                field=field,
             )
         try:
-            if chars <= self._inline_chars and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
-                return tokenize(self._card, prompt)
+            if inline and chars <= self._inline_chars and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
+                return tokenize(self._card, prompt, rendering)
             if chars > THREAD_CHARS and self._process is not None:
-                return await self._process.tokenize(holder, prompt)
-            return await self._off_loop.run(holder, tokenize, self._card, prompt)
+                return await self._process.tokenize(holder, prompt, rendering)
+            return await self._off_loop.run(holder, tokenize, self._card, prompt, rendering)
         except InvalidArgument as error:
-            raise InvalidArgument(error.message, field=call.prompt_field) from None
+            raise InvalidArgument(error.message, field=field) from None
 
-    def _check_tokens(self, tokens: bytes) -> None:
+    def _check_tokens(self, tokens: bytes, field: str) -> None:
         vocab_size = self._card.config.vocab_size
         if tokens and int(np.frombuffer(tokens, "<u4").max()) >= vocab_size:
-            raise InvalidArgument(f"prompt holds a token id outside the vocabulary of {vocab_size}.", field="prompt")
+            raise InvalidArgument(f"{field} holds a token id outside the vocabulary of {vocab_size}.", field=field)
+
+
+def _seed(call: Call) -> int:
+    if call.seed is not None:
+        return call.seed
+    return int.from_bytes(os.urandom(8), "little") if call.temperature else 0
 
 
 def _packed_keys(start: BlockKey, tokens: bytes, block_tokens: int) -> bytes:
     return b"".join(chain_block_keys(start, tokens, block_tokens))
 
 
-def _chars(messages: Any) -> int:
-    """Characters of a conversation; of what is malformed, the template complains."""
+def _size(prompt: PromptInput) -> int:
+    """Characters, or of tokens bytes; of what is malformed in a conversation, the template complains."""
+    if isinstance(prompt, str | bytes):
+        return len(prompt)
     total = 0
-    for message in messages:
+    for message in prompt:
         content = message.get("content")
         if type(content) is str:
             total += len(content)

@@ -85,7 +85,7 @@ class Request:
         "placed_s",
         "placement",
         "prefill",
-        "prompt_logprobs_message",
+        "prompt_logprobs",
         "reached",
         "tokens",
         "traceparent",
@@ -109,8 +109,8 @@ class Request:
         """Of the weights that generated ``tokens``; empty: not known."""
         self.placement: common_pb2.Placement | None = None
         self.prefill: worker_pb2.PrefillReport | None = None
-        self.prompt_logprobs_message: common_pb2.Logprobs | None = None
-        """What :attr:`prompt_logprobs` are made of; set with the first token."""
+        self.prompt_logprobs: list[TokenLogprob] = []
+        """Of the prompt's tokens from the second one on, if they were asked for; they come with the first token."""
         self.finish_reason: FinishReason | None = None
         self.error: PinyonError | None = None
         """Of the last attempt, if it failed."""
@@ -129,15 +129,6 @@ class Request:
         self._sent_chars = 0
         self._drop_chars = 0
         self._drop_tokens = 0
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprob]:
-        """Of the prompt's tokens from the second one on, if they were asked for and the first token is here.
-
-        Made anew each time, and there may be many.
-        """
-        message = self.prompt_logprobs_message
-        return [] if message is None else logprobs_from_proto(message)
 
     @property
     def total_tokens(self) -> int:
@@ -245,7 +236,7 @@ class Request:
             check_logprobs(update.logprobs, len(update.tokens))
             if sampling.prompt_logprobs and not self.tokens:
                 check_logprobs(update.prompt_logprobs, self.ask.prompt_tokens - 1)
-                self.prompt_logprobs_message = update.prompt_logprobs
+                self.prompt_logprobs = logprobs_from_proto(update.prompt_logprobs)
         except InvalidArgument as error:
             raise Internal(f"The instance's log-probabilities are wrong: {error.message}.") from error
         return logprobs_from_proto(update.logprobs)
@@ -316,7 +307,7 @@ class Request:
         """Forget what was generated: nobody is left who could go on with it."""
         self.tokens = []
         self.fingerprint = ""
-        self.prefill = self.prompt_logprobs_message = None
+        self.prefill, self.prompt_logprobs = None, []
         self._held.clear()
         self._held_logprobs.clear()
         self._sent_chars = self._resumed = 0

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import fields
 from typing import Any, cast
 
 import grpc
@@ -13,6 +14,7 @@ import grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
+from pinyon.core.request import SamplingParams
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.messages.sampling import sampling_values
@@ -30,7 +32,7 @@ __all__ = ["LbServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_SAMPLING = frozenset(("max_tokens", "temperature", "top_k", "top_p", "seed", "stop"))
+_SAMPLING = frozenset(each.name for each in fields(SamplingParams))
 
 
 class LbServicer(lb_pb2_grpc.LbServiceServicer):
@@ -90,14 +92,14 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     async def _write_all(self, state: Request, deltas: AsyncGenerator[Delta, None], context: Context) -> None:
         request_id = state.ask.request_id
-        told = False
+        asks, told = state.ask.sampling.prompt_logprobs, False
         last = lb_pb2.GenerateResponse(request_id=request_id)
         async for delta in deltas:
             message = lb_pb2.GenerateResponse(request_id=request_id, text=delta.text, tokens=delta.tokens)
             if delta.logprobs:
                 message.logprobs.CopyFrom(logprobs_to_proto(delta.logprobs))
-            if not told and (prompt_logprobs := state.prompt_logprobs_message) is not None:
-                message.prompt_logprobs.CopyFrom(prompt_logprobs)
+            if asks and not told and delta.tokens:
+                message.prompt_logprobs.CopyFrom(logprobs_to_proto(state.prompt_logprobs))
                 told = True
             if state.finish_reason is None:
                 await context.write(message)

@@ -11,6 +11,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, is_loopback, service_config
+from services.lb.http_cors import Cors
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import TrustedProxies
 
@@ -25,6 +26,15 @@ def _checked(networks: str) -> str:
     return networks
 
 
+def _checked_origins(origins: str) -> str:
+    try:
+        Cors(origins)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return origins
+
+
+Origins = Annotated[str, AfterValidator(_checked_origins)]
 Networks = Annotated[str, AfterValidator(_checked)]
 
 
@@ -98,6 +108,10 @@ class LbSettings(JournalSettings):
     )
     requests_per_peer: int = Field(
         2048, ge=1, le=1 << 16, description="requests at once for one address that a trusted proxy names; more get 429"
+    )
+
+    cors_origins: Origins = Field(
+        "", description="web pages that may ask: origins such as https://a.example, with commas, or *; empty: none"
     )
 
     body_limit_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="largest HTTP body; more gets 413")

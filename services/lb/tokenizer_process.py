@@ -18,7 +18,7 @@ from pinyon.core.errors import Internal, InvalidArgument, PinyonError, Unavailab
 from pinyon.model import ModelCard, load_card
 from pinyon.runtime.logging import get_logger
 from services.lb.budget import Budget
-from services.lb.openai_parse import PromptInput
+from services.lb.openai_parse import PLAIN, PromptInput, Rendering
 
 __all__ = ["TokenizerProcess", "tokenize"]
 
@@ -27,14 +27,21 @@ ANSWER_S = 60.0
 """Longer than any prompt that is allowed takes."""
 TOKENS, REFUSED, FAILED = 0, 1, 2
 
+Job = tuple[PromptInput, Rendering]
+
 _log = get_logger("lb.tokenizer")
 
 
-def tokenize(card: ModelCard, prompt: PromptInput) -> bytes:
+def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN) -> bytes:
     """Tokens as little-endian u32 of a text or a conversation. Raises :class:`InvalidArgument`."""
     if type(prompt) is str:
         return card.tokenizer.encode(prompt).tobytes()
-    return card.chat_template.encode_chat(prompt).tobytes()  # type: ignore[arg-type]
+    return card.chat_template.encode_chat(
+        prompt,  # type: ignore[arg-type]
+        add_generation_prompt=rendering.add_generation_prompt,
+        continue_final_message=rendering.continue_final_message,
+        variables=rendering.variables,
+    ).tobytes()
 
 
 class TokenizerProcess:
@@ -42,12 +49,12 @@ class TokenizerProcess:
 
     def __init__(self, model: Path) -> None:
         self._model = model
-        self._queue: asyncio.Queue[tuple[PromptInput, asyncio.Future[bytes], str]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Job, asyncio.Future[bytes], str]] = asyncio.Queue()
         self._places = Budget(WAITING_MAX)
         self._worker: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
 
-    async def tokenize(self, name: str, prompt: PromptInput) -> bytes:
+    async def tokenize(self, name: str, prompt: PromptInput, rendering: Rendering = PLAIN) -> bytes:
         """As :func:`tokenize`; ``name``: in whose, empty: in nobody's.
 
         Raises :class:`Unavailable` when too many prompts wait, of this client or of all, or the process dies.
@@ -55,7 +62,7 @@ class TokenizerProcess:
         if not self._places.take(1, name):
             raise Unavailable("Too many long prompts are being read.", retry_after_s=1.0)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((prompt, future, name))
+        self._queue.put_nowait(((prompt, rendering), future, name))
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         return await future
@@ -73,12 +80,12 @@ class TokenizerProcess:
 
     async def _work(self) -> None:
         while True:
-            prompt, future, name = await self._queue.get()
+            job, future, name = await self._queue.get()
             self._places.take(-1, name)
             if future.done():
                 continue  # nobody waits any more
             try:
-                tokens = await self._ask(prompt)
+                tokens = await self._ask(job)
             except PinyonError as error:
                 if not future.done():
                     future.set_exception(error)
@@ -94,14 +101,14 @@ class TokenizerProcess:
                 if not future.done():
                     future.set_result(tokens)
 
-    async def _ask(self, prompt: PromptInput) -> bytes:
+    async def _ask(self, job: Job) -> bytes:
         async with asyncio.timeout(ANSWER_S):
             process = self._process
             if process is None:
                 process = self._process = await self._start()
             assert process.stdin is not None
             assert process.stdout is not None
-            data = pickle.dumps(prompt, protocol=5)
+            data = pickle.dumps(job, protocol=5)
             process.stdin.writelines((len(data).to_bytes(8, "little"), data))
             await process.stdin.drain()
             size = int.from_bytes(await process.stdout.readexactly(8), "little")
@@ -134,7 +141,7 @@ def serve(model: str, requests: BinaryIO, answers: BinaryIO) -> None:
     while len(head := requests.read(8)) == 8:
         data = requests.read(int.from_bytes(head, "little"))
         try:
-            status, answer = TOKENS, tokenize(card, pickle.loads(data))
+            status, answer = TOKENS, tokenize(card, *pickle.loads(data))
         except InvalidArgument as error:
             status, answer = REFUSED, error.message.encode("utf-8", "replace")
         except Exception as error:  # the parent says what became of it

@@ -112,7 +112,7 @@ class Worker:
         readers = LeaseKeys(self.transfer, region)
         cache = KvCache(*(served.layout, decisions.pool, decisions.admission, decisions.reservations, readers, clock))
         cache.on_admitted = self._metrics.room_wait
-        members = StepMembers(decisions.steps, cache)
+        members = StepMembers(decisions.steps, decisions.admission, cache)
         engine_loop = EngineLoop(self.engine, members, clock, self._observe, settings.step_timeout_s)
         engine_loop.on_hang = self._engine_changed
         self._channels = NodeChannels(security.channels)
@@ -255,7 +255,7 @@ class Worker:
             pending_requests=self.decodes.pending + self.prefills.queue.foreign,
             running_requests=self.parts.members.running,
             pending_prefill_tokens=self.prefills.queue.pending_tokens,
-            room_wait_s=self.parts.cache.room_wait_s(),
+            room_wait_ms=self.parts.cache.room_wait_s() * 1e3,
             used_blocks=pool.used,
             cached_blocks=pool.cached,
             draining=self.parts.refusing,

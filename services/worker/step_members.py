@@ -24,7 +24,7 @@ from pinyon.batching import (
 )
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.request import SamplingParams
-from pinyon.decisions import Room, make_room
+from pinyon.decisions import Admission, Room, make_room
 from services.worker.engines.protocol import StepLogprobs
 
 __all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome", "StepRoom"]
@@ -119,8 +119,9 @@ class StepRoom(Room, Protocol):
 class StepMembers:
     """Owned by the event loop's thread."""
 
-    def __init__(self, scheduler: StepScheduler, room: StepRoom) -> None:
+    def __init__(self, scheduler: StepScheduler, admission: Admission, room: StepRoom) -> None:
         self._scheduler = scheduler
+        self._admission = admission
         self._room = room
         self._prefills: dict[int, PrefillMember] = {}
         self._decodes: dict[int, DecodeMember] = {}
@@ -153,7 +154,7 @@ class StepMembers:
     def decide(self, now_s: float) -> EngineStep | None:
         """The next step, or None when there is nothing to do. Some may be preempted by it."""
         self._scheduler.fill()
-        preempted = make_room(self._scheduler, self._room, self._table)
+        preempted = make_room(self._scheduler, self._admission, self._room, self._table)
         for number in preempted:
             self._preempt(self._decodes.pop(number))
         if preempted:

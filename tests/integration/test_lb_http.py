@@ -89,7 +89,7 @@ async def test_the_official_client_works():
                 await client.completions.create(model="nobody", prompt="a")
             assert caught.value.code == "model_not_found"
             with pytest.raises(openai.BadRequestError) as refused:
-                await client.completions.create(model=MODEL, prompt="a", n=2)
+                await client.completions.create(model=MODEL, prompt="a", n=17)
             assert refused.value.param == "n"
         await bench.idle()
 
@@ -183,7 +183,24 @@ BAD_REQUESTS = [
     ("POST", "/v1/completions", b'{"prompt":"a"}', {}, 400, "model"),
     ("POST", "/v1/completions", b'{"model":"nobody","prompt":"a"}', {}, 404, "model"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":""}', {}, 400, "prompt"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":["a","b"]}', {}, 400, "prompt"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":["a",""]}', {}, 400, "prompt"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","logit_bias":{"272":1}}', {}, 400, "logit_bias"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","stop_token_ids":[272]}', {}, 400,
+     "stop_token_ids"),
+    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","min_tokens":17}', {}, 400, "min_tokens"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":"a"}],'
+     b'"chat_template_kwargs":{"enable_thinking":false}}', {}, 400, "chat_template_kwargs"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":"a"}],'
+     b'"reasoning_effort":"high"}', {}, 400, "reasoning_effort"),
+    ("POST", "/tokenize", b'{"prompt":"a","messages":[]}', {}, 400, "messages"),
+    ("POST", "/tokenize", b"{}", {}, 400, "prompt"),
+    ("POST", "/tokenize", b'{"model":"nobody","prompt":"a"}', {}, 404, "model"),
+    ("POST", "/detokenize", b'{"tokens":[272]}', {}, 400, "tokens"),
+    ("POST", "/detokenize", b'{"tokens":"a"}', {}, 400, "tokens"),
+    ("OPTIONS", "/v1/completions", None, {"origin": "https://a.example"}, 405, None),
+    ("POST", "/v1/completions", b"x", {"content-encoding": "br"}, 415, None),
+    ("POST", "/v1/completions", b"x", {"content-encoding": "gzip, gzip"}, 415, None),
+    ("POST", "/v1/completions", b"\0" * 40, {"content-encoding": "gzip"}, 400, None),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":[300]}', {}, 400, "prompt"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":0}', {}, 400, "max_tokens"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":true}', {}, 400, "max_tokens"),

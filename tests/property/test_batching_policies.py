@@ -25,16 +25,26 @@ def request(number: int, blocks: int, now: int) -> BatchRequest:
     return BatchRequest(number, 10, blocks, (b"k",), reusable=number % 2, decodes=number % 3 > 0, arrived_s=float(now))
 
 
-def need(request: BatchRequest) -> BlockNeed:
-    return BlockNeed(request.reusable, request.blocks - request.reusable)
+class Books:
+    """Who holds how much."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, BatchRequest] = {}
+
+    def need(self, request: BatchRequest) -> BlockNeed:
+        return BlockNeed(request.reusable, request.blocks - request.reusable)
+
+    def behind(self, number: int) -> int:
+        return sum(request.blocks for other, request in self.running.items() if other > number)
 
 
 @pytest.mark.parametrize("name", BATCHING_POLICIES.names)
 @given(events=EVENTS)
 def test_requests_wait_run_and_leave_once(name: str, events: list[tuple[str, int, int]]) -> None:
-    policy = BATCHING_POLICIES.make(name)(need)
+    books = Books()
+    policy = BATCHING_POLICIES.make(name)(books)
     waiting: dict[int, BatchRequest] = {}
-    running: set[int] = set()
+    running = books.running
     for now, (event, number, blocks) in enumerate(events):
         if event == "enqueue":
             one = request(number, blocks, now)
@@ -49,10 +59,9 @@ def test_requests_wait_run_and_leave_once(name: str, events: list[tuple[str, int
             while chosen := policy.admit(slots, room, float(now)):
                 assert len(chosen) == len(set(chosen))
                 for each in chosen:
-                    one = waiting.pop(each)
-                    room -= need(one).missing
+                    running[each] = one = waiting.pop(each)
+                    room -= books.need(one).missing
                     slots -= one.decodes
-                running |= set(chosen)
                 assert room >= 0
                 assert slots >= min(0, number)
             if room == 12:  # for any of them
@@ -61,7 +70,8 @@ def test_requests_wait_run_and_leave_once(name: str, events: list[tuple[str, int
         elif event == "remove":
             assert policy.remove(number) == (number in waiting or number in running)
             waiting.pop(number, None)
-            running.discard(number)
+            running.pop(number, None)
         else:
             policy.observe(StepSeen(number, 7, 0.01))
         assert (policy.waiting, policy.running) == (len(waiting), len(running))
+        assert policy.claimant() is None or event != "admit" or policy.claimant() in waiting

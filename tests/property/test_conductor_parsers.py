@@ -65,6 +65,7 @@ LOADS = st.builds(
     conductor_pb2.InstanceLoad,
     used_blocks=U64,
     mean_tbt_ms=st.floats(),
+    room_wait_ms=st.floats(),
     draining=st.booleans(),
     failed_source_addresses=st.sets(st.text(max_size=20), max_size=3).map(sorted),
 )
@@ -143,7 +144,7 @@ def test_registrations(message):
 @settings(max_examples=100)
 def test_loads(message):
     refused = names_a_field(lambda: load_from_proto(message))
-    assert refused is not (0 <= message.mean_tbt_ms < float("inf"))
+    assert refused is not all(0 <= each < float("inf") for each in (message.mean_tbt_ms, message.room_wait_ms))
     if not refused:
         assert load_to_proto(load_from_proto(message)) == message
 

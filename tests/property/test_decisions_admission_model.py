@@ -48,30 +48,40 @@ class Model(RuleBasedStateMachine):
     def free_slots(self) -> int:
         return self.slots - sum(request.decodes for _, request in self.granted.values())
 
+    def first(self) -> BatchRequest | None:
+        """The longest waiting of those that do not lack a slot."""
+        return next((each for each in self.waiting if not each.decodes or self.free_slots() > 0), None)
+
+    def missing(self, request: BatchRequest) -> int:
+        """Blocks that it takes out of the room."""
+        used = self.references().keys()
+        held = [block for _, block in self.pool.acquire(request.block_keys[: min(request.reusable, request.blocks)])]
+        self.pool.release(held)
+        return request.blocks - len(used & set(held))
+
+    def room(self) -> int:
+        used = self.references()
+        return BLOCKS - len(used) - (self.headroom if used else 0)
+
     def admit(self) -> list[Grant]:
-        """What was granted is the longest waiting of those that do not lack a slot, and its blocks are nobody else's
-        but for the part with content."""
+        """Nobody overtakes the first one if that would have room without those that came after it."""
+        first = self.first()
+        kept_waiting = first is not None and self.missing(first) <= max(0, self.room()) + sum(
+            len(reservation.table) for number, (reservation, _) in self.granted.items() if number > first.number
+        )
         grants = self.admission.admit(self.now)
+        assert not kept_waiting or not grants or grants[0].number == first.number, "somebody overtook"
         for number, reservation in grants:
-            request = next(each for each in self.waiting if not each.decodes or self.free_slots() > 0)
-            assert number == request.number, "somebody overtook"
+            (request,) = (each for each in self.waiting if each.number == number)
+            assert not request.decodes or self.free_slots() > 0
             self.waiting.remove(request)
             assert len(set(reservation.table)) == len(reservation.table) == request.blocks
             assert reservation.held <= min(request.reusable, request.blocks)
             assert not set(reservation.table[reservation.held :]) & self.references().keys()
             self.granted[number] = (reservation, request)
-        self.nobody_waits_for_what_is_there()
+        first = self.first()
+        assert first is None or self.missing(first) > self.room(), "somebody waits for what is there"
         return grants
-
-    def nobody_waits_for_what_is_there(self) -> None:
-        first = next((each for each in self.waiting if not each.decodes or self.free_slots() > 0), None)
-        if first is not None:
-            used = self.references().keys()
-            held = self.pool.acquire(first.block_keys[: min(first.reusable, first.blocks)])
-            shared = [block for _, block in held if block in used]
-            self.pool.release([block for _, block in held])
-            room = BLOCKS - len(used) - (self.headroom if used else 0)
-            assert first.blocks - len(shared) > room
 
     @rule(keys=key_runs, total=st.integers(1, BLOCKS), decodes=st.booleans())
     def reserve(self, keys: list[bytes], total: int, decodes: bool) -> None:
@@ -111,7 +121,7 @@ class Model(RuleBasedStateMachine):
         """Whoever waits; another one that runs gives way when there is no room, and asks again under its number."""
         number = data.draw(st.sampled_from(sorted(self.granted)))
         room = self.pool.free + self.pool.cached
-        blocks = self.reservations.grow(count, self.now)
+        blocks = self.admission.grow(number, count, self.now)
         assert (blocks is None) == (room < count)
         if blocks is None:
             victim = max(self.granted)
@@ -261,13 +271,13 @@ def test_what_runs_comes_first_and_what_gave_way_comes_next() -> None:
     admission.enqueue(asked(3, 2))
     assert admission.admit(0.0) == [], "one block is left for those that run"
     for _ in range(2):
-        grown = reservations.grow(1, 0.0)
+        grown = admission.grow(1, 1, 0.0)
         assert grown
         old.table += grown
-    assert reservations.grow(1, 0.0) is None
+    assert admission.grow(1, 1, 0.0) is None
     admission.end(2)
     reservations.release(young.table, 0.0)
-    grown = reservations.grow(1, 0.0)
+    grown = admission.grow(1, 1, 0.0)
     assert grown
     old.table += grown
     admission.enqueue(asked(2, 3))

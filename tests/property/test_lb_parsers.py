@@ -26,12 +26,13 @@ COMPLETION = {
     "model": "m", "prompt": "hello", "max_tokens": 4, "temperature": 0.5, "top_p": 1, "top_k": 0, "seed": 3,
     "stop": ["a"], "stream": True, "stream_options": {"include_usage": True}, "n": 1, "user": "u", "logit_bias": {},
     "echo": False, "presence_penalty": 0, "frequency_penalty": 0.0, "best_of": 1, "suffix": None, "logprobs": None,
-    "ignore_eos": True, "priority": -3,
+    "ignore_eos": True, "priority": -3, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": [],
 }  # fmt: skip
 CHAT = {
     "model": "m", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, "temperature": 1,
     "stream": False, "n": 1, "metadata": {}, "store": False, "tools": [], "tool_choice": "auto", "stop": "x",
     "response_format": {"type": "text"}, "logprobs": False, "top_logprobs": 0, "modalities": ["text"],
+    "add_generation_prompt": True, "chat_template_kwargs": {"a": 1}, "logit_bias": {"3": 1},
 }  # fmt: skip
 
 CALL = Call("m", "text", "prompt")
@@ -100,22 +101,45 @@ def test_the_bodies_above_are_good():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
+        ("n", 17),
+        ("n", 0),
         ("n", True),
         ("best_of", 2),
-        ("logprobs", 0),
-        ("echo", True),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("echo", 1),
         ("suffix", "x"),
-        ("logit_bias", {"1": 2}),
-        ("presence_penalty", 0.1),
-        ("frequency_penalty", -1),
+        ("logit_bias", {"01": 2}),
+        ("logit_bias", {"-1": 2}),
+        ("logit_bias", {"²": 2}),
+        ("logit_bias", {"4294967296": 2}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", {str(token): 1 for token in range(1025)}),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("min_p", 1.1),
+        ("min_tokens", -1),
+        ("stop_token_ids", [1 << 32]),
+        ("stop_token_ids", [1.0]),
+        ("stop_token_ids", list(range(65))),
+        ("use_beam_search", True),
+        ("length_penalty", 2),
+        ("skip_special_tokens", False),
+        ("include_stop_str_in_output", True),
+        ("guided_json", {}),
+        ("kv_transfer_params", {"a": 1}),
+        ("truncate_prompt_tokens", 10),
+        ("prompt_logprobs", 1),
+        ("store", True),
         ("max_tokens", 0),
         ("max_tokens", -1),
         ("max_tokens", 1.0),
         ("temperature", 2.1),
         ("temperature", "1"),
         ("top_p", 0),
-        ("top_k", -1),
+        ("top_k", -2),
         ("seed", 1.5),
         ("seed", 1 << 64),
         ("stop", [""]),
@@ -129,7 +153,10 @@ def test_the_bodies_above_are_good():
         ("prompt", [1 << 32]),
         ("prompt", [True]),
         ("prompt", 1),
-        ("prompt", [[1], [2]]),
+        ("prompt", [[1], ["a"]]),
+        ("prompt", ["a", [1]]),
+        ("prompt", ["a", ""]),
+        ("prompt", ["a"] * 257),
         ("prompt", [[]]),
         ("unknown", None),
         ("user", 1),
@@ -139,6 +166,7 @@ def test_what_is_refused_names_its_field(field, value):
     with pytest.raises(InvalidArgument) as caught:
         parse_completion(json.dumps({**COMPLETION, field: value}).encode())
     assert caught.value.field == field
+    assert field in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -147,11 +175,17 @@ def test_what_is_refused_names_its_field(field, value):
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
-        ("logprobs", True),
+        ("logprobs", 1),
         ("top_logprobs", 2),
+        ("top_logprobs", 21),
+        ("echo", True),
+        ("add_special_tokens", True),
+        ("chat_template", "x"),
+        ("chat_template_kwargs", []),
+        ("chat_template_kwargs", {str(number): 1 for number in range(65)}),
+        ("continue_final_message", True),
         ("store", True),
         ("modalities", ["audio"]),
-        ("reasoning_effort", "high"),
         ("messages", [{"role": "user", "content": "a", "tool_calls": [1]}]),
         ("messages", "hi"),
         ("max_tokens", 9),
@@ -282,6 +316,20 @@ def test_large_bodies_are_read_as_small_ones_are(tokens, nested, separators, tex
         assert call.prompt == np.array(expected, "<u4").tobytes()
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.lists(token_lists, min_size=2, max_size=4), st.sampled_from([None, (",", ":"), (" , ", " :\n")]), st.data())
+def test_several_large_lists_are_as_many_prompts(lists, separators, data):
+    raw = bytearray(json.dumps({"model": "m", "prompt": lists, "seed": 1}, separators=separators).encode())
+    call = parse_completion(bytes(raw))
+    assert [call.prompt, *call.others] == [np.array(tokens, "<u4").tobytes() for tokens in lists]
+    raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from(list(b'0,] -"x[\n\\9')))
+    call, refusal = outcome(parse_completion, bytes(raw))
+    if refusal is None:
+        found = json.loads(raw)["prompt"]
+        expected = found if type(found[0]) is list else [found]
+        assert [call.prompt, *call.others] == [np.array(tokens, "<u4").tobytes() for tokens in expected]
+
+
 def read_small(raw: bytes) -> list[int]:
     try:
         prompt = json.loads(raw, parse_constant=None)["prompt"]
@@ -303,7 +351,6 @@ def read_small(raw: bytes) -> list[int]:
         "1" + ",1" * 20_000 + ",1.5",
         "1" + ",1" * 20_000 + ",-1",
         "1" + ",1" * 20_000 + ",[1]",
-        "1" + ",1" * 20_000 + "],[1",
         "1" * 100_000,
     ],
 )

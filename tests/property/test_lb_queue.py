@@ -124,6 +124,8 @@ def test_tenants_against_a_model(slots: int, limit: int, steps: list[tuple[str, 
             reserved.pop(chosen, None)
             waiting.pop(chosen, None)
         assert (queue.in_flight, queue.queued) == (running, len(waiting))
+        everybody = running + len(reserved) + len(waiting)
+        assert queue.has_spare == (running < slots and everybody < slots + limit)
         queue.check_integrity()
 
 

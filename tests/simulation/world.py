@@ -167,8 +167,8 @@ class Instance:
         self.give_way(number, table)
         self.settle()
 
-    def grow(self, count: int) -> list[int] | None:
-        return self.reservations.grow(count, self.world.now_s)
+    def grow(self, number: int, count: int) -> list[int] | None:
+        return self.admission.grow(number, count, self.world.now_s)
 
     def give_way(self, number: int, table: list[int]) -> None:
         if number:
@@ -285,7 +285,7 @@ class Instance:
             return
         self.busy = True  # whoever gets room meanwhile may have something to compute
         self.steps.fill()
-        for number in make_room(self.steps, self, self._table):
+        for number in make_room(self.steps, self.admission, self, self._table):
             self._preempted(self.decodes.pop(number))
         self.settle()
         self.busy = False

@@ -47,10 +47,12 @@ class KvCache:
         """To look at: whatever changes it goes through the reservations."""
         self._admission = admission
         self._reservations = reservations
-        self._clock = clock
+        self.clock = clock
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[asyncio.Future[Reservation], float]] = {}
         """By number, with since when."""
+        self._newcomers: dict[int, float] = {}
+        """Of those, the ones that never had any blocks, and since when: the one that waits longest in front."""
         self._lease_timer: asyncio.TimerHandle | None = None
         self._lease_timer_s = math.inf
         """When it is due, by the clock."""
@@ -77,8 +79,8 @@ class KvCache:
 
     def room_wait_s(self) -> float:
         """How long one that comes now waits for room, as far as those before it tell; 0 while nobody waits."""
-        since_s = self._admission.waits_since()
-        return 0.0 if since_s is None else max(self._clock() - since_s, self._waits_s)
+        since_s = next(iter(list(self._newcomers.values())), None)  # in one go: it is asked from other threads, too
+        return 0.0 if since_s is None else max(self.clock() - since_s, self._waits_s)
 
     # -- reservations
 
@@ -87,15 +89,16 @@ class KvCache:
         return next(self._numbers)
 
     def reserve(self, request: BatchRequest, *, at_once: bool = True) -> asyncio.Future[Reservation]:
-        """See :meth:`Admission.enqueue`. The future is done at once if there is room and nobody waits, or not before
-        :meth:`settle`.
+        """See :meth:`Admission.enqueue`. The future is done at once if there is room and nobody waits; for one that
+        gave way (not ``at_once``) not before :meth:`settle`.
 
         Whoever gets blocks calls :meth:`end` once, and whoever stops waiting :meth:`withdraw`.
         """
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         self._admission.enqueue(request)
-        self._waiting[request.number] = (future, self._clock())
+        self._waiting[request.number] = (future, self.clock())
         if at_once:
+            self._newcomers[request.number] = self.clock()
             self.settle()
         return future
 
@@ -103,6 +106,7 @@ class KvCache:
         """The reservation is not wanted any more, whether it was granted meanwhile or not."""
         if future.cancel():
             del self._waiting[number]
+            self._newcomers.pop(number, None)
             self._admission.withdraw(number)
             self.settle()  # it may have been the one that blocked the others
         elif not future.cancelled():
@@ -116,14 +120,14 @@ class KvCache:
     def give_way(self, number: int, table: Iterable[int]) -> None:
         """See :class:`pinyon.decisions.Room`. :meth:`settle` follows."""
         self._admission.end(number)
-        self._reservations.release(table, self._clock())
+        self._reservations.release(table, self.clock())
 
-    def grow(self, count: int) -> list[int] | None:
-        """See :meth:`Reservations.grow`. What is held only for later goes first."""
-        blocks = self._reservations.grow(count, self._clock())
+    def grow(self, number: int, count: int) -> list[int] | None:
+        """See :meth:`Admission.grow`. What is held only for later goes first."""
+        blocks = self._admission.grow(number, count, self.clock())
         if blocks is None:
             self._ask_back(lambda: self.pool.free + self.pool.cached >= count)
-            blocks = self._reservations.grow(count, self._clock())
+            blocks = self._admission.grow(number, count, self.clock())
         return blocks
 
     def observe(self, step: StepSeen) -> None:
@@ -137,12 +141,13 @@ class KvCache:
 
     def _served(self) -> bool:
         """Admit whoever has his turn; whether nobody waits any more."""
-        now_s = self._clock()
+        now_s = self.clock()
         for number, reservation in self._admission.admit(now_s):
             future, since_s = self._waiting.pop(number)
             future.set_result(reservation)
-            self._waits_s += (now_s - since_s - self._waits_s) * WAIT_WEIGHT
             self.on_admitted(now_s - since_s)
+            if self._newcomers.pop(number, None) is not None:
+                self._waits_s += (now_s - since_s - self._waits_s) * WAIT_WEIGHT
         return not self._waiting
 
     def _ask_back(self, enough: Callable[[], bool]) -> None:
@@ -159,7 +164,7 @@ class KvCache:
 
     def extend(self, reservation: Reservation, keys: Sequence[BlockKey]) -> None:
         """See :meth:`Reservations.extend`."""
-        if self._reservations.extend(reservation, keys, self._clock()):
+        if self._reservations.extend(reservation, keys, self.clock()):
             self.settle()
 
     def publish(
@@ -185,7 +190,7 @@ class KvCache:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give references back, in prompt order."""
-        self._reservations.release(blocks, self._clock())
+        self._reservations.release(blocks, self.clock())
         self.settle()
 
     # -- leases
@@ -194,7 +199,7 @@ class KvCache:
         self, keys: Sequence[BlockKey], duration_s: float, *, allow_gaps: bool
     ) -> tuple[int, list[tuple[int, int]], RegionDescriptor | None]:
         """The lease and what it holds, see :meth:`Reservations.lease`, and the key to read that with, if anything."""
-        lease_id, held = self._reservations.lease(keys, duration_s, self._clock(), allow_gaps)
+        lease_id, held = self._reservations.lease(keys, duration_s, self.clock(), allow_gaps)
         if not lease_id:
             return lease_id, held, None
         size = self.layout.block_bytes
@@ -211,7 +216,7 @@ class KvCache:
         return self._keys.end(lease_id, lambda: self._over(lease_id))
 
     def _over(self, lease_id: int) -> None:
-        if self._reservations.end_lease(lease_id, self._clock()):
+        if self._reservations.end_lease(lease_id, self.clock()):
             self.settle()
 
     def _arm(self) -> None:
@@ -221,13 +226,13 @@ class KvCache:
             return
         if self._lease_timer is not None:
             self._lease_timer.cancel()
-        delay_s = max(0.01, deadline - self._clock())
+        delay_s = max(0.01, deadline - self.clock())
         self._lease_timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
         self._lease_timer_s = deadline
 
     def _expire(self) -> None:
         self._lease_timer, self._lease_timer_s = None, math.inf
-        for lease_id in self._reservations.overdue(self._clock()):
+        for lease_id in self._reservations.overdue(self.clock()):
             self.end_lease(lease_id)
         self._arm()
 

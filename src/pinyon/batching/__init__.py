@@ -4,7 +4,7 @@ from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.policies import BATCHING_POLICIES
-from pinyon.batching.policy import BatchingPolicy, BatchRequest, BlockNeed, Needs, StepSeen
+from pinyon.batching.policy import BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.batching.prompt_queue import Prompt, PromptQueue
 from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler
 from pinyon.batching.token_counts import TokenCounts
@@ -16,8 +16,8 @@ __all__ = [
     "BlockNeed",
     "DecodeSlot",
     "Fcfs",
+    "Holdings",
     "LayerHook",
-    "Needs",
     "PrefillChunk",
     "Prompt",
     "PromptQueue",

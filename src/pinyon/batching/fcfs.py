@@ -1,12 +1,17 @@
-"""First come, first served: nobody overtakes a request that waits for room."""
+"""First come, first served, and room that the first cannot use is not left idle."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from pinyon.batching.policy import BatchRequest, Needs, StepSeen
+from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
 
-__all__ = ["Fcfs"]
+__all__ = ["LOOK_AHEAD", "Fcfs"]
+
+LOOK_AHEAD = 8
+"""Requests without room that are looked behind."""
+PATIENCE_S = 1.0
+"""Before others give way: most end soon by themselves, and who gives way is computed again."""
 
 
 class _Line:
@@ -32,12 +37,22 @@ class _Line:
 
 
 class Fcfs:
-    """See :class:`pinyon.batching.policy.BatchingPolicy`. Who lacks a slot only does not stop those that need none."""
+    """See :class:`pinyon.batching.policy.BatchingPolicy`.
 
-    def __init__(self, needs: Needs) -> None:
-        self._needs = needs
+    A request without room keeps those behind it waiting only if it would have room without others that came after it:
+    they are to end, or, if that takes too long, to give way. As long as what came before it takes too much, others may
+    have what is left; it gets that back when its turn comes. A prompt for another instance keeps the others waiting for
+    a moment in any case: two instances full of requests that wait for each other's prompts would stand still. Who lacks
+    only a slot keeps nobody waiting who needs none.
+    """
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
         self._decoded, self._foreign = _Line(), _Line()
         self._running: set[int] = set()
+        self._claimant: int | None = None
+        self._since_s: dict[int, float] = {}
+        """When those that wait were passed over for the first time."""
 
     @property
     def waiting(self) -> int:
@@ -51,23 +66,40 @@ class Fcfs:
         number = request.number
         if number in self._decoded.waiting or number in self._foreign.waiting or number in self._running:
             raise ValueError(f"request {number} is enqueued already")
-        (self._decoded if request.decodes else self._foreign).add(request)
+        self._line(request).add(request)
+
+    def _line(self, request: BatchRequest) -> _Line:
+        return self._decoded if request.decodes else self._foreign
 
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
+        self._claimant = None
         chosen: list[int] = []
-        while (request := self._next(slots)) is not None:
-            # Asked at every release for the one in front: it must cost little while there is no room.
-            if request.blocks - request.reusable > room_blocks:
+        passed: list[BatchRequest] = []
+        while len(passed) < LOOK_AHEAD and (request := self._next(slots)) is not None:
+            number = request.number
+            del self._line(request).waiting[number]
+            # Asked at every release: it must cost little while there is no room.
+            missing = request.blocks - request.reusable
+            behind = self._holdings.behind(number) if missing > room_blocks else 0
+            if missing <= room_blocks + behind:
+                missing = self._holdings.need(request).missing
+            if missing <= room_blocks:
+                room_blocks -= missing
+                slots -= request.decodes
+                self._since_s.pop(number, None)
+                self._running.add(number)
+                chosen.append(number)
+                continue
+            passed.append(request)
+            late = now_s - self._since_s.setdefault(number, now_s) >= PATIENCE_S
+            if missing <= room_blocks + (behind or self._holdings.behind(number)):
+                if late:
+                    self._claimant = number
                 break
-            missing = self._needs(request).missing
-            if missing > room_blocks:
+            if not request.decodes and not late:
                 break
-            room_blocks -= missing
-            slots -= request.decodes
-            line = self._decoded if request.decodes else self._foreign
-            del line.waiting[request.number]
-            self._running.add(request.number)
-            chosen.append(request.number)
+        for request in passed:
+            self._line(request).add(request)
         return chosen
 
     def _next(self, slots: int) -> BatchRequest | None:
@@ -77,9 +109,13 @@ class Fcfs:
             return foreign or decoded
         return min(foreign, decoded, key=lambda request: request.number)
 
+    def claimant(self) -> int | None:
+        return self._claimant
+
     def remove(self, number: int) -> bool:
         for line in (self._decoded, self._foreign):
             if line.waiting.pop(number, None) is not None:
+                self._since_s.pop(number, None)
                 return True
         if number not in self._running:
             return False

@@ -7,14 +7,13 @@ at once: those that it reuses and, for the rest, empty ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
-__all__ = ["BatchRequest", "BatchingPolicy", "BlockNeed", "Needs", "StepSeen"]
+__all__ = ["BatchRequest", "BatchingPolicy", "BlockNeed", "Holdings", "StepSeen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,17 @@ class BlockNeed(NamedTuple):
     """Those that nobody uses are part of the room, held or not."""
 
 
-Needs = Callable[[BatchRequest], BlockNeed]
-"""What a request needs as of now. O(its reusable keys)."""
+class Holdings(Protocol):
+    """Who holds how much, as of now."""
+
+    def need(self, request: BatchRequest) -> BlockNeed:
+        """O(its reusable keys)."""
+        ...
+
+    def behind(self, number: int) -> int:
+        """Blocks of those admitted that came after it: they are decoded, and can give way, or their prompts are being
+        computed. O(admitted). Blocks that others share count, too."""
+        ...
 
 
 class StepSeen(NamedTuple):
@@ -59,7 +67,7 @@ class StepSeen(NamedTuple):
 
 
 class BatchingPolicy(Protocol):
-    """Made with :data:`Needs`. Owned by one thread; not re-entrant."""
+    """Made with :class:`Holdings`. Owned by one thread; not re-entrant."""
 
     @property
     def waiting(self) -> int:
@@ -78,6 +86,10 @@ class BatchingPolicy(Protocol):
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         """Choose waiting requests whose missing blocks are at most ``room_blocks`` together, at most ``slots`` of them
         that are decoded; they count as running from here on. Asked again until it chooses nobody."""
+        ...
+
+    def claimant(self) -> int | None:
+        """For whom requests that came after it should give way, as of the last ``admit``; None: for nobody."""
         ...
 
     def remove(self, number: int) -> bool:

@@ -4,7 +4,7 @@
 removed: the step does not count for them. What a number stands for is known to the caller alone.
 
 A decoded request's KV grows by a token in each step, so after ``fill`` and before ``decide`` the owner gives those that
-``growth`` names a block more each (``grown``), or takes ``victim`` out when there are none.
+``growth`` names a block more each (``grown``), or takes others out when there are none.
 """
 
 from __future__ import annotations
@@ -117,10 +117,9 @@ class StepScheduler:
         """It has so many blocks more. Raises ``KeyError`` if it is not running."""
         self._running[number] += blocks * self._limits.block_tokens
 
-    def victim(self) -> int | None:
-        """Who gives way when there is no room: the one that came last, so that the first always gets on. None when
-        nobody is here."""
-        return max((*self._running, *self._waiting), default=None)
+    def decoded(self) -> list[int]:
+        """All decoded requests, those that wait for a place among them."""
+        return [*self._running, *self._waiting]
 
     def decide(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do. Requires that nobody is left in :meth:`growth`."""

@@ -8,10 +8,10 @@ Whatever gives blocks back may make room for somebody: :meth:`Admission.admit` s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pinyon.batching import BatchingPolicy, BatchRequest, BlockNeed, Needs, StepSeen
+from pinyon.batching import BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.paging import BlockPool, Reservation, Reservations
 
 __all__ = ["Admission", "Grant"]
@@ -29,7 +29,7 @@ class Admission:
 
     def __init__(
         self,
-        policy: Callable[[Needs], BatchingPolicy],
+        policy: Callable[[Holdings], BatchingPolicy],
         pool: BlockPool,
         reservations: Reservations,
         slots: int,
@@ -39,10 +39,12 @@ class Admission:
         self._reservations = reservations
         self._slots = slots
         self._headroom = headroom
-        self._policy = policy(self._need)
+        self._policy = policy(self)
         self._waiting: dict[int, BatchRequest] = {}
         self._decoded: set[int] = set()
         """Admitted ones that take a slot."""
+        self._blocks: dict[int, int] = {}
+        """Of each admitted one."""
 
     @property
     def waiting(self) -> int:
@@ -52,10 +54,6 @@ class Admission:
     def admitted(self) -> int:
         """Requests admitted and not ended."""
         return self._policy.running
-
-    def waits_since(self) -> float | None:
-        """When the one that waits longest came. O(waiting)."""
-        return min((request.arrived_s for request in list(self._waiting.values())), default=None)
 
     def enqueue(self, request: BatchRequest) -> None:
         """It waits for its blocks. Raises ``ValueError`` if its number is known or the pool can never have so many."""
@@ -74,14 +72,21 @@ class Admission:
         if number in self._waiting or not self._policy.remove(number):
             raise KeyError(number)
         self._decoded.discard(number)
+        del self._blocks[number]
+
+    def grow(self, number: int, count: int, now_s: float) -> list[int] | None:
+        """So many more blocks for an admitted one; None when there is no room. Raises ``KeyError`` if it is none."""
+        held = self._blocks[number]
+        blocks = self._reservations.grow(count, now_s)
+        if blocks is not None:
+            self._blocks[number] = held + count
+        return blocks
 
     def admit(self, now_s: float) -> list[Grant]:
         """Those that have blocks from now on, in this order."""
         grants: list[Grant] = []
         while self._waiting:
-            pool = self._pool
-            room = pool.free + pool.cached - (self._headroom if pool.used else 0)
-            chosen = self._policy.admit(self._slots - len(self._decoded), max(0, room), now_s)
+            chosen = self._policy.admit(self._slots - len(self._decoded), self._room(), now_s)
             if not chosen:
                 break
             grants += [self._grant(number, now_s) for number in chosen]
@@ -94,13 +99,42 @@ class Admission:
             raise RuntimeError("the batching policy admitted somebody for whom there is no room")
         if request.decodes:
             self._decoded.add(number)
+        self._blocks[number] = request.blocks
         return Grant(number, reservation)
 
+    def _room(self) -> int:
+        """Blocks for those that enter."""
+        pool = self._pool
+        return max(0, pool.free + pool.cached - (self._headroom if pool.used else 0))
+
     def observe(self, step: StepSeen) -> None:
+        """See :meth:`BatchingPolicy.observe`."""
         self._policy.observe(step)
 
-    def _need(self, request: BatchRequest) -> BlockNeed:
+    # -- who gives way to one that waits
+
+    def claimant(self) -> int | None:
+        """See :meth:`BatchingPolicy.claimant`."""
+        number = self._policy.claimant()
+        return number if number in self._waiting else None
+
+    def lacks(self, number: int) -> int:
+        """Blocks that one that waits lacks still; 0: it may enter. Raises ``KeyError`` if it does not wait."""
+        return max(0, self.need(self._waiting[number]).missing - self._room())
+
+    def held(self, numbers: Iterable[int]) -> int:
+        """Blocks of these admitted ones."""
+        return sum(self._blocks[number] for number in numbers)
+
+    # -- what the policy looks at
+
+    def need(self, request: BatchRequest) -> BlockNeed:
+        """See :class:`pinyon.batching.policy.Holdings`."""
         return BlockNeed(*self._pool.need(request.block_keys[: request.reusable], request.blocks))
+
+    def behind(self, number: int) -> int:
+        """See :class:`pinyon.batching.policy.Holdings`."""
+        return sum(blocks for other, blocks in self._blocks.items() if other > number)
 
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""

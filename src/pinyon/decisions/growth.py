@@ -1,4 +1,8 @@
-"""Room for what is decoded: before each step, every running request has the block that its next token goes into."""
+"""Room for what is decoded: before each step, every running request has the block that its next token goes into.
+
+When there is none, those that came last give way: what they hold is released, and they wait again. So they do for one
+that waits and came before them, if that is enough for it. Who came first always gets on.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pinyon.batching import StepScheduler
+from pinyon.decisions.admission import Admission
 
 __all__ = ["Room", "make_room"]
 
@@ -13,8 +18,8 @@ __all__ = ["Room", "make_room"]
 class Room(Protocol):
     """What a service puts around :class:`pinyon.paging.Reservations` and :class:`pinyon.decisions.Admission`."""
 
-    def grow(self, count: int) -> list[int] | None:
-        """See :meth:`pinyon.paging.Reservations.grow`."""
+    def grow(self, number: int, count: int) -> list[int] | None:
+        """See :meth:`pinyon.decisions.Admission.grow`."""
         ...
 
     def give_way(self, number: int, table: list[int]) -> None:
@@ -22,26 +27,37 @@ class Room(Protocol):
         ...
 
 
-def make_room(steps: StepScheduler, room: Room, table_of: Callable[[int], list[int]]) -> list[int]:
+def make_room(
+    steps: StepScheduler, admission: Admission, room: Room, table_of: Callable[[int], list[int]]
+) -> list[int]:
     """Give the running requests the blocks that they need. ``table_of`` has a request's blocks; they are added there.
 
-    When there are none, the one that came last gives way, which may be the one that needs them: it is out of the batch
-    then, its table is empty, and what it had computed stays cached as long as nobody needs the room. Returns those, in
-    the order in which they gave way; whoever called has each of them wait for room again.
+    Returns those that gave way, in this order: they are out of the batch, and their tables are empty. What they had
+    computed stays cached as long as nobody needs the room. Whoever called has each of them wait for room again.
     """
     preempted: list[int] = []
+
+    def preempt(number: int) -> None:
+        steps.remove_decode(number)
+        table = table_of(number)
+        room.give_way(number, table)
+        table.clear()
+        preempted.append(number)
+
+    claimant = admission.claimant()
+    if claimant is not None:
+        younger = [number for number in steps.decoded() if number > claimant]
+        if admission.lacks(claimant) <= admission.held(younger):
+            for number in sorted(younger, reverse=True):
+                if not admission.lacks(claimant):
+                    break
+                preempt(number)
     for number in steps.growth():
         if number in preempted:
             continue
-        while (blocks := room.grow(1)) is None:
-            victim = steps.victim()
-            if victim is None:
-                raise RuntimeError("a request needs room and nobody runs")
-            steps.remove_decode(victim)
-            table = table_of(victim)
-            room.give_way(victim, table)
-            table.clear()
-            preempted.append(victim)
+        while (blocks := room.grow(number, 1)) is None:
+            victim = max(steps.decoded())
+            preempt(victim)
             if victim == number:
                 break
         else:

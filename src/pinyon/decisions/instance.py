@@ -20,8 +20,8 @@ HEADROOM_SHARE = 100
 them away again."""
 
 INSTANCE_INPUTS = {
-    "admission": ("enqueue", "withdraw", "admit", "end", "observe"),
-    "reservations": ("grow", "extend", "publish", "hold", "release", "lease", "end_lease", "overdue"),
+    "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe"),
+    "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue"),
     "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
     "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "fill", "grown", "decide", "fold"),
 }

@@ -77,7 +77,7 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
         used_blocks=load.used_blocks,
         cached_blocks=load.cached_blocks,
         mean_tbt_ms=load.mean_tbt_ms,
-        room_wait_ms=load.room_wait_s * 1e3,
+        room_wait_ms=load.room_wait_ms,
         draining=load.draining,
         failed_source_addresses=sorted(load.failed_sources),
     )
@@ -98,7 +98,7 @@ def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
         used_blocks=message.used_blocks,
         cached_blocks=message.cached_blocks,
         mean_tbt_ms=message.mean_tbt_ms,
-        room_wait_s=message.room_wait_ms * 1e-3,
+        room_wait_ms=message.room_wait_ms,
         draining=message.draining,
         failed_sources=frozenset(
             check_text(each, "load.failed_source_addresses", ADDRESS_CHARS_MAX)

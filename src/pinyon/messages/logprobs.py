@@ -30,10 +30,13 @@ def append_logprob_rows(message: common_pb2.Logprobs, rows: LogprobRows) -> None
 
 
 def logprobs_to_proto(logprobs: Sequence[TokenLogprob]) -> common_pb2.Logprobs:
-    message = common_pb2.Logprobs()
-    for one in logprobs:
-        append_logprob(message, one)
-    return message
+    pairs = [pair for one in logprobs for pair in one.top]
+    return common_pb2.Logprobs(
+        logprobs=[one.logprob for one in logprobs],
+        top_count=len(logprobs[0].top) if logprobs else 0,
+        top_tokens=[token for token, _ in pairs],
+        top_logprobs=[logprob for _, logprob in pairs],
+    )
 
 
 def check_logprobs(message: common_pb2.Logprobs, tokens: int) -> None:
@@ -49,8 +52,9 @@ def logprobs_from_proto(message: common_pb2.Logprobs) -> list[TokenLogprob]:
     """Raises :class:`InvalidArgument` if the parts do not fit together."""
     each = message.top_count
     check_logprobs(message, len(message.logprobs))
-    top = list(zip(message.top_tokens, message.top_logprobs, strict=True))
+    # Slices: a message's own iterators are slow, and there may be many.
+    top = list(zip(message.top_tokens[:], message.top_logprobs[:], strict=True))
     return [
         TokenLogprob(logprob, tuple(top[index * each : (index + 1) * each]))
-        for index, logprob in enumerate(message.logprobs)
+        for index, logprob in enumerate(message.logprobs[:])
     ]

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pinyon.core.errors import InvalidArgument
@@ -35,8 +36,14 @@ DEFAULT_TEMPLATE = (
 )
 """For a checkpoint without a template of its own."""
 
+_ANSWERED = {"add_generation_prompt": True}
+_RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "raise_exception"))
+"""Variables that have a source of their own."""
+
 # Private-use characters around the index of a marker found in a message; no template produces them.
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
+_HERE = "\uf8f2"
+"""Where a last message ends that is to be continued."""
 _ESCAPE = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 
 
@@ -47,8 +54,23 @@ class ChatTemplate(Protocol):
         """The prompt as people read it. Raises :class:`InvalidArgument` with field ``messages``."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenArray:
-        """The prompt's tokens. Raises :class:`InvalidArgument` with field ``messages``."""
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> TokenArray:
+        """The prompt's tokens. Raises :class:`InvalidArgument` with field ``messages``.
+
+        ``continue_final_message``: the prompt ends with the last message's text, for the model to go on with it; not
+        together with ``add_generation_prompt``. ``variables`` are checked already.
+        """
+        ...
+
+    def check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Raises :class:`InvalidArgument` naming what the template does not know, or must not be told."""
         ...
 
 
@@ -67,15 +89,28 @@ class ByteChatTemplate:
         lines = [f"{m['role']}: {m['content']}\n" for m in _checked(messages, set(self._ROLES))]
         return "".join(lines) + "assistant:"
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenArray:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> TokenArray:
         tokenizer = ByteTokenizer()
         end = np.array([ByteTokenizer.END_OF_TURN], dtype="<u4")
         parts = [np.array([ByteTokenizer.BOS], dtype="<u4")]
         for message in _checked(messages, set(self._ROLES)):
             role = np.array([self._ROLES[message["role"]]], dtype="<u4")
             parts += [role, tokenizer.encode(message["content"]), end]
-        parts.append(np.array([ByteTokenizer.ASSISTANT], dtype="<u4"))
+        if continue_final_message:
+            parts.pop()
+        elif add_generation_prompt:
+            parts.append(np.array([ByteTokenizer.ASSISTANT], dtype="<u4"))
         return np.concatenate(parts)
+
+    def check_variables(self, variables: Mapping[str, Any]) -> None:
+        _check_variables(variables, frozenset())
 
 
 class JinjaChatTemplate:
@@ -95,10 +130,12 @@ class JinjaChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         try:
             self._template = environment.from_string(source)
+            self._known = frozenset(find_undeclared_variables(environment.parse(source)))
         except TemplateError as error:
             raise InvalidArgument(f"chat template cannot be parsed: {error}", field="model") from error
         self._tokenizer = tokenizer
         self._variables = dict(variables or {})
+        self._known -= _RESERVED | self._variables.keys() | environment.globals.keys()
         # Longest first, so that a marker which begins with another is found whole.
         self._markers = sorted(tokenizer.special_tokens, key=len, reverse=True)
         pattern = "|".join(re.escape(marker) for marker in self._markers)
@@ -107,14 +144,31 @@ class JinjaChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return self._render(_checked(messages, None))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenArray:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> TokenArray:
         checked = _checked(messages, None)
+        given = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
         pattern = self._marker_pattern
         if pattern is None or not any(pattern.search(part) for m in checked for part in m.values()):
-            return self._tokenizer.encode_marked(self._render(checked))
-        return self._encode_escaped(checked, pattern)
+            return self._tokenizer.encode_marked(self._render(checked, given, final=continue_final_message))
+        return self._encode_escaped(checked, pattern, given, final=continue_final_message)
 
-    def _encode_escaped(self, messages: list[dict[str, str]], pattern: re.Pattern[str]) -> TokenArray:
+    def check_variables(self, variables: Mapping[str, Any]) -> None:
+        _check_variables(variables, self._known)
+        if self._marker_pattern is not None and self._marker_pattern.search(_tojson(variables)):
+            raise InvalidArgument(
+                "chat_template_kwargs must not hold markers of special tokens", field="chat_template_kwargs"
+            )
+
+    def _encode_escaped(
+        self, messages: list[dict[str, str]], pattern: re.Pattern[str], given: Mapping[str, Any], *, final: bool
+    ) -> TokenArray:
         """Some message holds a marker: escape it, let the template write its own, then encode piece by piece."""
         index = {marker: i for i, marker in enumerate(self._markers)}
 
@@ -125,7 +179,8 @@ class JinjaChatTemplate:
             i = int(match[1])
             return self._markers[i] if i < len(self._markers) else match[0]
 
-        rendered = self._render([{name: escape(text) for name, text in m.items()} for m in messages])
+        escaped = [{name: escape(text) for name, text in m.items()} for m in messages]
+        rendered = self._render(escaped, given, final=final)
         special = self._tokenizer.special_tokens
         parts: list[TokenArray] = []
         position = 0
@@ -139,12 +194,16 @@ class JinjaChatTemplate:
                 position = match.end()
         return np.concatenate(parts) if parts else np.empty(0, dtype="<u4")
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(
+        self, messages: list[dict[str, str]], given: Mapping[str, Any] = _ANSWERED, *, final: bool = False
+    ) -> str:
         pieces: list[str] = []
         size = 0
+        if final:
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _HERE}]
         try:
             for piece in self._template.generate(
-                messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._variables
+                {"messages": messages, "tools": None, "documents": None, **self._variables, **given}
             ):
                 size += len(piece)
                 if size > RENDERED_CHARS_MAX:
@@ -158,7 +217,13 @@ class JinjaChatTemplate:
             raise _bad(f"cannot be rendered by the model's chat template: {error}") from error
         except Exception as error:  # templates run arbitrary expressions: TypeError, KeyError, OverflowError, …
             raise _bad(f"cannot be rendered by the model's chat template ({type(error).__name__})") from error
-        return "".join(pieces)
+        rendered = "".join(pieces)
+        if not final:
+            return rendered
+        end = rendered.rfind(_HERE)
+        if end < 0:
+            raise _bad("cannot be continued: the model's chat template does not show the last one's text")
+        return rendered[:end]
 
 
 class _TemplateRefusal(Exception):
@@ -175,6 +240,17 @@ def _tojson(value: object, indent: int | None = None) -> str:
 
 def _bad(what: str) -> InvalidArgument:
     return InvalidArgument(f"messages {what}", field="messages")
+
+
+def _check_variables(variables: Mapping[str, Any], known: frozenset[str]) -> None:
+    unknown = sorted(variables.keys() - known)
+    if unknown:
+        field = "reasoning_effort" if unknown == ["reasoning_effort"] else "chat_template_kwargs"
+        raise InvalidArgument(
+            f"{field}: the model's chat template does not use {unknown[0][:64]!r}, which was given as "
+            f"{_tojson(variables[unknown[0]])[:64]}; it uses {', '.join(sorted(known)) or 'no variables'}",
+            field=field,
+        )
 
 
 def _checked(messages: Sequence[Mapping[str, Any]], roles: set[str] | None) -> list[dict[str, str]]:

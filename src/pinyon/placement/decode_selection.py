@@ -47,7 +47,7 @@ def select_decode(
         capacity = state.info.capacity_blocks
         if capacity:
             share = max(share, (state.blocks_in_use() + decode_blocks(request, block_tokens)) / capacity)
-        if state.load.room_wait_s > 0:
+        if state.load.room_wait_ms > 0:
             share = max(share, OVERFULL)
         loads.append((share, state))
     least = min(share for share, _ in loads)

@@ -53,7 +53,7 @@ class InstanceLoad:
     used_blocks: int = 0
     cached_blocks: int = 0
     mean_tbt_ms: float = 0.0
-    room_wait_s: float = 0.0
+    room_wait_ms: float = 0.0
     """How long a new request would wait for KV blocks; 0 while nobody waits."""
     draining: bool = False
     failed_sources: frozenset[str] = frozenset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pinyon.core.layout import KvLayout
@@ -64,11 +64,12 @@ class PlacementDecision:
     doubts_transfer: bool = False
     """It fetches although computing would be faster by what is known of the reader, to learn whether that is so."""
 
-    @property
-    def room_s(self) -> float:
-        """Wait for KV blocks: the decode instance's come first, then those of a prefill instance elsewhere."""
-        elsewhere = 0.0 if self.prefill is self.decode else self.prefill.load.room_wait_s
-        return self.decode.load.room_wait_s + elsewhere
+    room_s: float = field(init=False)
+    """Wait for KV blocks: the decode instance's come first, then those of a prefill instance elsewhere."""
+
+    def __post_init__(self) -> None:
+        elsewhere = 0.0 if self.prefill is self.decode else self.prefill.load.room_wait_ms
+        object.__setattr__(self, "room_s", (self.decode.load.room_wait_ms + elsewhere) * 1e-3)
 
     @property
     def ttft_s(self) -> float:

@@ -99,6 +99,11 @@ class RequestQueue:
     def _is_full(self) -> bool:
         return self.in_flight + len(self._places) >= self._slots + self._limit
 
+    @property
+    def has_spare(self) -> bool:
+        """A slot is free, and a place that nobody would have to give up for it."""
+        return self.in_flight < self._slots and not self._is_full
+
     def full(self) -> ResourceExhausted:
         """What those are told who get no place, or lose theirs."""
         places = len(self._places)

@@ -1,21 +1,38 @@
 import pytest
 
 from pinyon.batching import BatchRequest, BlockNeed, Fcfs
+from pinyon.batching.fcfs import LOOK_AHEAD, PATIENCE_S
 
 
 def request(number: int, blocks: int = 1, decodes: bool = True, reusable: int = 0) -> BatchRequest:
     return BatchRequest(number, 10, blocks, (b"k",) * reusable, reusable, decodes)
 
 
-@pytest.fixture
-def held() -> dict[int, int]:
-    """Blocks that a request shares with those that run, by number."""
-    return {}
+class Books:
+    """Who holds how much, as the test says."""
+
+    def __init__(self) -> None:
+        self.shared: dict[int, int] = {}
+        """Blocks that a request shares with those that run, by number."""
+        self.held: dict[int, int] = {}
+        """Of those admitted."""
+
+    def need(self, request: BatchRequest) -> BlockNeed:
+        shared = self.shared.get(request.number, 0)
+        return BlockNeed(shared, request.blocks - shared)
+
+    def behind(self, number: int) -> int:
+        return sum(blocks for other, blocks in self.held.items() if other > number)
 
 
 @pytest.fixture
-def policy(held: dict[int, int]) -> Fcfs:
-    return Fcfs(lambda each: BlockNeed(held.get(each.number, 0), each.blocks - held.get(each.number, 0)))
+def books() -> Books:
+    return Books()
+
+
+@pytest.fixture
+def policy(books: Books) -> Fcfs:
+    return Fcfs(books)
 
 
 def test_requests_enter_in_the_order_they_came_and_no_more_than_there_are_slots(policy):
@@ -29,18 +46,56 @@ def test_requests_enter_in_the_order_they_came_and_no_more_than_there_are_slots(
     assert (policy.waiting, policy.running) == (0, 4)
 
 
-def test_nobody_overtakes_the_one_that_waits_for_more_room(policy):
+def test_nobody_overtakes_one_that_waits_for_those_that_came_after_it(policy, books):
     policy.enqueue(request(1, blocks=5))
-    policy.enqueue(request(2, blocks=1))
+    policy.enqueue(request(3, blocks=1))
+    books.held = {2: 1}
     assert policy.admit(9, 4, now_s=0.0) == []
-    assert policy.admit(9, 5, now_s=0.0) == [1]
-    assert policy.admit(9, 0, now_s=0.0) == []
+    assert policy.claimant() is None, "they may end by themselves"
+    assert policy.admit(9, 4, now_s=PATIENCE_S) == []
+    assert policy.claimant() == 1
+    assert policy.admit(9, 5, now_s=PATIENCE_S) == [1]
+    assert policy.claimant() is None
+    assert policy.admit(9, 0, now_s=PATIENCE_S) == []
 
 
-def test_what_is_shared_with_others_takes_no_room(policy, held):
+def test_others_get_what_one_cannot_use_that_waits_for_those_before_it(policy, books):
+    policy.enqueue(request(2, blocks=9))
+    policy.enqueue(request(3, blocks=1))
+    policy.enqueue(request(4, blocks=2))
+    books.held = {1: 6}
+    assert policy.admit(9, 3, now_s=0.0) == [3, 4]
+    books.held = {1: 6, 3: 1, 4: 2}
+    policy.enqueue(request(5, blocks=1))
+    assert policy.admit(9, 0, now_s=9.0) == []
+    assert policy.claimant() is None
+    books.held = {3: 1, 4: 2}
+    assert policy.admit(9, 6, now_s=9.0) == [], "now it is its turn"
+    assert policy.admit(9, 9, now_s=9.1) == [2]
+
+
+def test_a_prompt_for_another_instance_keeps_others_waiting_for_a_moment(policy, books):
+    policy.enqueue(request(1, blocks=9, decodes=False))
+    policy.enqueue(request(2, blocks=1))
+    assert policy.admit(9, 3, now_s=0.0) == []
+    assert policy.admit(9, 3, now_s=PATIENCE_S / 2) == []
+    assert policy.admit(9, 3, now_s=PATIENCE_S) == [2]
+    assert policy.claimant() is None
+
+
+def test_few_are_looked_behind(policy):
+    for number in range(LOOK_AHEAD):
+        policy.enqueue(request(number, blocks=9))
+    policy.enqueue(request(99))
+    assert policy.admit(9, 1, now_s=0.0) == []
+    assert policy.remove(3)
+    assert policy.admit(9, 1, now_s=0.0) == [99]
+
+
+def test_what_is_shared_with_others_takes_no_room(policy, books):
     policy.enqueue(request(1, blocks=5, reusable=3))
     assert policy.admit(9, 3, now_s=0.0) == []
-    held[1] = 2
+    books.shared[1] = 2
     assert policy.admit(9, 3, now_s=0.0) == [1]
 
 
@@ -59,8 +114,7 @@ def test_who_gave_way_comes_before_those_that_came_later(policy):
     assert policy.admit(9, 2, now_s=0.0) == [1, 2]
     assert policy.remove(2)
     policy.enqueue(request(2, blocks=2))
-    assert policy.admit(9, 1, now_s=0.0) == []
-    assert policy.admit(9, 3, now_s=0.0) == [2, 3]
+    assert policy.admit(9, 2, now_s=0.0) == [2]
 
 
 def test_what_is_removed_is_forgotten_whether_it_waits_or_runs(policy):
@@ -88,3 +142,4 @@ def test_those_that_left_cost_nothing(policy):
         assert policy.admit(1, 9, now_s=0.0) == []
         assert policy.remove(number)
     assert len(policy._decoded._order) < 200
+    assert not policy._since_s

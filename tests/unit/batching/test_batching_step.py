@@ -89,16 +89,3 @@ def test_a_request_needs_a_block_more_when_its_own_are_full(scheduler):
         scheduler.fold(decided(scheduler))
     # The tokens at positions 16 and 24, and 8 and 16.
     assert needed == [7, 8, 7, 8]
-
-
-def test_the_one_that_came_last_gives_way_whether_it_has_a_place_or_not(scheduler):
-    assert scheduler.victim() is None
-    for number in (4, 9, 6):
-        scheduler.add_decode(number, 5, 1)
-    scheduler.fill()
-    assert (scheduler.running, scheduler.waiting) == (2, 1)
-    order = []
-    while (victim := scheduler.victim()) is not None:
-        order.append(victim)
-        scheduler.remove_decode(victim)
-    assert order == [9, 6, 4]

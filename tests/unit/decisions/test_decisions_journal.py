@@ -28,14 +28,27 @@ from pinyon.routing.queue import RequestQueue
 from pinyon.routing.rates import TenantRates
 
 CONFIG = InstanceConfig(8, 16, 4, 64, 32, 2, 8)
-READS = {"check", "check_integrity", "full", "growth", "levels", "next_deadline", "victim", "waits_since"}
+READS = {
+    "behind",
+    "check",
+    "check_integrity",
+    "claimant",
+    "decoded",
+    "full",
+    "growth",
+    "held",
+    "lacks",
+    "levels",
+    "need",
+}
+READS |= {"next_deadline"}
 
 
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [
         (Admission, INSTANCE_INPUTS["admission"]),
-        (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve")),  # that is what admission calls
+        (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve", "grow")),  # admission calls these
         (PromptQueue, INSTANCE_INPUTS["prompts"]),
         (StepScheduler, INSTANCE_INPUTS["steps"]),
         (RequestQueue, FRONT_INPUTS["queue"]),

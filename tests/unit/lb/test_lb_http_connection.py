@@ -74,7 +74,7 @@ class FakeTransport:
 class FakeExchange:
     def __init__(self, path: str) -> None:
         self.path = path
-        self.request_id = ""
+        self.fields = b""
         self.holder = path[3:] if path.startswith("/of") else ""
         self.error = Unauthenticated("no key") if path == "/refused" else None
         self.guarded = True

@@ -141,3 +141,48 @@ def test_byte_markers_are_special_tokens() -> None:
     t = ByteTokenizer
     assert tokens.tolist() == [t.BOS, t.SYSTEM, 115, t.END_OF_TURN, t.USER, 117, t.END_OF_TURN, t.ASSISTANT]
     assert tokens.dtype == "<u4"
+
+
+@pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
+@given(turns=TURNS)
+def test_the_last_message_may_be_left_open(template: Any, turns: list[str]) -> None:
+    """What is continued is the beginning of what it will be, up to its last character; nothing of the end is there."""
+    whole = template.encode_chat(conversation(turns), add_generation_prompt=False).tolist()
+    answered = template.encode_chat(conversation(turns)).tolist()
+    assert answered[: len(whole)] == whole
+    assert len(answered) > len(whole)
+    left_open = template.encode_chat(
+        conversation(turns), add_generation_prompt=False, continue_final_message=True
+    ).tolist()
+    tokenizer = ByteTokenizer() if isinstance(template, ByteChatTemplate) else TOKENIZER
+    assert tokenizer.decode(left_open).endswith(turns[-1])
+    ends = (END, ByteTokenizer.END_OF_TURN)[isinstance(template, ByteChatTemplate)]
+    assert left_open.count(ends) == len(turns) - 1
+
+
+def test_variables_reach_the_template_that_uses_them() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if enable_thinking is defined and not enable_thinking %}!{% endif %}{{ namespace(x=1).x }}"
+    )
+    template = JinjaChatTemplate(source, TOKENIZER, {"bos_token": "<|bos|>"})
+    messages = conversation(["hi"])
+    template.check_variables({"enable_thinking": False})
+    told = template.encode_chat(messages, variables={"enable_thinking": False})
+    assert TOKENIZER.decode(told.tolist()) == "hi!1"
+    assert TOKENIZER.decode(template.encode_chat(messages, variables={"enable_thinking": True}).tolist()) == "hi1"
+    for wrong in ("unknown", "messages", "add_generation_prompt", "bos_token", "namespace", "raise_exception"):
+        with pytest.raises(InvalidArgument, match=wrong) as caught:
+            template.check_variables({wrong: 1})
+        assert caught.value.field == "chat_template_kwargs"
+    with pytest.raises(InvalidArgument, match="markers"):
+        template.check_variables({"enable_thinking": ["<|im_end|>"]})
+    with pytest.raises(InvalidArgument, match="high") as caught:
+        template.check_variables({"reasoning_effort": "high"})
+    assert caught.value.field == "reasoning_effort"
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it() -> None:
+    template = JinjaChatTemplate("{{ messages[0].content }}", TOKENIZER)
+    with pytest.raises(InvalidArgument, match="cannot be continued"):
+        template.encode_chat(conversation(["a", "b"]), continue_final_message=True)

@@ -204,6 +204,41 @@ def test_full_kv_memory_counts_as_load(fleet, scheduler):
     assert names(scheduler.schedule(ask(), 0.0))[1] == "d1"
 
 
+def test_where_somebody_waits_for_memory_is_full_whatever_is_free(fleet, scheduler):
+    for name in ("d0", "d1"):
+        fleet.set_load(member(fleet, name), InstanceLoad(used_blocks=100 if name == "d0" else 500), 0.0)
+    assert names(scheduler.schedule(ask("a"), 0.0))[1] == "d0"
+    fleet.set_load(member(fleet, "d0"), InstanceLoad(used_blocks=100, room_wait_ms=1.0), 0.0)
+    assert names(scheduler.schedule(ask("b"), 0.0))[1] == "d1"
+
+
+def test_the_wait_for_memory_is_part_of_the_ttft_at_each_instance_once(fleet, scheduler):
+    without = scheduler.schedule(ask("a"), 0.0)
+    fleet.inflight.release("a")
+    for name in ("d0", "d1"):
+        fleet.set_load(member(fleet, name), InstanceLoad(room_wait_ms=3000.0), 0.0)
+    for name in ("p0", "p1"):
+        fleet.set_load(member(fleet, name), InstanceLoad(room_wait_ms=500.0), 0.0)
+    decision = scheduler.schedule(ask("b"), 0.0)
+    assert decision.ttft_s == pytest.approx(without.ttft_s + 3.5)
+    fleet.inflight.release("b")
+    with pytest.raises(Rejected) as caught:
+        scheduler.schedule(ask("c", ttft_slo_s=3.0), 0.0)
+    assert caught.value.retry_after_s == pytest.approx(decision.ttft_s - 3.0)
+    mixed = make_fleet(("m0", MIXED))
+    mixed.set_load(member(mixed, "m0"), InstanceLoad(room_wait_ms=3000.0), 0.0)
+    assert Scheduler(mixed, KvCacheCentric()).schedule(ask(), 0.0).room_s == 3.0
+
+
+def test_what_may_be_generated_counts_no_more_than_answers_have_in_the_mean(fleet, scheduler):
+    few = scheduler.schedule(ask("a", max_tokens=16), 0.0).decode
+    before = few.inflight_decode_blocks
+    assert before == -(-(161 + 16) // 16)
+    fleet.inflight.release("a")
+    many = scheduler.schedule(ask("b", max_tokens=15_000), 0.0).decode
+    assert many.inflight_decode_blocks == -(-(161 + 256) // 16)
+
+
 def test_on_near_ties_the_holder_of_the_prefix_decodes(fleet, scheduler):
     hold(fleet, "d1", range(10))
     fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=2), 0.0)

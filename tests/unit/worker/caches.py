@@ -71,7 +71,8 @@ class Holder:
     def __init__(self, cache: KvCache, keys: Sequence[BlockKey], blocks: int) -> None:
         self.number = cache.number()
         self._cache = cache
-        self.future = cache.reserve(BatchRequest(self.number, 1, blocks, tuple(keys), len(keys)))
+        asked = BatchRequest(self.number, 1, blocks, tuple(keys), len(keys), arrived_s=cache.clock())
+        self.future = cache.reserve(asked)
 
     @property
     def waits(self) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from pinyon.batching import BatchRequest
 from pinyon.core.layout import KvLayout
 from pinyon.transfer import Access, TransferLimitReached
 from tests.unit.worker.caches import FakeDoors, Holder, new_cache
@@ -46,24 +47,89 @@ async def test_a_reservation_brings_what_is_held_of_the_prefix(cache):
     assert cache.pool.cached == 2
 
 
-async def test_nobody_overtakes_the_one_that_waits_for_more(cache):
-    held = Holder(cache, [], 4)
-    large, small = Holder(cache, [], 5), Holder(cache, [], 1)
-    assert [large.waits, small.waits] == [True, True]
+async def test_nobody_overtakes_one_that_waits_for_those_that_came_after_it(cache):
+    first, second = Holder(cache, [], 3), Holder(cache, [], 2)
+    large, small = Holder(cache, [], 4), Holder(cache, [], 1)
+    assert large.waits
+    assert not small.waits, "what came before the large one takes too much anyway"
+    first.end()
+    last = Holder(cache, [], 1)
+    assert [large.waits, last.waits] == [True, True]
     assert cache.waiting == 2
-    held.end()
-    large.end()
     small.end()
+    assert [large.waits, last.waits] == [False, True]
+    for each in (second, large, last):
+        each.end()
 
 
 async def test_whoever_gives_up_lets_the_next_one_through(cache):
-    held = Holder(cache, [], 4)
-    large, small = Holder(cache, [], 5), Holder(cache, [], 1)
+    first, second = Holder(cache, [], 3), Holder(cache, [], 2)
+    large, small = Holder(cache, [], 4), Holder(cache, [], 1)
+    first.end()
+    last = Holder(cache, [], 1)
     large.withdraw()
-    assert not small.waits
+    assert not last.waits
     assert cache.waiting == 0
-    small.withdraw()  # granted meanwhile: the blocks come back
-    held.end()
+    for each in (second, small, last):
+        each.end()
+
+
+async def test_what_runs_grows_whoever_waits_and_takes_back_what_is_spare(cache):
+    running = Holder(cache, [], 4)
+    waiting = Holder(cache, [], 3)
+    spare = cache.grow(running.number, 2)
+    given = []
+
+    def give_back():
+        while spare:
+            given.append(spare.pop())
+            cache.release(given[-1:])
+            yield
+
+    cache.spare = give_back
+    grown = cache.grow(running.number, 1)
+    assert grown == given, "no more than was wanted"
+    assert waiting.waits
+    cache.release(grown)
+    assert waiting.waits
+    running.end()
+    waiting.end()
+    cache.spare = None
+    cache.release(spare)
+
+
+async def test_those_that_gave_way_ask_together_and_the_first_of_them_comes_first(cache):
+    old, young, last = (Holder(cache, [], 2) for _ in range(3))
+    for each in (young, old):
+        cache.give_way(each.number, each.table)
+    for each, blocks in ((young, 3), (old, 2)):  # the younger one gave way first, and asks first
+        each.future = cache.reserve(BatchRequest(each.number, 1, blocks), at_once=False)
+    assert old.waits
+    assert young.waits
+    cache.settle()
+    assert not old.waits
+    assert young.waits
+    for each in (last, old, young):
+        each.end()
+
+
+async def test_how_long_a_newcomer_waits_is_told_by_those_that_wait(cache, now):
+    waits = []
+    cache.on_admitted = waits.append
+    running = Holder(cache, [], 6)
+    assert cache.room_wait_s() == 0
+    first = Holder(cache, [], 6)
+    first_s = now[0]
+    now[0] += 4
+    assert cache.room_wait_s() == pytest.approx(4)
+    running.end()
+    assert cache.room_wait_s() == 0
+    second = Holder(cache, [], 1)
+    assert 0 < cache.room_wait_s() < 4, "those before it waited"
+    first.end()
+    second.end()
+    assert waits == [0, 4, 0]
+    assert now[0] == first_s + 4
 
 
 async def test_what_became_readable_since_replaces_empty_blocks(cache):

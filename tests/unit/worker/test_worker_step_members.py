@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pinyon.batching import StepLimits, StepScheduler
+from pinyon.batching import Fcfs, StepLimits, StepScheduler
 from pinyon.core.request import SamplingParams
+from pinyon.decisions import Admission
+from pinyon.eviction import Lru
+from pinyon.paging import BlockPool, LeaseTable, Reservations
 from services.worker.step_members import DecodeMember, PrefillMember, StepMembers, StepOutcome
 
 LIMITS = StepLimits(max_batch=2, step_tokens=20, chunk_tokens=16, block_tokens=8)
@@ -45,6 +48,12 @@ def decode(number: int, log: Log) -> DecodeMember:
     return DecodeMember(number, 7, 5, [number], SamplingParams(), 1, log.token, log.error, log.gave_way)
 
 
+def new_members(scheduler: StepScheduler, room: Pool | None = None) -> StepMembers:
+    pool = BlockPool(1, Lru())
+    admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=1, headroom=0)  # nobody waits in it
+    return StepMembers(scheduler, admission, room or Pool())
+
+
 class Pool:
     """So many blocks are free."""
 
@@ -53,7 +62,7 @@ class Pool:
         self.ended: list[int] = []
         self.settled = 0
 
-    def grow(self, count: int) -> list[int] | None:
+    def grow(self, number: int, count: int) -> list[int] | None:
         if self.free < count:
             return None
         self.free -= count
@@ -74,7 +83,7 @@ def scheduler() -> StepScheduler:
 
 @pytest.fixture
 def members(scheduler) -> StepMembers:
-    return StepMembers(scheduler, Pool())
+    return new_members(scheduler)
 
 
 def result(step, token=50):
@@ -101,7 +110,7 @@ def test_decodes_come_first_and_chunks_share_what_is_left_of_the_budget(members,
 
 def test_a_full_batch_does_not_starve_prompts():
     limits = StepLimits(max_batch=30, step_tokens=4, chunk_tokens=16, block_tokens=8)
-    members = StepMembers(StepScheduler(limits), Pool())
+    members = new_members(StepScheduler(limits))
     log = Log()
     for number in range(30):
         members.add_decode(decode(number, log))
@@ -204,7 +213,7 @@ def test_a_table_grows_before_the_token_that_needs_it(members):
 
 def test_without_room_the_one_that_came_last_gives_way_and_the_first_gets_on(scheduler):
     room = Pool(0)
-    members = StepMembers(scheduler, room)
+    members = new_members(scheduler, room)
     old, young = Log(), Log()
     for number, log in ((1, old), (2, young)):
         members.add_decode(decode(number, log))
@@ -218,7 +227,7 @@ def test_without_room_the_one_that_came_last_gives_way_and_the_first_gets_on(sch
 
 
 def test_one_that_breaks_as_it_gives_way_costs_the_others_nothing(scheduler):
-    members = StepMembers(scheduler, Pool(0))
+    members = new_members(scheduler, Pool(0))
     old, young = Log(), Log()
     members.add_decode(decode(1, old))
     broken = decode(2, young)

@@ -1,0 +1,158 @@
+"""Answers to calls that want more than one text: several choices or prompts, echoes, log-probabilities, token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import Internal
+from pinyon.core.request import Usage
+from services.lb.admission import Ticket
+from services.lb.dispatcher import Dispatcher
+from services.lb.http_answer import JSON, Reply, rate_fields
+from services.lb.http_head import Head
+from services.lb.lanes import GRANTED, run_side_by_side
+from services.lb.off_loop import OffLoop
+from services.lb.openai_choices import ChatChoices, Choice, Choices, CompletionChoices
+from services.lb.openai_format import DONE, Facts
+from services.lb.openai_parse import Call
+from services.lb.prompts import Prompts
+from services.lb.request import Ask, Delta, Request
+
+__all__ = ["ChoicesAnswer"]
+
+INLINE_ENTRIES = 4096
+"""Log-probabilities that are written on the event loop at once, in about 5 ms."""
+
+
+class ChoicesAnswer:
+    """One call's. ``begin`` starts a streamed answer; it is called once."""
+
+    def __init__(
+        self,
+        call: Call,
+        asks: Sequence[Ask],
+        head: Head,
+        dispatcher: Dispatcher,
+        prompts: Prompts,
+        off_loop: OffLoop,
+        reply: Reply,
+        begin: Callable[[], None],
+        deadline_s: float,
+        created_s: int,
+        clock: Clock,
+    ) -> None:
+        self._call = call
+        self._head = head
+        self._dispatcher = dispatcher
+        self._prompts = prompts
+        self._off_loop = off_loop
+        self._reply = reply
+        self._begin = begin
+        self._begun = False
+        self._clock = clock
+        self._writing = asyncio.Lock()
+        make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
+        self._format: Choices = make(head.unique, created_s, call, prompts.tokenizer, prompts.texts)
+        self._requests = [Request(ask, head.arrived_s, deadline_s, whole=not call.stream) for ask in asks]
+        self._choices = [
+            Choice(index, memoryview(ask.tokens_le32).cast("I")) for index, ask in enumerate(asks)
+        ]  # fmt: skip
+
+    async def run(self, ticket: Ticket) -> None:
+        """Raises :class:`PinyonError` of the first choice that failed; then none runs any more."""
+        requests = self._requests
+        try:
+            await ticket.turn(sum(request.total_tokens for request in requests))
+            if self._call.echo:
+                await self._read_prompts()
+            await run_side_by_side(ticket, [self._runner(index) for index in range(len(requests))])
+        finally:
+            ticket.leave(sum(request.used_tokens for request in requests))
+        if self._call.stream:
+            await self._reply.end(self._format.usage(self._usage(), self._facts()) + DONE)
+        else:
+            entries = sum(
+                (len(request.tokens) + len(request.prompt_logprobs)) * max(1, self._call.logprobs)
+                for request in requests
+            ) * (self._call.logprobs >= 0)  # fmt: skip
+            arguments = (self._choices, self._usage(), self._facts())
+            if entries > INLINE_ENTRIES:
+                body = await self._off_loop.run(self._head.client.holder, self._format.whole, *arguments)
+            else:
+                body = self._format.whole(*arguments)
+            self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
+
+    def _runner(self, index: int) -> Callable[[], Awaitable[None]]:
+        return lambda: self._run(self._requests[index], self._choices[index])
+
+    async def _read_prompts(self) -> None:
+        call = self._call
+        for number, prompt in enumerate((call.prompt, *call.others)):
+            first = number * call.n
+            text = prompt
+            if type(prompt) is bytes:
+                text = await self._prompts.decode(prompt, "prompt", self._head.client.holder)
+            for choice in self._choices[first : first + call.n]:
+                choice.prompt_text = str(text)
+
+    async def _run(self, request: Request, choice: Choice) -> None:
+        call = self._call
+        rich = call.logprobs >= 0 or call.return_token_ids
+        async with aclosing(self._dispatcher.run(request, GRANTED)) as deltas:
+            async for delta in deltas:
+                self._add(request, choice, delta)
+                if call.stream and request.finish_reason is None and (choice.text or (rich and choice.tokens)):
+                    await self._send(choice)
+        assert request.finish_reason is not None
+        choice.reason = "length" if call.unseen else request.finish_reason.value
+        if not call.unseen:
+            choice.completion_tokens = request.usage().completion_tokens
+        if call.stream:
+            await self._send(choice)
+
+    def _add(self, request: Request, choice: Choice, delta: Delta) -> None:
+        call = self._call
+        if call.logprobs >= 0:
+            missing = len(delta.logprobs) != len(delta.tokens)
+            if call.prompt_logprobs and not choice.begun:
+                missing = missing or len(request.prompt_logprobs) != len(choice.prompt_tokens) - 1
+                choice.prompt_logprobs = request.prompt_logprobs
+            if missing:
+                raise Internal("The instance did not tell the log-probabilities that were asked for.")
+        if call.unseen:
+            return
+        choice.text += delta.text
+        choice.tokens += delta.tokens
+        choice.logprobs += delta.logprobs
+        choice.completion_tokens += len(delta.tokens)
+
+    async def _send(self, choice: Choice) -> None:
+        """What is new of it. One at a time: the client reads one stream."""
+        async with self._writing:
+            events = b"" if choice.begun else self._format.begin(choice)
+            if not choice.begun and len(choice.prompt_logprobs) * max(1, self._call.logprobs) > INLINE_ENTRIES:
+                events += await self._off_loop.run(self._head.client.holder, self._format.event, choice)
+            else:
+                events += self._format.event(choice)
+            if not self._begun:
+                self._begun = True
+                self._begin()
+            await self._reply.send(events)
+
+    def _usage(self) -> Usage:
+        """Each prompt counts once, and what was reused of it by its first choice."""
+        firsts = [request.usage() for request in self._requests[:: self._call.n]]
+        return Usage(
+            sum(usage.prompt_tokens for usage in firsts),
+            sum(choice.completion_tokens for choice in self._choices),
+            sum(usage.cached_tokens for usage in firsts),
+        )
+
+    def _facts(self) -> Facts | None:
+        if not self._head.report:
+            return None
+        reports = [request.report(self._clock()) for request in self._requests]
+        return reports[0] if len(reports) == 1 else {"choices": reports}

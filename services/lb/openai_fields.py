@@ -1,0 +1,380 @@
+"""The fields of ``/v1/completions`` and ``/v1/chat/completions``, and which values each may have.
+
+Every field of OpenAI's and vLLM's interfaces is known here. What cannot be honoured is refused with its name and value
+unless the value asks for nothing: silently ignoring it would give an answer to another question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from json import JSONEncoder
+from typing import Any, NamedTuple
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import (
+    LOGIT_BIAS_MAX,
+    LOGPROBS_MAX,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
+    PRIORITY_MAX,
+    REPETITION_PENALTY_MAX,
+    STOP_TOKENS_MAX,
+    check_label,
+)
+
+__all__ = [
+    "CHAT",
+    "CHOICES_MAX",
+    "COMPLETION",
+    "DETOKENIZE",
+    "FIELD_SHOWN_CHARS",
+    "N_MAX",
+    "PROMPTS_MAX",
+    "STREAM_OPTIONS",
+    "TOKENIZE",
+    "Field",
+    "Fields",
+    "shown",
+    "wrong",
+]
+
+N_MAX = 16
+"""Choices for one prompt."""
+PROMPTS_MAX = 256
+CHOICES_MAX = 1024
+"""Of one call: prompts times ``n``."""
+FIELD_SHOWN_CHARS = 64
+VALUE_SHOWN_CHARS = 100
+VARIABLES_MAX = 64
+TOKEN_IDS = (1 << 32) - 1
+INT_MAX = (1 << 31) - 1
+
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+
+Check = Callable[[str, Any], None]
+Schema = dict[str, Any]
+
+
+class Field(NamedTuple):
+    """``check`` raises :class:`InvalidArgument`; it is never asked about null, which every field may have.
+
+    ``schema`` is JSON Schema, for people and programs.
+    """
+
+    check: Check
+    schema: Schema
+
+
+Fields = dict[str, Field]
+
+_encoder = JSONEncoder()
+
+
+def shown(value: Any) -> str:
+    """The beginning of ``value`` as JSON, however large it is."""
+    if type(value) is str:
+        value = value[: VALUE_SHOWN_CHARS + 1]
+    text = ""
+    for part in _encoder.iterencode(value):
+        text += part[: VALUE_SHOWN_CHARS + 1]
+        if len(text) > VALUE_SHOWN_CHARS:
+            return text[:VALUE_SHOWN_CHARS] + "…"
+    return text
+
+
+def wrong(name: str, wanted: str, value: Any) -> InvalidArgument:
+    return InvalidArgument(f"Invalid value for '{name}': expected {wanted}, got {shown(value)}.", field=name)
+
+
+# ---------------------------------------------------------------- kinds of fields
+
+
+def _string(name: str, value: Any) -> None:
+    if type(value) is not str:
+        raise wrong(name, "a string", value)
+
+
+def _label(name: str, value: Any) -> None:
+    _string(name, value)
+    check_label(value, name)
+
+
+def _boolean(name: str, value: Any) -> None:
+    if type(value) is not bool:
+        raise wrong(name, "a boolean", value)
+
+
+def _object(name: str, value: Any) -> None:
+    if type(value) is not dict:
+        raise wrong(name, "an object", value)
+
+
+def _variables(name: str, value: Any) -> None:
+    _object(name, value)
+    if len(value) > VARIABLES_MAX:
+        raise InvalidArgument(f"'{name}' has {len(value)} entries, at most {VARIABLES_MAX} are allowed.", field=name)
+
+
+def _integer(low: int, high: int) -> Field:
+    def check(name: str, value: Any) -> None:
+        if type(value) is not int or not low <= value <= high:
+            limit = f"at least {low}" if type(value) is not int or value < low else f"at most {high}"
+            raise wrong(name, f"an integer, {limit}", value)
+
+    return Field(check, {"type": "integer", "minimum": low, "maximum": high})
+
+
+def _number(low: float, high: float, *, above: bool = False) -> Field:
+    def check(name: str, value: Any) -> None:
+        if type(value) not in (int, float) or not low <= value <= high or (above and value == low):
+            wanted = f"a number {'above' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}"
+            raise wrong(name, wanted, value)
+
+    return Field(check, {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high})
+
+
+def _only(*neutral: Any) -> Field:
+    """A feature that does not exist here: accepted at the values that ask for nothing."""
+
+    def check(name: str, value: Any) -> None:
+        for each in neutral:
+            # 0 == False and 1 == True in Python, not in JSON
+            if value == each and (type(value) is bool) == (type(each) is bool):
+                return
+        raise InvalidArgument(f"'{name}' is not supported with the value {shown(value)}.", field=name)
+
+    return Field(check, {"enum": [*neutral, None]})
+
+
+def _stop(name: str, value: Any) -> None:
+    texts = value if type(value) is list else [value]
+    if len(texts) > MAX_STOP_STRINGS:
+        raise wrong(name, f"at most {MAX_STOP_STRINGS} strings", value)
+    for text in texts:
+        if type(text) is not str or not 0 < len(text.encode("utf-8", "surrogatepass")) <= MAX_STOP_BYTES:
+            raise wrong(name, f"a string or a list of strings of 1 to {MAX_STOP_BYTES} bytes", value)
+
+
+def _token_ids(limit: int) -> Check:
+    def check(name: str, value: Any) -> None:
+        if type(value) is not list or len(value) > limit:
+            raise wrong(name, f"a list of at most {limit} token ids", value)
+        for token in value:
+            if type(token) is not int or not 0 <= token <= TOKEN_IDS:
+                raise wrong(name, "a list of token ids", value)
+
+    return check
+
+
+def _logit_bias(name: str, value: Any) -> None:
+    if type(value) is not dict or len(value) > LOGIT_BIAS_MAX:
+        raise wrong(name, f"an object of at most {LOGIT_BIAS_MAX} token ids", value)
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10 and str(int(key)) == key):
+            raise wrong(name, "token ids as keys", value)
+        if int(key) > TOKEN_IDS or type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise wrong(name, "numbers from -100 to 100 by token id", {key: bias})
+
+
+def _stream_options(name: str, value: Any) -> None:
+    _object(name, value)
+    for key, option in value.items():
+        if key not in STREAM_OPTIONS:
+            raise InvalidArgument(
+                f"Unrecognized request argument supplied: {name}.{key[:FIELD_SHOWN_CHARS]}", field=name
+            )
+        if option is not None and type(option) is not bool:
+            raise InvalidArgument(wrong(f"{name}.{key}", "a boolean", option).message, field=name)
+    if value.get("include_obfuscation"):
+        raise InvalidArgument("'stream_options.include_obfuscation' is not supported with the value true.", field=name)
+
+
+def _messages(name: str, value: Any) -> None:
+    # The chat template checks roles and texts; here is what it does not look at.
+    if type(value) is not list or not value:
+        raise wrong(name, "a list of messages, not empty", value)
+    for index, message in enumerate(value):
+        if type(message) is not dict:
+            raise InvalidArgument(wrong(f"{name}[{index}]", "an object", message).message, field=name)
+        for key, part in message.items():
+            if key in ("role", "content", "name") or part is None or part == []:
+                continue
+            raise InvalidArgument(
+                f"'{name}[{index}].{key[:FIELD_SHOWN_CHARS]}' is not supported with the value {shown(part)}.",
+                field=name,
+            )
+        if message.get("name") is not None and type(message["name"]) is not str:
+            raise InvalidArgument(
+                wrong(f"{name}[{index}].name", "a string", message["name"]).message, field=name
+            )  # fmt: skip
+
+
+_STRING = Field(_string, {"type": "string"})
+_LABEL = Field(_label, {"type": "string", "maxLength": 256})
+_BOOLEAN = Field(_boolean, {"type": "boolean"})
+_MESSAGES = Field(
+    _messages,
+    {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "properties": {
+                "role": {"type": "string"},
+                "name": {"type": "string"},
+                "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+            },
+            "required": ["role", "content"],
+        },
+    },
+)
+_TOKEN_LIST: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": TOKEN_IDS}}
+_VARIABLES = Field(_variables, {"type": "object", "maxProperties": VARIABLES_MAX})
+_PROMPT: Schema = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {**_TOKEN_LIST, "minItems": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": PROMPTS_MAX},
+        {"type": "array", "items": {**_TOKEN_LIST, "minItems": 1}, "minItems": 1, "maxItems": PROMPTS_MAX},
+    ]
+}
+
+# ---------------------------------------------------------------- the fields
+
+_COMMON: Fields = {
+    "model": _STRING,
+    "max_tokens": _integer(1, INT_MAX),
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1, above=True),
+    "top_k": _integer(-1, INT_MAX),
+    "min_p": _number(0, 1),
+    "seed": _integer(-(1 << 63), (1 << 64) - 1),
+    "stop": Field(
+        _stop,
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS}]},
+    ),
+    "stop_token_ids": Field(_token_ids(STOP_TOKENS_MAX), {**_TOKEN_LIST, "maxItems": STOP_TOKENS_MAX}),
+    "min_tokens": _integer(0, INT_MAX),
+    "ignore_eos": _BOOLEAN,
+    "frequency_penalty": _number(-2, 2),
+    "presence_penalty": _number(-2, 2),
+    "repetition_penalty": _number(0, REPETITION_PENALTY_MAX, above=True),
+    "logit_bias": Field(
+        _logit_bias,
+        {"type": "object", "maxProperties": LOGIT_BIAS_MAX,
+         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
+    ),
+    "n": _integer(1, N_MAX),
+    "best_of": _integer(1, N_MAX),
+    "stream": _BOOLEAN,
+    "stream_options": Field(
+        _stream_options,
+        {"type": "object", "properties": {
+            "include_usage": {"type": "boolean"}, "continuous_usage_stats": {"type": "boolean"},
+            "include_obfuscation": {"enum": [False, None]}},
+         "additionalProperties": False},
+    ),
+    "user": _LABEL,
+    "safety_identifier": _LABEL,
+    "priority": _integer(-PRIORITY_MAX, PRIORITY_MAX),
+    "return_token_ids": _BOOLEAN,
+    "return_tokens_as_token_ids": _BOOLEAN,
+    # What says nothing of the text: carried by nobody, and good with any value.
+    "metadata": Field(_object, {"type": "object"}),
+    "prompt_cache_key": _STRING,
+    "spaces_between_special_tokens": _BOOLEAN,  # special tokens are left out
+    "truncation_side": _only("left", "right"),
+    # What is not built: accepted with the value that asks for nothing.
+    "allowed_token_ids": _only(),
+    "bad_words": _only([]),
+    "cache_salt": _only(),
+    "ec_transfer_params": _only(),
+    "guided_choice": _only(),
+    "guided_decoding_backend": _only(),
+    "guided_grammar": _only(),
+    "guided_json": _only(),
+    "guided_regex": _only(),
+    "guided_whitespace_pattern": _only(),
+    "include_stop_str_in_output": _only(False),
+    "kv_transfer_params": _only(),
+    "length_penalty": _only(1),
+    "logits_processors": _only([]),
+    "logprob_token_ids": _only(),
+    "moderation": _only(),
+    "prompt_cache_options": _only(),
+    "prompt_cache_retention": _only(),
+    "prompt_logprobs": _only(),
+    "repetition_detection": _only(),
+    "request_id": _only(),
+    "response_format": _only({"type": "text"}),
+    "return_mm_kwargs": _only(True),
+    "return_prompt_text": _only(False),
+    "return_token_offsets": _only(False),
+    "routed_experts_prompt_start": _only(0),
+    "service_tier": _only("auto", "default"),
+    "session_id": _only(),
+    "skip_special_tokens": _only(True),
+    "store": _only(False),
+    "stream_interval": _only(1),
+    "structural_tag": _only(),
+    "structured_outputs": _only(),
+    "thinking_token_budget": _only(-1),
+    "truncate_prompt_tokens": _only(),
+    "use_beam_search": _only(False),
+    "vllm_xargs": _only({}),
+    "watermarking": _only(False),
+}  # fmt: skip
+
+COMPLETION: Fields = {
+    **_COMMON,
+    "prompt": Field(lambda name, value: None, _PROMPT),  # the parser's
+    "max_tokens": _integer(0, INT_MAX),
+    "add_special_tokens": _BOOLEAN,
+    "echo": _BOOLEAN,
+    "logprobs": _integer(0, LOGPROBS_MAX),
+    "prompt_embeds": _only(),
+    "suffix": _only(""),
+}
+
+_CONVERSATION: Fields = {
+    "messages": _MESSAGES,
+    "add_generation_prompt": _BOOLEAN,
+    "add_special_tokens": _only(False),
+    "chat_template": _only(),
+    "chat_template_kwargs": _VARIABLES,
+    "continue_final_message": _BOOLEAN,
+    "media_io_kwargs": _only({}),
+    "mm_processor_kwargs": _only({}),
+    "tools": _only([]),
+}
+
+CHAT: Fields = {
+    **_COMMON,
+    **_CONVERSATION,
+    "audio": _only(),
+    "documents": _only([]),
+    "echo": _only(False),
+    "function_call": _only("none", "auto"),
+    "functions": _only([]),
+    "include_reasoning": _only(True),
+    "logprobs": _BOOLEAN,
+    "max_completion_tokens": _integer(1, INT_MAX),
+    "modalities": _only(["text"]),
+    "parallel_tool_calls": _BOOLEAN,
+    "prediction": _only(),
+    "reasoning_effort": _only("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+    "tool_choice": _only("none", "auto"),
+    "top_logprobs": _integer(0, LOGPROBS_MAX),
+    "verbosity": _only("medium"),
+    "web_search_options": _only(),
+}
+
+TOKENIZE: Fields = {
+    **_CONVERSATION,
+    "model": _STRING,
+    "prompt": _STRING,
+    "add_special_tokens": _BOOLEAN,
+    "return_token_strs": _BOOLEAN,
+}
+
+DETOKENIZE: Fields = {"model": _STRING, "tokens": Field(lambda name, value: None, _TOKEN_LIST)}

@@ -1,0 +1,57 @@
+"""Long generations in pools that hold few of them: they hold up nobody, and none of them loses a token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from pinyon.api.lb.v1 import lb_pb2_grpc
+from pinyon.core.request import SamplingParams
+from services.cluster import LocalCluster
+from tests.cluster.fault_tools import Clients, make_asks, until, value
+from tests.cluster.observe import wait_idle
+from tests.cluster.reference import Ask, Reference, text_tokens
+from tests.cluster.specs import cluster_spec
+from tests.forks import forked
+
+SEED = 51_000
+LONG_TOKENS = 600
+POOL_BLOCKS = 44
+"""Two long ones at their end, and a little more."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    spec = cluster_spec(prefill=1, decode=1, pool_blocks=POOL_BLOCKS)
+    with LocalCluster(spec, tmp_path_factory.mktemp("growth-logs"), forked) as running:
+        yield running
+
+
+@pytest.fixture
+async def clients(small: LocalCluster, reference: Reference) -> AsyncIterator[Clients]:
+    async with small.access.aio_channel(small.services["lb-0"]) as channel:
+        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), reference)
+        yield clients
+        await clients.end()
+
+
+async def test_long_streams_hold_up_nobody(small: LocalCluster, clients: Clients, reference: Reference) -> None:
+    print(f"seed {SEED}")
+    dice = random.Random(SEED)
+    sampling = SamplingParams(max_tokens=LONG_TOKENS, ignore_eos=True)
+    long = clients.start([Ask(tuple(text_tokens(dice, 30 + number)), sampling) for number in range(4)])
+    await until("all stream", lambda: _true(all(answer.tokens for answer in long)))
+    others = Clients(clients.stub, reference)
+    others.start(make_asks(dice, 40, 20, 4))
+    await others.exact()
+    assert not any(len(answer.tokens) == LONG_TOKENS for answer in long), "the short ones waited for a long one"
+    await clients.exact()
+    assert await value(small, "decode-0", "pinyon_worker_preemptions_total") > 0
+    assert await value(small, "decode-0", "pinyon_worker_room_wait_seconds_count") > 44
+    await wait_idle(small)
+
+
+async def _true(value: bool) -> bool:
+    return value
