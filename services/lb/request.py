@@ -8,30 +8,26 @@ the text from the first generated token on; what was handed to the client alread
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
-from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.logprobs import TokenLogprob
-from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
+from pinyon.core.request import FinishReason, Usage
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
+from pinyon.messages.logprobs import check_logprobs, logprobs_from_proto
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.sampling import sampling_to_proto
+from services.lb.ask import Ask
 
 __all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
-
-_UTF8_MAX = 4
-FIXED_BYTES = 1152
-"""Numbers, the kind, the fingerprint, tags and lengths of a submission, and what a retry and a trace add to its id and
-traceparent."""
 
 NO_SLO_MS = 1 << 31
 
@@ -49,35 +45,6 @@ RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
 QUICK_S = 0.5
 """An instance that refuses sooner than this has cost nothing: that is no attempt."""
 TRIES_MAX = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a client wants, checked, in tokens. ``block_keys`` are packed and may be empty (layout unknown)."""
-
-    request_id: str
-    model: str
-    request_class: RequestClass
-    tokens_le32: bytes
-    block_keys: bytes
-    sampling: SamplingParams
-    no_reuse: bool = False
-    ttft_slo_ms: int = 0
-    traceparent: str = ""
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.tokens_le32) // 4
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes in a message at most, generated tokens included, the placement not."""
-        ask = self.request_class
-        texts = [self.request_id, self.model, self.traceparent, ask.session, ask.user, ask.tenant]
-        texts += ask.geographies
-        texts += self.sampling.stop
-        tokens = len(self.tokens_le32) + len(self.block_keys) + 4 * self.sampling.max_tokens
-        return tokens + _UTF8_MAX * len("".join(texts)) + 4 * len(texts) + FIXED_BYTES
 
 
 class Delta(NamedTuple):
@@ -98,6 +65,7 @@ class Request:
         "_drop_tokens",
         "_failing_since_s",
         "_held",
+        "_held_logprobs",
         "_paid_attempts",
         "_resumed",
         "_sent_chars",
@@ -142,7 +110,7 @@ class Request:
         self.placement: common_pb2.Placement | None = None
         self.prefill: worker_pb2.PrefillReport | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
-        """Of the prompt's tokens from the second one on, if they were asked for."""
+        """Of the prompt's tokens from the second one on, if they were asked for; they come with the first token."""
         self.finish_reason: FinishReason | None = None
         self.error: PinyonError | None = None
         """Of the last attempt, if it failed."""
@@ -153,6 +121,7 @@ class Request:
         self._usage: common_pb2.Usage | None = None
         self._class = class_to_proto(ask.request_class)
         self._held: list[str] = []
+        self._held_logprobs: list[TokenLogprob] = []
         self._paid_attempts = 0
         self._failing_since_s: float | None = None
         self._submitted_s = 0.0
@@ -182,7 +151,7 @@ class Request:
             ttft_slo_ms=NO_SLO_MS if self.attempt else ask.ttft_slo_ms,
             tbt_slo_ms=NO_SLO_MS if self.attempt else 0,
             exclude_instance_ids=sorted(self.exclude.union(exclude)),
-            no_reuse=ask.no_reuse,
+            no_reuse=ask.no_reuse or (ask.sampling.prompt_logprobs and not self.tokens),
             traceparent=self.traceparent,
         )
 
@@ -224,6 +193,8 @@ class Request:
             if send_keys and len(ask.block_keys) <= KEYS_BYTES_MAX:
                 message.block_keys = ask.block_keys
         message.sampling.CopyFrom(sampling_to_proto(ask.sampling))
+        if self.tokens:
+            message.sampling.prompt_logprobs = False  # they came with the first one
         if self.placement is not None:
             message.placement.CopyFrom(self.placement)
         message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
@@ -232,8 +203,12 @@ class Request:
         message.model_fingerprint = self.fingerprint
 
     def fold(self, update: worker_pb2.StreamUpdate, now_s: float) -> Delta:
-        """Take one update. ``finish_reason`` or ``error`` is set if it was the attempt's last one."""
+        """Take one update. ``finish_reason`` or ``error`` is set if it was the attempt's last one.
+
+        Raises :class:`Internal` if it has not the log-probabilities that were asked for.
+        """
         text, tokens = update.text, update.tokens[:]
+        logprobs = self._logprobs(update) if tokens and self.ask.sampling.logprobs >= 0 else []
         if self._drop_chars and text:
             dropped = min(self._drop_chars, len(text))
             self._drop_chars -= dropped
@@ -241,7 +216,7 @@ class Request:
         if self._drop_tokens and tokens:
             dropped = min(self._drop_tokens, len(tokens))
             self._drop_tokens -= dropped
-            tokens = tokens[dropped:]
+            tokens, logprobs = tokens[dropped:], logprobs[dropped:]
         if tokens:
             if not self.first_token_s:
                 self.first_token_s = now_s
@@ -252,7 +227,19 @@ class Request:
             self.prefill = update.prefill
         if update.finish_reason:
             self._finish(update)
-        return Delta(text, tokens)
+        return Delta(text, tokens, logprobs)
+
+    def _logprobs(self, update: worker_pb2.StreamUpdate) -> list[TokenLogprob]:
+        """Of its tokens; those of the prompt are kept."""
+        sampling = self.ask.sampling
+        try:
+            check_logprobs(update.logprobs, len(update.tokens))
+            if sampling.prompt_logprobs and not self.tokens:
+                check_logprobs(update.prompt_logprobs, self.ask.prompt_tokens - 1)
+                self.prompt_logprobs = logprobs_from_proto(update.prompt_logprobs)
+        except InvalidArgument as error:
+            raise Internal(f"The instance's log-probabilities are wrong: {error.message}.") from error
+        return logprobs_from_proto(update.logprobs)
 
     def _finish(self, update: worker_pb2.StreamUpdate) -> None:
         reason = finish_reason_from_proto(update.finish_reason)
@@ -305,10 +292,11 @@ class Request:
     def hold(self, delta: Delta) -> None:
         """Keep it until the answer is whole."""
         self._held.append(delta.text)
+        self._held_logprobs += delta.logprobs
 
     def held(self) -> Delta:
         """All of it."""
-        return Delta("".join(self._held), self.tokens)
+        return Delta("".join(self._held), self.tokens, self._held_logprobs)
 
     @property
     def can_start_over(self) -> bool:
@@ -319,8 +307,9 @@ class Request:
         """Forget what was generated: nobody is left who could go on with it."""
         self.tokens = []
         self.fingerprint = ""
-        self.prefill = None
+        self.prefill, self.prompt_logprobs = None, []
         self._held.clear()
+        self._held_logprobs.clear()
         self._sent_chars = self._resumed = 0
 
     @property

@@ -16,6 +16,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import SamplingParams
 from pinyon.messages.finish_reason import finish_reason_to_proto
+from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.messages.sampling import sampling_values
 from pinyon.runtime.first_message import Doors
 from services.lb.admission import Admission
@@ -91,14 +92,19 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     async def _write_all(self, state: Request, deltas: AsyncGenerator[Delta, None], context: Context) -> None:
         request_id = state.ask.request_id
+        asks, told = state.ask.sampling.prompt_logprobs, False
         last = lb_pb2.GenerateResponse(request_id=request_id)
         async for delta in deltas:
+            message = lb_pb2.GenerateResponse(request_id=request_id, text=delta.text, tokens=delta.tokens)
+            if delta.logprobs:
+                message.logprobs.CopyFrom(logprobs_to_proto(delta.logprobs))
+            if asks and not told and delta.tokens:
+                message.prompt_logprobs.CopyFrom(logprobs_to_proto(state.prompt_logprobs))
+                told = True
             if state.finish_reason is None:
-                await context.write(
-                    lb_pb2.GenerateResponse(request_id=request_id, text=delta.text, tokens=delta.tokens)
-                )
+                await context.write(message)
             else:
-                last.text, last.tokens[:] = delta.text, delta.tokens
+                last = message
         assert state.finish_reason is not None
         last.finish_reason = finish_reason_to_proto(state.finish_reason)
         last.usage.CopyFrom(state.usage_message())

@@ -88,11 +88,11 @@ class WorkerStream:
         return updates
 
     def deliver(self, update: worker_pb2.StreamUpdate) -> int:
-        """Put one update; how many tokens are unread now."""
+        """Put one update; how many tokens, and log-probabilities beside them, are unread now."""
         if update.finish_reason:
             self.ended = True
         self._updates.append(update)
-        self._unread += len(update.tokens)
+        self._unread += len(update.tokens) + len(update.logprobs.top_tokens)
         if self._waiter is not None:
             if self.ended or self._loop.time() >= self._due_s:
                 self._wake()

@@ -86,7 +86,8 @@ class Worker:
                 *(settings.engine, card, settings.pool_blocks, settings.block_tokens), profile=settings.engine_profile
             )
         self.engine = engine
-        self.served = Served(instance_id, Role(settings.role), card, engine.layout, engine.num_blocks, security.secret)
+        facts = (engine.layout, engine.num_blocks, security.secret, engine.unsupported)
+        self.served = Served(instance_id, Role(settings.role), card, *facts)
         self.address = ""
         self.report: ReportSession | None = None
         self._registry = registry

@@ -10,28 +10,32 @@ from dataclasses import replace
 
 import numpy as np
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, pack_keys, tokens_to_bytes, unpack_keys
-from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError
+from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, PinyonError
 from pinyon.core.fetch_span import FetchSpan
-from pinyon.core.request import FinishReason
+from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
+from pinyon.core.request import FinishReason, SamplingParams
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.fetch_span import fetch_span_to_proto, fetch_spans_from_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.layout import layout_to_proto
+from pinyon.messages.logprobs import check_logprobs, logprobs_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
 from pinyon.messages.segment import region_from_proto, segment_from_proto, segment_to_proto
 from pinyon.transfer import SegmentDescriptor
-from services.worker.orders import GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
+from services.worker.orders import FirstToken, GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
 from services.worker.served import Served
 
 __all__ = [
     "failed_update",
     "hello_to_proto",
     "measurement_to_proto",
+    "parse_first_token",
     "parse_hello",
     "parse_prefill",
     "parse_submission",
@@ -39,6 +43,8 @@ __all__ = [
     "prefill_to_proto",
     "report_to_proto",
 ]
+
+_NEUTRAL = SamplingParams()
 
 # -- what a load balancer asks
 
@@ -61,8 +67,8 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
             f"{served.instance_id} serves other weights than those it began with", field="model_fingerprint"
         )
     tokens = _tokens(message.prompt_tokens_le32, served)
-    sampling = sampling_from_proto(message.sampling)
     generated = message.generated_tokens
+    sampling = _sampling(message.sampling, len(tokens) - generated, served)
     if generated >= len(tokens):
         raise InvalidArgument(
             f"{generated} generated tokens leave nothing of a prompt of {len(tokens)}", field="generated_tokens"
@@ -187,13 +193,15 @@ def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOr
         raise InvalidArgument(
             f"a prompt of {len(tokens)} tokens is over the context of {served.max_context}", field="prompt_tokens_le32"
         )
+    if message.generated_tokens >= len(tokens):
+        raise InvalidArgument("the generated tokens leave nothing of a prompt", field="generated_tokens")
     keys = _keys(message.block_keys, len(tokens), served)
     return PrefillOrder(
         request_id=message.request_id,
         request_class=class_from_proto(message.request_class),
         tokens=tokens,
         keys=keys,
-        sampling=sampling_from_proto(message.sampling),
+        sampling=_sampling(message.sampling, len(tokens) - message.generated_tokens, served),
         sample_index=message.generated_tokens,
         fetches=fetch_spans_from_proto(message.fetches, len(keys)),
         no_reuse=message.no_reuse,
@@ -227,6 +235,27 @@ def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, s
 
 
 # -- what became of a prompt
+
+
+def parse_first_token(message: worker_pb2.PrefillResult, order: GenerateOrder, served: Served) -> FirstToken:
+    """What a prefill instance made of the order's prompt.
+
+    Raises:
+        Internal: it is not what was asked for.
+    """
+    if not 0 <= message.first_token < served.card.config.vocab_size:
+        raise Internal("the prefill instance sent no token of the vocabulary")
+    logprob, prompt_logprobs = None, None
+    try:
+        if order.sampling.logprobs >= 0:
+            check_logprobs(message.logprobs, 1)
+            (logprob,) = logprobs_from_proto(message.logprobs)
+        if order.tells_prompt:
+            check_logprobs(message.prompt_logprobs, len(order.tokens) - 1)
+            prompt_logprobs = message.prompt_logprobs
+    except InvalidArgument as error:
+        raise Internal(f"the prefill instance's log-probabilities are wrong: {error.message}") from error
+    return FirstToken(message.first_token, message.report, logprob, prompt_logprobs)
 
 
 def report_to_proto(outcome: PrefillOutcome, instance_id: str) -> worker_pb2.PrefillReport:
@@ -271,6 +300,30 @@ def _tokens(raw: bytes, served: Served) -> Tokens:
             field="prompt_tokens_le32",
         )
     return tokens
+
+
+def _sampling(message: common_pb2.SamplingParams, prompt_tokens: int, served: Served) -> SamplingParams:
+    sampling = sampling_from_proto(message)
+    for name in sorted(served.unsupported):
+        if getattr(sampling, name) != getattr(_NEUTRAL, name):
+            raise InvalidArgument(f"{name} is not supported by this engine: leave it out", field=name)
+    vocab_size = served.card.config.vocab_size
+    for name, tokens in (
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", [token for token, _ in sampling.logit_bias]),
+    ):
+        if tokens and max(tokens) >= vocab_size:
+            raise InvalidArgument(
+                f"{name} has token id {max(tokens)}, outside the vocabulary of {vocab_size}", field=name
+            )
+    count = (sampling.logprobs + 1) * prompt_tokens
+    if sampling.prompt_logprobs and count > PROMPT_LOGPROBS_MAX:
+        raise InvalidArgument(
+            f"prompt_logprobs of {prompt_tokens} tokens with {sampling.logprobs} likeliest ones each are {count}, more "
+            f"than {PROMPT_LOGPROBS_MAX}: ask for fewer logprobs or send a shorter prompt",
+            field="prompt_logprobs",
+        )
+    return sampling
 
 
 def _keys(packed: bytes, tokens: int, served: Served) -> list[BlockKey]:

@@ -17,7 +17,7 @@ from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
-from services.worker.engines.protocol import Engine, StepResult
+from services.worker.engines.protocol import Engine, StepLogprobs, StepResult
 from services.worker.step_members import EngineStep, StepMembers, StepOutcome
 from services.worker.watchdog import Watchdog
 
@@ -172,34 +172,43 @@ class EngineLoop:
         start = time.perf_counter()
         try:
             result = self._compute(step.chunks, step.slots)
-            return StepOutcome(result.prefill_tokens, result.decode_tokens, time.perf_counter() - start, whole=True)
+            seconds = time.perf_counter() - start
+            return StepOutcome(result.prefill_tokens, result.decode_tokens, seconds, True, result.logprobs)
         except Exception as error:
             if len(step.chunks) + len(step.slots) == 1:
                 _report(error)
                 one: list[int | Exception | None] = [error]
                 return StepOutcome(one if step.chunks else [], [error] if step.slots else [], 0.0)
         # A step that failed has advanced nobody and can be repeated: each member alone, so that only the guilty pay.
-        prefills = [self._prefill_alone(chunk) for chunk in step.chunks]
-        decodes = [self._decode_alone(slot) for slot in step.slots]
-        return StepOutcome(prefills, decodes, time.perf_counter() - start)
+        told = StepLogprobs()
+        prefills = [self._prefill_alone(chunk, place, told) for place, chunk in enumerate(step.chunks)]
+        decodes = [self._decode_alone(slot, place, told) for place, slot in enumerate(step.slots)]
+        return StepOutcome(prefills, decodes, time.perf_counter() - start, logprobs=told)
 
     def _compute(self, chunks: Sequence[PrefillChunk], slots: Sequence[DecodeSlot]) -> StepResult:
         self._computations += 1
         return self._engine.step(chunks, slots)
 
-    def _prefill_alone(self, chunk: PrefillChunk) -> int | Exception | None:
+    def _prefill_alone(self, chunk: PrefillChunk, place: int, told: StepLogprobs) -> int | Exception | None:
         try:
-            return self._compute([chunk], []).prefill_tokens[0]
+            result = self._compute([chunk], [])
         except Exception as error:
             _report(error)
             return error
+        if (own := result.logprobs) is not None:
+            told.prefills.update((place, logprob) for logprob in own.prefills.values())
+            told.prompts.update((place, rows) for rows in own.prompts.values())
+        return result.prefill_tokens[0]
 
-    def _decode_alone(self, slot: DecodeSlot) -> int | Exception:
+    def _decode_alone(self, slot: DecodeSlot, place: int, told: StepLogprobs) -> int | Exception:
         try:
-            return self._compute([], [slot]).decode_tokens[0]
+            result = self._compute([], [slot])
         except Exception as error:
             _report(error)
             return error
+        if result.logprobs is not None:
+            told.decodes.update((place, logprob) for logprob in result.logprobs.decodes.values())
+        return result.decode_tokens[0]
 
 
 def _report(error: Exception) -> None:

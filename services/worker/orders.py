@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.fetch_span import FetchSpan
+from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.transfer import SegmentDescriptor
 
-__all__ = ["GenerateOrder", "PrefillOrder", "PrefillOutcome", "PushTarget", "Tokens"]
+__all__ = ["FirstToken", "GenerateOrder", "PrefillOrder", "PrefillOutcome", "PushTarget", "Tokens"]
 
 Tokens = npt.NDArray[np.uint32]
 
@@ -30,6 +33,12 @@ class PrefillOrder:
     fetches: tuple[FetchSpan, ...]
     no_reuse: bool
     traceparent: str
+
+    @property
+    def tells_prompt(self) -> bool:
+        """The log-probabilities of its tokens are wanted, for which all of it has to be computed. Not again when tokens
+        were generated before: they are told with the first one."""
+        return self.sampling.prompt_logprobs and not self.sample_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,10 @@ class PrefillOutcome:
     peer_tokens: int
     store_tokens: int
     fetched_bytes: int
+    logprob: TokenLogprob | None = None
+    """The token's, if the order asks for it."""
+    prompt_logprobs: common_pb2.Logprobs | None = None
+    """Those of the prompt's tokens from the second one on, as they travel: there may be many."""
 
     @property
     def reused_tokens(self) -> int:
@@ -81,5 +94,20 @@ class GenerateOrder:
     no_reuse: bool
 
     @property
+    def tells_prompt(self) -> bool:
+        """See :attr:`PrefillOrder.tells_prompt`."""
+        return self.sampling.prompt_logprobs and not self.generated
+
+    @property
     def max_new_tokens(self) -> int:
         return self.sampling.max_tokens - self.generated
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What follows a prompt, computed here or elsewhere; see :class:`PrefillOutcome`."""
+
+    token: int
+    report: worker_pb2.PrefillReport
+    logprob: TokenLogprob | None
+    prompt_logprobs: common_pb2.Logprobs | None

@@ -24,6 +24,8 @@ class Served:
     pool_blocks: int
     secret: bytes = field(default=b"", repr=False)
     """The cluster's, which block keys start from; empty: none."""
+    unsupported: frozenset[str] = frozenset()
+    """Sampling parameters that the engine does not heed."""
 
     @property
     def name(self) -> str:

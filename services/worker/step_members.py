@@ -20,9 +20,12 @@ from pinyon.batching import (
     PromptWork,
     StepPlan,
     StepScheduler,
+    TokenCounts,
 )
+from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import Admission, Room, make_room
+from services.worker.engines.protocol import StepLogprobs
 
 __all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome", "StepRoom"]
 
@@ -48,6 +51,14 @@ class PrefillMember:
     """
     failed: Callable[[Exception], None]
     hooks: ChunkHooks | None = None
+    counts: TokenCounts | None = None
+    """Of ``tokens``, if ``sampling`` is penalised."""
+    prompt_top: int = -1
+    """Of the prompt's tokens the log-probabilities are told, with so many likeliest ones beside each; -1: no."""
+    logprob: TokenLogprob | None = None
+    """Of the sampled token, when it comes, if ``sampling`` asks for it."""
+    prompt_logprobs: LogprobRows | None = None
+    """Of the tokens that follow those of the last chunk."""
     alive: bool = True
 
 
@@ -67,6 +78,10 @@ class DecodeMember:
     failed: Callable[[Exception], None]
     preempted: Callable[[], None]
     """It is out of the batch and has no blocks any more: there was no room for all."""
+    counts: TokenCounts | None = None
+    """Of the tokens up to ``token``, if ``sampling`` is penalised; it grows here."""
+    logprob: TokenLogprob | None = None
+    """Of ``token``, if ``sampling`` asks for it and it was sampled here."""
     alive: bool = True
 
 
@@ -92,6 +107,7 @@ class StepOutcome:
     elapsed_s: float
     whole: bool = False
     """Surely none failed."""
+    logprobs: StepLogprobs | None = None
 
 
 class StepRoom(Room, Protocol):
@@ -160,7 +176,8 @@ class StepMembers:
         for number in plan.decodes:
             member = self._decodes[number]
             decodes.append(member)
-            slots.append(DecodeSlot(member.token, member.position, member.table, member.sampling, member.sample_index))
+            table, sampling, index = member.table, member.sampling, member.sample_index
+            slots.append(DecodeSlot(member.token, member.position, table, sampling, index, member.counts))
         return EngineStep(plan, tokens, prefills, chunks, decodes, slots)
 
     def _table(self, number: int) -> list[int]:
@@ -177,6 +194,8 @@ class StepMembers:
     def fold(self, step: EngineStep, outcome: StepOutcome) -> int:
         """Give every member that is still there its result. Returns the number of tokens sampled."""
         plan = step.plan
+        if outcome.logprobs is not None:
+            _tell(step, outcome.logprobs)
         counted = self._scheduler.fold(plan) if outcome.whole else self._scheduler.fold(plan, *_failed(step, outcome))
         share_s = outcome.elapsed_s / max(1, step.tokens - len(step.decodes))
         sampled = len(counted.decodes)
@@ -205,6 +224,8 @@ class StepMembers:
             decode.token = token
             decode.position += 1
             decode.sample_index += 1
+            if decode.counts is not None:
+                decode.counts.add(token)
             try:
                 if not decode.advanced(token):
                     self.remove_decode(decode)
@@ -212,6 +233,15 @@ class StepMembers:
                 self.remove_decode(decode)
                 decode.failed(error)
         return sampled
+
+
+def _tell(step: EngineStep, logprobs: StepLogprobs) -> None:
+    for place, rows in logprobs.prompts.items():
+        step.prefills[place].prompt_logprobs = rows
+    for place, logprob in logprobs.prefills.items():
+        step.prefills[place].logprob = logprob
+    for place, logprob in logprobs.decodes.items():
+        step.decodes[place].logprob = logprob
 
 
 def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int]]:
@@ -232,12 +262,16 @@ def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int
 
 def _chunk(member: PrefillMember, start: int, end: int) -> PrefillChunk:
     wait_layer, on_layer = member.hooks(start, end) if member.hooks is not None else (None, None)
+    last = end == len(member.tokens)
     return PrefillChunk(
         tokens=member.tokens[start:end],
         start=start,
         block_table=member.table,
-        sampling=member.sampling if end == len(member.tokens) else None,
+        sampling=member.sampling if last else None,
         sample_index=member.sample_index,
+        counts=member.counts if last else None,
+        next_tokens=member.tokens[start + 1 : end + 1] if member.prompt_top >= 0 else None,
+        next_top=max(0, member.prompt_top),
         wait_layer=wait_layer,
         on_layer=on_layer,
     )

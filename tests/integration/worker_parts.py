@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -16,7 +16,11 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.batching import TokenCounts
+from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import SamplingParams
+from pinyon.messages.logprobs import append_logprob, append_logprob_rows, logprobs_from_proto
+from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceState
 from pinyon.runtime.telemetry import Telemetry
@@ -74,6 +78,7 @@ class GateEngine:
         self._engine = new_engine(blocks)
         self.config, self.layout = self._engine.config, self._engine.layout
         self.num_blocks, self.pool = blocks, self._engine.pool
+        self.unsupported = self._engine.unsupported
         self._open = threading.Event()
         self._open.set()
         self._entered = threading.Event()
@@ -122,24 +127,55 @@ class Gate:
         self._open.set()
 
 
-_reference: dict[tuple[bytes, SamplingParams], list[int]] = {}
+class Alone(NamedTuple):
+    """What one engine alone makes of a request."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    """Of the tokens, as they are after a journey in a message; empty if not asked for."""
+    prompt_logprobs: list[TokenLogprob]
+
+
+_alone: dict[tuple[bytes, SamplingParams], Alone] = {}
+
+
+def alone(prompt: Sequence[int], sampling: SamplingParams) -> Alone:
+    """The whole prompt at once, no cache, then token by token. Honours EOS and stop tokens, no stop strings.
+
+    What penalties are made of is counted anew for each token.
+    """
+    tokens = np.array(prompt, "<u4")
+    key = (tokens.tobytes(), sampling)
+    if key in _alone:
+        return _alone[key]
+    blocks = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
+    engine, table = new_engine(blocks), list(range(blocks))
+    ends = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else tiny_card().config.eos_token_ids))
+    out: list[int] = []
+    told, told_of_prompt = common_pb2.Logprobs(), common_pb2.Logprobs()
+    while len(out) < sampling.max_tokens and not (len(out) > sampling.min_tokens and out[-1] in ends):
+        counts = TokenCounts.needed(sampling, np.array([*prompt, *out], "<u4"), len(out))
+        if not out:
+            followers = tokens[1:] if sampling.prompt_logprobs else None
+            chunk = PrefillChunk(tokens, 0, table, sampling, 0, counts, followers, max(0, sampling.logprobs))
+            result = engine.step([chunk], [])
+            out += result.prefill_tokens
+            logprob = result.logprobs.prefills[0] if sampling.logprobs >= 0 else None
+            if sampling.prompt_logprobs:
+                append_logprob_rows(told_of_prompt, result.logprobs.prompts[0])
+        else:
+            slot = DecodeSlot(out[-1], len(prompt) + len(out) - 1, table, sampling, len(out), counts)
+            result = engine.step([], [slot])
+            out += result.decode_tokens
+            logprob = result.logprobs.decodes[0] if sampling.logprobs >= 0 else None
+        if logprob is not None:
+            append_logprob(told, logprob)
+    _alone[key] = Alone(out, logprobs_from_proto(told), logprobs_from_proto(told_of_prompt))
+    return _alone[key]
 
 
 def reference(prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
-    """Tokens of one engine alone: the whole prompt at once, no cache, then token by token. Honours EOS."""
-    tokens = np.array(prompt, "<u4")
-    key = (tokens.tobytes(), sampling)
-    if key in _reference:
-        return _reference[key]
-    blocks = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
-    engine, table = new_engine(blocks), list(range(blocks))
-    eos = () if sampling.ignore_eos else tiny_card().config.eos_token_ids
-    out = [engine.step([PrefillChunk(tokens, 0, table, sampling, 0)], []).prefill_tokens[0]]
-    while len(out) < sampling.max_tokens and out[-1] not in eos:
-        slot = DecodeSlot(out[-1], len(prompt) + len(out) - 1, table, sampling, len(out))
-        out += engine.step([], [slot]).decode_tokens
-    _reference[key] = out
-    return out
+    return alone(prompt, sampling).tokens
 
 
 def gauge(worker: Worker, name: str) -> float:
@@ -221,6 +257,8 @@ class Answer:
     """What came on one stream."""
 
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] | None = None
     text: str = ""
     prefill: Any = None
     last: Any = None
@@ -272,6 +310,11 @@ class LbClient:
                 answer.updates += 1
                 answer.tokens += update.tokens
                 answer.text += update.text
+                answer.logprobs += logprobs_from_proto(update.logprobs)
+                if update.HasField("prompt_logprobs"):
+                    assert answer.prompt_logprobs is None, "told twice"
+                    assert len(answer.tokens) == len(update.tokens), "not with the first token"
+                    answer.prompt_logprobs = logprobs_from_proto(update.prompt_logprobs)
                 if update.tokens:
                     answer.first.set()
                 if update.HasField("prefill"):
@@ -301,15 +344,7 @@ def submission(
     sampling = sampling or SamplingParams(max_tokens=8, ignore_eos=True)
     message = worker_pb2.Submission(
         prompt_tokens_le32=np.array(prompt, "<u4").tobytes(),
-        sampling=common_pb2.SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            stop=sampling.stop,
-            ignore_eos=sampling.ignore_eos,
-        ),
+        sampling=sampling_to_proto(sampling),
         **{"request_id": "r", **fields},
     )
     if prefill is not None and decode is not None:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
 
@@ -20,10 +20,12 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from pinyon.batching import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
+from pinyon.core.logprobs import LogprobRows
 from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config
 from pinyon.model.card import load_card
+from services.worker.engines import numpy_llama
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.weights import builtin_weights, load_weights
 
@@ -167,6 +169,81 @@ def test_origin_of_the_kv_does_not_matter(model: str, length: int, turn: int) ->
     engine.pool[:] = np.nan
     assert engine.step([PrefillChunk(text, 0, table, SAMPLED)], []).prefill_tokens == reused
     assert kv_of(engine, table, len(text)) == kv
+
+
+ASKING = SamplingParams(
+    temperature=0.9, seed=5, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=9, max_tokens=9, logprobs=3
+)
+
+
+def telling_chunk(prompt: npt.NDArray[np.uint32], start: int, end: int, table: Sequence[int]) -> PrefillChunk:
+    last = end == len(prompt)
+    counts = TokenCounts.needed(ASKING, prompt, 0) if last else None
+    followers = prompt[start + 1 : end + 1]
+    return PrefillChunk(prompt[start:end], start, table, ASKING if last else None, 0, counts, followers, 2)
+
+
+@seed(5)
+@settings(max_examples=60)
+@given(
+    model=st.sampled_from(MODELS),
+    length=st.integers(1, 120),
+    cuts=st.lists(st.integers(1, 119), max_size=5),
+    company=st.integers(0, 4),
+)
+def test_log_probabilities_do_not_depend_on_chunks_or_company(
+    model: str, length: int, cuts: list[int], company: int
+) -> None:
+    """Those of the prompt and of generated tokens, bit for bit; and tokens with penalties do not."""
+    engine = engine_of(model)
+    prompt = prompt_of(engine, length)
+
+    def told(ends: list[int], others: int) -> tuple[list[int], list[object]]:
+        engine.pool[:] = np.nan
+        guests = [prompt_of(engine, 9 + number, number) for number in range(others)]
+        tables = [list(range(20 + 4 * number, 24 + 4 * number)) for number in range(others)]
+        out: list[int] = []
+        said: list[object] = []
+        rows: list[LogprobRows] = []
+        start = 0
+        for end in ends:
+            beside = [PrefillChunk(guest, 0, table) for guest, table in zip(guests, tables, strict=True)]
+            result = engine.step([*beside, telling_chunk(prompt, start, end, range(16))], [])
+            assert result.logprobs is not None
+            rows.append(result.logprobs.prompts[others])
+            start = end
+        out.append(result.prefill_tokens[others])
+        said.append(result.logprobs.prefills[others])
+        while len(out) < 4:
+            counts = TokenCounts.needed(ASKING, np.array([*prompt, *out], "<u4"), len(out))
+            slot = DecodeSlot(out[-1], length + len(out) - 1, range(16), ASKING, len(out), counts)
+            beside = [
+                DecodeSlot(66, len(guest), table, SAMPLED, 1) for guest, table in zip(guests, tables, strict=True)
+            ]
+            result = engine.step([], [*beside, slot])
+            assert result.logprobs is not None
+            assert list(result.logprobs.decodes) == [others]
+            out.append(result.decode_tokens[others])
+            said.append(result.logprobs.decodes[others])
+        names = ("logprobs", "top_tokens", "top_logprobs")
+        said += [np.concatenate([getattr(each, name) for each in rows]).tolist() for name in names]
+        return out, said
+
+    whole = told([length], 0)
+    assert len(whole[1][-1]) == length - 1
+    assert told(sorted({cut for cut in cuts if cut < length} | {length}), company) == whole
+
+
+def test_a_vocabulary_that_needs_many_panels_of_logits_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("builtin")
+    chunk = telling_chunk(prompt_of(engine, 150), 0, 150, range(16))
+    at_once = engine.step([chunk], []).logprobs
+    monkeypatch.setattr(numpy_llama, "_LOGIT_BYTES", 1)
+    in_panels = engine.step([chunk], []).logprobs
+    assert at_once is not None
+    assert in_panels is not None
+    for one, other in zip(astuple(at_once.prompts[0]), astuple(in_panels.prompts[0]), strict=True):
+        assert np.array_equal(one, other)
 
 
 @seed(4)

@@ -9,22 +9,25 @@ from typing import Protocol
 
 import numpy as np
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.batching import BatchRequest
+from pinyon.batching import BatchRequest, TokenCounts
 from pinyon.core.block_keys import BlockKey, chain_block_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
+from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason
 from pinyon.eviction import Traits
 from pinyon.messages.finish_reason import finish_reason_to_proto
+from pinyon.messages.logprobs import append_logprob
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
 from pinyon.transfer import TransferError
 from services.worker.abort import Abort
-from services.worker.convert import failed_update, prefill_to_proto, report_to_proto
+from services.worker.convert import failed_update, parse_first_token, prefill_to_proto, report_to_proto
 from services.worker.decode.transcript import Transcript
 from services.worker.decode.updates import UpdateBuffer
-from services.worker.orders import GenerateOrder, PrefillOrder
+from services.worker.orders import FirstToken, GenerateOrder, PrefillOrder
 from services.worker.parts import Parts
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill
@@ -74,6 +77,8 @@ class DecodeRequest:
         self._on_end = on_end
         self._updates = updates
         self._transcript = Transcript(parts.served.card, order.sampling)
+        self._token_changes = 2 + order.sampling.logprobs
+        """What a token adds to an update: itself, and its log-probabilities."""
         self._replayed = ""
         self._tokens = order.tokens
         """What has to be computed before the next token: the prompt, and all that was generated when it gave way."""
@@ -138,13 +143,14 @@ class DecodeRequest:
             self._waiting = None
             if not self._started:
                 self._decode_local = reservation.held
-            token = await self._prefill(reservation, span)
+            first = await self._prefill(reservation, span)
             if not self._started:
+                self._report = first.report
                 self._observer.first_token(self._parts.clock() - self._arrived_s)
-            if not self._take(token):
+            if not self._take(first.token, first.logprob, first.prompt_logprobs):
                 return
             self._turn = asyncio.get_running_loop().create_future()
-            self._join_batch(reservation, token)
+            self._join_batch(reservation, first.token)
             await self.abort.wait(self._turn)
             if self.ended.done():
                 return
@@ -168,12 +174,13 @@ class DecodeRequest:
         more = self._transcript.count + 1 < order.sampling.max_tokens
         # Computed here, the last token needs its logits; computed elsewhere, all whole blocks may be kept.
         usable = tokens if self._elsewhere else tokens - 1
+        tells_prompt = order.tells_prompt and not self._started
         request = BatchRequest(
             number=self.number,
             prompt_tokens=tokens,
             blocks=layout.blocks_for(tokens + more),
             block_keys=tuple(self._keys),
-            reusable=0 if order.no_reuse else min(len(self._keys), usable // layout.block_tokens),
+            reusable=0 if order.no_reuse or tells_prompt else min(len(self._keys), usable // layout.block_tokens),
             max_new_tokens=order.sampling.max_tokens - self._transcript.count,
             arrived_s=self._arrived_s,
             request_class=order.request_class,
@@ -207,7 +214,7 @@ class DecodeRequest:
         self._ask(at_once=False)
         self._turn_over()
 
-    async def _prefill(self, reservation: Reservation, span: Span) -> int:
+    async def _prefill(self, reservation: Reservation, span: Span) -> FirstToken:
         if self._elsewhere:
             try:
                 return await self._prefill_elsewhere(reservation, span)
@@ -234,9 +241,8 @@ class DecodeRequest:
             owned=reservation,
         )
         outcome = await self.abort.wait(self._job.done)
-        if not self._started:
-            self._report = report_to_proto(outcome, self._parts.served.instance_id)
-        return outcome.token
+        report = report_to_proto(outcome, self._parts.served.instance_id)
+        return FirstToken(outcome.token, report, outcome.logprob, outcome.prompt_logprobs)
 
     def _computes_instead(self, reservation: Reservation, error: ResourceExhausted) -> bool:
         """Whether this instance computes the prompt that another one, which was asked to, has no room for."""
@@ -244,7 +250,7 @@ class DecodeRequest:
         left = len(self.order.tokens) - reservation.held * served.layout.block_tokens
         return error.field == "prefill_instance" and served.role.prefills and left > 0
 
-    async def _prefill_elsewhere(self, reservation: Reservation, span: Span) -> int:
+    async def _prefill_elsewhere(self, reservation: Reservation, span: Span) -> FirstToken:
         parts, order = self._parts, self.order
         layout, first = parts.served.layout, reservation.held
         targets = reservation.table[first : layout.blocks_for(len(order.tokens))]
@@ -252,23 +258,24 @@ class DecodeRequest:
         left_s = max(0.0, order.timeout_s - (parts.clock() - self._arrived_s))
         start = prefill_to_proto(order, first, offsets, left_s, span.traceparent)
         self._remote = self._peers.start(order.prefill_instance_id, order.prefill_address, start)
-        result = await self.abort.wait(self._remote.result)
-        if not 0 <= result.first_token < parts.served.card.config.vocab_size:
-            raise Internal("the prefill instance sent no token of the vocabulary")
+        first_token = parse_first_token(await self.abort.wait(self._remote.result), order, parts.served)
         if not order.no_reuse:
             self._publish(reservation.table, order.keys[reservation.held :], reservation.held)
-        self._report = result.report
-        return result.first_token
+        return first_token
 
     def _join_batch(self, reservation: Reservation, token: int) -> None:
-        parts = self._parts
+        parts, sampling, made = self._parts, self.order.sampling, self._transcript.count
+        counts = TokenCounts.needed(sampling, self._tokens, made - 1)
+        if counts is not None:
+            counts.add(token)
         self._member = DecodeMember(
             number=self.number,
             token=token,
             position=len(self._tokens),
             table=reservation.table,
-            sampling=self.order.sampling,
-            sample_index=self._transcript.count,
+            sampling=sampling,
+            sample_index=made,
+            counts=counts,
             advanced=self._advanced,
             failed=self._failed,
             preempted=self._preempted,
@@ -278,19 +285,25 @@ class DecodeRequest:
 
     # -- tokens
 
-    def _take(self, token: int) -> bool:
+    def _take(
+        self, token: int, logprob: TokenLogprob | None, prompt_logprobs: common_pb2.Logprobs | None = None
+    ) -> bool:
         """Pass a token on. False when it is the last one."""
         self._tail += token.to_bytes(4, "little")
         self._made.append(token)
         text = self._transcript.push(token)
-        update = self._updates.update(self.stream_id)
+        update = self._updates.update(self.stream_id, self._token_changes)
         update.tokens.append(token)
+        if logprob is not None:
+            append_logprob(update.logprobs, logprob)
         if not self._started:
             self._started = True
             text = self._replayed + text
             if self._report is not None:
                 self._report.decode_local_tokens = self._decode_local * self._parts.served.layout.block_tokens
                 update.prefill.CopyFrom(self._report)
+            if prompt_logprobs is not None:
+                update.prompt_logprobs.CopyFrom(prompt_logprobs)
         if text:
             update.text += text
         finish = self._transcript.finish
@@ -304,7 +317,7 @@ class DecodeRequest:
         member = self._member
         if member is not None and member.position % self._parts.served.layout.block_tokens == 0:
             self._publish_block(member.position // self._parts.served.layout.block_tokens - 1)
-        return self._take(token)
+        return self._take(token, None if member is None else member.logprob)
 
     def _publish_block(self, index: int) -> None:
         """The block with this index in the table is full of tokens, generated ones at its end."""

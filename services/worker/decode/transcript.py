@@ -9,12 +9,18 @@ __all__ = ["Transcript"]
 
 
 class Transcript:
-    """Takes generated tokens one by one. ``count`` of them so far; ``finish`` is set by the one that ends it."""
+    """Takes generated tokens one by one. ``count`` of them so far; ``finish`` is set by the one that ends it.
+
+    As in vLLM: a token that ends the text has no text itself, and the first ``min_tokens`` tokens do not end it,
+    whatever they are.
+    """
 
     def __init__(self, card: ModelCard, sampling: SamplingParams) -> None:
         self._detokenizer = IncrementalDetokenizer(card.tokenizer)
         self._stop = StopMatcher(sampling.stop) if sampling.stop else None
-        self._eos = () if sampling.ignore_eos else card.config.eos_token_ids
+        eos = () if sampling.ignore_eos else card.config.eos_token_ids
+        self._ends = frozenset((*eos, *sampling.stop_token_ids))
+        self._min_tokens = sampling.min_tokens
         self._max_tokens = sampling.max_tokens
         self.count = 0
         self.finish: FinishReason | None = None
@@ -22,18 +28,18 @@ class Transcript:
     def push(self, token: int) -> str:
         """The text that became certain."""
         self.count += 1
+        if token in self._ends and self.count > self._min_tokens:
+            self.finish = FinishReason.STOP
+            return self._rest()
         text = self._detokenizer.push((token,))
         if self._stop is not None and text:
-            text, matched = self._stop.push(text)
+            text, matched = self._stop.push(text, ends=self.count > self._min_tokens)
             if matched:
                 self.finish = FinishReason.STOP
                 return text
-        if token in self._eos:
-            self.finish = FinishReason.STOP
-        elif self.count >= self._max_tokens:
-            self.finish = FinishReason.LENGTH
-        else:
+        if self.count < self._max_tokens:
             return text
+        self.finish = FinishReason.LENGTH
         return text + self._rest()
 
     def _rest(self) -> str:
@@ -41,7 +47,7 @@ class Transcript:
         text = self._detokenizer.flush()
         if self._stop is None:
             return text
-        text, matched = self._stop.push(text)
+        text, matched = self._stop.push(text, ends=self.count > self._min_tokens)
         if matched:
             self.finish = FinishReason.STOP
             return text

@@ -14,8 +14,8 @@ __all__ = ["UpdateBuffer"]
 class UpdateBuffer:
     """One reader. All updates that come in one turn of the event loop travel in one message.
 
-    ``limit`` bounds the changes that wait (about one per token): a reader that is slower is cut off. ``pace`` spaces
-    the messages, so that under load more updates travel in one.
+    ``limit`` bounds the changes that wait (about one per token, and per log-probability): a reader that is slower is
+    cut off. ``pace`` spaces the messages, so that under load more updates travel in one.
     """
 
     def __init__(self, limit: int, pace: Pace | None = None) -> None:
@@ -30,7 +30,7 @@ class UpdateBuffer:
         self.unsent = 0
         """Changes not taken yet."""
 
-    def update(self, stream_id: int) -> worker_pb2.StreamUpdate:
+    def update(self, stream_id: int, changes: int = 1) -> worker_pb2.StreamUpdate:
         """The stream's next update, to be filled in before control returns to the event loop."""
         if self._closed:
             return worker_pb2.StreamUpdate()
@@ -41,7 +41,7 @@ class UpdateBuffer:
             self.overflow.exception()
             self.close(discard=True)
             return worker_pb2.StreamUpdate()
-        self.unsent += 1
+        self.unsent += changes
         self._wake()
         update = self._by_stream.get(stream_id)
         if update is None:

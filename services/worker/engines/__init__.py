@@ -12,7 +12,7 @@ from services.worker.engines.instant import InstantEngine
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.paced import PacedEngine
 from services.worker.engines.profile import load_profile
-from services.worker.engines.protocol import Engine, StepResult
+from services.worker.engines.protocol import Engine, StepLogprobs, StepResult
 
 __all__ = [
     "ENGINES",
@@ -22,6 +22,7 @@ __all__ = [
     "NumpyLlamaEngine",
     "PacedEngine",
     "PrefillChunk",
+    "StepLogprobs",
     "StepResult",
     "create_engine",
 ]

@@ -11,10 +11,15 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.model.config import ModelConfig
 
-__all__ = ["STEP_TOKENS_MAX", "check_step"]
+__all__ = ["COMPUTES_NOTHING", "STEP_TOKENS_MAX", "check_step"]
 
 STEP_TOKENS_MAX = 65_536
 """Rows of one step: bounds the activations' workspace."""
+
+COMPUTES_NOTHING = frozenset(
+    ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs")
+)
+"""Fields of the sampling parameters that an engine without logits cannot heed."""
 
 
 def check_step(
@@ -41,6 +46,10 @@ def check_step(
             raise InvalidArgument(f"token id {bad} is outside the vocabulary of {config.vocab_size}", field="tokens")
         _check_positions(config, layout, num_blocks, chunk.start, n, chunk.block_table)
         _check_index(chunk.sample_index)
+        if chunk.next_tokens is not None and not n - 1 <= len(chunk.next_tokens) <= n:
+            raise InvalidArgument(
+                f"{len(chunk.next_tokens)} tokens do not follow {n} ones of a prompt", field="next_tokens"
+            )
     for slot in decodes:
         if not 0 <= slot.token < config.vocab_size:
             raise InvalidArgument(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.layout import KvLayout
 from pinyon.model.config import ModelConfig
-from services.worker.engines.checks import check_step
+from services.worker.engines.checks import COMPUTES_NOTHING, check_step
 from services.worker.engines.protocol import StepResult
 
 __all__ = ["InstantEngine"]
@@ -32,6 +32,7 @@ class InstantEngine:
         self.config = config
         self.layout: KvLayout = config.kv_layout(block_tokens)
         self.num_blocks = num_blocks
+        self.unsupported = COMPUTES_NOTHING
         self.pool = np.zeros((num_blocks, *self.layout.shape), np.float32) if pool is None else pool
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:

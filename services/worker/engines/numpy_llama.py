@@ -25,12 +25,14 @@ import numpy.typing as npt
 from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
+from pinyon.core.logprobs import LogprobRows
 from pinyon.model.card import ModelCard
 from pinyon.model.config import ModelConfig
 from services.worker.engines.attention import DecodeGroup, PagedAttention
 from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
 from services.worker.engines.checks import check_step
-from services.worker.engines.protocol import StepResult
+from services.worker.engines.logprobs import logprob_rows, token_logprob
+from services.worker.engines.protocol import StepLogprobs, StepResult
 from services.worker.engines.rope import RopeTable, rotate
 from services.worker.engines.sampling import Sampler
 from services.worker.engines.weights import LayerWeights, ModelWeights, load_weights
@@ -42,6 +44,9 @@ _I64 = npt.NDArray[np.int64]
 
 _PANEL_TILES = 8
 """Tiles that go through the feed-forward layer at once: its wide activations stay in the second-level cache."""
+
+_LOGIT_BYTES = 64 << 20
+"""Of the logits that are held at once where those of a whole prompt are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class NumpyLlamaEngine:
         self.config = config
         self.layout: KvLayout = config.kv_layout(block_tokens)
         self.num_blocks = num_blocks
+        self.unsupported: frozenset[str] = frozenset()
         shape = (num_blocks, *self.layout.shape)
         if pool is None:
             pool = np.zeros(shape, np.float32)
@@ -91,7 +97,7 @@ class NumpyLlamaEngine:
         # No position beyond what the pool could hold is ever computed.
         self._rope = RopeTable(config, min(config.max_context, num_blocks * block_tokens))
         self._attention = PagedAttention(config, self.layout, pool)
-        self._sampler = Sampler(config.vocab_size, config.suppress_tokens)
+        self._sampler = Sampler(config.vocab_size, config.suppress_tokens, config.eos_token_ids)
         self._scale = np.float32(config.head_dim**-0.5)
         if check:
             self.self_check()
@@ -112,22 +118,49 @@ class NumpyLlamaEngine:
         hidden = self._forward(plan)
         last = [rows.stop - 1 for chunk, rows, _ in plan.chunks if chunk.sampling is not None]
         last += range(len(plan.tokens) - len(decodes), len(plan.tokens))
+        told = StepLogprobs(prompts=self._prompt_logprobs(hidden, plan))
         if not last:
-            return StepResult([None] * len(prefills), [])
-        lanes = np.array(last)
-        logits = self._logits(hidden[lanes // TILE, :, lanes % TILE])
-        rows = iter(logits)
-        sample = self._sampler.sample
-        first = [
-            None if chunk.sampling is None else sample(next(rows), chunk.sampling, chunk.sample_index)
-            for chunk in prefills
-        ]
-        return StepResult(first, [sample(next(rows), slot.sampling, slot.sample_index) for slot in decodes])
+            return StepResult([None] * len(prefills), [], told if told.prompts else None)
+        logits = self._logits(_lanes(hidden, np.array(last)))
+        sample, place = self._sampler.sample, 0
+        first: list[int | None] = [None] * len(prefills)
+        for number, chunk in enumerate(prefills):
+            if (params := chunk.sampling) is not None:
+                row, place = logits[place], place + 1
+                first[number] = token = sample(row, params, chunk.sample_index, chunk.counts)
+                if params.logprobs >= 0:
+                    told.prefills[number] = token_logprob(row, token, params.logprobs)
+        rows = logits[place:]
+        tokens = [sample(row, s.sampling, s.sample_index, s.counts) for row, s in zip(rows, decodes, strict=True)]
+        for number, slot in enumerate(decodes):
+            if slot.sampling.logprobs >= 0:
+                told.decodes[number] = token_logprob(rows[number], tokens[number], slot.sampling.logprobs)
+        asked = told.prefills or told.decodes or told.prompts
+        return StepResult(first, tokens, told if asked else None)
 
     def prompt_logits(self, chunk: PrefillChunk) -> _F32:
         """Logits after every token of the chunk, ``(len(tokens), vocab)``: for tests and tools. Writes its KV."""
         check_step(self.config, self.layout, self.num_blocks, [chunk], [])
         return self._logits(_to_rows(self._forward(self._plan([chunk], [])))[: len(chunk.tokens)])
+
+    def _prompt_logprobs(self, hidden: _F32, plan: _Plan) -> dict[int, LogprobRows]:
+        """By place of the chunk. A panel of logits at a time: a vocabulary is large and a chunk may be long."""
+        size = max(1, _LOGIT_BYTES // (4 * self.config.vocab_size * TILE)) * TILE
+        told: dict[int, LogprobRows] = {}
+        for number, (chunk, rows, _) in enumerate(plan.chunks):
+            if (tokens := chunk.next_tokens) is None:
+                continue
+            parts = []
+            for first in range(0, max(1, len(tokens)), size):
+                panel = tokens[first : first + size]
+                lanes = np.arange(rows.start + first, rows.start + first + len(panel))
+                parts.append(logprob_rows(self._logits(_lanes(hidden, lanes)), panel, chunk.next_top))
+            told[number] = LogprobRows(
+                np.concatenate([part.logprobs for part in parts]),
+                np.concatenate([part.top_tokens for part in parts]),
+                np.concatenate([part.top_logprobs for part in parts]),
+            )
+        return told
 
     def self_check(self) -> None:
         """Raises :class:`FailedPrecondition` if BLAS gives a token other bits in another lane of its tile.
@@ -231,6 +264,11 @@ class NumpyLlamaEngine:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             normed = _rms_norm(_to_lanes(rows), self._weights.final_norm, self.config.rms_eps)
             return _to_rows(np.matmul(self._weights.head, normed))[: rows.shape[0]]
+
+
+def _lanes(hidden: _F32, lanes: _I64) -> _F32:
+    """Some rows of ``(tiles, features, TILE)``: ``(n, features)``."""
+    return hidden[lanes // TILE, :, lanes % TILE]
 
 
 def _to_lanes(rows: _F32) -> _F32:

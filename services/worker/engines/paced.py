@@ -20,7 +20,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import SamplingParams
 from pinyon.model.config import ModelConfig
-from services.worker.engines.checks import check_step
+from services.worker.engines.checks import COMPUTES_NOTHING, check_step
 from services.worker.engines.profile import EngineProfile
 from services.worker.engines.protocol import StepResult
 from services.worker.engines.sampling import uniform
@@ -49,6 +49,7 @@ class PacedEngine:
         self.config = config
         self.layout = KvLayout(config.num_layers, kv_heads=1, head_dim=1, block_tokens=block_tokens)
         self.num_blocks = num_blocks
+        self.unsupported = COMPUTES_NOTHING
         self.pool = np.zeros((num_blocks, *self.layout.shape), np.float32) if pool is None else pool
         self._profile = profile
         self._clock = clock

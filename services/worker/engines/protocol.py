@@ -7,7 +7,7 @@ prompt chunks and single decoded tokens. It blocks; the worker calls it off its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,9 +15,22 @@ import numpy.typing as npt
 
 from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.layout import KvLayout
+from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.model.config import ModelConfig
 
-__all__ = ["Engine", "StepResult"]
+__all__ = ["Engine", "StepLogprobs", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogprobs:
+    """Log-probabilities by place in the step's arguments, of those that ask."""
+
+    prefills: dict[int, TokenLogprob] = field(default_factory=dict)
+    """Of the sampled token, where a chunk's ``sampling.logprobs`` is not negative."""
+    decodes: dict[int, TokenLogprob] = field(default_factory=dict)
+    """The same of decoded tokens."""
+    prompts: dict[int, LogprobRows] = field(default_factory=dict)
+    """Of a chunk's ``next_tokens``, where it has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +39,8 @@ class StepResult:
 
     prefill_tokens: list[int | None]
     decode_tokens: list[int]
+    logprobs: StepLogprobs | None = None
+    """None: nobody asks."""
 
 
 class Engine(Protocol):
@@ -33,7 +48,8 @@ class Engine(Protocol):
     block ``b`` is the KV object's bytes as they travel.
 
     A request's tokens and KV bytes depend on its own tokens and sampling only: not on what shares the step, on how the
-    prompt is chunked, or on whether the KV it reads was computed by prefill, by decode, or elsewhere.
+    prompt is chunked, or on whether the KV it reads was computed by prefill, by decode, or elsewhere. The same holds
+    for log-probabilities.
     """
 
     @property
@@ -44,6 +60,12 @@ class Engine(Protocol):
 
     @property
     def num_blocks(self) -> int: ...
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """Fields of :class:`pinyon.core.request.SamplingParams` that it would not heed: requests that set one are
+        refused before they get here."""
+        ...
 
     @property
     def pool(self) -> npt.NDArray[np.float32]: ...

@@ -1,8 +1,12 @@
-"""The next token from one row of logits: a pure function of (logits, parameters, index of the generated token).
+"""The next token from one row of logits: a pure function of (logits, parameters, index of the generated token), and of
+the tokens so far where there are penalties.
 
-Order: suppressed tokens out, temperature, top-k, top-p, then one draw by inverse distribution function over tokens in
-order of falling probability (equal ones by rising id). The uniform number is a hash of (seed, index), so a request
-that goes on elsewhere draws the same numbers without carrying a generator along.
+Order, as in vLLM: logit bias, no end before ``min_tokens``, penalties (repetition, frequency, presence), suppressed
+tokens out, temperature, min-p, top-k, top-p, then one draw by inverse distribution function over tokens in order of
+falling probability (equal ones by rising id). The uniform number is a hash of (seed, index), so a request that goes on
+elsewhere draws the same numbers without carrying a generator along.
+
+Repetition penalty: Keskar et al.: CTRL (2019), section 4.1. min-p: Nguyen et al.: Turning Up the Heat (ICLR 2025).
 """
 
 from __future__ import annotations
@@ -10,10 +14,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pinyon.core.errors import Internal
+from pinyon.batching import TokenCounts
+from pinyon.core.errors import Internal, InvalidArgument
 from pinyon.core.request import SamplingParams
 
-__all__ = ["Sampler", "uniform"]
+__all__ = ["Sampler", "by_falling_score", "uniform"]
+
+_F32 = npt.NDArray[np.float32]
+_F64 = npt.NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -36,35 +44,79 @@ def _mix(value: int) -> int:
 
 
 class Sampler:
-    """Holds the model's suppressed tokens; otherwise without state."""
+    """Holds the model's suppressed tokens and those that end a text; otherwise without state."""
 
-    def __init__(self, vocab_size: int, suppress_tokens: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, vocab_size: int, suppress_tokens: tuple[int, ...] = (), eos_tokens: tuple[int, ...] = ()
+    ) -> None:
         allowed = np.ones(vocab_size, dtype=np.bool_)
         allowed[list(suppress_tokens)] = False
         # Indices of what may be sampled, rising; None when that is everything.
         self._allowed: npt.NDArray[np.int64] | None = None if allowed.all() else np.flatnonzero(allowed)
+        self._eos = list(eos_tokens)
 
-    def sample(self, logits: npt.NDArray[np.float32], params: SamplingParams, index: int) -> int:
-        """``logits``: ``(vocab_size,)``. Raises :class:`Internal` if one of them is not finite."""
+    def sample(self, logits: _F32, params: SamplingParams, index: int, counts: TokenCounts | None = None) -> int:
+        """``logits``: ``(vocab_size,)``; ``counts``: of the tokens so far, if ``params.penalised``.
+
+        Raises:
+            Internal: a logit is not finite.
+            InvalidArgument: ``params`` leave no token at all, or need ``counts``.
+        """
         if not np.isfinite(logits).all():
             raise Internal("the model computed a logit that is not finite")
+        scores: _F32 | _F64 = logits
+        adjusts = params.logit_bias or params.penalised or index < params.min_tokens
+        if adjusts:
+            scores = self._adjusted(logits, params, index, counts)
         allowed = self._allowed
         if allowed is not None:
-            logits = logits[allowed]
+            scores = scores[allowed]
+        if adjusts and scores.max() == -np.inf:
+            raise InvalidArgument("before min_tokens there is no token but those that end the text", field="min_tokens")
         if params.temperature == 0.0 or params.top_k == 1:
-            choice = int(np.argmax(logits))  # the first of equals
+            choice = int(np.argmax(scores))  # the first of equals
         else:
-            choice = _draw(logits, params, uniform(params.seed, index))
+            choice = _draw(scores, params, uniform(params.seed, index))
         return choice if allowed is None else int(allowed[choice])
 
+    def _adjusted(self, logits: _F32, params: SamplingParams, index: int, counts: TokenCounts | None) -> _F64:
+        """-inf for what may not be sampled."""
+        scores = logits.astype(np.float64)
+        if params.logit_bias:
+            tokens, biases = zip(*params.logit_bias, strict=True)
+            scores[list(tokens)] += biases
+        if index < params.min_tokens:
+            scores[list(params.stop_token_ids)] = -np.inf
+            if not params.ignore_eos:
+                scores[self._eos] = -np.inf
+        if params.penalised:
+            if counts is None:
+                raise InvalidArgument("penalties need the tokens so far", field="counts")
+            _penalise(scores, params, counts)
+        return scores
 
-def _draw(logits: npt.NDArray[np.float32], params: SamplingParams, u: float) -> int:
-    scaled = logits.astype(np.float64)
+
+def _penalise(scores: _F64, params: SamplingParams, counts: TokenCounts) -> None:
+    ids, times = counts.ids, counts.generated
+    had = scores[ids]
+    if params.repetition_penalty != 1.0:
+        had = np.where(had > 0.0, had / params.repetition_penalty, had * params.repetition_penalty)
+    had -= params.frequency_penalty * times
+    had -= params.presence_penalty * (times > 0)
+    scores[ids] = had
+
+
+def _draw(scores: _F32 | _F64, params: SamplingParams, u: float) -> int:
+    scaled = scores.astype(np.float64)
     scaled -= scaled.max()
     # A tiny temperature sends all but the best to -inf, which exp makes an exact zero.
     with np.errstate(over="ignore", under="ignore"):
         scaled /= params.temperature
-        order = _candidates(scaled, params.top_k)
+        # The likeliest has weight 1: min_p is a share of it.
+        likely = np.flatnonzero(np.exp(scaled) >= params.min_p) if params.min_p > 0.0 else None
+        order = by_falling_score(scaled if likely is None else scaled[likely], params.top_k)
+        if likely is not None:
+            order = likely[order]
         weights = np.exp(scaled[order])
     cumulative = np.cumsum(weights)
     if params.top_p < 1.0:
@@ -76,12 +128,12 @@ def _draw(logits: npt.NDArray[np.float32], params: SamplingParams, u: float) -> 
     return int(order[min(at, int(np.searchsorted(cumulative, cumulative[-1], side="left")))])
 
 
-def _candidates(scaled: npt.NDArray[np.float64], top_k: int) -> npt.NDArray[np.int64]:
+def by_falling_score(scores: _F32 | _F64, top_k: int) -> npt.NDArray[np.int64]:
     """Ids by falling score, equal ones by rising id; the first ``top_k`` of them if ``top_k`` is on."""
-    size = scaled.shape[0]
+    size = scores.shape[0]
     if 0 < top_k < size:
         # Everything at or above the k-th score, so that ties are cut by id and not by partition's whim.
-        kth = np.partition(scaled, size - top_k)[size - top_k]
-        ids = np.flatnonzero(scaled >= kth)
-        return ids[np.argsort(-scaled[ids], kind="stable")][:top_k]
-    return np.argsort(-scaled, kind="stable")
+        kth = np.partition(scores, size - top_k)[size - top_k]
+        ids = np.flatnonzero(scores >= kth)
+        return ids[np.argsort(-scores[ids], kind="stable")][:top_k]
+    return np.argsort(-scores, kind="stable")

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue
+from pinyon.api.common.v1 import common_pb2
+from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted, Unavailable
 from pinyon.eviction import Traits
+from pinyon.messages.logprobs import append_logprob_rows
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
@@ -70,6 +72,7 @@ class PrefillJob:
         self._layered: LayeredFetch | None = None
         self._member: PrefillMember | None = None
         self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._prompt_logprobs: common_pb2.Logprobs | None = None
         self._compute_s = 0.0
         self._duplicates: list[int] = []
         """Blocks whose places in the table others have taken."""
@@ -150,6 +153,8 @@ class PrefillJob:
             peer_tokens=fetched.peer_blocks * parts.served.layout.block_tokens,
             store_tokens=fetched.store_blocks * parts.served.layout.block_tokens,
             fetched_bytes=fetched.bytes,
+            logprob=None if self._member is None else self._member.logprob,
+            prompt_logprobs=self._prompt_logprobs,
         )
         for key in ("queue_s", "fetch_s", "compute_s", "push_s", "computed_tokens", "reused_tokens"):
             span.set(key, getattr(outcome, key))
@@ -247,6 +252,8 @@ class PrefillJob:
         self._published = local
         if layered is None:
             self._publish(start, store=False)
+        if order.tells_prompt:
+            self._prompt_logprobs = common_pb2.Logprobs()
         self._member = PrefillMember(
             number=self.prompt.number,
             tokens=order.tokens,
@@ -257,6 +264,8 @@ class PrefillJob:
             advanced=self._chunk_computed,
             failed=self._failed,
             hooks=self._hooks if self._push is not None or layered is not None else None,
+            counts=TokenCounts.needed(order.sampling, order.tokens, order.sample_index),
+            prompt_top=order.sampling.logprobs if order.tells_prompt else -1,
         )
         self._parts.members.add_prefill(self._member)
         self._parts.engine_loop.wake()
@@ -302,6 +311,10 @@ class PrefillJob:
     def _chunk_computed(self, start: int, end: int, token: int | None, seconds: float) -> None:
         self._compute_s += seconds
         self._advance_to(end)
+        member = self._member
+        if self._prompt_logprobs is not None and member is not None and member.prompt_logprobs is not None:
+            append_logprob_rows(self._prompt_logprobs, member.prompt_logprobs)  # now: all at once it would take long
+            member.prompt_logprobs = None
         if self._layered is None:  # else nothing counts before the reader has said so
             self._publish(end)
         if self._computed.done():

@@ -52,7 +52,7 @@ class Prefills:
             number=next(self._numbers),
             tokens=len(order.tokens),
             keys=tuple(order.keys),
-            reusable=0 if order.no_reuse else min(full, len(order.keys)),
+            reusable=0 if order.no_reuse or order.tells_prompt else min(full, len(order.keys)),
             owned=owned is not None,
             arrived_s=now_s,
             shared=not order.no_reuse,

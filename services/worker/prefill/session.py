@@ -19,6 +19,7 @@ from pinyon.core.errors import (
     Unavailable,
 )
 from pinyon.messages.error import error_to_proto
+from pinyon.messages.logprobs import append_logprob
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import WORKER, check_claim
 from pinyon.runtime.logging import get_logger
@@ -124,6 +125,10 @@ class PrefillSession:
         if error is None:
             outcome = job.done.result()
             result.first_token = outcome.token
+            if outcome.logprob is not None:
+                append_logprob(result.logprobs, outcome.logprob)
+            if outcome.prompt_logprobs is not None:
+                result.prompt_logprobs.CopyFrom(outcome.prompt_logprobs)
             result.report.CopyFrom(report_to_proto(outcome, self._parts.served.instance_id))
             self._sending.succeeded(TARGET)
         elif isinstance(error, PinyonError):

@@ -7,6 +7,7 @@ from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.batching.prompt_queue import Prompt, PromptQueue
 from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler
+from pinyon.batching.token_counts import TokenCounts
 
 __all__ = [
     "BATCHING_POLICIES",
@@ -25,5 +26,6 @@ __all__ = [
     "StepPlan",
     "StepScheduler",
     "StepSeen",
+    "TokenCounts",
     "plan_chunks",
 ]

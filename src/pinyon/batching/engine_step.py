@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pinyon.batching.token_counts import TokenCounts
 from pinyon.core.request import SamplingParams
 
 __all__ = ["DecodeSlot", "LayerHook", "PrefillChunk"]
@@ -23,6 +24,9 @@ class PrefillChunk:
     ``block_table``: pool block ids that cover ``[0, start + len(tokens))``, in token order.
     ``sampling``: set on a prompt's last chunk only; then one token is sampled after its last token.
     ``sample_index``: index of that generated token, the counter of the counter-based generator.
+    ``counts``: of all tokens before that one; set with ``sampling`` if that is penalised.
+    ``next_tokens``: set if the prompt's log-probabilities are told: the token that follows each of ``tokens`` (none
+    follows a prompt's last one), with ``next_top`` likeliest ones beside it.
     ``wait_layer(layer)``: called once per layer before that layer's reused KV is read; may block until it has arrived.
     ``on_layer(layer)``: called right after that layer's K and V of these tokens are in the pool.
     A hook that raises aborts the step: the exception passes through, and no request of the step has advanced.
@@ -33,6 +37,9 @@ class PrefillChunk:
     block_table: Sequence[int]
     sampling: SamplingParams | None = None
     sample_index: int = 0
+    counts: TokenCounts | None = None
+    next_tokens: npt.NDArray[np.uint32] | None = None
+    next_top: int = 0
     wait_layer: LayerHook | None = None
     on_layer: LayerHook | None = None
 
@@ -42,6 +49,7 @@ class DecodeSlot:
     """One generated (or last prompt) ``token`` at ``position``; its KV is written there, then the next one is sampled.
 
     ``block_table`` covers ``[0, position]``. ``sample_index`` is the index of the token that is sampled now.
+    ``counts``: of all tokens before that one, ``token`` included, if ``sampling`` is penalised.
     """
 
     token: int
@@ -49,3 +57,4 @@ class DecodeSlot:
     block_table: Sequence[int]
     sampling: SamplingParams
     sample_index: int
+    counts: TokenCounts | None = None

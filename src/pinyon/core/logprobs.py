@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["TokenLogprob"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["PROMPT_LOGPROBS_MAX", "LogprobRows", "TokenLogprob"]
+
+PROMPT_LOGPROBS_MAX = 400_000
+"""Of one prompt, the likeliest ones beside each token included: at 7 bytes each they fit into a message of 4 MiB."""
 
 
 class TokenLogprob(NamedTuple):
@@ -13,3 +20,12 @@ class TokenLogprob(NamedTuple):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens at its place, ids and log-probabilities, the likeliest first and equal ones by rising id."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """The same of many tokens, as arrays: ``(n,)``, and ``(n, top)`` for what stands beside each."""
+
+    logprobs: npt.NDArray[np.float32]
+    top_tokens: npt.NDArray[np.uint32]
+    top_logprobs: npt.NDArray[np.float32]

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from pinyon.core.errors import InvalidArgument
 
@@ -61,7 +62,8 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended: ``stop`` is EOS or a stop string, ``length`` is max_tokens or the context's end."""
+    """Why a generation ended: ``stop`` is EOS, a stop token or a stop string, ``length`` is max_tokens or the context's
+    end."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -102,7 +104,7 @@ class SamplingParams:
     prompt_logprobs: bool = False
     """Also of the prompt's tokens from the second one on; its KV is computed anew for that."""
 
-    @property
+    @cached_property
     def penalised(self) -> bool:
         """The next token depends on which ones came before, beside what the model makes of them."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.logprobs import TokenLogprob
+from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.request import LOGPROBS_MAX
 
-__all__ = ["append_logprob", "logprobs_from_proto", "logprobs_to_proto"]
+__all__ = ["append_logprob", "append_logprob_rows", "check_logprobs", "logprobs_from_proto", "logprobs_to_proto"]
 
 
 def append_logprob(message: common_pb2.Logprobs, one: TokenLogprob) -> None:
@@ -21,20 +21,40 @@ def append_logprob(message: common_pb2.Logprobs, one: TokenLogprob) -> None:
         message.top_logprobs.append(logprob)
 
 
+def append_logprob_rows(message: common_pb2.Logprobs, rows: LogprobRows) -> None:
+    """All of a message have as many likeliest tokens."""
+    message.logprobs.extend(rows.logprobs.tolist())
+    message.top_count = rows.top_tokens.shape[1]
+    message.top_tokens.extend(rows.top_tokens.ravel().tolist())
+    message.top_logprobs.extend(rows.top_logprobs.ravel().tolist())
+
+
 def logprobs_to_proto(logprobs: Sequence[TokenLogprob]) -> common_pb2.Logprobs:
-    message = common_pb2.Logprobs()
-    for one in logprobs:
-        append_logprob(message, one)
-    return message
+    pairs = [pair for one in logprobs for pair in one.top]
+    return common_pb2.Logprobs(
+        logprobs=[one.logprob for one in logprobs],
+        top_count=len(logprobs[0].top) if logprobs else 0,
+        top_tokens=[token for token, _ in pairs],
+        top_logprobs=[logprob for _, logprob in pairs],
+    )
+
+
+def check_logprobs(message: common_pb2.Logprobs, tokens: int) -> None:
+    """Raises :class:`InvalidArgument` if the parts do not fit together, or are not those of so many tokens."""
+    count, each = len(message.logprobs), message.top_count
+    if each > LOGPROBS_MAX or not len(message.top_tokens) == len(message.top_logprobs) == count * each:
+        raise InvalidArgument(f"{count} log-probabilities do not have {each} likeliest tokens each", field="logprobs")
+    if count != tokens:
+        raise InvalidArgument(f"{tokens} tokens have {count} log-probabilities", field="logprobs")
 
 
 def logprobs_from_proto(message: common_pb2.Logprobs) -> list[TokenLogprob]:
     """Raises :class:`InvalidArgument` if the parts do not fit together."""
-    count, each = len(message.logprobs), message.top_count
-    if each > LOGPROBS_MAX or not len(message.top_tokens) == len(message.top_logprobs) == count * each:
-        raise InvalidArgument(f"{count} log-probabilities do not have {each} likeliest tokens each", field="logprobs")
-    top = list(zip(message.top_tokens, message.top_logprobs, strict=True))
+    each = message.top_count
+    check_logprobs(message, len(message.logprobs))
+    # Slices: a message's own iterators are slow, and there may be many.
+    top = list(zip(message.top_tokens[:], message.top_logprobs[:], strict=True))
     return [
         TokenLogprob(logprob, tuple(top[index * each : (index + 1) * each]))
-        for index, logprob in enumerate(message.logprobs)
+        for index, logprob in enumerate(message.logprobs[:])
     ]

@@ -26,15 +26,19 @@ class StopMatcher:
     def matched(self) -> bool:
         return self._matched
 
-    def push(self, delta: str) -> tuple[str, bool]:
-        """``(text that is safe to give out, whether a stop string has matched)``. After a match: ``("", True)``."""
+    def push(self, delta: str, *, ends: bool = True) -> tuple[str, bool]:
+        """``(text that is safe to give out, whether a stop string has matched)``. After a match: ``("", True)``.
+
+        Without ``ends`` nothing matches that ends in ``delta``; what ends later and begins in it still does.
+        """
         if self._matched:
             return "", True
         if not self._stops:
             return delta, False
         text = self._held + delta
-        # No match can end inside what was held: it would have been found then.
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        # A match that ends inside what was held would have been found then, or did not count.
+        stops = self._stops if ends else ()
+        found = [(at + len(stop), at) for stop in stops if (at := text.find(stop, self._first(stop))) >= 0]
         if found:
             _, start = min(found)
             self._matched = True
@@ -49,6 +53,10 @@ class StopMatcher:
         """What was held back, when the stream ends without a match."""
         held, self._held = self._held, ""
         return held
+
+    def _first(self, stop: str) -> int:
+        """Where one may begin that ends in new text."""
+        return max(0, len(self._held) - len(stop) + 1)
 
     def _longest_beginning(self, text: str) -> int:
         """Length of the longest end of ``text`` that is a proper beginning of a stop string."""

@@ -45,6 +45,24 @@ def test_logits_agree_with_transformers(case: tuple[NumpyLlamaEngine, Any], prom
     np.testing.assert_allclose(logits[golden[f"rows_{prompt}"]], expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("prompt", [1, 2])
+def test_log_probabilities_of_a_prompt_are_those_of_its_logits(case: tuple[NumpyLlamaEngine, Any], prompt: int) -> None:
+    engine, golden = case
+    tokens, rows = golden[f"prompt_{prompt}"], golden[f"rows_{prompt}"][:-1]  # nothing follows the last one
+    chunk = PrefillChunk(tokens, 0, range(20), next_tokens=tokens[1:], next_top=3)
+    result = engine.step([chunk], [])
+    assert result.prefill_tokens == [None]
+    told = result.logprobs.prompts[0]
+    logits = golden[f"logits_{prompt}"][:-1].astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    followers = tokens[1:][rows]
+    np.testing.assert_allclose(
+        told.logprobs[rows], np.take_along_axis(expected, followers[:, None].astype(np.int64), 1)[:, 0], atol=2e-4
+    )
+    best = -np.sort(-expected, axis=1)[:, :3]
+    np.testing.assert_allclose(told.top_logprobs[rows], best, atol=2e-4)
+
+
 @pytest.mark.parametrize("chunk", [7, 90])
 @pytest.mark.parametrize("prompt", [0, 1, 2])
 def test_greedy_tokens_equal_transformers(case: tuple[NumpyLlamaEngine, Any], prompt: int, chunk: int) -> None:

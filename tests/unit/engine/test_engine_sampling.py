@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.core.errors import Internal
+from pinyon.batching import TokenCounts
+from pinyon.core.errors import Internal, InvalidArgument
 from pinyon.core.request import SamplingParams
 from services.worker.engines.sampling import Sampler, uniform
 
 
-def reference_distribution(logits: np.ndarray, params: SamplingParams, suppress: set[int]) -> dict[int, float]:
+def reference_scores(
+    logits: np.ndarray,
+    params: SamplingParams,
+    prompt: Sequence[int] = (),
+    generated: Sequence[int] = (),
+    *,
+    index: int = 0,
+    eos: Sequence[int] = (),
+) -> list[float]:
+    """What is left of each logit when everything that does not depend on chance was done to it, one by one."""
+    scores = [float(x) for x in logits]
+    for token, bias in params.logit_bias:
+        scores[token] += bias
+    if index < params.min_tokens:
+        for token in {*params.stop_token_ids, *(() if params.ignore_eos else eos)}:
+            scores[token] = -math.inf
+    for token in {*prompt, *generated}:
+        factor = params.repetition_penalty
+        scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
+    for token in generated:
+        scores[token] -= params.frequency_penalty
+    for token in set(generated):
+        scores[token] -= params.presence_penalty
+    return scores
+
+
+def reference_distribution(scores: Sequence[float], params: SamplingParams, suppress: set[int]) -> dict[int, float]:
     """Probability of each token that may be drawn, in order of falling probability, ties by id."""
-    kept = [(-float(x) / params.temperature, i) for i, x in enumerate(logits.tolist()) if i not in suppress]
+    kept = [(-float(x) / params.temperature, i) for i, x in enumerate(scores) if i not in suppress and x > -math.inf]
     kept.sort()
+    best = kept[0][0]
+    kept = [(score, i) for score, i in kept if math.exp(best - score) >= params.min_p]
     if params.top_k:
         kept = kept[: params.top_k]
-    best = kept[0][0]
     weights = [(i, math.exp(best - score)) for score, i in kept]
     total = math.fsum(w for _, w in weights)
     out: dict[int, float] = {}
@@ -41,13 +72,15 @@ CASES = [
     SamplingParams(temperature=1.5, top_p=0.7),
     SamplingParams(temperature=0.8, top_k=5, top_p=0.9),
     SamplingParams(temperature=2.0, top_k=2, top_p=0.99),
+    SamplingParams(temperature=1.0, min_p=0.3),
+    SamplingParams(temperature=2.0, min_p=0.2, top_k=4, top_p=0.95),
 ]
 
 
 @pytest.mark.parametrize("params", CASES)
 @pytest.mark.parametrize("suppress", [(), (1, 6)])
 def test_frequencies_follow_the_distribution(params: SamplingParams, suppress: tuple[int, ...]) -> None:
-    expected = reference_distribution(LOGITS, params, set(suppress))
+    expected = reference_distribution(LOGITS.tolist(), params, set(suppress))
     sampler, draws = Sampler(8, suppress), 20_000
     counts = np.bincount([sampler.sample(LOGITS, params, i) for i in range(draws)], minlength=8)
     assert set(np.flatnonzero(counts).tolist()) <= set(expected)
@@ -60,15 +93,16 @@ def test_frequencies_follow_the_distribution(params: SamplingParams, suppress: t
     temperature=st.sampled_from([0.1, 0.7, 1.0, 2.0]),
     top_k=st.integers(0, 45),
     top_p=st.sampled_from([0.05, 0.3, 0.6, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.03, 0.3, 1.0]),
     seed=st.integers(0, 2**64 - 1),
     index=st.integers(0, 2**40),
 )
 def test_every_draw_is_the_inverse_distribution_at_the_hash(
-    logits: list[float], temperature: float, top_k: int, top_p: float, seed: int, index: int
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, seed: int, index: int
 ) -> None:
     row = np.array(logits, np.float32)
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    distribution = reference_distribution(row, params, set())
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, min_p=min_p)
+    distribution = reference_distribution(logits, params, set())
     token = Sampler(len(row)).sample(row, params, index)
     assert token in distribution
     u, seen = uniform(seed, index), 0.0
@@ -82,6 +116,100 @@ def test_greedy_takes_the_lowest_id_of_equals_and_respects_suppression() -> None
     assert Sampler(8).sample(LOGITS, SamplingParams(), 0) == 1
     assert Sampler(8, (1,)).sample(LOGITS, SamplingParams(), 0) == 3
     assert Sampler(8, (1,)).sample(LOGITS, SamplingParams(temperature=1.0, top_k=1), 5) == 3
+
+
+TOKENS = st.integers(0, 11)
+SOME_TOKENS = st.lists(TOKENS, max_size=12)
+HUNDREDTHS = st.integers(-200, 200).map(lambda number: number / 100)
+PENALISED = st.builds(
+    SamplingParams,
+    max_tokens=st.just(9),
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+    top_k=st.sampled_from([0, 1, 4]),
+    min_p=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 99),
+    ignore_eos=st.booleans(),
+    min_tokens=st.integers(0, 9),
+    stop_token_ids=st.lists(TOKENS, max_size=3).map(tuple),
+    repetition_penalty=st.sampled_from([0.5, 1.0, 1.3, 10.0]),
+    frequency_penalty=HUNDREDTHS,
+    presence_penalty=HUNDREDTHS,
+    logit_bias=st.dictionaries(TOKENS, st.integers(-9, 9).map(float), max_size=4).map(
+        lambda one: tuple(sorted(one.items()))
+    ),
+)
+
+
+@given(
+    logits=st.lists(st.integers(-40, 40).map(lambda tenths: tenths / 10), min_size=12, max_size=12),
+    params=PENALISED,
+    prompt=st.lists(TOKENS, min_size=1, max_size=12),
+    generated=SOME_TOKENS,
+)
+def test_every_adjustment_is_that_of_the_definition(
+    logits: list[float], params: SamplingParams, prompt: list[int], generated: list[int]
+) -> None:
+    row, index, eos, suppress = np.array(logits, np.float32), len(generated), (2, 7), {5}
+    counts = TokenCounts.needed(params, np.array(prompt + generated, "<u4"), index)
+    scores = reference_scores(row, params, prompt, generated, index=index, eos=eos)
+    token = Sampler(12, tuple(suppress), eos).sample(row, params, index, counts)
+    if params.temperature == 0.0 or params.top_k == 1:
+        assert scores[token] >= max(score for i, score in enumerate(scores) if i not in suppress) - 1e-9
+        assert token not in suppress
+        return
+    distribution = reference_distribution(scores, params, suppress)
+    assert token in distribution
+    u, seen = uniform(params.seed, index), 0.0
+    for candidate, p in distribution.items():
+        if candidate == token:
+            assert seen - 1e-9 <= u <= seen + p + 1e-9
+        seen += p
+
+
+PROMPT, GENERATED = [1, 3], [3, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("change", "token"),
+    [
+        ({}, 1),
+        ({"logit_bias": ((4, 7.5),)}, 4),
+        ({"logit_bias": ((1, -100.0), (3, -100.0))}, 6),
+        ({"repetition_penalty": 2.0}, 2),  # 1.5, 1.5 and 1.25 for those that were there
+        ({"repetition_penalty": 0.5}, 1),
+        ({"presence_penalty": 2.0}, 1),  # the prompt does not count
+        ({"presence_penalty": -2.0}, 3),
+        ({"frequency_penalty": -1.5}, 6),
+        ({"min_tokens": 4, "stop_token_ids": (1, 3)}, 6),
+        ({"min_tokens": 3, "stop_token_ids": (1, 3)}, 1),  # three are there
+        ({"min_tokens": 4}, 3),  # 1 is EOS
+        ({"min_tokens": 4, "ignore_eos": True}, 1),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1e-6])
+def test_each_parameter_changes_the_choice_as_it_should(change: dict[str, Any], token: int, temperature: float) -> None:
+    params = replace(SamplingParams(temperature=temperature, top_p=0.4), **change)
+    counts = TokenCounts.needed(params, np.array(PROMPT + GENERATED, "<u4"), len(GENERATED))
+    assert Sampler(8, (), (1,)).sample(LOGITS, params, len(GENERATED), counts) == token
+
+
+def test_what_may_not_be_sampled_stays_so_whatever_the_bias() -> None:
+    params = SamplingParams(min_tokens=1, stop_token_ids=(3,), logit_bias=((1, 100.0), (3, 100.0)))
+    assert Sampler(8, (1,)).sample(LOGITS, params, 0) == 6
+    assert Sampler(8, (1,)).sample(LOGITS, params, 1) == 3
+
+
+def test_nothing_left_to_sample_names_the_parameter() -> None:
+    params = SamplingParams(min_tokens=1, stop_token_ids=(0, 1))
+    for temperature in (0.0, 1.0):
+        with pytest.raises(InvalidArgument) as caught:
+            Sampler(3, (2,)).sample(LOGITS[:3], replace(params, temperature=temperature), 0)
+        assert caught.value.field == "min_tokens"
+
+
+def test_penalties_without_the_tokens_so_far_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="tokens so far"):
+        Sampler(8).sample(LOGITS, SamplingParams(presence_penalty=1.0), 0)
 
 
 @given(temperature=st.floats(0.0, 2.0), scale=st.sampled_from([1.0, 1e20, 3e38]))

@@ -6,14 +6,18 @@ import pytest
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import Internal
+from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams
+from pinyon.messages.logprobs import logprobs_to_proto
 from services.lb.request import QUICK_S, TRIES_MAX, Ask, Request
 
 PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d", decode_address="d:1")
 
 
-def make(max_tokens: int = 5, whole: bool = False) -> Request:
-    ask = Ask("id", "m", RequestClass(tenant="t"), b"\1\0\0\0" * 8, b"k" * 16, SamplingParams(max_tokens))
+def make(max_tokens: int = 5, whole: bool = False, **sampling) -> Request:
+    asked = SamplingParams(max_tokens, **sampling)
+    ask = Ask("id", "m", RequestClass(tenant="t"), b"\1\0\0\0" * 8, b"k" * 16, asked)
     request = Request(ask, 0.0, 10.0, whole)
     begin(request, 1.0)
     return request
@@ -50,7 +54,7 @@ def test_a_resumed_request_drops_what_was_sent(field, excluded):
     assert submission.timeout_ms == 6000
     # the new instance replays in pieces of its own
     assert request.fold(update("a"), 5.0).text == ""
-    assert request.fold(update("bc", (3,)), 5.0)[:2] == ("c", [3])
+    assert request.fold(update("bc", (3,)), 5.0) == ("c", [3], [])
     done = update("d", (4,), finish_reason=common_pb2.FINISH_REASON_STOP, usage=common_pb2.Usage(cached_tokens=99))
     assert request.fold(done, 6.0).text == "d"
     assert request.finish_reason is FinishReason.STOP
@@ -65,7 +69,7 @@ def test_when_only_the_end_was_lost_the_last_token_is_made_again():
     assert request.retry(3, 10.0, 3.0)
     assert begin(request, 4.0).generated_tokens == 1
     last = request.fold(update("ab", (2,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0)
-    assert last[:2] == ("", [])
+    assert last == ("", [], [])
     assert request.tokens == [1, 2]
 
 
@@ -177,7 +181,7 @@ def test_what_nobody_has_seen_may_begin_again():
     assert submission.prompt_tokens_le32 == request.ask.tokens_le32
     for number, last in ((7, 0), (8, common_pb2.FINISH_REASON_LENGTH)):
         request.hold(request.fold(update("x", (number,), finish_reason=last), 5.0))
-    assert request.held()[:2] == ("xx", [7, 8])
+    assert request.held() == ("xx", [7, 8], [])
     assert request.usage().completion_tokens == 2
 
 
@@ -186,3 +190,75 @@ def test_what_an_instance_gives_up_by_itself_goes_on_elsewhere():
     request.fold(update(finish_reason=common_pb2.FINISH_REASON_CANCELLED), 1.0)
     assert request.error is not None
     assert request.retry(3, 10.0, 1.0)
+
+
+def logprobs(*tokens: int) -> list[TokenLogprob]:
+    return [TokenLogprob(-float(token), ((token, -float(token)), (token + 1, -0.5))) for token in tokens]
+
+
+def telling(text: str, tokens: tuple[int, ...], prompt: int = 0, **fields) -> worker_pb2.StreamUpdate:
+    message = update(text, tokens, logprobs=logprobs_to_proto(logprobs(*tokens)), **fields)
+    if prompt:
+        message.prompt_logprobs.CopyFrom(logprobs_to_proto(logprobs(*range(1, prompt))))
+    return message
+
+
+def fail_and_resume(request: Request) -> worker_pb2.Submission:
+    request.fold(lost(), 3.0)
+    assert request.retry(3, 10.0, 3.0)
+    return begin(request, 4.0)
+
+
+def test_log_probabilities_stay_with_their_tokens_over_attempts():
+    request = make(logprobs=2, prompt_logprobs=True)
+    assert request.schedule_request().no_reuse
+    assert request.prompt_logprobs == []
+    assert request.fold(telling("ab", (1, 2), prompt=8), 2.0) == ("ab", [1, 2], logprobs(1, 2))
+    assert request.prompt_logprobs == logprobs(*range(1, 8))
+    submission = fail_and_resume(request)
+    assert (submission.sampling.logprobs, submission.sampling.prompt_logprobs) == (2, False)
+    assert not request.schedule_request().no_reuse
+    assert request.fold(update("ab"), 5.0) == ("", [], [])
+    assert request.fold(telling("c", (3,)), 5.0) == ("c", [3], logprobs(3))
+    assert request.prompt_logprobs == logprobs(*range(1, 8))
+
+
+def test_a_token_that_is_made_again_is_not_told_again():
+    request = make(max_tokens=2, logprobs=2, prompt_logprobs=True)
+    request.fold(telling("ab", (1, 2), prompt=8), 2.0)
+    assert fail_and_resume(request).generated_tokens == 1
+    assert request.fold(telling("ab", (2,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0) == ("", [], [])
+    one = make(max_tokens=1, logprobs=2, prompt_logprobs=True)
+    one.fold(telling("a", (1,), prompt=8), 2.0)
+    submission = fail_and_resume(one)
+    assert (submission.generated_tokens, submission.sampling.prompt_logprobs) == (0, False)
+    assert one.fold(telling("a", (1,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0) == ("", [], [])
+    assert one.prompt_logprobs == logprobs(*range(1, 8))
+
+
+def test_what_is_held_has_the_log_probabilities_of_its_tokens_also_when_it_began_again():
+    request = make(whole=True, logprobs=2, prompt_logprobs=True)
+    request.hold(request.fold(telling("ab", (1, 2), prompt=8), 2.0))
+    request.fold(lost(), 3.0)
+    assert request.retry(3, 10.0, 3.0)
+    request.start_over()
+    assert request.prompt_logprobs == []
+    assert begin(request, 4.0).sampling.prompt_logprobs
+    request.hold(request.fold(telling("x", (7,), prompt=8), 5.0))
+    request.hold(request.fold(telling("y", (8,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0))
+    assert request.held() == ("xy", [7, 8], logprobs(7, 8))
+    assert request.prompt_logprobs == logprobs(*range(1, 8))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        update("a", (1,)),
+        update("a", (1,), logprobs=logprobs_to_proto(logprobs(1))),
+        telling("a", (1,), prompt=7),
+        update("a", (1, 2), logprobs=logprobs_to_proto(logprobs(1))),
+    ],
+)
+def test_an_instance_that_does_not_tell_what_was_asked_for_has_a_defect(wrong):
+    with pytest.raises(Internal, match="log-probabilities are wrong"):
+        make(logprobs=2, prompt_logprobs=True).fold(wrong, 2.0)

@@ -157,7 +157,19 @@ def test_block_keys_do_not_outgrow_a_message() -> None:
 def test_a_submission_is_no_larger_than_was_said() -> None:
     wide = "\N{GRINNING FACE}"
     kind = RequestClass("k" * 32, 1 << 20, wide * 256, wide * 256, -1000, 1e9, wide * 128, ("g" * 64,) * 16)
-    sampling = SamplingParams(1000, 1.5, 1 << 30, 0.9, 2**64 - 1, (wide * 64,) * 16, ignore_eos=True)
+    sampling = SamplingParams(
+        *(1000, 1.5, 1 << 30, 0.9, 2**64 - 1, (wide * 64,) * 16),
+        ignore_eos=True,
+        min_p=0.5,
+        min_tokens=1000,
+        stop_token_ids=(2**32 - 1,) * 64,
+        repetition_penalty=2.0,
+        frequency_penalty=2.0,
+        presence_penalty=2.0,
+        logit_bias=tuple((2**32 - 1 - token, 1.0) for token in reversed(range(1024))),
+        logprobs=20,
+        prompt_logprobs=True,
+    )
     ask = Ask("r" * 128, "m" * 128, kind, bytes(4096), b"k" * 512, sampling, traceparent="t" * 55)
     request = Request(ask, 0.0, 1e6)
     placement = common_pb2.Placement(prefill_instance_id="p" * 128, decode_instance_id="d" * 128)

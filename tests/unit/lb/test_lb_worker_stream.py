@@ -76,3 +76,11 @@ async def test_a_cancelled_reader_leaves_no_timer():
     assert stream._timer is None
     stream.deliver(update(3, last=True))
     assert len(await stream.take()) == 2
+
+
+async def test_log_probabilities_are_unread_as_tokens_are():
+    stream = make(HOUR_S)
+    one = update(1)
+    one.logprobs.CopyFrom(common_pb2.Logprobs(logprobs=[-1], top_count=3, top_tokens=[1, 2, 3], top_logprobs=[-1] * 3))
+    assert stream.deliver(one) == 4
+    assert stream.deliver(update(2)) == 5

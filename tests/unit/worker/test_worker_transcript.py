@@ -46,5 +46,41 @@ def test_stop_strings(stop, expected):
     assert run("hello world", max_tokens=11, stop=stop) == expected
 
 
+def test_a_stop_token_counts_and_has_no_text():
+    assert run("hello", max_tokens=9, stop_token_ids=(0, ord("l"))) == ("he", 3, FinishReason.STOP)
+    assert run("hello", max_tokens=3, stop_token_ids=(ord("l"),)) == ("he", 3, FinishReason.STOP)
+
+
+def test_what_was_held_back_comes_with_a_stop_token():
+    assert run("hello", max_tokens=9, stop=("ex",), stop_token_ids=(ord("l"),)) == ("he", 3, FinishReason.STOP)
+    assert run("a\u00e9b", [*"aé".encode()[:2], *b"b"], max_tokens=9, stop_token_ids=(ord("b"),)) == (
+        "a\ufffd",
+        3,
+        FinishReason.STOP,
+    )
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "sampling", "expected"),
+    [
+        (3, {"stop_token_ids": (ord("l"),)}, ("hel", 4, FinishReason.STOP)),
+        (2, {"stop_token_ids": (ord("l"),)}, ("he", 3, FinishReason.STOP)),
+        (10, {"stop_token_ids": (ord("l"),)}, ("hello world", 11, FinishReason.LENGTH)),
+        (4, {"stop": ("l",)}, ("hello wor", 10, FinishReason.STOP)),
+        (3, {"stop": ("ll", "world")}, ("he", 4, FinishReason.STOP)),  # it ends after them
+        (4, {"stop": ("ll", "world")}, ("hello ", 11, FinishReason.STOP)),
+        (4, {"stop": ("l", "lox")}, ("hello wor", 10, FinishReason.STOP)),  # "l" is held back, and counts no more
+        (11, {"stop": ("world",)}, ("hello world", 11, FinishReason.LENGTH)),
+    ],
+)
+def test_nothing_ends_a_text_before_min_tokens(min_tokens, sampling, expected):
+    assert run("hello world", max_tokens=11, min_tokens=min_tokens, **sampling) == expected
+
+
+def test_eos_before_min_tokens_is_no_end():
+    tokens = [*b"ab", ByteTokenizer.EOS, *b"cd", ByteTokenizer.EOS]
+    assert run("", tokens, max_tokens=9, min_tokens=3) == ("abcd", 6, FinishReason.STOP)
+
+
 def test_a_stop_string_in_the_last_bytes_counts():
     assert run("ab\u00e9", max_tokens=3, stop=("b\ufffd",)) == ("a", 3, FinishReason.STOP)

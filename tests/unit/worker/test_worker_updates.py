@@ -57,3 +57,13 @@ async def test_over_the_limit_everything_is_dropped_and_said():
     assert buffer.unsent == 0
     assert await buffer.take() is None
     buffer.update(1)  # whoever still writes does no harm
+
+
+async def test_what_a_token_brings_along_counts():
+    buffer = UpdateBuffer(10)
+    for _ in range(3):
+        buffer.update(1, 4).tokens.append(7)
+    assert (buffer.unsent, buffer.overflow.done()) == (12, False)
+    buffer.update(1, 4)
+    with pytest.raises(ResourceExhausted):
+        buffer.overflow.result()

@@ -1,0 +1,221 @@
+"""Penalties, min_tokens, stop tokens and log-probabilities, whatever way a request takes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from pinyon.core.request import SamplingParams
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, alone, gauge, submission, tiny_card
+from tests.unit.worker.caches import Holder
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+def make_asks(count: int, max_tokens: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
+    """Few different tokens in the prompts, so that penalties meet what is generated."""
+    rng = random.Random(seed)
+    asks = []
+    for _ in range(count):
+        prompt = [rng.randrange(60, 90) for _ in range(rng.randrange(1, 40))]
+        logprobs = rng.choice([-1, 0, 3])
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=rng.choice([0.0, 0.9]),
+            seed=rng.randrange(2**32),
+            min_p=rng.choice([0.0, 0.02]),
+            min_tokens=rng.choice([0, max_tokens - 5]),
+            stop_token_ids=tuple(rng.randrange(32, 127) for _ in range(rng.choice([0, 9]))),
+            repetition_penalty=rng.choice([1.0, 1.3]),
+            frequency_penalty=rng.choice([0.0, 0.4]),
+            presence_penalty=rng.choice([0.0, -0.5]),
+            logit_bias=rng.choice([(), ((101, 1.5), (110, -2.0))]),
+            logprobs=logprobs,
+            prompt_logprobs=logprobs >= 0 and rng.random() < 0.5,
+        )
+        asks.append((prompt, sampling))
+    return asks
+
+
+def check(asks, answers):
+    for (prompt, sampling), answer in zip(asks, answers, strict=True):
+        expected = alone(prompt, sampling)
+        assert answer.finish in ("stop", "length"), answer.last
+        assert answer.tokens == expected.tokens
+        assert answer.logprobs == expected.logprobs
+        assert answer.prompt_logprobs == (expected.prompt_logprobs if sampling.prompt_logprobs else None)
+        assert answer.last.usage.completion_tokens == len(answer.tokens)
+        if sampling.prompt_logprobs:
+            assert answer.last.usage.cached_tokens == 0
+            assert len(answer.prompt_logprobs) == len(prompt) - 1
+
+
+async def run_all(client, prefill, decode, asks, **fields):
+    answers = await client.submit(
+        *(submission(prompt, sampling, prefill=prefill, decode=decode, **fields) for prompt, sampling in asks)
+    )
+    for answer in answers:
+        await answer.wait()
+    return answers
+
+
+def test_the_asks_tell_the_parameters_apart():
+    """Each parameter changes the tokens of some of them, and some end early: else the tests below say little."""
+    asks = make_asks(24, 40, seed=1)
+    neutral = SamplingParams()
+    for name in ("min_p", "min_tokens", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias"):
+        changed = 0
+        for prompt, sampling in asks:
+            if getattr(sampling, name) != getattr(neutral, name) and not changed:
+                without = replace(sampling, **{name: getattr(neutral, name)})
+                changed += alone(prompt, without).tokens != alone(prompt, sampling).tokens
+        assert changed, name
+    assert any(len(alone(*ask).tokens) < 40 for ask in asks)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
+async def test_answers_are_those_of_one_engine(fleet, elsewhere):
+    if elsewhere:
+        p, d = await fleet.pair(prefill_chunk_tokens=7)
+    else:
+        p = d = await fleet.start("mixed", "m0", prefill_chunk_tokens=7)
+    client = await fleet.client(d)
+    asks = make_asks(24, 40, seed=1)
+    check(asks, await run_all(client, p, d, asks))
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
+async def test_answers_stay_the_same_when_requests_give_way_to_each_other(fleet, elsewhere):
+    """A pool that holds two of them at their end. What was generated before is no prompt for the penalties."""
+    if elsewhere:
+        p, d = await fleet.pair(blocks=24, max_batch=8)
+    else:
+        p = d = await fleet.start("mixed", "m0", blocks=24, max_batch=8, prefill_chunk_tokens=12)
+    client = await fleet.client(d)
+    asks = [(prompt, replace(sampling, stop_token_ids=())) for prompt, sampling in make_asks(16, 60, seed=2)]
+    check(asks, await run_all(client, p, d, asks))
+    assert gauge(d, "preemptions_total") > 4
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("cut", [1, 7, 23])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
+async def test_a_resumed_request_goes_on_as_if_nothing_had_happened(fleet, elsewhere, cut):
+    if elsewhere:
+        p, d = await fleet.pair()
+    else:
+        p = d = await fleet.start("mixed", "m0")
+    client = await fleet.client(d)
+    sampling = SamplingParams(
+        max_tokens=24,
+        temperature=0.8,
+        seed=4,
+        min_tokens=24,
+        repetition_penalty=1.2,
+        frequency_penalty=0.6,
+        presence_penalty=0.3,
+        logprobs=2,
+        prompt_logprobs=True,
+    )
+    prompt = [random.Random(cut).randrange(60, 90) for _ in range(35)]
+    whole = alone(prompt, sampling)
+    (rest,) = await client.submit(
+        submission(prompt + whole.tokens[:cut], sampling, prefill=p, decode=d, generated_tokens=cut)
+    )
+    await rest.wait()
+    assert rest.tokens == whole.tokens[cut:]
+    assert rest.logprobs == whole.logprobs[cut:]
+    assert rest.prompt_logprobs is None
+    assert rest.last.usage.completion_tokens == 24
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
+async def test_a_prompt_whose_log_probabilities_are_told_reuses_nothing_and_is_of_use_to_others(fleet, elsewhere):
+    if elsewhere:
+        p, d = await fleet.pair()
+    else:
+        p = d = await fleet.start("mixed", "m0")
+    client = await fleet.client(d)
+    prompt = list(range(40, 40 + 6 * BLOCK_TOKENS + 3))
+    plain = SamplingParams(max_tokens=3, ignore_eos=True)
+    telling = replace(plain, logprobs=1, prompt_logprobs=True)
+    for number in range(2):
+        before = sum(prefill for prefill, _ in p.engine.steps)
+        check([(prompt, telling)], await run_all(client, p, d, [(prompt, telling)]))
+        computed = sum(prefill for prefill, _ in p.engine.steps) - before
+        assert computed == len(prompt), number
+        (answer,) = await run_all(client, p, d, [(prompt, plain)])
+        check([(prompt, plain)], [answer])
+        assert answer.last.usage.cached_tokens == 6 * BLOCK_TOKENS
+        assert answer.logprobs == []
+    await fleet.idle()
+
+
+async def test_a_prompt_of_one_token_has_no_log_probabilities_to_tell(fleet):
+    m = await fleet.start("mixed", "m0")
+    ask = ([65], SamplingParams(max_tokens=2, ignore_eos=True, logprobs=0, prompt_logprobs=True))
+    (answer,) = await run_all(await fleet.client(m), None, None, [ask])
+    check([ask], [answer])
+    assert answer.prompt_logprobs == []
+
+
+async def test_a_prompt_that_another_has_no_room_for_is_told_from_here(fleet):
+    full, m = await fleet.start("prefill", "p0", room_timeout_s=0.05), await fleet.start("mixed", "m0")
+    held = Holder(full.parts.cache, [], 128)
+    ask = (list(range(40, 90)), SamplingParams(max_tokens=3, ignore_eos=True, logprobs=2, prompt_logprobs=True))
+    (answer,) = await run_all(await fleet.client(m), full, m, [ask])
+    check([ask], [answer])
+    assert answer.prefill.prefill_instance_id == "m0"
+    held.end()
+
+
+async def test_log_probabilities_are_right_when_a_step_has_to_be_repeated_one_by_one(fleet):
+    m = await fleet.start("mixed", "m0")
+    m.engine.fail = lambda prefills, decodes: RuntimeError("together") if len(prefills) + len(decodes) > 1 else None
+    asks = make_asks(6, 12, seed=3)
+    check(asks, await run_all(await fleet.client(m), None, None, asks))
+
+
+async def test_a_stop_token_ends_the_text_but_not_before_min_tokens(fleet):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    prompt = list(range(50, 77))
+    free = SamplingParams(max_tokens=30, ignore_eos=True)
+    tokens = alone(prompt, free).tokens
+    stop = tokens[9]
+    first = tokens.index(stop)
+    stopped = replace(free, stop_token_ids=(200, stop))
+    later = replace(stopped, min_tokens=first + 2)
+    one, two = await run_all(client, None, None, [(prompt, stopped), (prompt, later)])
+    check([(prompt, stopped), (prompt, later)], [one, two])
+    assert one.tokens == tokens[: first + 1]
+    assert one.text == tiny_card().tokenizer.decode(tokens[:first])
+    assert one.finish == "stop"
+    assert two.tokens[:first] == tokens[:first]
+    assert len(two.tokens) > first + 2
+    assert stop not in two.tokens[: first + 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"stop_token_ids": (1, 272)}, "stop_token_ids"),
+        ({"logit_bias": ((272, 1.0),)}, "logit_bias"),
+    ],
+)
+async def test_tokens_outside_the_vocabulary_are_refused(fleet, change, field):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    (answer,) = await client.submit(submission([65], replace(SamplingParams(), **change)))
+    await answer.wait()
+    assert (answer.last.error.code, answer.last.error.field) == ("INVALID_ARGUMENT", field)
+    assert "272" in answer.last.error.message
