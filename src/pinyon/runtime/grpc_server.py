@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
+from pinyon.runtime import reflection
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
@@ -30,14 +30,9 @@ HANDSHAKE_S = 10.0
 
 _COMMON = (
     health_pb2.DESCRIPTOR.services_by_name["Health"],
-    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+    *reflection.SERVICES,
 )
 """For everybody that a server lets in."""
-_REFLECTION = frozenset(
-    f"/{service.full_name}/{method.name}"
-    for service in (reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],)
-    for method in service.methods
-)
 
 
 class GrpcServer:
@@ -67,7 +62,7 @@ class GrpcServer:
             interceptors=(
                 ErrorInterceptor(),
                 *(() if tls is None else (CallerInterceptor(self._callers),)),
-                FirstMessageInterceptor(self._doors, _REFLECTION, message_s),
+                FirstMessageInterceptor(self._doors, reflection.METHODS, message_s),
             ),
             options=(
                 # Two servers on one port would share its connections silently.
@@ -117,8 +112,7 @@ class GrpcServer:
         for service in _COMMON:
             self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        reflection.enable_reflection((*self._names, health.SERVICE_NAME), self._server)
         ask_clients = not self._admin_listen
         address = self._bind(self._listen, ask_clients=ask_clients)
         if self._admin_listen:

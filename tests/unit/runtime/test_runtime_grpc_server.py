@@ -19,7 +19,9 @@ WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 STREAMING = (
     ("unary_stream", f"/{WORKER_SERVICE.full_name}/Generate"),
     ("stream_stream", f"/{WORKER_SERVICE.full_name}/Session"),
+    ("stream_stream", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
     ("stream_stream", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+    ("unary_stream", "/grpc.health.v1.Health/Watch"),
 )
 
 
