@@ -46,7 +46,7 @@ def embedded_redis_executable() -> str | None:
 
 
 def local_redis() -> tuple[str, str] | None:
-    """Path of the server that would be started here, and its origin: path or embedded. None: there is none that runs."""
+    """Path of the server that would be started here, and its origin: path or embedded. None: none is here that runs."""
     for executable, origin in ((shutil.which("redis-server"), "path"), (embedded_redis_executable(), "embedded")):
         if executable is not None and _major_version(executable) >= _VERSION_MIN:
             return executable, origin

@@ -116,7 +116,7 @@ async def test_errors_in_streams(channel):
     assert "secret" not in error.details()
 
 
-async def test_messages_that_cannot_be_parsed_are_the_callers_fault(channel):
+async def test_messages_that_cannot_be_parsed_are_the_callers_fault(channel, caplog):
     for kind, path in (("unary_unary", f"/{KV_SERVICE.full_name}/Exists"), *STREAMING):
         call = getattr(channel, kind)(path)
         garbage = b"\xff" * 9
@@ -128,6 +128,7 @@ async def test_messages_that_cannot_be_parsed_are_the_callers_fault(channel):
         error = await failure(read_all())
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, path
         assert isinstance(error_from_rpc(error), InvalidArgument)
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
 
 
 async def test_a_status_arrives_though_the_first_write_was_cut_off(channel):
