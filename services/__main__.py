@@ -45,7 +45,12 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     )
     for name, registry in POLICIES.items():
         add(f"--{name}", default="", help=f"{name} policy: {registry.described}")
-    add("--pool-blocks", type=int, default=1024, help="KV blocks per worker (default 1024)")
+    add(
+        "--pool-blocks",
+        type=int,
+        default=1280,
+        help="KV blocks per worker (default 1280: 40,960 tokens, the built-in model's longest context)",
+    )
     add("--block-tokens", type=int, default=32, help="tokens per KV block (default 32)")
     add("--store-mib", type=int, default=256, help="DRAM pool of each store node in MiB (default 256)")
     add("--tls", action="store_true", help="TLS between all services, HTTPS for clients; the files are made for it")

@@ -90,7 +90,9 @@ class Completions:
                         else:
                             await self._whole(head, request, ticket, deltas, answer_format, reply)
         except TimeoutError:
-            error: PinyonError = DeadlineExceeded(f"The request took longer than {self._timeout_s:g} s.")
+            error: PinyonError = DeadlineExceeded(
+                f"The request took longer than {self._timeout_s:g} s, the load balancer's --request-timeout-s."
+            )
         except PinyonError as raised:
             error = raised
         except Exception:

@@ -85,7 +85,8 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                     async with aclosing(self._dispatcher.run(state, ticket)) as deltas:
                         await self._write_all(state, deltas, context)
         except TimeoutError:
-            raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s.") from None
+            whose = "the load balancer's --request-timeout-s" if timeout_s == self._timeout_s else "the call's deadline"
+            raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s, {whose}.") from None
 
     async def _write_all(self, state: Request, deltas: AsyncGenerator[Delta, None], context: Context) -> None:
         request_id = state.ask.request_id
