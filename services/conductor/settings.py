@@ -23,8 +23,8 @@ class ConductorSettings(ServiceSettings):
     ttft_slo_ms: int = Field(
         30_000,
         ge=0,
-        description="time to first token for requests that name none; one that takes longer by itself may wait a quarter "
-        "of that time; 0 is off",
+        description="time to first token for requests that name none; one that takes longer by itself may wait a "
+        "quarter of that time; 0 is off",
     )
     tbt_slo_ms: int = Field(0, ge=0, description="time between tokens for requests that name none; 0 is off")
     lease_ms: int = Field(3_000, ge=100, le=600_000, description="an instance is forgotten this long after a report")

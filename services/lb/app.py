@@ -43,6 +43,7 @@ from services.lb.line import Line
 from services.lb.metrics import LbMetrics
 from services.lb.off_loop import OffLoop
 from services.lb.prompts import Prompts
+from services.lb.readiness import Readiness
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
 from services.lb.worker_sessions import WorkerSessions
@@ -67,12 +68,14 @@ class Lb:
     https: Https | None
     keys: ApiKeys
     journal: JournalFile | None
+    readiness: Readiness
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
         self.conductor.start()
         try:
-            endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start()}
+            endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
+            self.readiness.start()
             return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
         except BaseException:
             await self.close(0)
@@ -89,6 +92,7 @@ class Lb:
         started_s = time.monotonic()
         await self.http.drain(drain_s)
         await self.grpc.drain(max(0.0, drain_s - (time.monotonic() - started_s)))
+        await self.readiness.close()
         await self.workers.close()
         await self.conductor.close()
         await self.prompts.close()
@@ -146,7 +150,7 @@ def build(
     app = HttpApp(
         Completions(admission, dispatcher, prompts, off_loop, metrics.broken, settings.request_timeout_s, clock),
         prompts,
-        lambda: view.servable(card.name, clock()),
+        lambda: readiness.lacks(),
         keys,
         metrics,
         registry,
@@ -171,6 +175,9 @@ def build(
         message_s=settings.body_timeout_s,
         keepalive=PATIENT_KEEPALIVE_OPTIONS,
     )
+    readiness = Readiness(
+        card.name, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock
+    )
     servicer = LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock)
     server.add(
         lb_pb2_grpc.add_LbServiceServicer_to_server,
@@ -194,7 +201,22 @@ def build(
             changeable_flag("draining", lambda: app.draining, drain),
         ],
     )
-    return Lb(view, line, conductor, workers, prompts, off_loop, dispatcher, app, http, server, https, keys, journal)
+    return Lb(
+        view,
+        line,
+        conductor,
+        workers,
+        prompts,
+        off_loop,
+        dispatcher,
+        app,
+        http,
+        server,
+        https,
+        keys,
+        journal,
+        readiness,
+    )
 
 
 async def run(settings: LbSettings, context: ServiceContext) -> None:

@@ -69,13 +69,16 @@ class HttpCall:
 
 
 class HttpApp:
-    """``draining`` is set when the process is about to end: readiness fails, requests still run."""
+    """``draining`` is set when the process is about to end: readiness fails, requests still run.
+
+    ``lacks`` says why no request would be served now; empty: one would be.
+    """
 
     def __init__(
         self,
         completions: Completions,
         prompts: Prompts,
-        servable: Callable[[], bool],
+        lacks: Callable[[], str],
         keys: ApiKeys,
         metrics: LbMetrics,
         registry: CollectorRegistry,
@@ -83,7 +86,7 @@ class HttpApp:
     ) -> None:
         self._completions = completions
         self._prompts = prompts
-        self._servable = servable
+        self._lacks = lacks
         self._keys = keys
         self._metrics = metrics
         self._registry = registry
@@ -188,10 +191,8 @@ class HttpApp:
         return b'{"status":"ok"}', JSON
 
     def _ready(self, head: Head) -> tuple[bytes, bytes]:
-        if self.draining:
-            raise Unavailable("draining")
-        if not self._servable():
-            raise Unavailable("No instance is available.", retry_after_s=1.0)
+        if missing := self._lacks():
+            raise Unavailable(missing, retry_after_s=None if self.draining else 1.0)
         return b'{"status":"ready"}', JSON
 
     def _prometheus(self, head: Head) -> tuple[bytes, bytes]:

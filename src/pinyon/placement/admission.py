@@ -44,8 +44,8 @@ def rejection(request: PlacementRequest, decisions: Sequence[PlacementDecision])
     said = f"predicted time to first token {decision.ttft_s:.2f} s exceeds"
     if own_s > limit_s:
         return Rejected(
-            f"{said} the request's own limit of {limit_s:.2f} s: {request.prompt_tokens} prompt tokens take {own_s:.2f} "
-            f"s where nobody waits, so trying again does not help; {_WHERE}"
+            f"{said} the request's own limit of {limit_s:.2f} s: {request.prompt_tokens} prompt tokens take "
+            f"{own_s:.2f} s where nobody waits, so trying again does not help; {_WHERE}"
         )
     whose = "the request's own limit" if request.ttft_slo_named else "the conductor's limit (--ttft-slo-ms)"
     return Rejected(

@@ -106,8 +106,9 @@ class GrpcServer:
         register(servicer, self._server)
         self._names.append(descriptor.full_name)
 
-    async def start(self) -> str:
-        """Bind, serve, report SERVING. Returns ``host:port``; raises :class:`Unavailable` if the port is taken."""
+    async def start(self, *, serving: bool = True) -> str:
+        """Bind, serve, report SERVING, or not yet. Returns ``host:port``; raises :class:`Unavailable` if the port is
+        taken."""
         everyone = ANYBODY if self._admin_listen else MEMBERS
         for service in _COMMON:
             self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
@@ -118,7 +119,7 @@ class GrpcServer:
         if self._admin_listen:
             self.admin_address = self._bind(self._admin_listen, ask_clients=True)
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        await self.set_serving(serving)
         return address
 
     def _bind(self, listen: str, *, ask_clients: bool) -> str:
