@@ -26,6 +26,7 @@ from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
+from services.lb.access_log import AccessLog
 from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
@@ -147,6 +148,7 @@ def build(
         settings.attempts,
         settings.placement_wait_s,
     )
+    access = AccessLog(settings.access_log, clock)
     app = HttpApp(
         Completions(admission, dispatcher, prompts, off_loop, metrics.broken, settings.request_timeout_s, clock),
         prompts,
@@ -155,6 +157,7 @@ def build(
         metrics,
         registry,
         clock,
+        access,
     )
     shared = HttpState(
         app,
@@ -174,6 +177,7 @@ def build(
         admin_listen=settings.admin_listen,
         message_s=settings.body_timeout_s,
         keepalive=PATIENT_KEEPALIVE_OPTIONS,
+        outermost=(access,),
     )
     readiness = Readiness(
         card.name, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock

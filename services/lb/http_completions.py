@@ -81,7 +81,7 @@ class Completions:
                     call, ask = await self._read(head, body, parse)
                     del body
                     answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
-                    request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
+                    head.request = request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                     async with aclosing(self._dispatcher.run(request, ticket)) as deltas:
                         if call.stream:
                             await self._stream(
@@ -105,7 +105,8 @@ class Completions:
         if not begun:
             raise error
         # The status line has gone out as 200: the error travels as an event.
-        self._broken(error.grpc_code.lower())
+        head.broken = error.grpc_code.lower()
+        self._broken(head.broken)
         await reply.end(error_event(error) + DONE)
         return 200
 

@@ -14,8 +14,9 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies, check_kind, check_label, check_priority
 from services.lb.auth import PUBLIC
 from services.lb.labels import Labels
+from services.lb.request import Request
 
-__all__ = ["Head", "read_head", "traceparent", "unique_id"]
+__all__ = ["Head", "log_id", "read_head", "sane_id", "traceparent", "unique_id"]
 
 SLO_MS_MAX = 1 << 31
 
@@ -33,17 +34,29 @@ def unique_id() -> str:
     return f"{_process}{next(_numbers):08x}"
 
 
+def sane_id(value: str) -> str:
+    """A client's id for its request as it came, or nothing if it is not one that can stand in any log."""
+    return value if _REQUEST_ID.fullmatch(value) else ""
+
+
+def log_id(told: str, unique: str) -> str:
+    """For all hops: unique, and the id that the client was told can be searched for."""
+    return unique if told is unique else f"{told}.{unique}"
+
+
 class Head:
     """``request_id`` is what the client is told: its own id if it sent a sane one. ``unique`` is what we go by."""
 
     __slots__ = (
         "arrived_s",
         "authorization",
+        "broken",
         "client",
         "labels",
         "no_reuse",
         "path",
         "report",
+        "request",
         "request_id",
         "traceparent",
         "ttft_slo_ms",
@@ -63,11 +76,14 @@ class Head:
         self.no_reuse = False
         self.report = False
         self.ttft_slo_ms = 0
+        self.request: Request | None = None
+        """What it became, once its body is understood."""
+        self.broken = ""
+        """The code of the error with which an answer ended that had begun."""
 
     @property
     def log_id(self) -> str:
-        """For all hops: unique, and the client's own id can be searched for."""
-        return self.unique if self.request_id is self.unique else f"{self.request_id}.{self.unique}"
+        return log_id(self.request_id, self.unique)
 
 
 def read_head(head: Head, fields: Iterable[tuple[bytes, bytes]]) -> None:
@@ -83,8 +99,7 @@ def _authorization(head: Head, value: str) -> None:
 
 
 def _request_id(head: Head, value: str) -> None:
-    if _REQUEST_ID.fullmatch(value):
-        head.request_id = value
+    head.request_id = sane_id(value) or head.request_id
 
 
 def traceparent(value: str) -> str:

@@ -76,6 +76,7 @@ class LbSettings(JournalSettings):
         description="instances that a request may cost: that went away with it, or failed slowly; then 503",
     )
 
+    access_log: bool = Field(True, description="one line at info for each request that has ended")
     lame_duck_s: float = Field(
         2.0,
         ge=0,

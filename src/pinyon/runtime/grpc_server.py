@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -46,12 +46,14 @@ class GrpcServer:
         admin_listen: str = "",
         message_s: float = MESSAGE_S,
         keepalive: tuple[tuple[str, int], ...] = KEEPALIVE_OPTIONS,
+        outermost: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]  # generic in the stubs only
     ) -> None:
         """With ``tls``, clients need certificates of the cluster; the tables given to ``add`` say who may call what.
 
         With ``admin_listen`` too, only those who connect there do; ``listen`` is for people's programs then, which have
         none: they reach the methods that are for anybody.
         ``message_s`` is how long the message of a call is waited for, ``keepalive`` how a silent peer is noticed.
+        The interceptors ``outermost`` see every call, and how it ended.
         """
         self._listen = listen
         self._admin_listen = admin_listen if tls is not None else ""
@@ -60,6 +62,7 @@ class GrpcServer:
         self._doors: dict[str, Callable[[Any], str]] = {}
         self._server = grpc.aio.server(
             interceptors=(
+                *outermost,
                 ErrorInterceptor(),
                 *(() if tls is None else (CallerInterceptor(self._callers),)),
                 FirstMessageInterceptor(self._doors, reflection.METHODS, message_s),
