@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from rich.table import Table
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from services.cluster import POLICIES, ClusterSpec, LocalCluster
+from services.supervisor import Supervisor
+
+LOOK_S = 0.2
+"""Between two looks at who still lives."""
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +28,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--decode", type=int, default=2, help="decode workers (default 2)")
     add("--mixed", type=int, default=0, help="workers that do both (default 0)")
     add("--stores", type=int, default=1, help="KV store nodes; 0 serves without a store and without Redis (default 1)")
-    add("--lbs", type=int, default=1, help="load balancers; the ports count up (default 1)")
+    add("--lbs", type=int, default=1, help="load balancers; further ones take the next free ports (default 1)")
     add("--host", default="127.0.0.1", help="address everything listens on (default 127.0.0.1)")
     add("--http-port", type=int, default=8000, help="OpenAI-compatible HTTP (default 8000; 0: a free one)")
     add("--lb-port", type=int, default=8001, help="the load balancer's gRPC (default 8001; 0: a free one)")
@@ -40,7 +45,12 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     )
     for name, registry in POLICIES.items():
         add(f"--{name}", default="", help=f"{name} policy: {registry.described}")
-    add("--pool-blocks", type=int, default=1024, help="KV blocks per worker (default 1024)")
+    add(
+        "--pool-blocks",
+        type=int,
+        default=1280,
+        help="KV blocks per worker (default 1280: 40,960 tokens, the built-in model's longest context)",
+    )
     add("--block-tokens", type=int, default=32, help="tokens per KV block (default 32)")
     add("--store-mib", type=int, default=256, help="DRAM pool of each store node in MiB (default 256)")
     add("--tls", action="store_true", help="TLS between all services, HTTPS for clients; the files are made for it")
@@ -69,6 +79,13 @@ def _show(console: Console, cluster: LocalCluster) -> None:
         others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
         table.add_row(name, str(service.pid), service.endpoints["grpc"], others)
     console.print(table)
+    for service in cluster.of_kind("lb")[1:]:
+        places = " and ".join(
+            f"{kind} at {service.endpoints[name]}" for name, kind in (("http", "HTTP"), ("grpc", "gRPC"))
+        )
+        console.print(f"{service.name} serves {places}", highlight=False)
+    if not cluster.spec.stores:
+        console.print("There is no KV store: what a worker has dropped is computed again.", style="yellow")
     console.print(f"logs: {cluster.log_dir}\n")
     console.print("Try it from another terminal:\n", style="bold")
     access = cluster.access
@@ -94,35 +111,54 @@ def _show(console: Console, cluster: LocalCluster) -> None:
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Bring the suite up, show where it is, wait for Ctrl-C, stop everything. Exit status 1 if it cannot start."""
+    """Bring the suite up, show where it is, wait for Ctrl-C, stop everything. What dies is started again.
+
+    Exit status 1 if it cannot start.
+    """
     console = Console()
     values = dict(vars(arguments))
     log_dir = values.pop("log_dir")
     values.pop("command")
     stop = threading.Event()
+    starting = False
+
+    def end(*_: object) -> None:
+        nonlocal starting
+        stop.set()
+        if starting:
+            starting = False
+            raise KeyboardInterrupt  # nobody looks at the event yet
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     try:
         cluster = LocalCluster(ClusterSpec(**values), log_dir)
     except PinyonError as error:
         console.print(f"pinyon: {error.message}", style="red", markup=False)
         return 2
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     try:
+        starting = True
         with console.status("starting …"):
-            cluster.start(lambda line: console.print(line, markup=False, highlight=False))
+            cluster.start(say)
+        starting = False
         _show(console, cluster)
-        reported: set[str] = set()
-        while not stop.wait(0.5):
-            for service in cluster.dead():
-                if service.name not in reported:
-                    reported.add(service.name)
-                    code = service.process.returncode if service.process else None
-                    console.print(f"{service.name} ended with status {code}; see {service.log_path}", style="red")
+        supervisor = Supervisor(cluster, say, stop.is_set, time.monotonic())
+        while not stop.wait(LOOK_S):
+            supervisor.tick(time.monotonic())
         console.print("stopping …")
+    except KeyboardInterrupt:
+        console.print("stopped while starting")
+        return 0
     except PinyonError as error:
+        starting = False
         console.print(f"pinyon: {error.message}", style="red", markup=False)
         return 1
     finally:
+        starting = False
         cluster.stop()
     console.print("stopped")
     return 0

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ from pinyon.messages.role import role_to_proto
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
-from pinyon.runtime.redis_server import RedisServer, find_redis
+from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
 from services.access import Access, role_of
 from services.process import INTERPRETER, Launch, ServiceProcess
 
-__all__ = ["POLICIES", "ClusterSpec", "LocalCluster"]
+__all__ = ["POLICIES", "START_S", "ClusterSpec", "LocalCluster", "lb_ports"]
 
 START_S = 30.0
 STOP_S = 15.0
@@ -120,6 +121,7 @@ class LocalCluster:
         self._launch_one = launch
         self.services: dict[str, ServiceProcess] = {}
         self.redis: RedisServer | None = None
+        self._lb_ports: list[tuple[int, int]] = []
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -168,8 +170,12 @@ class LocalCluster:
         if self.spec.tls:
             self._access = Access(self._make_certificates())
         if self.spec.stores:
-            self.redis = find_redis(self.spec.redis_url, tls_dir=self._access.folder(REDIS, "redis"))
-            progress(f"redis ({self.redis.origin}) at {self.redis.url}")
+            try:
+                self.redis = find_redis(self.spec.redis_url, tls_dir=self._access.folder(REDIS, "redis"))
+                progress(f"redis ({self.redis.origin}) at {self.redis.url}")
+            except NoRedis as error:
+                self.spec = replace(self.spec, stores=0)
+                progress(f"no KV store: it needs a Redis. {error.message}; everything else starts without it")
         self._launch([self._make("conductor", "conductor", self._conductor_arguments())], deadline, progress)
         workers = [
             self._make(f"{role}-{index}", "worker", self._worker_arguments(role, f"{role}-{index}"))
@@ -180,6 +186,7 @@ class LocalCluster:
             self._make(f"kvstore-{index}", "kvstore", self._store_arguments(f"kvstore-{index}"))
             for index in range(self.spec.stores)
         ]
+        self._lb_ports = lb_ports(self.spec)
         lbs = [self._make(f"lb-{index}", "lb", self._lb_arguments(index)) for index in range(self.spec.lbs)]
         self._launch([*stores, *workers, *lbs], deadline, progress)
         self.wait_serving(deadline)
@@ -228,6 +235,8 @@ class LocalCluster:
     def wait_serving(self, deadline: float) -> None:
         """Until all are healthy, the conductor knows every instance, and each load balancer would serve."""
         for service in self.services.values():
+            if service in self.of_kind("lb"):
+                continue  # it is healthy when it would serve
             with self._access.channel(service) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 reply = stub.Check(
@@ -346,8 +355,7 @@ class LocalCluster:
 
     def _lb_arguments(self, index: int) -> list[str]:
         spec = self.spec
-        http_port = spec.http_port + index if spec.http_port else 0
-        lb_port = spec.lb_port + index if spec.lb_port else 0
+        http_port, lb_port = self._lb_ports[index]
         return [
             *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
             *("--model", spec.model, "--served-model-name", spec.served_model_name),
@@ -355,3 +363,35 @@ class LocalCluster:
             *("--lame-duck-s", "0"),  # nobody in front of it asks whether it is ready
             *(*self._common("lb", f"lb-{index}", lb_port), *self._journal(f"lb-{index}")),
         ]
+
+
+def lb_ports(spec: ClusterSpec) -> list[tuple[int, int]]:
+    """HTTP and gRPC port of each load balancer. The first has those of the spec, the others the next ones that nobody
+    has, neither the suite nor this machine now. Raises :class:`InvalidArgument` if there are none."""
+    taken = {spec.http_port, spec.lb_port, spec.conductor_port}
+    ports = [(spec.http_port, spec.lb_port)]
+    for _ in range(1, spec.lbs):
+        http_port, lb_port = (_next_port(spec.host, port, taken) for port in ports[-1])
+        ports.append((http_port, lb_port))
+    return ports
+
+
+def _next_port(host: str, after: int, taken: set[int]) -> int:
+    """0, a free one by the system's choice, is followed by 0."""
+    if not after:
+        return 0
+    for port in range(after + 1, 1 << 16):
+        if port not in taken and _is_free(host, port):
+            taken.add(port)
+            return port
+    raise InvalidArgument(f"no port after {after} is free; 0 takes any", field="lbs")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

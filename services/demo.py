@@ -287,6 +287,8 @@ def run_demo(log_dir: Path | None = None) -> int:
         with console.status("starting 2 prefill, 2 decode, 1 store node, conductor, load balancer, Redis …"):
             started = time.perf_counter()
             cluster.start()
+        if not cluster.spec.stores:
+            console.print("No Redis was found: this runs without the KV store.", style="yellow")
         console.print(f"{len(cluster.services)} processes are up after {time.perf_counter() - started:.1f} s")
         console.print(f"The model ({MODEL}) has random weights: real arithmetic, gibberish answers.\n")
         address = cluster.services["lb-0"].endpoints["http"]

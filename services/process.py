@@ -90,6 +90,7 @@ class ServiceProcess:
         self.endpoints: dict[str, str] = {}
         self.process: Child | None = None
         self._ready_fd = -1
+        self._announced = b""
 
     @property
     def pid(self) -> int:
@@ -112,27 +113,43 @@ class ServiceProcess:
             raise
         finally:
             os.close(writer)
-        self._ready_fd = reader
+        self._close_ready()
+        self._ready_fd, self._announced = reader, b""
 
     def wait_ready(self, deadline: float) -> None:
         """Wait for the endpoints. Raises :class:`Unavailable` with the end of the log if the process ends first."""
-        line = b""
         try:
-            while not line.endswith(b"\n"):
-                left = deadline - time.monotonic()
-                if left <= 0 or not select.select([self._ready_fd], [], [], left)[0]:
-                    raise DeadlineExceeded(f"{self.name} was not ready in time{self._log_tail()}")
-                part = os.read(self._ready_fd, 65536)
-                if not part:
-                    raise Unavailable(f"{self.name} ended while starting{self._log_tail()}")
-                line += part
+            if not self.announced(deadline - time.monotonic()):
+                raise DeadlineExceeded(f"{self.name} was not ready in time{self._log_tail()}")
         finally:
-            os.close(self._ready_fd)
-            self._ready_fd = -1
-        announced = json.loads(line)
+            self._close_ready()
+
+    def announced(self, timeout_s: float) -> bool:
+        """Whether it has said where it serves, asked once after each :meth:`spawn` until it has; waits for so long.
+
+        Raises :class:`Unavailable` as :meth:`wait_ready`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._announced.endswith(b"\n"):
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._ready_fd], [], [], left)[0]:
+                return False
+            part = os.read(self._ready_fd, 65536)
+            if not part:
+                self._close_ready()
+                raise Unavailable(f"{self.name} ended while starting{self._log_tail()}")
+            self._announced += part
+        self._close_ready()
+        announced = json.loads(self._announced)
         self.endpoints = {
             key: value for key, value in announced.items() if key not in ("service", "instance_id", "pid")
         }
+        return True
+
+    def _close_ready(self) -> None:
+        if self._ready_fd >= 0:
+            os.close(self._ready_fd)
+            self._ready_fd = -1
 
     def signal(self, number: int) -> None:
         """Send a signal, if it is alive."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from logging import DEBUG
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
@@ -53,7 +54,11 @@ class Placer:
                 decision = self._scheduler.schedule(request, self._clock())
             except PinyonError as error:
                 self._metrics.placements.labels(error.grpc_code.lower()).inc()
+                _log.debug("not placed: %s", error.message, extra={"request_id": request_id})
                 raise
+            if _log.isEnabledFor(DEBUG):
+                where = decision.prefill.info.instance_id, decision.decode.info.instance_id, decision.ttft_s
+                _log.debug("placed on %s and %s, first token in %.3f s", *where, extra={"request_id": request_id})
             span.set("prefill", decision.prefill.info.instance_id)
             span.set("decode", decision.decode.info.instance_id)
             span.set("reused_blocks", decision.reused_blocks)

@@ -20,7 +20,12 @@ class ConductorSettings(ServiceSettings):
     placement: Annotated[str, AfterValidator(PLACEMENT_POLICIES.checked)] = Field(
         "kvcache_centric", description=f"placement policy: {PLACEMENT_POLICIES.described}"
     )
-    ttft_slo_ms: int = Field(30_000, ge=0, description="time to first token for requests that name none; 0 is off")
+    ttft_slo_ms: int = Field(
+        30_000,
+        ge=0,
+        description="time to first token for requests that name none; one that takes longer by itself may wait a "
+        "quarter of that time; 0 is off",
+    )
     tbt_slo_ms: int = Field(0, ge=0, description="time between tokens for requests that name none; 0 is off")
     lease_ms: int = Field(3_000, ge=100, le=600_000, description="an instance is forgotten this long after a report")
     settle_ms: int = Field(
@@ -33,7 +38,7 @@ class ConductorSettings(ServiceSettings):
         10.0, gt=0, description="seconds after which a placement counts no longer if its decode instance never had it"
     )
     inflight_prefill_s: float = Field(
-        60.0, gt=0, description="seconds after which a placement's prefill counts no longer if nobody reported its end"
+        600.0, gt=0, description="seconds after which a placement's prefill counts no longer if nobody reported its end"
     )
     inflight_decode_s: float = Field(600.0, gt=0, description="the same for its decode")
     lb_sessions_max: int = Field(256, ge=1, le=4096, description="load balancers connected at once")

@@ -26,6 +26,7 @@ from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
+from services.lb.access_log import AccessLog
 from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
@@ -46,6 +47,7 @@ from services.lb.line import Line
 from services.lb.metrics import LbMetrics
 from services.lb.off_loop import OffLoop
 from services.lb.prompts import Prompts
+from services.lb.readiness import Readiness
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
 from services.lb.worker_sessions import WorkerSessions
@@ -70,12 +72,14 @@ class Lb:
     https: Https | None
     keys: ApiKeys
     journal: JournalFile | None
+    readiness: Readiness
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
         self.conductor.start()
         try:
-            endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start()}
+            endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
+            self.readiness.start()
             return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
         except BaseException:
             await self.close(0)
@@ -92,6 +96,7 @@ class Lb:
         started_s = time.monotonic()
         await self.http.drain(drain_s)
         await self.grpc.drain(max(0.0, drain_s - (time.monotonic() - started_s)))
+        await self.readiness.close()
         await self.workers.close()
         await self.conductor.close()
         await self.prompts.close()
@@ -147,17 +152,19 @@ def build(
         settings.placement_wait_s,
     )
     bodies = Budget(settings.bodies_limit_mib << 20)
+    access = AccessLog(settings.access_log, clock)
     app = HttpApp(
         Completions(admission, dispatcher, prompts, off_loop, metrics.broken, settings.request_timeout_s, clock),
         Tokenization(prompts, off_loop),
         prompts,
-        lambda: view.servable(card.name, clock()),
+        lambda: readiness.lacks(),
         keys,
         metrics,
         registry,
         Inflater(off_loop, bodies, settings.body_limit_bytes),
         Cors(settings.cors_origins),
         clock,
+        access,
     )
     shared = HttpState(
         app,
@@ -177,6 +184,10 @@ def build(
         admin_listen=settings.admin_listen,
         message_s=settings.body_timeout_s,
         keepalive=PATIENT_KEEPALIVE_OPTIONS,
+        outermost=(access,),
+    )
+    readiness = Readiness(
+        card.name, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock
     )
     servicer = LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock)
     server.add(
@@ -201,7 +212,22 @@ def build(
             changeable_flag("draining", lambda: app.draining, drain),
         ],
     )
-    return Lb(view, line, conductor, workers, prompts, off_loop, dispatcher, app, http, server, https, keys, journal)
+    return Lb(
+        view,
+        line,
+        conductor,
+        workers,
+        prompts,
+        off_loop,
+        dispatcher,
+        app,
+        http,
+        server,
+        https,
+        keys,
+        journal,
+        readiness,
+    )
 
 
 async def run(settings: LbSettings, context: ServiceContext) -> None:

@@ -19,6 +19,7 @@ from pinyon import __version__
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
+from services.lb.access_log import AccessLog
 from services.lb.auth import ApiKeys
 from services.lb.http_answer import JSON, Reply, error_answer
 from services.lb.http_completions import Completions
@@ -62,11 +63,16 @@ class Route(NamedTuple):
 class HttpCall:
     """One request for the app; see :class:`services.lb.http_state.Exchange`."""
 
-    __slots__ = ("error", "fields", "guarded", "head", "holder", "label", "plain", "request_id", "route")
+    __slots__ = (
+        *("error", "fields", "guarded", "head", "holder", "label", "method", "place", "plain", "request_id", "route"),
+    )
 
-    def __init__(self, path: str, arrived_s: float) -> None:
+    def __init__(self, path: str, method: str, arrived_s: float) -> None:
         self.head = Head(path, arrived_s)
         self.label = "other"
+        self.method = method
+        self.place = "other"
+        """The route for the log: one of ours, never what a client made up."""
         self.route: Route | None = None
         self.error: PinyonError | None = None
         self.request_id = self.head.request_id
@@ -77,30 +83,35 @@ class HttpCall:
 
 
 class HttpApp:
-    """``draining`` is set when the process is about to end: readiness fails, requests still run."""
+    """``draining`` is set when the process is about to end: readiness fails, requests still run.
+
+    ``lacks`` says why no request would be served now; empty: one would be.
+    """
 
     def __init__(
         self,
         completions: Completions,
         tokenization: Tokenization,
         prompts: Prompts,
-        servable: Callable[[], bool],
+        lacks: Callable[[], str],
         keys: ApiKeys,
         metrics: LbMetrics,
         registry: CollectorRegistry,
         inflater: Inflater,
         cors: Cors,
         clock: Clock,
+        access: AccessLog,
     ) -> None:
         self._completions = completions
         self._prompts = prompts
-        self._servable = servable
+        self._lacks = lacks
         self._keys = keys
         self._metrics = metrics
         self._registry = registry
         self._inflater = inflater
         self._cors = cors
         self._clock = clock
+        self._access = access
         self._created_s = int(time.time())
         self.draining = False
         self._metrics_page = b""
@@ -125,7 +136,7 @@ class HttpApp:
 
     def open(self, head: RequestHead) -> HttpCall:
         """Who asks for what; whoever may not is refused before a byte of the body is kept."""
-        call = HttpCall(head.path, self._clock())
+        call = HttpCall(head.path, head.method, self._clock())
         try:
             self._open(head, call)
         except PinyonError as error:
@@ -142,14 +153,15 @@ class HttpApp:
         if route is None:
             if not path.startswith("/v1/models/"):
                 raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]})")
-            route = self._model_route
+            route, path = self._model_route, "/v1/models/*"
+        call.place = path
         if method == "OPTIONS" and self._cors:
             route = self._preflight_route
         call.route, call.label, call.guarded = route, route.label, route.guarded
         call.plain = route.generate is None
         if method != route.method and not (method == "HEAD" and route.method == "GET"):
             allow = {b"allow": route.method.encode()}
-            raise HttpError(405, f"Not allowed to {method} on {path[:SHOWN_CHARS]}.", allow)
+            raise HttpError(405, f"Not allowed to {method} on {head.path[:SHOWN_CHARS]}.", allow)
         wanted = call.head
         read_head(wanted, head.fields)
         call.request_id = wanted.request_id
@@ -169,7 +181,7 @@ class HttpApp:
             self._refuse(call, error, reply)
             return
         reply.whole(200, page, content_type)
-        self._metrics.answered(call.label, 200)
+        self._answered(call, 200)
 
     async def serve(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
         """A generation. Cancelled when its client is gone: then all is released, and nobody reads an answer."""
@@ -184,21 +196,39 @@ class HttpApp:
         except PinyonError as error:
             self._refuse(call, error, reply)
         except asyncio.CancelledError:
-            self._metrics.answered(call.label, CLIENT_GONE)
+            self._answered(call, CLIENT_GONE)
             raise
         except Exception:
             _log.exception("uncaught error in %s", call.label, extra={"request_id": call.request_id})
             self._refuse(call, Internal("internal error"), reply)
         else:
-            self._metrics.answered(call.label, status)
+            self._answered(call, status)
 
     def refused(self, call: HttpCall | None, status: int) -> None:
-        self._metrics.answered("other" if call is None else call.label, status)
+        if call is None:
+            self._metrics.answered("other", status)
+        else:
+            self._answered(call, status)
 
     def _refuse(self, call: HttpCall, error: PinyonError, reply: Reply) -> None:
         status, body, fields = error_answer(error)
         reply.whole(status, body, JSON, fields)
+        self._answered(call, status)
+
+    def _answered(self, call: HttpCall, status: int) -> None:
         self._metrics.answered(call.label, status)
+        head = call.head
+        self._access.answered(
+            call.method,
+            call.place,
+            status,
+            arrived_s=head.arrived_s,
+            request_id=head.log_id,
+            holder=call.holder,
+            request=head.request,
+            broken=head.broken,
+            quiet=not call.guarded and call.route is not None,
+        )
 
     # -- pages
 
@@ -224,10 +254,8 @@ class HttpApp:
         return b'{"status":"ok"}', JSON
 
     def _ready(self, head: Head) -> tuple[bytes, bytes]:
-        if self.draining:
-            raise Unavailable("draining")
-        if not self._servable():
-            raise Unavailable("No instance is available.", retry_after_s=1.0)
+        if missing := self._lacks():
+            raise Unavailable(missing, retry_after_s=None if self.draining else 1.0)
         return b'{"status":"ready"}', JSON
 
     def _prometheus(self, head: Head) -> tuple[bytes, bytes]:

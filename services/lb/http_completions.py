@@ -88,7 +88,7 @@ class Completions:
                         return 200
                     ask = await self._prompts.ask(call, head.log_id, request_class, **_said(head))
                     answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
-                    request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
+                    head.request = request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                     async with aclosing(self._dispatcher.run(request, ticket)) as deltas:
                         if call.stream:
                             await self._stream(
@@ -97,7 +97,9 @@ class Completions:
                         else:
                             await self._whole(head, request, ticket, deltas, answer_format, reply)
         except TimeoutError:
-            error: PinyonError = DeadlineExceeded(f"The request took longer than {self._timeout_s:g} s.")
+            error: PinyonError = DeadlineExceeded(
+                f"The request took longer than {self._timeout_s:g} s, the load balancer's --request-timeout-s."
+            )
         except PinyonError as raised:
             error = raised
         except Exception:
@@ -110,7 +112,8 @@ class Completions:
         if not begun:
             raise error
         # The status line has gone out as 200: the error travels as an event.
-        self._broken(error.grpc_code.lower())
+        head.broken = error.grpc_code.lower()
+        self._broken(head.broken)
         await reply.end(error_event(error) + DONE)
         return 200
 

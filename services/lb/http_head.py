@@ -15,8 +15,9 @@ from pinyon.core.request import check_geographies, check_kind, check_label, chec
 from services.lb.auth import PUBLIC
 from services.lb.http_error import HttpError
 from services.lb.labels import Labels
+from services.lb.request import Request
 
-__all__ = ["Head", "id_field", "read_head", "sent_id", "traceparent", "unique_id"]
+__all__ = ["Head", "id_field", "log_id", "read_head", "sane_id", "sent_id", "traceparent", "unique_id"]
 
 SLO_MS_MAX = 1 << 31
 
@@ -39,18 +40,30 @@ def id_field(request_id: str = "") -> bytes:
     return b"x-request-id: %b\r\n" % (request_id or unique_id()).encode("ascii")
 
 
+def sane_id(value: str) -> str:
+    """A client's id for its request as it came, or nothing if it is not one that can stand in any log."""
+    return value if _REQUEST_ID.fullmatch(value) else ""
+
+
+def log_id(told: str, unique: str) -> str:
+    """For all hops: unique, and the id that the client was told can be searched for."""
+    return unique if told is unique else f"{told}.{unique}"
+
+
 class Head:
     """``request_id`` is what the client is told: its own id if it sent a sane one. ``unique`` is what we go by."""
 
     __slots__ = (
         "arrived_s",
         "authorization",
+        "broken",
         "client",
         "gzip",
         "labels",
         "no_reuse",
         "path",
         "report",
+        "request",
         "request_id",
         "traceparent",
         "ttft_slo_ms",
@@ -72,11 +85,14 @@ class Head:
         self.no_reuse = False
         self.report = False
         self.ttft_slo_ms = 0
+        self.request: Request | None = None
+        """What it became, once its body is understood."""
+        self.broken = ""
+        """The code of the error with which an answer ended that had begun."""
 
     @property
     def log_id(self) -> str:
-        """For all hops: unique, and the client's own id can be searched for."""
-        return self.unique if self.request_id is self.unique else f"{self.request_id}.{self.unique}"
+        return log_id(self.request_id, self.unique)
 
 
 def sent_id(fields: Iterable[tuple[bytes, bytes]]) -> str:
@@ -99,8 +115,7 @@ def _authorization(head: Head, value: str) -> None:
 
 
 def _request_id(head: Head, value: str) -> None:
-    if _REQUEST_ID.fullmatch(value):
-        head.request_id = value
+    head.request_id = sane_id(value) or head.request_id
 
 
 def traceparent(value: str) -> str:

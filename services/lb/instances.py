@@ -179,6 +179,30 @@ class InstanceView:
         self._expire(now_s)
         return bool(serving_groups(self._candidates.get(name, ()), total_tokens, exclude))
 
+    def lacks(self, name: str, now_s: float, without: Collection[str] = ()) -> str:
+        """What it takes to serve the model, and is not there if these instances are not; empty if all of it is."""
+        self._expire(now_s)
+        there = [each for each in self._candidates.get(name, ()) if each.instance_id not in without]
+        if serving_groups(there, 1):
+            return ""
+        prefills = sum(each.role.prefills for each in there)
+        decodes = sum(each.role.decodes for each in there)
+        if not prefills and not decodes:
+            return f"No instance of {name} is available."
+        if not decodes:
+            return f"No instance of {name} that generates tokens is available ({prefills} that compute prompts are)."
+        if not prefills:
+            return f"No instance of {name} that computes prompts is available ({decodes} that generate tokens are)."
+        return (
+            f"No two instances of {name} have the same weights and KV layout, one to compute prompts, one to generate."
+        )
+
+    def unvouched(self, name: str, *, everyone: bool) -> list[Candidate]:
+        """Instances of the model that no conductor has listed lately; with ``everyone``, none speaks."""
+        unconfirmed = self._roster.unconfirmed
+        known = self._candidates.get(name, ())
+        return [each for each in known if everyone or each.instance_id in unconfirmed]
+
     def namespace(self, name: str, tenant: str) -> BlockKey | None:
         """Where the key chain of a tenant begins; None while the model's layout is unknown."""
         key = self._namespaces.get((name, tenant))

@@ -19,10 +19,11 @@ from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.messages.sampling import sampling_values
 from pinyon.runtime.first_message import Doors
+from services.lb.access_log import grpc_call
 from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, Client
 from services.lb.dispatcher import Dispatcher
-from services.lb.http_head import traceparent, unique_id
+from services.lb.http_head import traceparent
 from services.lb.labels import Labels, classify
 from services.lb.openai_parse import Call, PromptInput
 from services.lb.prompts import Prompts
@@ -76,22 +77,24 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
     async def Generate(self, request: lb_pb2.GenerateRequest, context: Context) -> None:
         """Writes by itself: a cancel then always arrives in here, where everything is released at once."""
         arrived_s, arrived_unix_s = self._clock(), self._unix_clock()
-        client = self._client(context)
+        client, seen = self._client(context), grpc_call()
         left_s = context.time_remaining()
         timeout_s = self._timeout_s if left_s is None else max(0.001, min(left_s, self._timeout_s))
         try:
             async with asyncio.timeout(timeout_s):
                 with self._admission.admit(client) as ticket:
                     parent = traceparent(_metadata(context, "traceparent"))
-                    ask = await self._ask(request, client, arrived_unix_s, parent)
-                    state = Request(ask, arrived_s, arrived_s + timeout_s)
+                    ask = await self._ask(request, client, arrived_unix_s, parent, seen.log_id)
+                    seen.request = state = Request(ask, arrived_s, arrived_s + timeout_s)
                     async with aclosing(self._dispatcher.run(state, ticket)) as deltas:
-                        await self._write_all(state, deltas, context)
+                        await self._write_all(state, deltas, context, seen.request_id)
         except TimeoutError:
-            raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s.") from None
+            whose = "the load balancer's --request-timeout-s" if timeout_s == self._timeout_s else "the call's deadline"
+            raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s, {whose}.") from None
 
-    async def _write_all(self, state: Request, deltas: AsyncGenerator[Delta, None], context: Context) -> None:
-        request_id = state.ask.request_id
+    async def _write_all(
+        self, state: Request, deltas: AsyncGenerator[Delta, None], context: Context, request_id: str
+    ) -> None:
         asks, told = state.ask.sampling.prompt_logprobs, False
         last = lb_pb2.GenerateResponse(request_id=request_id)
         async for delta in deltas:
@@ -110,7 +113,9 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         last.usage.CopyFrom(state.usage_message())
         await context.write(last)
 
-    async def _ask(self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, parent: str) -> Ask:
+    async def _ask(
+        self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, parent: str, log_id: str
+    ) -> Ask:
         """Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
         call = _call(request, self._prompts.model)
         try:
@@ -120,7 +125,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         try:
             return await self._prompts.ask(
                 call,
-                unique_id(),
+                log_id,
                 request_class,
                 holder=client.holder,
                 no_reuse=request.no_reuse,
@@ -137,7 +142,9 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
             raise InvalidArgument(error.message, field=field or None) from None
 
     def _client(self, context: Context) -> Client:
-        return self._keys.client(_metadata(context, "authorization"))
+        client = self._keys.client(_metadata(context, "authorization"))
+        grpc_call().holder = client.holder
+        return client
 
 
 def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:

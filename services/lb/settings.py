@@ -68,7 +68,7 @@ class LbSettings(JournalSettings):
     )
     queue_limit: int = Field(1024, ge=0, le=1 << 20, description="requests that wait for their turn; more get 429")
     in_flight_limit: int = Field(4096, ge=1, le=1 << 20, description="requests placed at once; more wait in the queue")
-    request_timeout_s: float = Field(120.0, gt=0, le=86_400, description="time for a whole request; then 504")
+    request_timeout_s: float = Field(600.0, gt=0, le=86_400, description="time for a whole request; then 504")
     conductor_timeout_s: float = Field(
         0.5, gt=0, le=60, description="wait for a placement before the load balancer chooses by itself"
     )
@@ -86,6 +86,7 @@ class LbSettings(JournalSettings):
         description="instances that a request may cost: that went away with it, or failed slowly; then 503",
     )
 
+    access_log: bool = Field(True, description="one line at info for each request that has ended")
     lame_duck_s: float = Field(
         2.0,
         ge=0,

@@ -62,7 +62,7 @@ class WorkerSettings(TransferSettings, JournalSettings):
     step_timeout_s: float = Field(
         20.0, gt=0, le=3600, description="an engine step that takes longer hangs: requests go elsewhere"
     )
-    request_timeout_s: float = Field(120.0, gt=0, le=86400, description="a request's time when it does not bring one")
+    request_timeout_s: float = Field(600.0, gt=0, le=86400, description="a request's time when it does not bring one")
     room_timeout_s: float = Field(20.0, gt=0, le=3600, description="wait for KV blocks before a prompt is refused")
     fetch_timeout_s: float = Field(
         2.0, gt=0, le=600, description="wait for reused KV before it is computed instead, and 1 s more for each GiB"

@@ -1,4 +1,5 @@
-"""What grpcurl does: a client that knows no proto file lists, describes and calls the conductor by reflection."""
+"""What grpcurl does: a client that knows no proto file lists, describes and calls the conductor by reflection, by its
+present version and by the one before."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import time
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from pinyon.runtime.identity import LB
 
@@ -17,16 +18,19 @@ SERVICE = "pinyon.api.conductor.v1.ConductorService"
 class Reflector:
     """A small grpcurl over one channel."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, version: str) -> None:
         self._channel = channel
-        self._stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        # The versions' messages are the same on the wire.
+        self._info = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
         self._pool = descriptor_pool.DescriptorPool()
         self._files: set[str] = set()
 
     def _ask(self, **question: str) -> reflection_pb2.ServerReflectionResponse:
-        (reply,) = self._stub.ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(**question)]), timeout=10
-        )
+        (reply,) = self._info(iter([reflection_pb2.ServerReflectionRequest(**question)]), timeout=10)
         return reply
 
     def services(self) -> set[str]:
@@ -42,10 +46,13 @@ class Reflector:
                 self._add(part)
         self._pool.Add(file)
 
-    def call(self, service: str, method: str, request: dict) -> dict:
+    def method(self, service: str, method: str):
         for raw in self._ask(file_containing_symbol=service).file_descriptor_response.file_descriptor_proto:
             self._add(raw)
-        found = self._pool.FindServiceByName(service).FindMethodByName(method)
+        return self._pool.FindServiceByName(service).FindMethodByName(method)
+
+    def call(self, service: str, method: str, request: dict) -> dict:
+        found = self.method(service, method)
         request_class = message_factory.GetMessageClass(found.input_type)
         response_class = message_factory.GetMessageClass(found.output_type)
         call = self._channel.unary_unary(
@@ -57,14 +64,33 @@ class Reflector:
         return json_format.MessageToDict(reply, preserving_proto_field_name=True)
 
 
-@pytest.fixture
-def reflector(cluster):
+VERSIONS = ("v1", "v1alpha")
+
+
+@pytest.fixture(params=VERSIONS)
+def reflector(cluster, request):
     with cluster.access.channel(cluster.services["conductor"], role=LB) as channel:
-        yield Reflector(channel)
+        yield Reflector(channel, request.param)
 
 
 def test_list(reflector):
-    assert {SERVICE, "grpc.health.v1.Health"} <= reflector.services()
+    itself = {f"grpc.reflection.{version}.ServerReflection" for version in VERSIONS}
+    assert {SERVICE, "grpc.health.v1.Health", *itself} <= reflector.services()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_reflection_describes_itself(reflector, version):
+    method = reflector.method(f"grpc.reflection.{version}.ServerReflection", "ServerReflectionInfo")
+    assert method.input_type.full_name == f"grpc.reflection.{version}.ServerReflectionRequest"
+    assert method.output_type.file.package == f"grpc.reflection.{version}"
+
+
+@pytest.mark.parametrize("name", ["lb-0", "prefill-0", "decode-0", "kvstore-0"])
+def test_every_service_answers_by_both_versions(cluster, name):
+    with cluster.access.channel(cluster.services[name]) as channel:
+        listed = [Reflector(channel, version).services() for version in VERSIONS]
+    assert listed[0] == listed[1]
+    assert len(listed[0]) >= 4
 
 
 def test_list_instances(reflector):

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import psutil
+from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.common.v1 import common_pb2
@@ -69,6 +70,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def start(self, port: int = 0) -> None:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self._server)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{bound}"
         await self._server.start()

@@ -293,6 +293,19 @@ async def test_statuses_of_what_cannot_be_placed(world):
     assert isinstance(error, ResourceExhausted)
     assert error.retry_after_s == pytest.approx(6.0, abs=0.1)
     assert world.metric("placements_total", outcome="resource_exhausted") == 1
+    assert "10.0" in error.message
+    assert "x-pinyon-ttft-slo-ms" in error.message
+
+
+async def test_the_default_limit_is_against_load_and_not_against_length(world):
+    """What takes longer than the 30 s by itself is placed, but not behind others by more than a quarter of that."""
+    members = await world.cluster()
+    for name in ("p0", "p1"):
+        slow = conductor_pb2.PrefillMeasurement(computed_tokens=1000, compute_us=8_000_000)
+        await members[name].report(prefills=[slow] * 20)
+    long = ask(prompt_tokens=5000, block_keys=b"")
+    placement = (await world.stub.Schedule(long)).placement
+    assert placement.predicted_ttft_ms > 35_000
 
 
 async def test_lookup_refuses_parts_of_keys(world):

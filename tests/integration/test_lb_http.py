@@ -111,7 +111,7 @@ async def test_what_a_submission_carries():
         assert sent.block_keys == asked.block_keys
         assert sent.prompt_tokens_le32 == b"p\0\0\0" * 100
         assert sent.traceparent == asked.traceparent == headers["traceparent"]
-        assert 0 < sent.timeout_ms <= 120_000
+        assert 0 < sent.timeout_ms <= 600_000
         sampling = sent.sampling
         assert (sampling.top_k, sampling.seed, list(sampling.stop), sampling.ignore_eos) == (7, 2**64 - 1, ["x"], True)
         # without a seed, two sampled requests differ; ids that are no ids are replaced

@@ -126,6 +126,7 @@ class DecodeRequest:
                 if not self.ended.done():
                     self._end(Internal("the request ended unexpectedly"))
                 span.set("completion_tokens", self._transcript.count)
+                _log.debug("ended after %d tokens", self._transcript.count, extra={"request_id": order.request_id})
                 await self._clean_up()
 
     def _on_deadline(self) -> None:

@@ -115,6 +115,8 @@ class PrefillJob:
     def finish(self, outcome: PrefillOutcome | None, error: PinyonError) -> None:
         if self.done.done():
             return
+        ended = "computed" if outcome is not None else error.message
+        _log.debug("prompt: %s", ended, extra={"request_id": self.order.request_id})
         if outcome is not None:
             self.done.set_result(outcome)
         else:

@@ -20,7 +20,7 @@ EXCLUDED_MAX = 64
 def request_from_proto(
     message: conductor_pb2.ScheduleRequest, request_id: str, ttft_slo_s: float, tbt_slo_s: float
 ) -> PlacementRequest:
-    """The request, under ``request_id``, with the given SLOs where it names none."""
+    """The request, under ``request_id``, with the given SLOs, the conductor's, where it names none."""
     check_id(request_id, "request_id")
     model = check_id(message.model, "model")
     if message.prompt_tokens < 1:
@@ -43,6 +43,7 @@ def request_from_proto(
         exclude,
         message.no_reuse,
         class_from_proto(message.request_class),
+        bool(ttft_slo_ms),
     )
 
 

@@ -107,10 +107,9 @@ class KvCacheCentric:
                     short_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
                     if fetch_s + short_s < prefill_s:
                         prefix, transfer_s, prefill_s = reach, fetch_s, short_s
-                    elif (
-                        fetch_s * transfer_doubt(state, now_s) + short_s < prefill_s
-                        and not 0 < request.ttft_slo_s < queue_s + fetch_s + short_s
-                    ):
+                    elif fetch_s * transfer_doubt(
+                        state, now_s
+                    ) + short_s < prefill_s and queue_s + fetch_s + short_s <= request.ttft_limit_s(fetch_s + short_s):
                         doubted = reach, fetch_s, short_s
             ttft_s = transfer_s + queue_s + prefill_s
             # equal times: the one with the emptier cache, then the smaller id (the pool's order)
@@ -136,4 +135,4 @@ class KvCacheCentric:
         """It saves computing, and costs the request little enough."""
         if sharing.prefill_s >= best.prefill_s or sharing.ttft_s > best.ttft_s * (1 + self._patience):
             return False
-        return not 0 < request.ttft_slo_s < sharing.ttft_s
+        return sharing.ttft_s <= request.ttft_limit_s(sharing.transfer_s + sharing.prefill_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Protocol
 
 from pinyon.core.layout import KvLayout
@@ -14,11 +15,17 @@ from pinyon.placement.prefix_match import Holders, PrefixMatch
 __all__ = ["Fetch", "PlacementDecision", "PlacementPolicy", "PlacementRequest", "Pool"]
 
 
+OWN_TIME_PATIENCE = 0.25
+"""What a request that takes longer than the default TTFT limit all by itself may wait, as a share of that time."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
     """One request to place. ``block_keys`` are packed; the tenant is in the keys already (their chain's namespace).
 
     ``max_tokens`` 0 is unknown. An SLO of 0 is off. ``exclude`` names instances not to use in any way.
+    ``ttft_slo_named``: it is the request's own limit, and kept to the letter; else it is the conductor's default, which
+    is there against load and refuses nobody for the length of a prompt.
     """
 
     request_id: str
@@ -31,6 +38,15 @@ class PlacementRequest:
     exclude: frozenset[str] = frozenset()
     no_reuse: bool = False
     request_class: RequestClass = UNKNOWN_CLASS
+    ttft_slo_named: bool = True
+
+    def ttft_limit_s(self, own_s: float) -> float:
+        """The longest TTFT that is acceptable where moving and computing the prompt alone takes ``own_s``."""
+        if self.ttft_slo_s <= 0:
+            return inf
+        if self.ttft_slo_named:
+            return self.ttft_slo_s
+        return max(self.ttft_slo_s, own_s * (1 + OWN_TIME_PATIENCE))
 
     def reusable_blocks(self, block_tokens: int) -> int:
         """Leading blocks that may be reused: the last token is always computed, its logits give the first one."""
@@ -74,6 +90,11 @@ class PlacementDecision:
     @property
     def ttft_s(self) -> float:
         return self.room_s + self.transfer_s + self.queue_s + self.prefill_s
+
+    @property
+    def own_s(self) -> float:
+        """Of the TTFT, what no idle cluster would spare the request."""
+        return self.transfer_s + self.prefill_s
 
     @property
     def reused_blocks(self) -> int:

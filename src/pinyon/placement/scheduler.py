@@ -70,7 +70,7 @@ class Scheduler:
         if best is None:
             best = self._probe(request, refused, now_s)
         if best is None:
-            raise rejection(request, min((each for each, _, _ in refused), key=lambda each: each.ttft_s))
+            raise rejection(request, [each for each, _, _ in refused])
         return best
 
     def _probe(

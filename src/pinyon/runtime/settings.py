@@ -171,6 +171,8 @@ def load_settings(
             **flag,
             help=((field.description or "") + shown).replace("%", "%%"),
         )
+        if default is True:
+            parser.add_argument(f"--no-{name.replace('_', '-')}", dest=name, action="store_const", const="false")
     given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
 
     def refuse(message: str) -> NoReturn:

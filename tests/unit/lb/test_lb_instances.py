@@ -151,3 +151,29 @@ def test_whose_weights_are_whose():
     assert [view.fingerprint(MODEL, name) for name in "acx"] == ["f", "new", "f"]
     assert view.fingerprint("another model", "x") == ""
     assert [view.keys_fit(MODEL, name) for name in "acx"] == [True, False, True]
+
+
+def test_what_is_missing_is_said():
+    message = listed(p="1", d="1", e="1")
+    for instance, role in zip(message.instances, (common_pb2.ROLE_PREFILL, *[common_pb2.ROLE_DECODE] * 2), strict=True):
+        instance.info.role = role
+    view = InstanceView(LeastLoaded())
+    assert view.lacks(MODEL, 0.0) == "No instance of m is available."
+    view.update(message, 0.0)
+    assert view.lacks(MODEL, 0.0) == view.lacks(MODEL, 0.0, {"e"}) == ""
+    assert "generates tokens is available (1 that" in view.lacks(MODEL, 0.0, {"d", "e"})
+    assert "computes prompts is available (2 that" in view.lacks(MODEL, 0.0, {"p"})
+    message.instances[0].info.model_fingerprint = "other"
+    view.update(message, 0.0)
+    assert "same weights" in view.lacks(MODEL, 0.0)
+
+
+def test_who_is_to_be_asked_whether_it_is_there():
+    view = view_of(a="1", b="1")
+
+    def unvouched(everyone: bool) -> list[str]:
+        return [each.instance_id for each in view.unvouched(MODEL, everyone=everyone)]
+
+    assert (unvouched(False), unvouched(True)) == ([], ["a", "b"])
+    view.update(listed(b="1"), 100.0, first=True)
+    assert (unvouched(False), sorted(unvouched(True))) == (["a"], ["a", "b"])

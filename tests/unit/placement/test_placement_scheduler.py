@@ -350,9 +350,41 @@ def test_rejection_names_the_time_after_which_the_queue_is_short_enough(fleet, s
 
 
 def test_no_retry_hint_when_even_an_idle_instance_is_too_slow(scheduler):
-    with pytest.raises(Rejected) as rejected:
+    with pytest.raises(
+        Rejected, match=r"trying again does not help; name a longer limit .*x-pinyon-ttft-slo-ms"
+    ) as refused:
         scheduler.schedule(ask(ttft_slo_s=1e-3), 0.0)
-    assert rejected.value.retry_after_s is None
+    assert refused.value.retry_after_s is None
+
+
+def test_the_default_limit_refuses_for_the_wait_and_not_for_the_length(fleet, scheduler):
+    def long(name: str):
+        return ask(name, blocks=450, block_keys=b"", ttft_slo_s=0.5, ttft_slo_named=False)
+
+    alone = scheduler.schedule(long("a"), 0.0)
+    assert alone.ttft_s == alone.own_s > 0.5
+    fleet.inflight.release("a")
+    for share, placed in ((0.2, True), (0.5, False)):
+        tokens = int(share * alone.own_s * 10_000)  # by the prior
+        for name in ("p0", "p1"):
+            fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=tokens), 0.0)
+        if placed:
+            assert scheduler.schedule(long("b"), 0.0).queue_s > 0
+            fleet.inflight.release("b")
+            continue
+        with pytest.raises(Rejected, match="--ttft-slo-ms") as rejected:
+            scheduler.schedule(long("b"), 0.0)
+        assert rejected.value.retry_after_s == pytest.approx(0.25 * alone.own_s, rel=0.1)
+
+
+def test_the_default_limit_is_the_limit_for_all_who_are_quicker(fleet, scheduler):
+    short = ask(ttft_slo_s=1.0, ttft_slo_named=False)
+    assert scheduler.schedule(short, 0.0).ttft_s < 0.1
+    fleet.inflight.release("r")
+    for name in ("p0", "p1"):
+        fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=9_800), 0.0)
+    with pytest.raises(Rejected):
+        scheduler.schedule(ask(ttft_slo_s=0.9, ttft_slo_named=False), 0.0)
 
 
 def test_rejection_by_time_between_tokens(fleet, scheduler):

@@ -19,7 +19,9 @@ WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 STREAMING = (
     ("unary_stream", f"/{WORKER_SERVICE.full_name}/Generate"),
     ("stream_stream", f"/{WORKER_SERVICE.full_name}/Session"),
+    ("stream_stream", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
     ("stream_stream", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+    ("unary_stream", "/grpc.health.v1.Health/Watch"),
 )
 
 
@@ -114,7 +116,7 @@ async def test_errors_in_streams(channel):
     assert "secret" not in error.details()
 
 
-async def test_messages_that_cannot_be_parsed_are_the_callers_fault(channel):
+async def test_messages_that_cannot_be_parsed_are_the_callers_fault(channel, caplog):
     for kind, path in (("unary_unary", f"/{KV_SERVICE.full_name}/Exists"), *STREAMING):
         call = getattr(channel, kind)(path)
         garbage = b"\xff" * 9
@@ -126,6 +128,7 @@ async def test_messages_that_cannot_be_parsed_are_the_callers_fault(channel):
         error = await failure(read_all())
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, path
         assert isinstance(error_from_rpc(error), InvalidArgument)
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
 
 
 async def test_a_status_arrives_though_the_first_write_was_cut_off(channel):

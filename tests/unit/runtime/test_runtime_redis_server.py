@@ -4,7 +4,8 @@ import pytest
 import redis
 
 from pinyon.core.errors import Unavailable
-from pinyon.runtime.redis_server import embedded_redis_executable, find_redis
+from pinyon.runtime import redis_server
+from pinyon.runtime.redis_server import NoRedis, embedded_redis_executable, find_redis, local_redis
 
 
 def test_a_started_redis_answers_and_ends():
@@ -39,3 +40,22 @@ def test_the_embedded_binary_is_used_when_nothing_is_on_the_path(monkeypatch):
 def test_a_dead_url_is_a_clear_error():
     with pytest.raises(Unavailable, match="no Redis answers at"):
         find_redis("redis://127.0.0.1:1/0")
+
+
+@pytest.mark.parametrize("said", ["Redis server v=5.0.14 sha=0", "no version at all", None])
+def test_what_is_too_old_or_does_not_run_on_the_path_is_passed_over(monkeypatch, tmp_path, said):
+    old = tmp_path / "redis-server"
+    old.write_text("#!/nobody/home\n" if said is None else f"#!/bin/sh\necho '{said}'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    embedded = embedded_redis_executable()
+    assert local_redis() == (None if embedded is None else (embedded, "embedded"))
+    old.write_text("#!/bin/sh\necho 'Redis server v=10.0.1 sha=0'\n")
+    assert local_redis() == (str(old), "path")
+
+
+def test_no_server_at_all_is_a_clear_error(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(redis_server, "embedded_redis_executable", lambda: None)
+    with pytest.raises(NoRedis, match="--redis-url"):
+        find_redis()

@@ -1,0 +1,187 @@
+"""One log line for each request that has ended, of either front door: what was asked, by whom, and how it went.
+
+Never in it: keys, prompts, answers, headers as they came. A line's ids are ours, or the client's after a check.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, cast
+
+import grpc
+
+from pinyon.core.clock import Clock
+from pinyon.runtime.logging import get_logger
+from services.lb.http_head import log_id, sane_id, unique_id
+from services.lb.request import Request
+
+__all__ = ["AccessLog", "GrpcCall", "grpc_call"]
+
+_log = get_logger("lb.access")
+_QUIET_SERVICES = ("/grpc.health.", "/grpc.reflection.")
+
+
+class GrpcCall:
+    """What the log is to know of a call. The servicer adds what only it knows."""
+
+    __slots__ = ("holder", "request", "request_id", "unique")
+
+    def __init__(self, client_id: str = "") -> None:
+        self.unique = unique_id()
+        self.request_id = sane_id(client_id) or self.unique
+        """What the client is told."""
+        self.holder = ""
+        self.request: Request | None = None
+
+    @property
+    def log_id(self) -> str:
+        return log_id(self.request_id, self.unique)
+
+
+_call: ContextVar[GrpcCall] = ContextVar("pinyon_lb_call")
+
+
+def grpc_call() -> GrpcCall:
+    """That of the present task; outside of a server one of its own."""
+    return _call.get(None) or GrpcCall()
+
+
+class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """``answered`` is told of HTTP requests; as an interceptor, the outermost, it sees gRPC calls."""
+
+    def __init__(self, enabled: bool, clock: Clock) -> None:
+        self._enabled = enabled
+        self._clock = clock
+
+    def answered(
+        self,
+        method: str,
+        route: str,
+        status: int,
+        *,
+        arrived_s: float,
+        request_id: str,
+        holder: str,
+        request: Request | None,
+        broken: str = "",
+        quiet: bool = False,
+    ) -> None:
+        """``broken`` is the error of an answer that had begun; ``quiet`` ones are logged at debug only."""
+        level = logging.DEBUG if quiet else logging.INFO
+        if self._enabled and _log.isEnabledFor(level):
+            self._line(level, method, route, status, arrived_s, request_id, holder, request, broken)
+
+    def _line(
+        self,
+        level: int,
+        method: str,
+        route: str,
+        status: int | str,
+        arrived_s: float,
+        request_id: str,
+        holder: str,
+        request: Request | None,
+        broken: str = "",
+    ) -> None:
+        facts: dict[str, Any] = {"method": method, "route": route, "status": status}
+        if request_id:
+            facts["request_id"] = request_id
+        if holder:
+            facts["tenant"] = holder
+        facts["ms"] = int((self._clock() - arrived_s) * 1e4) / 10
+        if broken:
+            facts["broken"] = broken
+        if request is not None:
+            facts["prompt_tokens"] = request.ask.prompt_tokens
+            facts["completion_tokens"] = len(request.tokens)
+            if (placement := request.placement) is not None:
+                facts["prefill"] = placement.prefill_instance_id
+                facts["decode"] = placement.decode_instance_id
+            if request.attempt > 1:
+                facts["attempts"] = request.attempt
+        # Not by info(): it would look through the stack for who called, which costs as much as all of the rest.
+        record = logging.LogRecord(_log.name, level, "", 0, "access", None, None)
+        vars(record).update(facts)
+        _log.handle(record)
+
+    # -- gRPC
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        method = cast("str", handler_call_details.method)
+        if handler is None:
+            return None
+        level = logging.DEBUG if method.startswith(_QUIET_SERVICES) else logging.INFO
+        if handler.response_streaming:
+            many = handler.request_streaming
+            make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.unary_stream_rpc_method_handler
+            inner = self._stream(handler.stream_stream if many else handler.unary_stream, method, level)
+        else:
+            many = handler.request_streaming
+            make = grpc.stream_unary_rpc_method_handler if many else grpc.unary_unary_rpc_method_handler
+            inner = self._unary(handler.stream_unary if many else handler.unary_unary, method, level)
+        return make(
+            inner,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _unary(self, behaviour: Any, method: str, level: int) -> Any:
+        async def call(request: Any, context: Any) -> Any:
+            seen, began_s, ended = self._begin(context), self._clock(), "CANCELLED"
+            try:
+                answer = await behaviour(request, context)
+                ended = "OK"
+                return answer
+            except Exception as error:
+                ended = _status(error, context)
+                raise
+            finally:
+                self._end(method, level, ended, began_s, seen)
+
+        return call
+
+    def _stream(self, behaviour: Any, method: str, level: int) -> Any:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            seen, began_s, ended = self._begin(context), self._clock(), "CANCELLED"
+            try:
+                async for message in behaviour(request, context):
+                    yield message
+                ended = "OK"
+            except Exception as error:
+                ended = _status(error, context)
+                raise
+            finally:
+                self._end(method, level, ended, began_s, seen)
+
+        return call
+
+    def _begin(self, context: Any) -> GrpcCall:
+        seen = GrpcCall(_client_id(context))
+        _call.set(seen)
+        return seen
+
+    def _end(self, method: str, level: int, status: str, began_s: float, seen: GrpcCall) -> None:
+        if self._enabled and _log.isEnabledFor(level):
+            self._line(level, "gRPC", method, status, began_s, seen.log_id, seen.holder, seen.request)
+
+
+def _client_id(context: Any) -> str:
+    """As it came; see :func:`sane_id`."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "x-request-id" and isinstance(value, str):
+            return value
+    return ""
+
+
+def _status(error: Exception, context: Any) -> str:
+    if isinstance(error, grpc.aio.AbortError):
+        code = context.code()
+        return code.name if isinstance(code, grpc.StatusCode) else str(code)
+    return "UNKNOWN"

@@ -1,0 +1,159 @@
+"""Starts again what died of a local cluster: later each time, and not for ever."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pinyon.core.errors import PinyonError
+from services.cluster import START_S, LocalCluster
+from services.process import ServiceProcess
+
+__all__ = ["Restarts", "Supervisor"]
+
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 10.0
+QUICK_S = 30.0
+"""Who dies sooner after its start died quickly."""
+QUICK_DEATHS_MAX = 8
+LOG_TAIL_BYTES = 4096
+SHOWN_CHARS = 200
+
+
+class Restarts:
+    """When one process is started again. Pure; the times are by the caller's clock, in seconds."""
+
+    def __init__(self, started_s: float) -> None:
+        self._started_s = started_s
+        self._quick = 0
+
+    def started(self, now_s: float) -> None:
+        self._started_s = now_s
+
+    def died(self, now_s: float) -> float | None:
+        """The pause before its next start: it doubles with every quick death in a row. None: there were too many."""
+        self._quick = self._quick + 1 if now_s - self._started_s < QUICK_S else 0
+        if self._quick > QUICK_DEATHS_MAX:
+            return None
+        return float(min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, self._quick - 1)))
+
+
+@dataclass(slots=True)
+class _Watched:
+    restarts: Restarts
+    due_s: float | None = None
+    """It is dead, and started then."""
+    ready_by_s: float | None = None
+    """It was started, and has not said yet where it serves."""
+    given_up: bool = False
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """``tick`` now and then, from the thread that started the cluster. ``say`` is told what happens, a line each.
+
+    ``stopped``: the cluster is to end; a start of Redis, which is waited for, is cut short then.
+    """
+
+    cluster: LocalCluster
+    say: Callable[[str], None]
+    stopped: Callable[[], bool]
+    started_s: float
+    _watched: dict[str, _Watched] = field(default_factory=dict)
+
+    def tick(self, now_s: float) -> None:
+        """Look at every process once; never waits for a service."""
+        self._tick_redis(now_s)
+        for service in self.cluster.services.values():
+            self._tick_service(service, now_s)
+
+    def _of(self, name: str) -> _Watched:
+        return self._watched.setdefault(name, _Watched(Restarts(self.started_s)))
+
+    def _tick_service(self, service: ServiceProcess, now_s: float) -> None:
+        watched = self._of(service.name)
+        if watched.given_up:
+            return
+        if watched.due_s is not None:
+            if now_s >= watched.due_s:
+                watched.due_s = None
+                watched.restarts.started(now_s)
+                watched.ready_by_s = now_s + START_S
+                self.cluster.restart(service.name, wait=False)
+            return
+        if watched.ready_by_s is not None and service.alive:
+            self._await_ready(service, watched, now_s)
+        elif not service.alive:
+            watched.ready_by_s = None
+            code = service.process.returncode if service.process is not None else None
+            how = _how(code) + (_last_words(service.log_path) if code and code > 0 else "")
+            self._plan(service.name, watched, how, f"its log: {service.log_path}", now_s)
+
+    def _await_ready(self, service: ServiceProcess, watched: _Watched, now_s: float) -> None:
+        try:
+            ready = service.announced(0)
+        except PinyonError:  # it has ended, or is about to
+            watched.ready_by_s = None
+            return
+        if ready:
+            watched.ready_by_s = None
+            endpoints = " ".join(f"{key}={value}" for key, value in service.endpoints.items())
+            self.say(f"{service.name} is back: pid {service.pid} {endpoints}")
+        elif watched.ready_by_s is not None and now_s >= watched.ready_by_s:
+            self.say(f"{service.name} was not ready within {START_S:g} s")
+            service.kill()
+
+    def _tick_redis(self, now_s: float) -> None:
+        redis = self.cluster.redis
+        if redis is None or redis.process is None:  # none, or not ours
+            return
+        watched = self._of("redis")
+        if watched.given_up or redis.process.poll() is None:
+            return
+        if watched.due_s is None:
+            where = f"its log: {redis.log_path}"
+            self._plan("redis", watched, _how(redis.process.returncode), where, now_s)
+        elif now_s >= watched.due_s:
+            watched.due_s = None
+            watched.restarts.started(now_s)
+            try:
+                redis.start(self.stopped)
+            except PinyonError:
+                return  # the next look finds it dead
+            if not self.stopped():
+                self.say(
+                    f"redis is back: pid {redis.process.pid}, empty, for it keeps nothing on disk; "
+                    "store nodes list what they hold again"
+                )
+
+    def _plan(self, name: str, watched: _Watched, how: str, where: str, now_s: float) -> None:
+        pause_s = watched.restarts.died(now_s)
+        if pause_s is None:
+            watched.given_up = True
+            self.say(f"{name} {how}: given up after {QUICK_DEATHS_MAX + 1} quick deaths in a row; {where}")
+            return
+        watched.due_s = now_s + pause_s
+        self.say(f"{name} {how}: started again in {pause_s:g} s; {where}")
+
+
+def _how(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _last_words(path: Path) -> str:
+    """The last line of a log, in brackets."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - LOG_TAIL_BYTES))
+            lines = deque((line for line in log.read().decode(errors="replace").splitlines() if line.strip()), 1)
+    except OSError:
+        return ""
+    return f" ({lines[0].strip()[:SHOWN_CHARS]})" if lines else ""

@@ -1,0 +1,115 @@
+"""A load balancer is ready when a request would be served now, and says what is missing when none would be."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.cluster import LocalCluster
+from services.scrape import Scrape
+from tests.cluster.specs import cluster_spec
+from tests.forks import forked
+
+WAIT_S = 60.0
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture
+def running(tmp_path) -> Iterator[LocalCluster]:
+    with LocalCluster(cluster_spec(prefill=1, decode=2, stores=0), tmp_path, forked) as running:
+        yield running
+
+
+def ready(cluster: LocalCluster) -> tuple[int, str]:
+    """Status and text of ``/health/ready``."""
+    connection = cluster.access.http(cluster.services["lb-0"], timeout_s=WAIT_S)
+    try:
+        connection.request("GET", "/health/ready")
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def generate(cluster: LocalCluster) -> int:
+    connection = cluster.access.http(cluster.services["lb-0"], timeout_s=WAIT_S)
+    try:
+        body = json.dumps({"model": "pinyon-tiny", "prompt": "The jay", "max_tokens": 4})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def health(cluster: LocalCluster) -> set[int]:
+    """What the gRPC health service says of the whole and of the front door."""
+    with cluster.access.channel(cluster.services["lb-0"]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        names = ("", "pinyon.api.lb.v1.LbService")
+        return {stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT_S).status for name in names}
+
+
+def wait_ready(cluster: LocalCluster, status: int) -> str:
+    """Until HTTP says so, and then gRPC; returns the text."""
+    deadline = time.monotonic() + WAIT_S
+    while (said := ready(cluster))[0] != status or health(cluster) != {SERVING if status == 200 else NOT_SERVING}:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)  # a poll with a deadline
+    return said[1]
+
+
+def wait_conductor_gone(cluster: LocalCluster) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while Scrape(cluster).total("pinyon_lb_conductor_connected"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # as above
+
+
+def test_without_a_conductor_the_instances_are_asked(running):
+    wait_ready(running, 200)
+    assert health(running) == {SERVING}
+    running.services["conductor"].kill()
+    wait_conductor_gone(running)
+    # Two rounds of asking: whoever lives is not taken for dead.
+    until = time.monotonic() + 3.0
+    while time.monotonic() < until:
+        assert ready(running)[0] == 200
+        assert generate(running) == 200
+    running.services["decode-0"].kill()
+    assert generate(running) == 200, "one is left"
+    assert ready(running)[0] == 200
+    running.services["decode-1"].kill()
+    text = wait_ready(running, 503)
+    assert "generates tokens" in text
+    assert "1 that compute prompts" in text
+    assert "conductor does not answer" in text
+    running.services["prefill-0"].kill()
+    deadline = time.monotonic() + WAIT_S
+    while "No instance of pinyon-tiny is available" not in ready(running)[1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # as above
+    for name in ("conductor", "prefill-0", "decode-1"):
+        running.restart(name)
+    wait_ready(running, 200)
+    assert generate(running) == 200
+
+
+def test_with_a_conductor_its_list_counts(running):
+    wait_ready(running, 200)
+    running.services["prefill-0"].kill()
+    text = wait_ready(running, 503)
+    assert "computes prompts" in text
+    assert "2 that generate tokens" in text
+    assert "conductor does not" not in text
+    running.restart("prefill-0")
+    wait_ready(running, 200)
+    for name in ("decode-0", "decode-1"):
+        running.services[name].kill()
+    assert "generates tokens" in wait_ready(running, 503)
+    running.restart("decode-0")
+    wait_ready(running, 200)
+    assert generate(running) == 200

@@ -1,0 +1,151 @@
+"""``python -m services up`` starts again what dies, says so, and gives up on what does not live."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pinyon.runtime import redis_server
+from services.cluster import ClusterSpec, LocalCluster
+from services.process import ROOT
+from services.supervisor import QUICK_DEATHS_MAX, Supervisor
+from tests.cluster.specs import cluster_spec
+from tests.cluster.test_cluster_process_life import children, gone, read_until, suite, wait_gone
+from tests.forks import forked
+from tests.unit.demo.test_demo_supervisor import free_run
+
+TICK_S = 0.02
+
+
+def generate(address: str) -> int:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    try:
+        body = {"model": "pinyon-tiny", "prompt": "The jay", "max_tokens": 4}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
+
+
+def pids(text: str) -> dict[str, int]:
+    """Of the services, from the table that was printed."""
+    return {name: int(pid) for name, pid in re.findall(r"│ ([a-z]+(?:-[0-9]+)?) +│ ([0-9]+) ", text)}
+
+
+def redis_of(pid: int) -> int:
+    """The Redis among the children of the suite."""
+    (found,) = (each for each in children(pid) if re.search("redis|valkey", Path(f"/proc/{each}/comm").read_text()))
+    return found
+
+
+def test_what_is_killed_is_started_again_and_serves():
+    with suite() as (process, text):
+        assert process.stdout is not None
+        out, before = process.stdout.fileno(), pids(text)
+        assert set(before) == {"conductor", "kvstore-0", "mixed-0", "lb-0"}, text
+        (address,) = re.findall(r"curl -N http://(\S+)/v1/completions", text)
+        assert generate(address) == 200
+        for name, pid in {**before, "redis": redis_of(process.pid)}.items():
+            os.kill(pid, signal.SIGKILL)
+            said = read_until(out, f"{name} is back", 60)
+            while not said.endswith("\n"):
+                said += os.read(out, 65536).decode()
+            assert re.search(rf"{name} was killed by SIGKILL: started again in 0\.5 s; its log: /\S+{name}\.log", said)
+            (new,) = re.findall(rf"{name} is back: pid ([0-9]+)", said)
+            assert int(new) != pid
+            assert not gone(int(new))
+            assert ("empty, for it keeps nothing" in said) == (name == "redis")
+        deadline = time.monotonic() + 60
+        while (status := generate(address)) != 200:  # the new worker has to register with the new conductor first
+            assert status == 503
+            assert time.monotonic() < deadline
+        started = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=40) == 0
+        assert wait_gone(started, 30) == []
+
+
+def test_what_does_not_live_is_given_up(tmp_path):
+    """By a clock that makes the pauses short. It is a process that dies by itself, and says why."""
+    said: list[str] = []
+    spec = cluster_spec(prefill=0, decode=0, mixed=1, stores=0)
+    with LocalCluster(spec, tmp_path, forked) as cluster:
+        dying = cluster.services["lb-0"]
+        dying.arguments += ["--queue-limit", "-1"]  # which it refuses at its start
+        supervisor = Supervisor(cluster, said.append, lambda: False, 0.0)
+        cluster_clock = time.monotonic()
+        dying.kill()
+        deadline = time.monotonic() + 120
+        while not any("given up" in line for line in said):
+            assert time.monotonic() < deadline, said
+            supervisor.tick(20 * (time.monotonic() - cluster_clock))
+            time.sleep(TICK_S)
+        count = len(said)
+        supervisor.tick(1e9)
+        assert len(said) == count, "it was given up"
+        assert cluster.services["conductor"].alive
+        assert cluster.services["mixed-0"].alive
+    assert "lb-0 was killed by SIGKILL" in said[0]
+    assert f"given up after {QUICK_DEATHS_MAX + 1} quick deaths in a row; its log: {tmp_path / 'lb-0.log'}" in said[-1]
+    assert all(re.search(r"ended with exit code [1-9][0-9]* \(.*queue.limit", line) for line in said[1:]), said
+    assert len(said) == QUICK_DEATHS_MAX + 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_while_it_starts_ends_it_at_once(number):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services", "up", "--http-port", "0", "--lb-port", "0", "--conductor-port", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        text = read_until(process.stdout.fileno(), "redis (", 60)
+        started = children(process.pid)
+        process.send_signal(number)
+        rest = process.stdout.read().decode()
+        assert process.wait(timeout=40) == 0
+        assert "stopped while starting" in rest, text + rest
+        assert "is up" not in rest
+        assert wait_gone(started, 30) == []
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+        process.stdout.close()
+
+
+def test_two_load_balancers_both_serve(tmp_path):
+    first = free_run(6)
+    spec = ClusterSpec(prefill=0, decode=0, mixed=1, stores=0, lbs=2, http_port=first, lb_port=first + 1)
+    with LocalCluster(spec, tmp_path, forked) as cluster:
+        places = [cluster.services[f"lb-{index}"].endpoints for index in range(2)]
+        assert [each["http"] for each in places] == [f"127.0.0.1:{first}", f"127.0.0.1:{first + 2}"]
+        assert [each["grpc"] for each in places] == [f"127.0.0.1:{first + 1}", f"127.0.0.1:{first + 3}"]
+        for each in places:
+            assert generate(each["http"]) == 200
+
+
+def test_without_any_redis_the_suite_starts_without_its_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(redis_server, "local_redis", lambda: None)
+    said: list[str] = []
+    cluster = LocalCluster(cluster_spec(prefill=0, decode=0, mixed=1, stores=1), tmp_path, forked)
+    try:
+        cluster.start(said.append)
+        assert "no KV store" in said[0]
+        assert "--redis-url" in said[0]
+        assert not cluster.of_kind("kvstore")
+    finally:
+        cluster.stop()
