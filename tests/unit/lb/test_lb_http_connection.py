@@ -413,6 +413,7 @@ async def test_the_end_of_the_server_is_told_to_who_waits():
     waiting.protocol.data_received(POST % (b"held", 0, b""))
     streaming.protocol.data_received(POST % (b"stream", 0, b""))
     arriving.protocol.data_received(POST % (b"a", 5, b"x"))
+    idle.protocol.data_received(POST % (b"plain", 0, b""))
     await world.settle()
     for transport in (waiting, streaming, arriving, idle):
         transport.protocol.shutdown()
@@ -423,3 +424,21 @@ async def test_the_end_of_the_server_is_told_to_who_waits():
     await world.settle()
     assert world.app.ended == ["cancelled", "cancelled"]
     assert not world.shared.tasks
+
+
+async def test_a_connection_that_has_asked_nothing_yet_is_heard_before_the_end():
+    world = World()
+    late, silent, half = (world.connect() for _ in range(3))
+    request = POST % (b"plain", 0, b"")
+    half.protocol.data_received(request[:9])
+    for transport in (late, silent, half):
+        transport.protocol.shutdown()
+        assert transport.closed == ""
+    late.protocol.data_received(request)
+    half.protocol.data_received(request[9:])
+    await world.settle()
+    for transport in (late, half):
+        assert transport.statuses == [200]
+        assert b"connection: close" in transport.written.lower()
+        assert transport.closed == "close"
+    await world.until(lambda: silent.closed == "abort")
