@@ -68,6 +68,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.die_at = -1
         self.error: common_pb2.Error | None = None
         self.per_update = 1
+        self.tells_logprobs = True
         self.padding = ""
         """Added to each update's text."""
         self._server: grpc.aio.Server | None = None
@@ -163,7 +164,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 tokens=[ord(char) for char in expected_text(base, done + step, done)],
             )
             sampling = submission.sampling
-            if sampling.HasField("logprobs"):
+            if sampling.HasField("logprobs") and self.tells_logprobs:
                 update.logprobs.CopyFrom(logprobs_to_proto(expected_logprobs(update.tokens, sampling.logprobs)))
             if first:
                 first = False
