@@ -1,9 +1,9 @@
-"""Makes ``tests/data/golden/sampling.npz``: what ``transformers``' logits processors make of random rows of logits.
+"""Makes ``tests/data/sampling.npz``: what ``transformers``' logits processors make of random rows of logits.
 
 Run once, by hand, in an environment of its own (the project does not depend on these)::
 
     pip install torch transformers
-    python tools/make_golden_sampling.py tests/data/golden
+    python tools/make_golden_sampling.py tests/data
 
 ``logits`` is ``(rows, vocab)``, ``tokens`` are those of a request so far, of which the last ``generated`` ones were
 generated. For every row and case ``i`` (``case_i`` are its parameters as JSON) ``scores_i`` has the scores after the

@@ -18,6 +18,8 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.core.logprobs import TokenLogprob
+from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.model import load_card
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb, build
@@ -42,6 +44,11 @@ def expected_text(prompt_tokens: int, count: int, start: int = 0) -> str:
     return "".join(chr(97 + (prompt_tokens * 7 + index * 5) % 26) for index in range(start, count))
 
 
+def expected_logprobs(tokens, top: int) -> list[TokenLogprob]:
+    """What a fake worker tells of tokens, with ``top`` likeliest ones each."""
+    return [TokenLogprob(-token / 64, tuple((token + n, -n / 4) for n in range(top))) for token in tokens]
+
+
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     """Generates at once; ``hold`` stops it before tokens, ``die_at`` breaks all its sessions at that token."""
 
@@ -62,6 +69,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.die_at = -1
         self.error: common_pb2.Error | None = None
         self.per_update = 1
+        self.tells_logprobs = True
         self.padding = ""
         """Added to each update's text."""
         self._server: grpc.aio.Server | None = None
@@ -157,8 +165,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 text=text + self.padding,
                 tokens=[ord(char) for char in expected_text(base, done + step, done)],
             )
+            sampling = submission.sampling
+            if sampling.HasField("logprobs") and self.tells_logprobs:
+                update.logprobs.CopyFrom(logprobs_to_proto(expected_logprobs(update.tokens, sampling.logprobs)))
             if first:
                 first = False
+                if sampling.prompt_logprobs:
+                    prompt = np.frombuffer(submission.prompt_tokens_le32, "<u4").tolist()
+                    told = expected_logprobs(prompt[1:], sampling.logprobs)
+                    update.prompt_logprobs.CopyFrom(logprobs_to_proto(told))
                 update.prefill.prefill_instance_id = submission.placement.prefill_instance_id
                 update.prefill.computed_tokens = count
             done += step

@@ -411,6 +411,8 @@ async def test_log_probabilities_of_a_chat(told):
 async def test_an_instance_that_tells_no_log_probabilities_fails_the_call():
     """Nobody is given an answer that lacks what was asked for."""
     async with running_lb() as bench:
+        for worker in bench.workers:
+            worker.tells_logprobs = False
         reply = await bench.complete("a", logprobs=1, max_tokens=2)
         assert (reply.status, reply.json["error"]["code"]) == (500, "internal_error")
         await bench.idle()

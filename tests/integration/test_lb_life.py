@@ -10,7 +10,16 @@ import pytest
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin, tokens
+from pinyon.messages.logprobs import logprobs_from_proto
+from tests.integration.lb_harness import (
+    MODEL,
+    Connection,
+    expected_logprobs,
+    expected_text,
+    running_lb,
+    spin,
+    tokens,
+)
 
 
 def ask(prompt: str = "hello", **fields) -> bytes:
@@ -344,6 +353,29 @@ async def test_grpc_generates():
             assert replies[-1].usage.prompt_tokens == length
             assert len({reply.request_id for reply in replies}) == 1
         assert bench.workers[0].submissions[0].sampling.temperature == 0
+        await bench.idle()
+
+
+@pytest.mark.parametrize("die_at", [-1, 3])
+async def test_grpc_tells_log_probabilities_also_of_what_goes_on_elsewhere(die_at):
+    async with running_lb(workers=2) as bench, grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
+        bench.workers[0].die_at = die_at
+        sampling = common_pb2.SamplingParams
+        request = lb_pb2.GenerateRequest(
+            prompt="pine", sampling=sampling(max_tokens=6, logprobs=2, prompt_logprobs=True)
+        )
+        replies = [reply async for reply in stub(channel).Generate(request)]
+        assert len(bench.workers[1].submissions) == (die_at > 0)
+        generated = [token for reply in replies for token in reply.tokens]
+        assert generated == list(expected_text(4, 6).encode())
+        told = [one for reply in replies for one in logprobs_from_proto(reply.logprobs)]
+        assert told == expected_logprobs(generated, 2)
+        assert [reply.HasField("prompt_logprobs") for reply in replies] == [True] + [False] * (len(replies) - 1)
+        assert logprobs_from_proto(replies[0].prompt_logprobs) == expected_logprobs(b"ine", 2)
+        (plain,) = [reply async for reply in stub(channel).Generate(
+            lb_pb2.GenerateRequest(prompt="pine", sampling=sampling(max_tokens=1)))]  # fmt: skip
+        assert not plain.HasField("logprobs")
+        assert not plain.HasField("prompt_logprobs")
         await bench.idle()
 
 

@@ -14,7 +14,7 @@ from pinyon.core.request import SamplingParams
 from services.worker.engines.logprobs import token_logprob
 from services.worker.engines.sampling import Sampler, uniform
 
-GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden" / "sampling.npz")
+GOLDEN = np.load(Path(__file__).parents[2] / "data" / "sampling.npz")
 LOGITS, TOKENS, GENERATED = GOLDEN["logits"], GOLDEN["tokens"], int(GOLDEN["generated"])
 CASES = sorted(name.removeprefix("case_") for name in GOLDEN.files if name.startswith("case_"))
 SAMPLER = Sampler(LOGITS.shape[1], (), tuple(GOLDEN["eos"].tolist()))
