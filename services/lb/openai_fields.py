@@ -197,7 +197,7 @@ def _messages(name: str, value: Any) -> None:
         if type(message) is not dict:
             raise InvalidArgument(wrong(f"{name}[{index}]", "an object", message).message, field=name)
         for key, part in message.items():
-            if key in ("role", "content", "name") or part is None or part == []:
+            if key in ("role", "content", "name") or part is None or part == [] or (key == "type" and part == "text"):
                 continue
             raise InvalidArgument(
                 f"'{name}[{index}].{key[:FIELD_SHOWN_CHARS]}' is not supported with the value {shown(part)}.",

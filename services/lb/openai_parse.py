@@ -64,11 +64,12 @@ class Rendering(NamedTuple):
 PLAIN = Rendering()
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class Call:
     """One call's body. ``max_tokens`` 0, ``seed`` None, ``priority`` None, ``user`` empty: not named.
 
-    From ``min_p`` to ``prompt_logprobs`` as in :class:`pinyon.core.request.SamplingParams`.
+    From ``min_p`` to ``prompt_logprobs`` as in :class:`pinyon.core.request.SamplingParams`. Most calls name few of all:
+    the rest stays with the class.
     """
 
     model: str
@@ -104,6 +105,13 @@ class Call:
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     rendering: Rendering = PLAIN
+
+    def __init__(self, model: str, prompt: PromptInput, prompt_field: str, **said: Any) -> None:
+        self.model = model
+        self.prompt = prompt
+        self.prompt_field = prompt_field
+        if said:
+            vars(self).update(said)
 
     @property
     def choices(self) -> int:
@@ -162,7 +170,7 @@ def parse_chat(body: bytes | bytearray) -> Call:
         call.logprobs = top
     elif top:
         raise InvalidArgument(f"top_logprobs ({top}) needs logprobs to be true.", field="top_logprobs")
-    if values.keys() & _RENDERING:
+    if not _RENDERING.isdisjoint(values):
         call.rendering = _rendering(values)
     return call
 
@@ -266,9 +274,10 @@ def _call(values: dict[str, Any], prompt_field: str) -> Call:
             raise InvalidArgument("stream_options is only allowed when stream is true.", field="stream_options")
         call.include_usage = bool(options.get("include_usage"))
         call.continuous_usage = bool(options.get("continuous_usage_stats"))
-    for name in values.keys() & _RARE.keys():
-        if (value := values[name]) is not None:
-            setattr(call, name, _RARE[name](value))
+    if not _RARE_NAMES.isdisjoint(values):
+        for name in _RARE_NAMES.intersection(values):
+            if (value := values[name]) is not None:
+                setattr(call, name, _RARE[name](value))
     if (best_of := get("best_of")) is not None and best_of != call.n:
         raise InvalidArgument(f"'best_of' is not supported with a value ({best_of}) other than n.", field="best_of")
     return call
@@ -292,6 +301,7 @@ _RARE: dict[str, Callable[[Any], Any]] = {
     "return_tokens_as_token_ids": bool,
 }
 """What most calls do not have, and how it is kept."""
+_RARE_NAMES = frozenset(_RARE)
 
 _RENDERING = frozenset(("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"))
 

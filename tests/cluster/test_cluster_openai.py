@@ -78,7 +78,7 @@ def test_stop_strings_end_the_text(client):
         ({"max_tokens": -3}, 400, "max_tokens"),
         ({"temperature": 9.0}, 400, "temperature"),
         ({"prompt": "x" * 50_000}, 400, "context"),
-        ({"n": 2}, 400, "n"),
+        ({"n": 17}, 400, "n"),
         ({"extra_body": {"no_such_field": 1}}, 400, "no_such_field"),
     ],
 )
@@ -89,3 +89,32 @@ def test_bad_input_is_an_openai_error(client, change, status, word):
     assert word in str(caught.value.body)
     # and the suite lives on
     assert client.completions.create(model="pinyon-tiny", prompt="a", max_tokens=1).choices
+
+
+def test_several_choices_are_those_of_calls_of_their_own(client):
+    ask = {"model": "pinyon-tiny", "max_tokens": 8, "temperature": 0.8}
+    prompts = ["The jay caches", "Pines grow"]
+    together = client.completions.create(**ask, prompt=prompts, n=2, seed=5, echo=True)
+    assert [choice.index for choice in together.choices] == [0, 1, 2, 3]
+    for index, choice in enumerate(together.choices):
+        prompt = prompts[index // 2]
+        alone = client.completions.create(**ask, prompt=prompt, seed=5 + index % 2)
+        assert choice.text == prompt + alone.choices[0].text
+    assert together.usage.prompt_tokens == sum(map(len, prompts))
+    assert together.usage.completion_tokens == 32
+    streamed = dict.fromkeys(range(4), "")
+    for part in client.completions.create(**ask, prompt=prompts, n=2, seed=5, echo=True, stream=True):
+        streamed[part.choices[0].index] += part.choices[0].text
+    assert list(streamed.values()) == [choice.text for choice in together.choices]
+
+
+def test_the_body_of_vllm_bench_serve(client):
+    parts = list(
+        client.completions.create(
+            model="pinyon-tiny", prompt="The jay", max_tokens=6, temperature=0.0, stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            extra_body={"repetition_penalty": 1.0, "ignore_eos": True, "top_k": -1, "min_p": 0},
+        )
+    )  # fmt: skip
+    assert [part.usage.completion_tokens for part in parts if part.choices][-1] == 6
+    assert parts[-1].usage.total_tokens == 13

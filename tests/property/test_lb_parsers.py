@@ -29,7 +29,8 @@ COMPLETION = {
     "ignore_eos": True, "priority": -3, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": [],
 }  # fmt: skip
 CHAT = {
-    "model": "m", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, "temperature": 1,
+    "model": "m", "messages": [{"role": "user", "content": "hi", "type": "text", "tool_calls": [], "refusal": None}],
+    "max_completion_tokens": 4, "temperature": 1,
     "stream": False, "n": 1, "metadata": {}, "store": False, "tools": [], "tool_choice": "auto", "stop": "x",
     "response_format": {"type": "text"}, "logprobs": False, "top_logprobs": 0, "modalities": ["text"],
     "add_generation_prompt": True, "chat_template_kwargs": {"a": 1}, "logit_bias": {"3": 1},
@@ -93,7 +94,19 @@ def test_bodies(parse, base, data):
 
 def test_the_bodies_above_are_good():
     assert parse_completion(json.dumps(COMPLETION).encode()) == Call(
-        "m", "hello", "prompt", 4, 0.5, 0, 1.0, 3, ("a",), True, True, True, "u", -3
+        "m",
+        "hello",
+        "prompt",
+        max_tokens=4,
+        temperature=0.5,
+        top_p=1.0,
+        seed=3,
+        stop=("a",),
+        ignore_eos=True,
+        stream=True,
+        include_usage=True,
+        user="u",
+        priority=-3,
     )
     assert parse_chat(json.dumps(CHAT).encode()).max_tokens == 4
 
@@ -187,6 +200,7 @@ def test_what_is_refused_names_its_field(field, value):
         ("store", True),
         ("modalities", ["audio"]),
         ("messages", [{"role": "user", "content": "a", "tool_calls": [1]}]),
+        ("messages", [{"role": "user", "content": "a", "type": "image"}]),
         ("messages", "hi"),
         ("max_tokens", 9),
     ],
