@@ -76,6 +76,6 @@ def configure_logging(service: str, instance_id: str, level: str, log_format: st
     root.setLevel(logging.WARNING)
     # Nothing here shows them, and they are half of what a record costs.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.logAsyncioTasks = False
+    logging.logAsyncioTasks = False  # type: ignore[attr-defined]  # from Python 3.12 on
     logging.getLogger("pinyon").setLevel(level.upper())
     logging.captureWarnings(True)
