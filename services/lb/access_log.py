@@ -6,7 +6,7 @@ Never in it: keys, prompts, answers, headers as they came. A line's ids are ours
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,14 +26,14 @@ _QUIET_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 class GrpcCall:
     """What the log is to know of a call. The servicer adds what only it knows."""
 
-    __slots__ = ("holder", "request", "request_id", "unique")
+    __slots__ = ("holder", "request_id", "requests", "unique")
 
     def __init__(self, client_id: str = "") -> None:
         self.unique = unique_id()
         self.request_id = sane_id(client_id) or self.unique
         """What the client is told."""
         self.holder = ""
-        self.request: Request | None = None
+        self.requests: Sequence[Request] = ()
 
     @property
     def log_id(self) -> str:
@@ -64,14 +64,14 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         arrived_s: float,
         request_id: str,
         holder: str,
-        request: Request | None,
+        requests: Sequence[Request],
         broken: str = "",
         quiet: bool = False,
     ) -> None:
         """``broken`` is the error of an answer that had begun; ``quiet`` ones are logged at debug only."""
         level = logging.DEBUG if quiet else logging.INFO
         if self._enabled and _log.isEnabledFor(level):
-            self._line(level, method, route, status, arrived_s, request_id, holder, request, broken)
+            self._line(level, method, route, status, arrived_s, request_id, holder, requests, broken)
 
     def _line(
         self,
@@ -82,7 +82,7 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         arrived_s: float,
         request_id: str,
         holder: str,
-        request: Request | None,
+        requests: Sequence[Request],
         broken: str = "",
     ) -> None:
         facts: dict[str, Any] = {"method": method, "route": route, "status": status}
@@ -93,14 +93,17 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         facts["ms"] = int((self._clock() - arrived_s) * 1e4) / 10
         if broken:
             facts["broken"] = broken
-        if request is not None:
-            facts["prompt_tokens"] = request.ask.prompt_tokens
-            facts["completion_tokens"] = len(request.tokens)
+        if requests:
+            request = requests[0]
+            facts["prompt_tokens"] = sum(each.ask.prompt_tokens for each in requests)
+            facts["completion_tokens"] = sum(len(each.tokens) for each in requests)
+            if len(requests) > 1:
+                facts["choices"] = len(requests)
             if (placement := request.placement) is not None:
                 facts["prefill"] = placement.prefill_instance_id
                 facts["decode"] = placement.decode_instance_id
-            if request.attempt > 1:
-                facts["attempts"] = request.attempt
+            if (attempts := max(each.attempt for each in requests)) > 1:
+                facts["attempts"] = attempts
         # Not by info(): it would look through the stack for who called, which costs as much as all of the rest.
         record = logging.LogRecord(_log.name, level, "", 0, "access", None, None)
         vars(record).update(facts)
@@ -169,7 +172,7 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
     def _end(self, method: str, level: int, status: str, began_s: float, seen: GrpcCall) -> None:
         if self._enabled and _log.isEnabledFor(level):
-            self._line(level, "gRPC", method, status, began_s, seen.log_id, seen.holder, seen.request)
+            self._line(level, "gRPC", method, status, began_s, seen.log_id, seen.holder, seen.requests)
 
 
 def _client_id(context: Any) -> str:

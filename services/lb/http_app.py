@@ -225,7 +225,7 @@ class HttpApp:
             arrived_s=head.arrived_s,
             request_id=head.log_id,
             holder=call.holder,
-            request=head.request,
+            requests=head.requests,
             broken=head.broken,
             quiet=not call.guarded and call.route is not None,
         )

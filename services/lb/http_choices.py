@@ -57,6 +57,7 @@ class ChoicesAnswer:
         make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
         self._format: Choices = make(head.unique, created_s, call, prompts.tokenizer, prompts.texts)
         self._requests = [Request(ask, head.arrived_s, deadline_s, whole=not call.stream) for ask in asks]
+        head.requests = self._requests
         self._choices = [
             Choice(index, memoryview(ask.tokens_le32).cast("I")) for index, ask in enumerate(asks)
         ]  # fmt: skip

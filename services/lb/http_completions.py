@@ -88,7 +88,8 @@ class Completions:
                         return 200
                     ask = await self._prompts.ask(call, head.log_id, request_class, **_said(head))
                     answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
-                    head.request = request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
+                    request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
+                    head.requests = (request,)
                     async with aclosing(self._dispatcher.run(request, ticket)) as deltas:
                         if call.stream:
                             await self._stream(

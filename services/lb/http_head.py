@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -63,8 +63,8 @@ class Head:
         "no_reuse",
         "path",
         "report",
-        "request",
         "request_id",
+        "requests",
         "traceparent",
         "ttft_slo_ms",
         "unique",
@@ -85,7 +85,7 @@ class Head:
         self.no_reuse = False
         self.report = False
         self.ttft_slo_ms = 0
-        self.request: Request | None = None
+        self.requests: Sequence[Request] = ()
         """What it became, once its body is understood."""
         self.broken = ""
         """The code of the error with which an answer ended that had begun."""

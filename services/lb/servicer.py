@@ -85,7 +85,8 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                 with self._admission.admit(client) as ticket:
                     parent = traceparent(_metadata(context, "traceparent"))
                     ask = await self._ask(request, client, arrived_unix_s, parent, seen.log_id)
-                    seen.request = state = Request(ask, arrived_s, arrived_s + timeout_s)
+                    state = Request(ask, arrived_s, arrived_s + timeout_s)
+                    seen.requests = (state,)
                     async with aclosing(self._dispatcher.run(state, ticket)) as deltas:
                         await self._write_all(state, deltas, context, seen.request_id)
         except TimeoutError:

@@ -25,7 +25,7 @@ def written(capsys) -> Iterator[Callable[[], list[str]]]:
 
 
 def line(log: AccessLog, **changes) -> None:
-    values = {"arrived_s": 1.0, "request_id": "abc.1", "holder": "acme", "request": None, **changes}
+    values = {"arrived_s": 1.0, "request_id": "abc.1", "holder": "acme", "requests": (), **changes}
     log.answered("POST", "/v1/completions", 200, **values)
 
 
