@@ -120,4 +120,7 @@ def _fields(sampling: SamplingParams) -> dict[str, object]:
         "top_p": sampling.top_p,
         "seed": sampling.seed,
         "ignore_eos": sampling.ignore_eos,
+        "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
     }

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.batching import TokenCounts
 from pinyon.core.request import SamplingParams
+from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import load_card
 from services.worker.engines import DecodeSlot, PrefillChunk, create_engine
 
@@ -35,8 +36,8 @@ def text_tokens(random_: random.Random, count: int) -> list[int]:
 
 
 def random_sampling(random_: random.Random, max_tokens: int) -> SamplingParams:
-    """Greedy or not, with a seed of its own; always exactly ``max_tokens`` tokens."""
-    greedy = random_.random() < 0.5
+    """Greedy or not, with a seed of its own, penalised or not; always exactly ``max_tokens`` tokens."""
+    greedy, penalised = random_.random() < 0.5, random_.random() < 0.5
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=0.0 if greedy else 0.9,
@@ -44,6 +45,9 @@ def random_sampling(random_: random.Random, max_tokens: int) -> SamplingParams:
         top_p=1.0 if greedy else random_.choice([1.0, 0.9]),
         seed=random_.randrange(2**32),
         ignore_eos=True,
+        repetition_penalty=1.2 if penalised else 1.0,
+        frequency_penalty=0.5 if penalised else 0.0,
+        presence_penalty=-0.25 if penalised else 0.0,
     )
 
 
@@ -73,7 +77,8 @@ class Reference:
         outputs: list[list[int]] = []
         for ask, table in zip(asks, tables, strict=True):
             prompt = np.array(ask.prompt, dtype=np.uint32)
-            chunk = PrefillChunk(tokens=prompt, start=0, block_table=table, sampling=ask.sampling, sample_index=0)
+            counts = TokenCounts.needed(ask.sampling, prompt, 0)
+            chunk = PrefillChunk(prompt, start=0, block_table=table, sampling=ask.sampling, counts=counts)
             token = self._engine.step([chunk], []).prefill_tokens[0]
             assert token is not None
             outputs.append([token])
@@ -85,12 +90,17 @@ class Reference:
                     tables[one],
                     asks[one].sampling,
                     len(outputs[one]),
+                    _counts(asks[one], outputs[one]),
                 )
                 for one in going
             ]
             for one, token in zip(going, self._engine.step([], slots).decode_tokens, strict=True):
                 outputs[one].append(token)
         self._known.update(zip(asks, outputs, strict=True))
+
+
+def _counts(ask: Ask, output: Sequence[int]) -> TokenCounts | None:
+    return TokenCounts.needed(ask.sampling, np.array([*ask.prompt, *output], np.uint32), len(output))
 
 
 @dataclass
@@ -104,17 +114,8 @@ class Answer:
 async def send(stub: lb_pb2_grpc.LbServiceStub, ask: Ask, answer: Answer | None = None) -> Answer:
     """The whole answer over gRPC; ``answer``, if given, grows while it comes."""
     answer = answer or Answer()
-    sampling = ask.sampling
     request = lb_pb2.GenerateRequest(
-        prompt_tokens_le32=np.array(ask.prompt, dtype="<u4").tobytes(),
-        sampling=common_pb2.SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            ignore_eos=sampling.ignore_eos,
-        ),
+        prompt_tokens_le32=np.array(ask.prompt, dtype="<u4").tobytes(), sampling=sampling_to_proto(ask.sampling)
     )
     async for reply in stub.Generate(request, timeout=120):
         answer.tokens += reply.tokens

@@ -134,6 +134,30 @@ def test_stop_strings_match_as_by_brute_force(text: str, stops: list[str], cuts:
     assert out == expected
 
 
+@settings(max_examples=500)
+@given(
+    deltas=st.lists(st.text("ab", max_size=4), max_size=8),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    quiet=st.integers(0, 8),
+)
+def test_what_ends_in_the_quiet_beginning_does_not_match(deltas: list[str], stops: list[str], quiet: int) -> None:
+    text, silent = "".join(deltas), len("".join(deltas[:quiet]))
+    ends = [
+        (at + len(stop), at)
+        for stop in stops
+        for at in range(len(text))
+        if text.startswith(stop, at) and at + len(stop) > silent
+    ]
+    matcher, out = StopMatcher(stops), ""
+    for number, delta in enumerate(deltas):
+        safe, matched = matcher.push(delta, ends=number >= quiet)
+        out += safe
+        if matched:
+            break
+    assert matcher.matched == bool(ends)
+    assert out + matcher.flush() == (text[: min(ends)[1]] if ends else text)
+
+
 def test_nothing_comes_after_a_match() -> None:
     matcher = StopMatcher(["END"])
     assert matcher.push("text EN") == ("text ", False)
