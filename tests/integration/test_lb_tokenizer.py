@@ -11,6 +11,7 @@ import pytest
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.model import load_card
 from services.lb import tokenizer_process
+from services.lb.openai_parse import Rendering
 from services.lb.tokenizer_process import TokenizerProcess, tokenize
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden" / "qwen3-f32"
@@ -31,6 +32,10 @@ async def test_the_tokens_are_the_same():
         with pytest.raises(InvalidArgument):
             await process.tokenize("", [{"role": "nobody"}])
         assert await process.tokenize("", "short") == found[2]
+        left_open = Rendering(add_generation_prompt=False, continue_final_message=True)
+        messages = [{"role": "user", "content": "short"}]
+        assert await process.tokenize("", messages, left_open) == tokenize(card, messages, left_open)
+        assert tokenize(card, messages, left_open) != tokenize(card, messages)
     finally:
         await process.close()
     assert not children()
