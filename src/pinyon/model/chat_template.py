@@ -3,7 +3,9 @@
 A checkpoint brings its own Jinja template, which runs sandboxed and bounded; the built-in byte model has role tokens.
 Two promises hold for both:
 
-- Text of a message never becomes a special token: a user who writes ``<|im_end|>`` has written ten characters.
+- Text of a message or of a variable never becomes a special token: a user who writes ``<|im_end|>`` has written ten
+  characters. (A template that puts two texts together with nothing between them makes one of them.) Where no such text
+  is there, tokens are those of ``transformers``' ``apply_chat_template``.
 - Appending turns keeps the earlier rendering as a prefix (for a checkpoint: if its template does), so the next turn of
   a conversation reuses the KV of the ones before.
 """
@@ -12,12 +14,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pinyon.core.errors import InvalidArgument
@@ -43,12 +47,24 @@ _ESCAPE = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 class ChatTemplate(Protocol):
     """Renders a conversation, ready for the assistant to answer."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt as people read it. Raises :class:`InvalidArgument` with field ``messages``."""
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """The prompt as people read it. ``variables``: plain JSON values that the template reads beside the messages
+        (vLLM's ``chat_template_kwargs``).
+
+        Raises :class:`InvalidArgument` with field ``messages``, or ``chat_template_kwargs`` for one of its own
+        variables or one that the template does not read.
+        """
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenArray:
-        """The prompt's tokens. Raises :class:`InvalidArgument` with field ``messages``."""
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_special_tokens: bool = False,
+    ) -> TokenArray:
+        """The prompt's tokens. ``add_special_tokens``: also those that the tokenizer begins or ends a text with, beside
+        what the template writes. Raises as :meth:`render`."""
         ...
 
 
@@ -63,11 +79,19 @@ class ByteChatTemplate:
         "tool": ByteTokenizer.TOOL,
     }
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        _read_only(variables, frozenset())
         lines = [f"{m['role']}: {m['content']}\n" for m in _checked(messages, set(self._ROLES))]
         return "".join(lines) + "assistant:"
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenArray:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_special_tokens: bool = False,
+    ) -> TokenArray:
+        _read_only(variables, frozenset())
         tokenizer = ByteTokenizer()
         end = np.array([ByteTokenizer.END_OF_TURN], dtype="<u4")
         parts = [np.array([ByteTokenizer.BOS], dtype="<u4")]
@@ -81,51 +105,74 @@ class ByteChatTemplate:
 class JinjaChatTemplate:
     """A checkpoint's template (``chat_template`` of tokenizer_config.json, or chat_template.jinja).
 
-    ``variables`` are what templates expect beside the messages: ``bos_token``, ``eos_token``, ….
+    ``tokens`` are those that templates know by name: ``bos_token``, ``eos_token``, …. ``strftime_now`` formats the
+    present time for templates that write the date; without it they are refused.
     """
 
-    def __init__(self, source: str | None, tokenizer: HfTokenizer, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str | None,
+        tokenizer: HfTokenizer,
+        tokens: Mapping[str, str] | None = None,
+        strftime_now: Callable[[str], str] | None = None,
+    ) -> None:
         source = DEFAULT_TEMPLATE if source is None else source
         if len(source) > TEMPLATE_CHARS_MAX:
             raise InvalidArgument(f"chat template is longer than {TEMPLATE_CHARS_MAX} characters", field="model")
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = strftime_now or _no_clock
         try:
             self._template = environment.from_string(source)
+            self._reads = frozenset(meta.find_undeclared_variables(environment.parse(source))) - {"messages"}
         except TemplateError as error:
             raise InvalidArgument(f"chat template cannot be parsed: {error}", field="model") from error
         self._tokenizer = tokenizer
-        self._variables = dict(variables or {})
+        self._tokens = dict(tokens or {})
         # Longest first, so that a marker which begins with another is found whole.
         self._markers = sorted(tokenizer.special_tokens, key=len, reverse=True)
         pattern = "|".join(re.escape(marker) for marker in self._markers)
         self._marker_pattern = re.compile(pattern) if pattern else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return self._render(_checked(messages, None))
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        return self._render(_checked(messages, None), _read_only(variables, self._reads))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenArray:
-        checked = _checked(messages, None)
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_special_tokens: bool = False,
+    ) -> TokenArray:
+        checked, variables = _checked(messages, None), _read_only(variables, self._reads)
         pattern = self._marker_pattern
-        if pattern is None or not any(pattern.search(part) for m in checked for part in m.values()):
-            return self._tokenizer.encode_marked(self._render(checked))
-        return self._encode_escaped(checked, pattern)
+        if pattern is None or not _found(pattern, [checked, variables]):
+            return self._tokenizer.encode(self._render(checked, variables), add_special_tokens=add_special_tokens)
+        tokens = self._encode_escaped(checked, variables, pattern)
+        before, behind = self._tokenizer.around if add_special_tokens else ((), ())
+        return np.concatenate([before, tokens, behind]).astype("<u4") if add_special_tokens else tokens
 
-    def _encode_escaped(self, messages: list[dict[str, str]], pattern: re.Pattern[str]) -> TokenArray:
-        """Some message holds a marker: escape it, let the template write its own, then encode piece by piece."""
+    def _encode_escaped(
+        self, messages: list[dict[str, str]], variables: Mapping[str, Any], pattern: re.Pattern[str]
+    ) -> TokenArray:
+        """Some text holds a marker: escape it, let the template write its own, then encode piece by piece."""
         index = {marker: i for i, marker in enumerate(self._markers)}
 
-        def escape(text: str) -> str:
-            return pattern.sub(lambda m: f"{_OPEN}{index[m[0]]}{_CLOSE}", text)
+        def escape(value: Any) -> Any:
+            if isinstance(value, str):
+                return pattern.sub(lambda m: f"{_OPEN}{index[m[0]]}{_CLOSE}", value)
+            if isinstance(value, Mapping):
+                return {name: escape(item) for name, item in value.items()}
+            return [escape(item) for item in value] if isinstance(value, list) else value
 
         def unescape(match: re.Match[str]) -> str:
             i = int(match[1])
             return self._markers[i] if i < len(self._markers) else match[0]
 
-        rendered = self._render([{name: escape(text) for name, text in m.items()} for m in messages])
+        rendered = self._render(escape(messages), escape(variables))
         special = self._tokenizer.special_tokens
         parts: list[TokenArray] = []
         position = 0
@@ -133,19 +180,18 @@ class JinjaChatTemplate:
             end = len(rendered) if match is None else match.start()
             text = _ESCAPE.sub(unescape, rendered[position:end])
             if text:
-                parts.append(self._tokenizer.encode(text))
+                parts.append(self._tokenizer.encode_plain(text, goes_on=position > 0))
             if match is not None:
                 parts.append(np.array([special[match[0]]], dtype="<u4"))
                 position = match.end()
         return np.concatenate(parts) if parts else np.empty(0, dtype="<u4")
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: list[dict[str, str]], variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         size = 0
+        given = {"add_generation_prompt": True, "tools": None, "documents": None, **self._tokens, **variables}
         try:
-            for piece in self._template.generate(
-                messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._variables
-            ):
+            for piece in self._template.generate(given, messages=messages):
                 size += len(piece)
                 if size > RENDERED_CHARS_MAX:
                     raise _bad(f"render to more than {RENDERED_CHARS_MAX} characters")
@@ -161,6 +207,16 @@ class JinjaChatTemplate:
         return "".join(pieces)
 
 
+class _GenerationTag(Extension):
+    """``{% generation %}…{% endgeneration %}`` marks what the assistant says, for training; here it says nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  # as the base class declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
 class _TemplateRefusal(Exception):
     """``raise_exception(...)`` inside a template."""
 
@@ -169,8 +225,37 @@ def _raise_exception(message: object) -> None:
     raise _TemplateRefusal(str(message))
 
 
-def _tojson(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _no_clock(_: str) -> str:
+    raise _TemplateRefusal("it writes the date, and nobody said what day it is")
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _found(pattern: re.Pattern[str], value: object) -> bool:
+    """Whether ``pattern`` is in any text of a JSON value; names in objects do not count."""
+    if isinstance(value, str):
+        return pattern.search(value) is not None
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return any(_found(pattern, item) for item in items)
+
+
+def _read_only(variables: Mapping[str, Any] | None, reads: frozenset[str]) -> Mapping[str, Any]:
+    """``variables``, of which each must do something."""
+    for name in variables or ():
+        if name not in reads:
+            raise InvalidArgument(
+                f"chat_template_kwargs.{name[:64]} is not read by the model's chat template",
+                field="chat_template_kwargs",
+            )
+    return variables or {}
 
 
 def _bad(what: str) -> InvalidArgument:
