@@ -48,6 +48,9 @@ class Call:
     include_usage: bool = False
     user: str = ""
     priority: int | None = None
+    add_special_tokens: bool | None = None
+    """None: of a text, not of a conversation."""
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 def parse_completion(body: bytes | bytearray) -> Call:

@@ -138,7 +138,8 @@ class Prompts:
         if type(prompt) is bytes:
             self._check_tokens(prompt)
             return prompt
-        chars = len(prompt) if type(prompt) is str else _chars(prompt)
+        how = (call.add_special_tokens, call.chat_template_kwargs)
+        chars = len(prompt) if type(prompt) is str else _chars(prompt) + len(str(call.chat_template_kwargs or ""))
         if chars > context * self._chars_per_token_max:
             raise ContextExceeded(
                 f"This model's maximum context length is {context} tokens, and your {call.prompt_field} has {chars} "
@@ -147,12 +148,13 @@ class Prompts:
             )
         try:
             if chars <= self._inline_chars and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
-                return tokenize(self._card, prompt)
+                return tokenize(self._card, prompt, *how)
             if chars > THREAD_CHARS and self._process is not None:
-                return await self._process.tokenize(holder, prompt)
-            return await self._off_loop.run(holder, tokenize, self._card, prompt)
+                return await self._process.tokenize(holder, prompt, *how)
+            return await self._off_loop.run(holder, tokenize, self._card, prompt, *how)
         except InvalidArgument as error:
-            raise InvalidArgument(error.message, field=call.prompt_field) from None
+            field = error.field if error.field == "chat_template_kwargs" else call.prompt_field
+            raise InvalidArgument(error.message, field=field) from None
 
     def _check_tokens(self, tokens: bytes) -> None:
         vocab_size = self._card.config.vocab_size

@@ -142,6 +142,8 @@ def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
         prompt = request.prompt_tokens_le32
         if len(prompt) % 4:
             raise InvalidArgument(f"{len(prompt)} bytes are no u32 tokens", field=kind)
+        if request.HasField("add_special_tokens"):
+            raise InvalidArgument("nothing is added to a prompt of tokens", field="add_special_tokens")
     elif kind == "conversation":
         field = "messages"
         prompt = [{"role": each.role, "content": each.content} for each in request.conversation.messages]
@@ -149,6 +151,7 @@ def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
         model=request.model or default_model,
         prompt=prompt,
         prompt_field=field,
+        add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else None,
         **sampling_values(request.sampling),
     )
 
