@@ -22,6 +22,7 @@ from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
+from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
@@ -50,9 +51,12 @@ from services.lb.prompts import Prompts
 from services.lb.readiness import Readiness
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
+from services.lb.tokenizer_process import strftime_now
 from services.lb.worker_sessions import WorkerSessions
 
 __all__ = ["Lb", "build", "run"]
+
+_log = get_logger("lb")
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,9 @@ def build(
     security: Security = NO_SECURITY,
 ) -> Lb:
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
-    card = load_card(settings.model or None, settings.served_model_name or None)
+    card = load_card(settings.model or None, settings.served_model_name or None, strftime_now)
+    if not card.own_chat_template:
+        _log.warning("%s has no chat template: conversations are written as plain 'role: text' lines", card.name)
     keys = load_api_keys(settings.api_keys_file)
     view = InstanceView(ROUTING_POLICIES.make(settings.routing), settings.instances_grace_s, security.secret)
     workers = WorkerSessions(settings.unread_tokens, clock, security.channels)

@@ -53,8 +53,9 @@ FIELDS_MAX = 128
 class Rendering(NamedTuple):
     """How a text or a conversation becomes tokens."""
 
-    add_special_tokens: bool = True
-    """Those that the model's tokenizer puts around a text; a conversation has those of its template."""
+    add_special_tokens: bool | None = None
+    """Those that the model's tokenizer puts around a text. None: a text has them, a conversation those of its
+    template."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] | None = None

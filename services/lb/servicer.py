@@ -25,7 +25,7 @@ from services.lb.auth import ApiKeys, Client
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_head import traceparent
 from services.lb.labels import Labels, classify
-from services.lb.openai_parse import Call, PromptInput
+from services.lb.openai_parse import PLAIN, Call, PromptInput, Rendering
 from services.lb.prompts import Prompts
 from services.lb.request import Ask, Delta, Request
 
@@ -158,6 +158,8 @@ def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
         prompt = request.prompt_tokens_le32
         if len(prompt) % 4:
             raise InvalidArgument(f"{len(prompt)} bytes are no u32 tokens", field=kind)
+        if request.HasField("add_special_tokens"):
+            raise InvalidArgument("nothing is added to a prompt of tokens", field="add_special_tokens")
     elif kind == "conversation":
         field = "messages"
         prompt = [{"role": each.role, "content": each.content} for each in request.conversation.messages]
@@ -165,6 +167,7 @@ def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
         model=request.model or default_model,
         prompt=prompt,
         prompt_field=field,
+        rendering=Rendering(request.add_special_tokens) if request.HasField("add_special_tokens") else PLAIN,
         **sampling_values(request.sampling),
     )
 

@@ -1,7 +1,8 @@
 """Long prompts are tokenized in a process of its own: the library keeps the GIL for as long as a text takes.
 
-A frame is its length as u64 and so many bytes. To the process: a pickled prompt, from us only. From it: a status byte,
-then tokens as little-endian u32, or why there are none. It ends with its input, however we end.
+A frame is its length as u64 and so many bytes. To the process: :func:`tokenize`'s pickled arguments, from us only.
+From it: a status byte, then tokens as little-endian u32, or why there are none (of a refusal its field, a newline, its
+text). It ends with its input, however we end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import pickle
 import sys
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +22,7 @@ from pinyon.runtime.logging import get_logger
 from services.lb.budget import Budget
 from services.lb.openai_parse import PLAIN, PromptInput, Rendering
 
-__all__ = ["TokenizerProcess", "tokenize"]
+__all__ = ["TokenizerProcess", "strftime_now", "tokenize"]
 
 WAITING_MAX = 64
 ANSWER_S = 60.0
@@ -32,15 +34,22 @@ Job = tuple[PromptInput, Rendering]
 _log = get_logger("lb.tokenizer")
 
 
+def strftime_now(form: str) -> str:
+    """Local time, as ``transformers`` gives it to templates that write the date."""
+    return datetime.now().strftime(form)
+
+
 def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN) -> bytes:
     """Tokens as little-endian u32 of a text or a conversation. Raises :class:`InvalidArgument`."""
+    added = rendering.add_special_tokens
     if type(prompt) is str:
-        return card.tokenizer.encode(prompt).tobytes()
+        return card.tokenizer.encode(prompt, add_special_tokens=added is not False).tobytes()
     return card.chat_template.encode_chat(
         prompt,  # type: ignore[arg-type]
+        rendering.variables,
         add_generation_prompt=rendering.add_generation_prompt,
         continue_final_message=rendering.continue_final_message,
-        variables=rendering.variables,
+        add_special_tokens=bool(added),
     ).tobytes()
 
 
@@ -49,7 +58,7 @@ class TokenizerProcess:
 
     def __init__(self, model: Path) -> None:
         self._model = model
-        self._queue: asyncio.Queue[tuple[Job, asyncio.Future[bytes], str]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[bytes, asyncio.Future[bytes], str]] = asyncio.Queue()
         self._places = Budget(WAITING_MAX)
         self._worker: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -62,7 +71,7 @@ class TokenizerProcess:
         if not self._places.take(1, name):
             raise Unavailable("Too many long prompts are being read.", retry_after_s=1.0)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait(((prompt, rendering), future, name))
+        self._queue.put_nowait((pickle.dumps((prompt, rendering), protocol=5), future, name))
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         return await future
@@ -80,12 +89,12 @@ class TokenizerProcess:
 
     async def _work(self) -> None:
         while True:
-            job, future, name = await self._queue.get()
+            question, future, name = await self._queue.get()
             self._places.take(-1, name)
             if future.done():
                 continue  # nobody waits any more
             try:
-                tokens = await self._ask(job)
+                tokens = await self._ask(question)
             except PinyonError as error:
                 if not future.done():
                     future.set_exception(error)
@@ -101,14 +110,13 @@ class TokenizerProcess:
                 if not future.done():
                     future.set_result(tokens)
 
-    async def _ask(self, job: Job) -> bytes:
+    async def _ask(self, data: bytes) -> bytes:
         async with asyncio.timeout(ANSWER_S):
             process = self._process
             if process is None:
                 process = self._process = await self._start()
             assert process.stdin is not None
             assert process.stdout is not None
-            data = pickle.dumps(job, protocol=5)
             process.stdin.writelines((len(data).to_bytes(8, "little"), data))
             await process.stdin.drain()
             size = int.from_bytes(await process.stdout.readexactly(8), "little")
@@ -116,7 +124,10 @@ class TokenizerProcess:
         if answer[0] == TOKENS:
             return answer[1:]
         text = answer[1:].decode("utf-8")
-        raise InvalidArgument(text) if answer[0] == REFUSED else Internal(text)
+        if answer[0] != REFUSED:
+            raise Internal(text)
+        field, _, text = text.partition("\n")
+        raise InvalidArgument(text, field=field or None)
 
     async def _start(self) -> asyncio.subprocess.Process:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -137,13 +148,13 @@ class TokenizerProcess:
 
 def serve(model: str, requests: BinaryIO, answers: BinaryIO) -> None:
     """Until ``requests`` end."""
-    card = load_card(model)
+    card = load_card(model, strftime_now=strftime_now)
     while len(head := requests.read(8)) == 8:
         data = requests.read(int.from_bytes(head, "little"))
         try:
             status, answer = TOKENS, tokenize(card, *pickle.loads(data))
         except InvalidArgument as error:
-            status, answer = REFUSED, error.message.encode("utf-8", "replace")
+            status, answer = REFUSED, f"{error.field or ''}\n{error.message}".encode("utf-8", "replace")
         except Exception as error:  # the parent says what became of it
             status, answer = FAILED, type(error).__name__.encode("ascii", "replace")
         answers.write((len(answer) + 1).to_bytes(8, "little") + bytes((status,)) + answer)

@@ -1,19 +1,27 @@
-"""Long prompts of a tokenizer that keeps the GIL: tokenized by another process, to the same tokens."""
+"""A checkpoint's prompts: from HTTP and gRPC to the worker's tokens; long ones by another process, to the same ones."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import shutil
 from pathlib import Path
 
+import grpc
+import numpy as np
 import psutil
 import pytest
 
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.model import load_card
 from services.lb import tokenizer_process
-from services.lb.openai_parse import Rendering
+from services.lb.openai_parse import PLAIN, Rendering
 from services.lb.tokenizer_process import TokenizerProcess, tokenize
+from tests.integration.lb_harness import MODEL, Bench, running_lb
 
+TEXT_GOLDEN = Path(__file__).parents[1] / "data" / "golden_text"
 FOLDER = Path(__file__).parents[1] / "data" / "golden" / "qwen3-f32"
 TEXT = "pinyon jays cache seeds <|im_end|> and \N{PINE DECORATION} " * 2000
 PROMPTS = [TEXT, [{"role": "user", "content": TEXT}], "short"]
@@ -39,6 +47,84 @@ async def test_the_tokens_are_the_same():
     finally:
         await process.close()
     assert not children()
+
+
+async def test_what_else_a_prompt_depends_on_gets_there():
+    folder = TEXT_GOLDEN / "qwen3-bytes"
+    process, card = TokenizerProcess(folder), load_card(str(folder))
+    messages, thinking = [{"role": "user", "content": "hi"}], {"enable_thinking": False}
+    try:
+        for how in (PLAIN, Rendering(variables=thinking), Rendering(True), Rendering(False, variables={})):
+            assert await process.tokenize("", messages, how) == tokenize(card, messages, how)
+        assert tokenize(card, messages) != tokenize(card, messages, Rendering(variables=thinking))
+        with pytest.raises(InvalidArgument) as caught:
+            await process.tokenize("", messages, Rendering(variables={"enable_thought": False}))
+        assert caught.value.field == "chat_template_kwargs"
+    finally:
+        await process.close()
+
+
+def sent_prompts(bench: Bench) -> list[list[int]]:
+    return [np.frombuffer(s.prompt_tokens_le32, "<u4").tolist() for w in bench.workers for s in w.submissions]
+
+
+@pytest.mark.parametrize("variant", ["llama-pieces-bos", "qwen3-bytes"])
+async def test_prompts_by_http_are_those_of_transformers(variant):
+    values = json.loads((TEXT_GOLDEN / variant / "golden.json").read_text())
+    async with running_lb(1, model=str(TEXT_GOLDEN / variant), served_model_name=MODEL) as bench:
+        for case in values["texts"]:
+            if case["text"]:
+                assert (await bench.complete(case["text"], max_tokens=1)).status == 200
+        for case in values["chats"]:
+            if not case["variables"]:
+                body = {"model": MODEL, "messages": case["messages"], "max_tokens": 1}
+                assert (await bench.post("/v1/chat/completions", body)).status == 200
+        expected = [case["tokens"] for case in values["texts"] if case["text"]]
+        expected += [case["tokens"] for case in values["chats"] if not case["variables"]]
+        assert sent_prompts(bench) == expected
+
+
+async def test_prompts_by_grpc():
+    """The same, and with special tokens around them or not, as the request says."""
+    folder = TEXT_GOLDEN / "llama-bytes-bos"
+    card = load_card(str(folder))
+    case = json.loads((folder / "golden.json").read_text())["texts"][0]
+    chat = lb_pb2.Conversation(messages=[lb_pb2.ChatMessage(role="user", content="hi")])
+    own = np.frombuffer(tokenize(card, [{"role": "user", "content": "hi"}]), "<u4").tolist()
+    request = lb_pb2.GenerateRequest
+    cases = [
+        (request(prompt=case["text"]), case["tokens"]),
+        (request(prompt=case["text"], add_special_tokens=True), case["tokens"]),
+        (request(prompt=case["text"], add_special_tokens=False), case["bare"]),
+        (request(prompt="", add_special_tokens=True), case["tokens"][:1]),
+        (request(conversation=chat), own),
+        (request(conversation=chat, add_special_tokens=True), [*case["tokens"][:1], *own]),
+    ]
+    async with (
+        running_lb(1, model=str(folder), served_model_name=MODEL) as bench,
+        grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel,
+    ):
+        stub = lb_pb2_grpc.LbServiceStub(channel)
+        for message, _ in cases:
+            message.sampling.max_tokens = 1
+            async for _reply in stub.Generate(message):
+                pass
+        assert sent_prompts(bench) == [tokens for _, tokens in cases]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(request(prompt_tokens_le32=b"\0" * 4, add_special_tokens=True)).read()
+        assert caught.value.details().split(": ")[0] == "add_special_tokens"
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+async def test_a_checkpoint_without_a_chat_template_is_told_of(tmp_path, caplog, has_one):
+    folder = shutil.copytree(FOLDER, tmp_path / "model")
+    if not has_one:
+        (folder / "tokenizer_config.json").write_text("{}")
+    with caplog.at_level(logging.WARNING):
+        async with running_lb(1, model=str(folder), served_model_name=MODEL):
+            pass
+    told = [record.getMessage() for record in caplog.records if "chat template" in record.getMessage()]
+    assert len(told) == (0 if has_one else 1)
 
 
 async def test_who_leaves_does_not_mix_up_the_answers():

@@ -9,6 +9,7 @@ tensor are hashed too: loading a card reads about a kilobyte per tensor.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pinyon.model.builtin import BUILTIN_RECIPE, BUILTIN_SEED, builtin_config
 from pinyon.model.chat_template import ByteChatTemplate, ChatTemplate, JinjaChatTemplate
 from pinyon.model.config import ModelConfig
 from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+from pinyon.model.tokenizer_files import named_tokens, tokenizer_class, tokenizer_rules
 
 __all__ = ["BUILTIN_NAME", "ModelCard", "checkpoint_files", "load_card"]
 
@@ -34,7 +36,8 @@ _SAMPLE_BYTES = 256
 
 @dataclass(frozen=True)
 class ModelCard:
-    """``path`` is None for the built-in model. ``fingerprint`` is 32 hex digits."""
+    """``path`` is None for the built-in model. ``fingerprint`` is 32 hex digits. ``own_chat_template``: the checkpoint
+    has one; else conversations are written as plain lines, which no model was trained on."""
 
     name: str
     config: ModelConfig
@@ -42,13 +45,17 @@ class ModelCard:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     path: Path | None = None
+    own_chat_template: bool = True
 
 
-def load_card(model: str | None = None, name: str | None = None) -> ModelCard:
+def load_card(
+    model: str | None = None, name: str | None = None, strftime_now: Callable[[str], str] | None = None
+) -> ModelCard:
     """The card of a checkpoint folder, or of the built-in model when ``model`` is None.
 
-    ``name`` is what clients call it; by default the folder's name. Reads no tensors. Raises :class:`NotFound` if
-    there is no such folder, :class:`InvalidArgument` if a file in it is missing, malformed or unsupported.
+    ``name`` is what clients call it; by default the folder's name. ``strftime_now`` tells chat templates the time.
+    Reads no tensors. Raises :class:`NotFound` if there is no such folder, :class:`InvalidArgument` if a file in it is
+    missing, malformed or unsupported.
     """
     if model is None:
         return _builtin_card(name or BUILTIN_NAME)
@@ -56,24 +63,22 @@ def load_card(model: str | None = None, name: str | None = None) -> ModelCard:
     if not folder.is_dir():
         raise NotFound(f"no model folder at {model}", field="model")
     config_bytes = _read(folder / "config.json")
+    config_json = _json_object(folder / "config.json", config_bytes)
     generation = folder / "generation_config.json"
     config = ModelConfig.from_hf(
-        _json_object(folder / "config.json", config_bytes),
-        _json_object(generation, _read(generation)) if generation.is_file() else None,
+        config_json, _json_object(generation, _read(generation)) if generation.is_file() else None
     )
-    tokenizer = HfTokenizer(_text(folder / "tokenizer.json"), config.eos_token_ids)
-    # Checkpoints often pad the embedding beyond the tokenizer; the reverse would be a token without an embedding.
-    if tokenizer.vocab_size > config.vocab_size:
-        raise InvalidArgument(
-            f"tokenizer.json has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}", field="model"
-        )
+    settings = _settings(folder)
+    tokenizer, tokens = _tokenizer(folder, config, config_json, settings)
+    template = _chat_template(folder, settings)
     return ModelCard(
         name=name or folder.resolve().name,
         config=config,
         fingerprint=_checkpoint_fingerprint(folder, config_bytes),
         tokenizer=tokenizer,
-        chat_template=_chat_template(folder, tokenizer),
+        chat_template=JinjaChatTemplate(template, tokenizer, tokens, strftime_now),
         path=folder,
+        own_chat_template=template is not None,
     )
 
 
@@ -144,9 +149,40 @@ def _tensor_ranges(file: Path, header: bytes, data_bytes: int) -> list[tuple[int
     return sorted(ranges)
 
 
-def _chat_template(folder: Path, tokenizer: HfTokenizer) -> JinjaChatTemplate:
+def _settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json's object; older checkpoints name their special tokens in a file of its own."""
     path = folder / "tokenizer_config.json"
     settings = _json_object(path, _read(path)) if path.is_file() else {}
+    names = folder / "special_tokens_map.json"
+    if "added_tokens_decoder" not in settings and names.is_file():
+        settings |= _json_object(names, _read(names))
+    return settings
+
+
+def _tokenizer(
+    folder: Path, config: ModelConfig, config_json: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[HfTokenizer, dict[str, str]]:
+    """The tokenizer, and the special tokens that have a name."""
+    path = folder / "tokenizer.json"
+    text = _text(path)
+    rules = _json_object(path, text.encode())
+    try:
+        kind = tokenizer_class(rules, settings, config_json)
+        made = tokenizer_rules(rules, settings, kind, config.vocab_size)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"tokenizer.json or tokenizer_config.json is malformed: {error!r}", field="model"
+        ) from error
+    tokenizer = HfTokenizer(text if made == rules else json.dumps(made, ensure_ascii=False), config.eos_token_ids)
+    # Checkpoints often pad the embedding beyond the tokenizer; the reverse would be a token without an embedding.
+    if tokenizer.vocab_size > config.vocab_size:
+        raise InvalidArgument(
+            f"tokenizer.json has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}", field="model"
+        )
+    return tokenizer, named_tokens(settings, kind)
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     source: Any = settings.get("chat_template")
     if isinstance(source, list):  # several, by name
         by_name = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
@@ -156,12 +192,7 @@ def _chat_template(folder: Path, tokenizer: HfTokenizer) -> JinjaChatTemplate:
         source = _text(jinja)
     if source is not None and not isinstance(source, str):
         raise InvalidArgument("tokenizer_config.json: chat_template must be a string", field="model")
-    variables = {}
-    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        value = settings.get(key)
-        text = value.get("content") if isinstance(value, dict) else value
-        variables[key] = text if isinstance(text, str) else ""
-    return JinjaChatTemplate(source, tokenizer, variables)
+    return source
 
 
 def _read(path: Path) -> bytes:

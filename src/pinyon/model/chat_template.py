@@ -3,7 +3,9 @@
 A checkpoint brings its own Jinja template, which runs sandboxed and bounded; the built-in byte model has role tokens.
 Two promises hold for both:
 
-- Text of a message never becomes a special token: a user who writes ``<|im_end|>`` has written ten characters.
+- Text of a message or of a variable never becomes a special token: a user who writes ``<|im_end|>`` has written ten
+  characters. (A template that puts two texts together with nothing between them makes one of them.) Where no such text
+  is there, tokens are those of ``transformers``' ``apply_chat_template``.
 - Appending turns keeps the earlier rendering as a prefix (for a checkpoint: if its template does), so the next turn of
   a conversation reuses the KV of the ones before.
 """
@@ -12,13 +14,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.meta import find_undeclared_variables
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pinyon.core.errors import InvalidArgument
@@ -36,8 +39,7 @@ DEFAULT_TEMPLATE = (
 )
 """For a checkpoint without a template of its own."""
 
-_ANSWERED = {"add_generation_prompt": True}
-_RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "raise_exception"))
+_RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"))
 """Variables that have a source of their own."""
 
 # Private-use characters around the index of a marker found in a message; no template produces them.
@@ -50,27 +52,34 @@ _ESCAPE = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 class ChatTemplate(Protocol):
     """Renders a conversation, ready for the assistant to answer."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt as people read it. Raises :class:`InvalidArgument` with field ``messages``."""
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """The prompt as people read it. ``variables``: plain JSON values that the template reads beside the messages
+        (vLLM's ``chat_template_kwargs``).
+
+        Raises :class:`InvalidArgument` with field ``messages``, or ``chat_template_kwargs`` for one of its own
+        variables or one that the template does not read.
+        """
         ...
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> TokenArray:
-        """The prompt's tokens. Raises :class:`InvalidArgument` with field ``messages``.
+        """The prompt's tokens. Raises as :meth:`render`.
 
         ``continue_final_message``: the prompt ends with the last message's text, for the model to go on with it; not
-        together with ``add_generation_prompt``. ``variables`` are checked already.
+        together with ``add_generation_prompt``. ``add_special_tokens``: also those that the tokenizer begins or ends a
+        text with, beside what the template writes.
         """
         ...
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
-        """Raises :class:`InvalidArgument` naming what the template does not know, or must not be told."""
+        """Raises :class:`InvalidArgument` naming what the template does not read, or has a source of its own."""
         ...
 
 
@@ -85,18 +94,21 @@ class ByteChatTemplate:
         "tool": ByteTokenizer.TOOL,
     }
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        self.check_variables(variables or {})
         lines = [f"{m['role']}: {m['content']}\n" for m in _checked(messages, set(self._ROLES))]
         return "".join(lines) + "assistant:"
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> TokenArray:
+        self.check_variables(variables or {})
         tokenizer = ByteTokenizer()
         end = np.array([ByteTokenizer.END_OF_TURN], dtype="<u4")
         parts = [np.array([ByteTokenizer.BOS], dtype="<u4")]
@@ -116,71 +128,83 @@ class ByteChatTemplate:
 class JinjaChatTemplate:
     """A checkpoint's template (``chat_template`` of tokenizer_config.json, or chat_template.jinja).
 
-    ``variables`` are what templates expect beside the messages: ``bos_token``, ``eos_token``, ….
+    ``tokens`` are those that templates know by name: ``bos_token``, ``eos_token``, …. ``strftime_now`` formats the
+    present time for templates that write the date; without it they are refused.
     """
 
-    def __init__(self, source: str | None, tokenizer: HfTokenizer, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str | None,
+        tokenizer: HfTokenizer,
+        tokens: Mapping[str, str] | None = None,
+        strftime_now: Callable[[str], str] | None = None,
+    ) -> None:
         source = DEFAULT_TEMPLATE if source is None else source
         if len(source) > TEMPLATE_CHARS_MAX:
             raise InvalidArgument(f"chat template is longer than {TEMPLATE_CHARS_MAX} characters", field="model")
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = strftime_now or _no_clock
         try:
             self._template = environment.from_string(source)
-            self._known = frozenset(find_undeclared_variables(environment.parse(source)))
+            reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except TemplateError as error:
             raise InvalidArgument(f"chat template cannot be parsed: {error}", field="model") from error
         self._tokenizer = tokenizer
-        self._variables = dict(variables or {})
-        self._known -= _RESERVED | self._variables.keys() | environment.globals.keys()
+        self._tokens = dict(tokens or {})
+        self._reads = reads - _RESERVED - environment.globals.keys()
         # Longest first, so that a marker which begins with another is found whole.
         self._markers = sorted(tokenizer.special_tokens, key=len, reverse=True)
         pattern = "|".join(re.escape(marker) for marker in self._markers)
         self._marker_pattern = re.compile(pattern) if pattern else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return self._render(_checked(messages, None))
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        self.check_variables(variables or {})
+        return self._render(_checked(messages, None), variables or {})
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> TokenArray:
-        checked = _checked(messages, None)
-        given = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
+        checked, given = _checked(messages, None), variables or {}
+        self.check_variables(given)
         pattern = self._marker_pattern
-        if pattern is None or not any(pattern.search(part) for m in checked for part in m.values()):
-            return self._tokenizer.encode_marked(self._render(checked, given, final=continue_final_message))
-        return self._encode_escaped(checked, pattern, given, final=continue_final_message)
+        how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
+        if pattern is None or not _found(pattern, [checked, given]):
+            return self._tokenizer.encode(self._render(checked, given, **how), add_special_tokens=add_special_tokens)
+        tokens = self._encode_escaped(checked, given, pattern, **how)
+        before, behind = self._tokenizer.around if add_special_tokens else ((), ())
+        return np.concatenate([before, tokens, behind]).astype("<u4") if add_special_tokens else tokens
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
-        _check_variables(variables, self._known)
-        if self._marker_pattern is not None and self._marker_pattern.search(_tojson(variables)):
-            raise InvalidArgument(
-                "chat_template_kwargs must not hold markers of special tokens", field="chat_template_kwargs"
-            )
+        _check_variables(variables, self._reads)
 
     def _encode_escaped(
-        self, messages: list[dict[str, str]], pattern: re.Pattern[str], given: Mapping[str, Any], *, final: bool
+        self, messages: list[dict[str, str]], variables: Mapping[str, Any], pattern: re.Pattern[str], **how: bool
     ) -> TokenArray:
-        """Some message holds a marker: escape it, let the template write its own, then encode piece by piece."""
+        """Some text holds a marker: escape it, let the template write its own, then encode piece by piece."""
         index = {marker: i for i, marker in enumerate(self._markers)}
 
-        def escape(text: str) -> str:
-            return pattern.sub(lambda m: f"{_OPEN}{index[m[0]]}{_CLOSE}", text)
+        def escape(value: Any) -> Any:
+            if isinstance(value, str):
+                return pattern.sub(lambda m: f"{_OPEN}{index[m[0]]}{_CLOSE}", value)
+            if isinstance(value, Mapping):
+                return {name: escape(item) for name, item in value.items()}
+            return [escape(item) for item in value] if isinstance(value, list) else value
 
         def unescape(match: re.Match[str]) -> str:
             i = int(match[1])
             return self._markers[i] if i < len(self._markers) else match[0]
 
-        escaped = [{name: escape(text) for name, text in m.items()} for m in messages]
-        rendered = self._render(escaped, given, final=final)
+        rendered = self._render(escape(messages), escape(variables), **how)
         special = self._tokenizer.special_tokens
         parts: list[TokenArray] = []
         position = 0
@@ -188,23 +212,28 @@ class JinjaChatTemplate:
             end = len(rendered) if match is None else match.start()
             text = _ESCAPE.sub(unescape, rendered[position:end])
             if text:
-                parts.append(self._tokenizer.encode(text))
+                parts.append(self._tokenizer.encode_plain(text, goes_on=position > 0))
             if match is not None:
                 parts.append(np.array([special[match[0]]], dtype="<u4"))
                 position = match.end()
         return np.concatenate(parts) if parts else np.empty(0, dtype="<u4")
 
     def _render(
-        self, messages: list[dict[str, str]], given: Mapping[str, Any] = _ANSWERED, *, final: bool = False
+        self,
+        messages: list[dict[str, str]],
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
+        final: bool = False,
     ) -> str:
         pieces: list[str] = []
         size = 0
         if final:
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _HERE}]
+        given = {"tools": None, "documents": None, **self._tokens, **variables}
+        given["add_generation_prompt"] = add_generation_prompt
         try:
-            for piece in self._template.generate(
-                {"messages": messages, "tools": None, "documents": None, **self._variables, **given}
-            ):
+            for piece in self._template.generate(given, messages=messages):
                 size += len(piece)
                 if size > RENDERED_CHARS_MAX:
                     raise _bad(f"render to more than {RENDERED_CHARS_MAX} characters")
@@ -226,6 +255,16 @@ class JinjaChatTemplate:
         return rendered[:end]
 
 
+class _GenerationTag(Extension):
+    """``{% generation %}…{% endgeneration %}`` marks what the assistant says, for training; here it says nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  # as the base class declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
 class _TemplateRefusal(Exception):
     """``raise_exception(...)`` inside a template."""
 
@@ -234,23 +273,42 @@ def _raise_exception(message: object) -> None:
     raise _TemplateRefusal(str(message))
 
 
-def _tojson(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _no_clock(_: str) -> str:
+    raise _TemplateRefusal("it writes the date, and nobody said what day it is")
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _found(pattern: re.Pattern[str], value: object) -> bool:
+    """Whether ``pattern`` is in any text of a JSON value; names in objects do not count."""
+    if isinstance(value, str):
+        return pattern.search(value) is not None
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return any(_found(pattern, item) for item in items)
+
+
+def _check_variables(variables: Mapping[str, Any], reads: frozenset[str]) -> None:
+    """Each must do something."""
+    unknown = sorted(variables.keys() - reads)
+    if unknown:
+        field = "reasoning_effort" if unknown == ["reasoning_effort"] else "chat_template_kwargs"
+        raise InvalidArgument(
+            f"{field}: the model's chat template does not read {unknown[0][:64]!r}, which was given as "
+            f"{_tojson(variables[unknown[0]])[:64]}; it reads {', '.join(sorted(reads)) or 'no variables'}",
+            field=field,
+        )
 
 
 def _bad(what: str) -> InvalidArgument:
     return InvalidArgument(f"messages {what}", field="messages")
-
-
-def _check_variables(variables: Mapping[str, Any], known: frozenset[str]) -> None:
-    unknown = sorted(variables.keys() - known)
-    if unknown:
-        field = "reasoning_effort" if unknown == ["reasoning_effort"] else "chat_template_kwargs"
-        raise InvalidArgument(
-            f"{field}: the model's chat template does not use {unknown[0][:64]!r}, which was given as "
-            f"{_tojson(variables[unknown[0]])[:64]}; it uses {', '.join(sorted(known)) or 'no variables'}",
-            field=field,
-        )
 
 
 def _checked(messages: Sequence[Mapping[str, Any]], roles: set[str] | None) -> list[dict[str, str]]:

@@ -1,14 +1,15 @@
 """Text to tokens and back.
 
 ``encode`` returns little-endian u32, the form that block keys are computed from and that travels in ``*_le32`` fields,
-so no hop converts. Neither tokenizer adds tokens of its own (BOS and the like are the chat template's business).
+so no hop converts.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,9 @@ class Tokenizer(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
-    def encode(self, text: str) -> TokenArray:
-        """Tokens of ``text``, dtype ``<u4``. Markers of special tokens in ``text`` stay plain text.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
+        """Tokens of a text prompt, dtype ``<u4``, as ``transformers`` has them: markers of special tokens in ``text``
+        become these tokens, and ``add_special_tokens`` adds those that the tokenizer begins or ends a text with.
 
         Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit.
         """
@@ -55,7 +57,8 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One token per UTF-8 byte, plus special tokens that no text can produce.
+    """One token per UTF-8 byte, plus special tokens that no text can produce and that only chat prompts have: a text
+    prompt is its bytes, with or without ``add_special_tokens``.
 
     Ids 0 to 255 are the bytes; then BOS, EOS, one marker per chat role and the end of a turn. The vocabulary is
     padded to 272, a multiple of 16, for the matrix shapes.
@@ -78,7 +81,7 @@ class ByteTokenizer:
     def eos_token_ids(self) -> tuple[int, ...]:
         return (self.EOS,)
 
-    def encode(self, text: str) -> TokenArray:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
         return np.frombuffer(utf8(text), dtype=np.uint8).astype("<u4")
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -101,9 +104,11 @@ class HfTokenizer:
             self._marked = _RustTokenizer.from_str(tokenizer_json)
         except Exception as error:  # the library raises bare Exception
             raise InvalidArgument(f"tokenizer.json cannot be read: {error}", field="tokenizer") from error
-        # Text from outside: "<|im_end|>" in it is nine characters, not a token.
-        self._plain.encode_special_tokens = True
-        for tokenizer in (self._plain, self._marked):
+        rules = json.loads(tokenizer_json)
+        self._inner = _without_first_space(self._plain, rules)
+        for tokenizer in (self._plain, self._inner):
+            tokenizer.encode_special_tokens = True
+        for tokenizer in (self._plain, self._inner, self._marked):
             tokenizer.no_truncation()
             tokenizer.no_padding()
         self._eos = eos_token_ids
@@ -112,7 +117,7 @@ class HfTokenizer:
         self._special = {token.content: int(i) for i, token in added.items() if token.special}
         self._special_ids = frozenset(self._special.values())
         self._token_bytes: list[bytes] | None = None
-        self._byte_level = _is_byte_level(tokenizer_json)
+        self._byte_level = _is_byte_level(rules)
 
     @property
     def vocab_size(self) -> int:
@@ -127,14 +132,27 @@ class HfTokenizer:
         """Marker text to id, of the tokens that only a chat template may write."""
         return dict(self._special)
 
-    def encode(self, text: str) -> TokenArray:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
         utf8(text)
-        return np.array(self._plain.encode(text, add_special_tokens=False).ids, dtype="<u4")
+        return np.array(self._marked.encode(text, add_special_tokens=add_special_tokens).ids, dtype="<u4")
 
-    def encode_marked(self, text: str) -> TokenArray:
-        """Like :meth:`encode`, but markers of special tokens become these tokens. Only for template output."""
+    def encode_plain(self, text: str, *, goes_on: bool = False) -> TokenArray:
+        """Like :meth:`encode`, but nothing in ``text`` becomes a special token: ``<|im_end|>`` is ten characters.
+
+        ``goes_on``: other text comes before this one, so the space that some tokenizers begin with is not added.
+        """
         utf8(text)
-        return np.array(self._marked.encode(text, add_special_tokens=False).ids, dtype="<u4")
+        tokenizer = self._inner if goes_on else self._plain
+        return np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype="<u4")
+
+    @cached_property
+    def around(self) -> tuple[TokenArray, TokenArray]:
+        """What ``add_special_tokens`` puts before a text, and behind it."""
+        bare, whole = (self.encode("a", add_special_tokens=added) for added in (False, True))
+        for start in range(len(whole) - len(bare) + 1):
+            if np.array_equal(whole[start : start + len(bare)], bare):
+                return whole[:start], whole[start + len(bare) :]
+        return whole[:0], whole[:0]
 
     def decode(self, tokens: Iterable[int]) -> str:
         return str(self._plain.decode([int(token) for token in tokens], skip_special_tokens=True))
@@ -180,8 +198,23 @@ def utf8(text: str) -> bytes:
     return data
 
 
-def _is_byte_level(tokenizer_json: str) -> bool:
-    decoder = json.loads(tokenizer_json).get("decoder")
+def _without_first_space(tokenizer: _RustTokenizer, rules: dict[str, Any]) -> _RustTokenizer:
+    """One that does not put a space before a text, if ``tokenizer`` does so once per text (and not per piece of it).
+
+    ``rules``: what the tokenizer was read from; they are changed.
+    """
+    before = rules.get("pre_tokenizer")
+    steps = before.get("pretokenizers", [before]) if isinstance(before, dict) else []
+    first = [step for step in steps if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"]
+    if not first:
+        return tokenizer
+    for step in first:
+        step["prepend_scheme"] = "never"
+    return _RustTokenizer.from_str(json.dumps(rules))
+
+
+def _is_byte_level(rules: dict[str, Any]) -> bool:
+    decoder = rules.get("decoder")
     return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pinyon.model.chat_template import ByteChatTemplate, JinjaChatTemplate
 from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+TEXT_GOLDEN = GOLDEN.with_name("golden_text")
 CARD = load_card(str(GOLDEN / "qwen3-f32"))
 assert isinstance(CARD.tokenizer, HfTokenizer)
 TOKENIZER: HfTokenizer = CARD.tokenizer
@@ -61,7 +63,8 @@ def test_markers_in_text_stay_text(turns: list[str]) -> None:
     assert tokens.count(BOS) == 1
     # Nothing is lost or escaped on the way: what the model sees, read without the special tokens, is the text.
     expected = "".join(f"{m['role']}\n{m['content']}\n" for m in conversation(turns)) + "assistant\n"
-    assert TOKENIZER.decode(tokens) == expected
+    # Qwen's tokenizers compose characters (NFC).
+    assert TOKENIZER.decode(tokens) == unicodedata.normalize("NFC", expected)
     byte_tokens = ByteChatTemplate().encode_chat(conversation(turns)).tolist()
     assert sum(t >= 256 for t in byte_tokens) == 2 * len(turns) + 2
 
@@ -69,7 +72,81 @@ def test_markers_in_text_stay_text(turns: list[str]) -> None:
 def test_plain_messages_encode_as_the_library_would() -> None:
     messages = conversation(["hello", "world"])
     rendered = CARD.chat_template.render(messages)
-    assert CARD.chat_template.encode_chat(messages).tolist() == TOKENIZER.encode_marked(rendered).tolist()
+    assert (
+        CARD.chat_template.encode_chat(messages).tolist()
+        == TOKENIZER.encode(rendered, add_special_tokens=False).tolist()
+    )
+
+
+@pytest.mark.parametrize("name", ["llama-pieces-bos", "qwen2-pieces-bos", "qwen3-pieces-bos"])
+def test_a_marker_in_a_message_changes_no_other_token(name: str) -> None:
+    """Pieces between special tokens are encoded as in one go: no space is added that was not there."""
+    card = load_card(str(TEXT_GOLDEN / name))
+    assert isinstance(card.tokenizer, HfTokenizer)
+    plain, marked = (
+        card.chat_template.encode_chat(conversation([question, "the answer", "go on"])).tolist()
+        for question in ("a [s] here", "a </s> here")
+    )
+    special = set(card.tokenizer.special_tokens.values())
+    assert [t for t in marked if t in special] == [t for t in plain if t in special]
+    assert card.tokenizer.decode(marked) == card.tokenizer.decode(plain).replace("[s]", "</s>")
+    behind = len(plain) - plain.index(2)  # from the answer's end on
+    assert marked[-behind:] == plain[-behind:]
+
+
+USER = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ value | tojson }}", '{"b": "é<>", "a": [1, null]}'),
+        ("{{ value | tojson(sort_keys=true) }}", '{"a": [1, null], "b": "é<>"}'),
+        ("{{ value | tojson(ensure_ascii=true) }}", '{"b": "\\u00e9<>", "a": [1, null]}'),
+        ("{{ value | tojson(separators=(',', ':')) }}", '{"b":"é<>","a":[1,null]}'),
+        ("{{ value.a | tojson(indent=2) }}", "[\n  1,\n  null\n]"),
+        ("{{ value.b }}{% generation %}[{{ value.b }}]{% endgeneration %}", "é<>[é<>]"),
+        ("{% if value is defined and not add_generation_prompt %}no{% endif %}", ""),
+        ("{{ value.b }} {{ strftime_now('%d %b %Y') }}", "é<> now %d %b %Y"),
+    ],
+)
+def test_what_templates_may_use(source: str, expected: str) -> None:
+    template = JinjaChatTemplate(source, TOKENIZER, strftime_now=lambda form: f"now {form}")
+    assert template.render(USER, {"value": {"b": "é<>", "a": [1, None]}}) == expected
+
+
+def test_a_template_that_writes_the_date_needs_a_clock() -> None:
+    with pytest.raises(InvalidArgument, match="what day it is"):
+        JinjaChatTemplate("{{ strftime_now('%d') }}", TOKENIZER).render(USER)
+
+
+def test_the_checkpoints_tokens_are_variables_and_may_be_given() -> None:
+    template = JinjaChatTemplate("{{ bos_token }}{{ pad_token is defined }}", TOKENIZER, {"bos_token": "<|bos|>"})
+    assert template.render(USER) == "<|bos|>False"
+    assert template.render(USER, {"bos_token": ""}) == "False"
+
+
+@pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
+@pytest.mark.parametrize("name", ["enable_thinking", "messages"])
+def test_a_variable_that_would_do_nothing_is_refused(template: Any, name: str) -> None:
+    for method in (template.render, template.encode_chat):
+        with pytest.raises(InvalidArgument, match=name) as caught:
+            method(USER, {name: False})
+        assert caught.value.field == "chat_template_kwargs"
+
+
+@given(value=st.recursive(HOSTILE, lambda inner: st.lists(inner, max_size=3)))
+def test_markers_in_variables_stay_text(value: Any) -> None:
+    source = "<|bos|>{{ messages[0].content }}{% for text in texts recursive %}{% if text is string %} {{ text }}"
+    source += "{% else %}{{ loop(text) }}{% endif %}{% endfor %}<|im_end|>"
+    texts = [value] if isinstance(value, str) else value
+    tokens = JinjaChatTemplate(source, TOKENIZER).encode_chat(USER, {"texts": texts}).tolist()
+    assert [token for token in tokens if token <= END] == [BOS, END]
+
+    def flat(part: Any) -> str:
+        return f" {part}" if isinstance(part, str) else "".join(map(flat, part))
+
+    assert TOKENIZER.decode(tokens) == "x" + flat(texts)
 
 
 def test_text_parts_are_joined() -> None:
@@ -171,12 +248,10 @@ def test_variables_reach_the_template_that_uses_them() -> None:
     told = template.encode_chat(messages, variables={"enable_thinking": False})
     assert TOKENIZER.decode(told.tolist()) == "hi!1"
     assert TOKENIZER.decode(template.encode_chat(messages, variables={"enable_thinking": True}).tolist()) == "hi1"
-    for wrong in ("unknown", "messages", "add_generation_prompt", "bos_token", "namespace", "raise_exception"):
+    for wrong in ("unknown", "messages", "add_generation_prompt", "namespace", "raise_exception"):
         with pytest.raises(InvalidArgument, match=wrong) as caught:
             template.check_variables({wrong: 1})
         assert caught.value.field == "chat_template_kwargs"
-    with pytest.raises(InvalidArgument, match="markers"):
-        template.check_variables({"enable_thinking": ["<|im_end|>"]})
     with pytest.raises(InvalidArgument, match="high") as caught:
         template.check_variables({"reasoning_effort": "high"})
     assert caught.value.field == "reasoning_effort"

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "prompt_tokens_le32", "conversation", "sampling", "no_reuse", "ttft_slo_ms", "labels")
+    __slots__ = ("model", "prompt", "prompt_tokens_le32", "conversation", "sampling", "no_reuse", "ttft_slo_ms", "labels", "add_special_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_LE32_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class GenerateRequest(_message.Message):
     NO_REUSE_FIELD_NUMBER: _ClassVar[int]
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     prompt_tokens_le32: bytes
@@ -25,7 +26,8 @@ class GenerateRequest(_message.Message):
     no_reuse: bool
     ttft_slo_ms: int
     labels: RequestLabels
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens_le32: _Optional[bytes] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., no_reuse: _Optional[bool] = ..., ttft_slo_ms: _Optional[int] = ..., labels: _Optional[_Union[RequestLabels, _Mapping]] = ...) -> None: ...
+    add_special_tokens: bool
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens_le32: _Optional[bytes] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., no_reuse: _Optional[bool] = ..., ttft_slo_ms: _Optional[int] = ..., labels: _Optional[_Union[RequestLabels, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class RequestLabels(_message.Message):
     __slots__ = ("kind", "turn", "session", "user", "priority", "geographies")
