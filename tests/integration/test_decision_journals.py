@@ -67,3 +67,14 @@ async def test_a_load_balancer_decides_the_same_again(tmp_path: Path) -> None:
     # Each asks for its rate and a place; who has one takes tokens, enters, and leaves: all tokens were used.
     assert seen.calls == 2 * len(replies) + 3 * entered
     assert seen.modules["queue"].in_flight == 0  # type: ignore[attr-defined]
+
+
+async def test_the_choices_of_a_call_are_decided_the_same_again(tmp_path: Path) -> None:
+    path = tmp_path / "lb.jsonl"
+    async with running_lb(journal=str(path), in_flight_limit=3, queue_limit=8) as bench:
+        replies = await asyncio.gather(*(bench.complete("ask", max_tokens=5, n=5) for _ in range(4)))
+        await bench.idle()
+    assert [len(reply.json["choices"]) for reply in replies] == [5] * 4
+    queue = replayed(path).modules["queue"]
+    queue.check_integrity()  # type: ignore[attr-defined]
+    assert (queue.in_flight, queue.queued) == (0, 0)  # type: ignore[attr-defined]
