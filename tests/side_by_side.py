@@ -17,7 +17,8 @@ import pytest
 
 CLUSTER = "tests/cluster/shared"
 TOGETHER = {
-    f"tests/cluster/test_cluster_{name}.py": CLUSTER for name in ("cancel", "cli", "exactness", "openai", "reflection")
+    f"tests/cluster/test_cluster_{name}.py": CLUSTER
+    for name in ("cancel", "cli", "exactness", "openai", "reflection", "sharing")
 }
 """Files that use the session's fixture ``cluster``."""
 MACHINES = "tests/rdma/machines"

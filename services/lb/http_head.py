@@ -148,6 +148,10 @@ def _no_reuse(head: Head, value: str) -> None:
     head.no_reuse = _flag("x-pinyon-no-reuse", value)
 
 
+def _no_store(head: Head, value: str) -> None:
+    head.labels.no_store = _flag("x-pinyon-no-store", value)
+
+
 def _report(head: Head, value: str) -> None:
     head.report = _flag("x-pinyon-report", value)
 
@@ -209,6 +213,7 @@ _READERS = {
     b"traceparent": _traceparent,
     b"x-pinyon-geographies": _geographies,
     b"x-pinyon-no-reuse": _no_reuse,
+    b"x-pinyon-no-store": _no_store,
     b"x-pinyon-priority": _priority,
     b"x-pinyon-report": _report,
     b"x-pinyon-session": _session,

@@ -203,8 +203,13 @@ class InstanceView:
         known = self._candidates.get(name, ())
         return [each for each in known if everyone or each.instance_id in unconfirmed]
 
-    def namespace(self, name: str, tenant: str) -> BlockKey | None:
-        """Where the key chain of a tenant begins; None while the model's layout is unknown."""
+    def namespace(self, name: str, tenant: str, cache_salt: str = "") -> BlockKey | None:
+        """Where the key chain of a tenant's requests with a salt begins; None while the model's layout is unknown."""
+        if cache_salt:
+            known = self._models.get(name)
+            if known is None:
+                return None
+            return namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
         key = self._namespaces.get((name, tenant))
         if key is None:
             known = self._models.get(name)

@@ -22,6 +22,8 @@ class Labels:
     user: str = ""
     priority: int | None = None
     geographies: tuple[str, ...] = ()
+    cache_salt: str = ""
+    no_store: bool = False
 
 
 def classify(
@@ -48,6 +50,8 @@ def classify(
         arrived_unix_s=arrived_unix_s,
         tenant=client.tenant,
         geographies=labels.geographies or allowed,
+        cache_salt=labels.cache_salt or call.cache_salt,
+        no_store=labels.no_store,
     )
 
 

@@ -287,7 +287,7 @@ _COMMON: Fields = {
     # What is not built: accepted with the value that asks for nothing.
     "allowed_token_ids": _only(),
     "bad_words": _only([]),
-    "cache_salt": _only(),
+    "cache_salt": _LABEL,
     "ec_transfer_params": _only(),
     "guided_choice": _only(),
     "guided_decoding_backend": _only(),

@@ -87,6 +87,7 @@ class Call:
     include_usage: bool = False
     user: str = ""
     priority: int | None = None
+    cache_salt: str = ""
     min_p: float = 0.0
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
@@ -298,6 +299,7 @@ _RARE: dict[str, Callable[[Any], Any]] = {
     "presence_penalty": float,
     "logit_bias": _bias,
     "n": int,
+    "cache_salt": str,
     "return_token_ids": bool,
     "return_tokens_as_token_ids": bool,
 }

@@ -95,7 +95,7 @@ class Prompts:
         sampling = self._sampling(call, self._count(call, tokens, context), context, _seed(call))
         return Ask(
             request_id, call.model, request_class, tokens,
-            await self._keys(call.model, request_class.tenant, tokens, holder),
+            await self._keys(call.model, request_class, tokens, holder),
             sampling, no_reuse, ttft_slo_ms, traceparent,
         )  # fmt: skip
 
@@ -125,7 +125,7 @@ class Prompts:
         for tokens in all_tokens:
             seed = _seed(call)
             keys = await self._keys(
-                call.model, request_class.tenant, tokens, holder, inline=total <= INLINE_TOKENS
+                call.model, request_class, tokens, holder, inline=total <= INLINE_TOKENS
             )  # fmt: skip
             for choice in range(call.n):
                 sampling = self._sampling(call, len(tokens) // 4, context, (seed + choice) % (1 << 64))
@@ -203,8 +203,10 @@ class Prompts:
             )
         return call.max_tokens
 
-    async def _keys(self, model: str, tenant: str, tokens: bytes, holder: str, *, inline: bool = True) -> bytes:
-        start = self._view.namespace(model, tenant)
+    async def _keys(
+        self, model: str, request_class: RequestClass, tokens: bytes, holder: str, *, inline: bool = True
+    ) -> bytes:
+        start = self._view.namespace(model, request_class.tenant, request_class.cache_salt)
         known = self._view.model(model)
         if start is None or known is None:
             return b""  # nobody told the layout yet: the worker computes them

@@ -180,6 +180,8 @@ def _labels(message: lb_pb2.RequestLabels) -> Labels:
         message.user,
         message.priority if message.HasField("priority") else None,
         tuple(message.geographies),
+        message.cache_salt,
+        message.no_store,
     )
 
 

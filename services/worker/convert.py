@@ -85,7 +85,7 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
         )
     keys = _keys(message.block_keys, len(tokens), served)
     if not message.block_keys:
-        start = served.namespace(request_class.tenant)
+        start = served.namespace(request_class.tenant, request_class.cache_salt)
         keys = chain_block_keys(start, message.prompt_tokens_le32, served.layout.block_tokens)
     prefill_id = prefill_address = ""
     fetches: tuple[FetchSpan, ...] = ()

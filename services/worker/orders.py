@@ -35,6 +35,11 @@ class PrefillOrder:
     traceparent: str
 
     @property
+    def shares(self) -> bool:
+        """What is computed for it is kept for others."""
+        return not (self.no_reuse or self.request_class.no_store)
+
+    @property
     def tells_prompt(self) -> bool:
         """The log-probabilities of its tokens are wanted, for which all of it has to be computed. Not again when tokens
         were generated before: they are told with the first one."""
@@ -92,6 +97,11 @@ class GenerateOrder:
     timeout_s: float
     traceparent: str
     no_reuse: bool
+
+    @property
+    def shares(self) -> bool:
+        """See :attr:`PrefillOrder.shares`."""
+        return not (self.no_reuse or self.request_class.no_store)
 
     @property
     def tells_prompt(self) -> bool:

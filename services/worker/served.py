@@ -36,9 +36,9 @@ class Served:
         """Longest prompt plus generation in tokens: the model's, or what the pool can hold."""
         return min(self.card.config.max_context, self.pool_blocks * self.layout.block_tokens)
 
-    def namespace(self, tenant: str) -> BlockKey:
-        """Where the tenant's key chain begins."""
-        return _namespace(self.card.fingerprint, self.layout.layout_id, tenant, self.secret)
+    def namespace(self, tenant: str, cache_salt: str = "") -> BlockKey:
+        """Where the key chain of the tenant's requests with this salt begins."""
+        return _namespace(self.card.fingerprint, self.layout.layout_id, tenant, self.secret, cache_salt)
 
 
 _namespace = lru_cache(maxsize=1024)(namespace)

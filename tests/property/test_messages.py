@@ -43,6 +43,8 @@ classes = st.builds(
     st.floats(0, 1e12),
     st.text("abc ü", max_size=128),
     st.lists(geographies, max_size=16).map(tuple),
+    labels,
+    st.booleans(),
 )
 signed = st.integers(-200, 200).map(lambda hundredths: hundredths / 100)
 samplings = st.builds(

@@ -100,7 +100,9 @@ class DecodeRequest:
         self._traits = Traits.of(order.request_class)
         self._runs = parts.storage.new_runs()
         # The last full block's key and the tokens after it: what the next block's key follows from.
-        self._last_key = order.keys[-1] if order.keys else self._parts.served.namespace(order.request_class.tenant)
+        asked = order.request_class
+        start = parts.served.namespace(asked.tenant, asked.cache_salt)
+        self._last_key = order.keys[-1] if order.keys else start
         covered = len(order.keys) * self._parts.served.layout.block_tokens
         self._tail = bytearray(tokens_to_bytes(order.tokens[covered:]))
 
@@ -260,7 +262,7 @@ class DecodeRequest:
         start = prefill_to_proto(order, first, offsets, left_s, span.traceparent)
         self._remote = self._peers.start(order.prefill_instance_id, order.prefill_address, start)
         first_token = parse_first_token(await self.abort.wait(self._remote.result), order, parts.served)
-        if not order.no_reuse:
+        if order.shares:
             self._publish(reservation.table, order.keys[reservation.held :], reservation.held)
         return first_token
 
@@ -328,7 +330,7 @@ class DecodeRequest:
         self._tail.clear()
         made = [self._last_key]
         self._keys += made
-        if self._reservation is not None and not order.no_reuse:
+        if self._reservation is not None and order.shares:
             self._publish(self._reservation.table, made, index)
             self._parts.storage.offer(made, self._runs, order.request_class)
 

@@ -334,7 +334,7 @@ class PrefillJob:
         """The KV of ``[0, end)`` is in the pool: whole blocks of it may be reused from now on."""
         order, reservation = self.order, self._reservation
         until = min(end // self._parts.served.layout.block_tokens, len(order.keys))
-        if order.no_reuse or reservation is None or until <= self._published:
+        if not order.shares or reservation is None or until <= self._published:
             return
         keys = order.keys[self._published : until]
         duplicates = self._parts.cache.publish(reservation.table, keys, self._traits, self._published)

@@ -55,7 +55,7 @@ class Prefills:
             reusable=0 if order.no_reuse or order.tells_prompt else min(full, len(order.keys)),
             owned=owned is not None,
             arrived_s=now_s,
-            shared=not order.no_reuse,
+            shared=order.shares,
         )
         self.queue.add(prompt, now_s)
         job = self._jobs[prompt.number] = PrefillJob(parts, self.queue, self._wake, prompt, order, target, owned)

@@ -39,15 +39,15 @@ BlockKey = bytes
 """16 raw bytes."""
 
 
-def namespace(model_fingerprint: str, layout_id: str, tenant: str, secret: bytes = b"") -> BlockKey:
-    """The chain's start for one (model, KV layout, tenant). Fields are length-prefixed, so no two triples collide.
+def namespace(
+    model_fingerprint: str, layout_id: str, tenant: str, secret: bytes = b"", cache_salt: str = ""
+) -> BlockKey:
+    """The chain's start for one (model, KV layout, tenant, salt). Fields are length-prefixed: no two of these collide.
 
     ``secret`` is the cluster's; empty: there is none.
     """
-    data = b"".join(
-        len(raw).to_bytes(4, "little") + raw
-        for raw in (part.encode("utf-8") for part in ("pinyon-v1", model_fingerprint, layout_id, tenant))
-    )
+    parts = ("pinyon-v1", model_fingerprint, layout_id, tenant, *((cache_salt,) if cache_salt else ()))
+    data = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (part.encode("utf-8") for part in parts))
     return hmac.digest(secret, data, "sha256")[:KEY_BYTES] if secret else xxh3_128_digest(data)
 
 

@@ -222,6 +222,11 @@ class RequestClass:
     """Who pays, and who never shares KV with others; empty is the public tenant."""
     geographies: tuple[str, ...] = ()
     """Where it may be served; empty: anywhere."""
+    cache_salt: str = field(default="", repr=False)
+    """It shares KV with requests of its tenant that have the same one, and with no others. Who does not know it cannot
+    find out by timing what was asked."""
+    no_store: bool = False
+    """Nothing that is computed for it is kept for others, or put into the KV store."""
 
     @property
     def category(self) -> str:
@@ -246,6 +251,8 @@ class RequestClass:
             check_label(self.tenant, "tenant", TENANT_CHARS_MAX)
         if self.geographies:
             check_geographies(self.geographies, "geographies")
+        if self.cache_salt:
+            check_label(self.cache_salt, "cache_salt")
 
 
 UNKNOWN_CLASS = RequestClass()

@@ -22,6 +22,10 @@ def class_to_proto(value: RequestClass) -> common_pb2.RequestClass:
         message.tenant = value.tenant
     if value.geographies:
         message.geographies.extend(value.geographies)
+    if value.cache_salt:
+        message.cache_salt = value.cache_salt
+    if value.no_store:
+        message.no_store = True
     return message
 
 
@@ -37,6 +41,8 @@ def class_from_proto(message: common_pb2.RequestClass) -> RequestClass:
             message.arrived_unix_s,
             message.tenant,
             tuple(message.geographies),
+            message.cache_salt,
+            message.no_store,
         )
     except InvalidArgument as error:
         raise InvalidArgument(error.message, field=f"request_class.{error.field}") from None

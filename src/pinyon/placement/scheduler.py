@@ -50,7 +50,7 @@ class Scheduler:
         block_tokens = pool.layout.block_tokens
         blocks = decode_blocks(request, block_tokens)
         held = match.held_by(decision.prefill)
-        expected = b"" if request.no_reuse else request.block_keys[held * KEY_BYTES :]
+        expected = b"" if request.no_reuse or request.request_class.no_store else request.block_keys[held * KEY_BYTES :]
         fleet.inflight.add(request.request_id, decision, blocks, now_s, expected)
         return decision
 

@@ -66,6 +66,14 @@ def test_a_chain_can_be_continued(tokens, block_tokens, blocks):
     assert head + tail == whole
 
 
+@pytest.mark.parametrize("secret", [b"", b"s"])
+def test_a_salt_is_a_namespace_of_its_own(secret):
+    plain = namespace("m", "l", "t", secret)
+    assert namespace("m", "l", "t", secret, "") == plain
+    starts = {namespace("m", "l", tenant, secret, salt) for tenant, salt in (("t", "a"), ("t", "b"), ("ta", ""))}
+    assert len({*starts, plain}) == 4
+
+
 def test_no_two_owners_share_a_namespace():
     triples = [("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("", "ab", "c"), ("a", "b", "d"), ("a", "b", "")]
     assert len({namespace(*triple) for triple in triples}) == len(triples)

@@ -113,7 +113,7 @@ class Logprobs(_message.Message):
     def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., top_count: _Optional[int] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RequestClass(_message.Message):
-    __slots__ = ("kind", "turn", "session", "user", "priority", "arrived_unix_s", "tenant", "geographies")
+    __slots__ = ("kind", "turn", "session", "user", "priority", "arrived_unix_s", "tenant", "geographies", "cache_salt", "no_store")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,8 @@ class RequestClass(_message.Message):
     ARRIVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     GEOGRAPHIES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    NO_STORE_FIELD_NUMBER: _ClassVar[int]
     kind: str
     turn: int
     session: str
@@ -130,7 +132,9 @@ class RequestClass(_message.Message):
     arrived_unix_s: float
     tenant: str
     geographies: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, kind: _Optional[str] = ..., turn: _Optional[int] = ..., session: _Optional[str] = ..., user: _Optional[str] = ..., priority: _Optional[int] = ..., arrived_unix_s: _Optional[float] = ..., tenant: _Optional[str] = ..., geographies: _Optional[_Iterable[str]] = ...) -> None: ...
+    cache_salt: str
+    no_store: bool
+    def __init__(self, kind: _Optional[str] = ..., turn: _Optional[int] = ..., session: _Optional[str] = ..., user: _Optional[str] = ..., priority: _Optional[int] = ..., arrived_unix_s: _Optional[float] = ..., tenant: _Optional[str] = ..., geographies: _Optional[_Iterable[str]] = ..., cache_salt: _Optional[str] = ..., no_store: _Optional[bool] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "cached_local_tokens", "cached_peer_tokens", "cached_store_tokens")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pinyon.api.common.v1 import common_pb2 as pinyon_dot_api_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pinyon/api/lb/v1/lb.proto\x12\x10pinyon.api.lb.v1\x1a!pinyon/api/common/v1/common.proto\"\xd9\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x1c\n\x12prompt_tokens_le32\x18\x03 \x01(\x0cH\x00\x12\x36\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x1e.pinyon.api.lb.v1.ConversationH\x00\x12\x36\n\x08sampling\x18\x05 \x01(\x0b\x32$.pinyon.api.common.v1.SamplingParams\x12\x10\n\x08no_reuse\x18\x06 \x01(\x08\x12\x13\n\x0bttft_slo_ms\x18\x07 \x01(\r\x12/\n\x06labels\x18\x08 \x01(\x0b\x32\x1f.pinyon.api.lb.v1.RequestLabels\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\t \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"\x83\x01\n\rRequestLabels\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04turn\x18\x02 \x01(\r\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x12\x15\n\x08priority\x18\x05 \x01(\x11H\x00\x88\x01\x01\x12\x13\n\x0bgeographies\x18\x06 \x03(\tB\x0b\n\t_priority\"?\n\x0c\x43onversation\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.pinyon.api.lb.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x96\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x39\n\rfinish_reason\x18\x04 \x01(\x0e\x32\".pinyon.api.common.v1.FinishReason\x12*\n\x05usage\x18\x05 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Usage\x12\x30\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1e.pinyon.api.common.v1.Logprobs\x12\x37\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1e.pinyon.api.common.v1.Logprobs\"\x13\n\x11ListModelsRequest\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.pinyon.api.lb.v1.Model\"1\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r2\xb9\x01\n\tLbService\x12S\n\x08Generate\x12!.pinyon.api.lb.v1.GenerateRequest\x1a\".pinyon.api.lb.v1.GenerateResponse0\x01\x12W\n\nListModels\x12#.pinyon.api.lb.v1.ListModelsRequest\x1a$.pinyon.api.lb.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pinyon/api/lb/v1/lb.proto\x12\x10pinyon.api.lb.v1\x1a!pinyon/api/common/v1/common.proto\"\xd9\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x1c\n\x12prompt_tokens_le32\x18\x03 \x01(\x0cH\x00\x12\x36\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x1e.pinyon.api.lb.v1.ConversationH\x00\x12\x36\n\x08sampling\x18\x05 \x01(\x0b\x32$.pinyon.api.common.v1.SamplingParams\x12\x10\n\x08no_reuse\x18\x06 \x01(\x08\x12\x13\n\x0bttft_slo_ms\x18\x07 \x01(\r\x12/\n\x06labels\x18\x08 \x01(\x0b\x32\x1f.pinyon.api.lb.v1.RequestLabels\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\t \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"\xa9\x01\n\rRequestLabels\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04turn\x18\x02 \x01(\r\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x12\x15\n\x08priority\x18\x05 \x01(\x11H\x00\x88\x01\x01\x12\x13\n\x0bgeographies\x18\x06 \x03(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x10\n\x08no_store\x18\x08 \x01(\x08\x42\x0b\n\t_priority\"?\n\x0c\x43onversation\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.pinyon.api.lb.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x96\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x39\n\rfinish_reason\x18\x04 \x01(\x0e\x32\".pinyon.api.common.v1.FinishReason\x12*\n\x05usage\x18\x05 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Usage\x12\x30\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1e.pinyon.api.common.v1.Logprobs\x12\x37\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1e.pinyon.api.common.v1.Logprobs\"\x13\n\x11ListModelsRequest\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.pinyon.api.lb.v1.Model\"1\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r2\xb9\x01\n\tLbService\x12S\n\x08Generate\x12!.pinyon.api.lb.v1.GenerateRequest\x1a\".pinyon.api.lb.v1.GenerateResponse0\x01\x12W\n\nListModels\x12#.pinyon.api.lb.v1.ListModelsRequest\x1a$.pinyon.api.lb.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=83
   _globals['_GENERATEREQUEST']._serialized_end=428
   _globals['_REQUESTLABELS']._serialized_start=431
-  _globals['_REQUESTLABELS']._serialized_end=562
-  _globals['_CONVERSATION']._serialized_start=564
-  _globals['_CONVERSATION']._serialized_end=627
-  _globals['_CHATMESSAGE']._serialized_start=629
-  _globals['_CHATMESSAGE']._serialized_end=673
-  _globals['_GENERATERESPONSE']._serialized_start=676
-  _globals['_GENERATERESPONSE']._serialized_end=954
-  _globals['_LISTMODELSREQUEST']._serialized_start=956
-  _globals['_LISTMODELSREQUEST']._serialized_end=975
-  _globals['_LISTMODELSRESPONSE']._serialized_start=977
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1038
-  _globals['_MODEL']._serialized_start=1040
-  _globals['_MODEL']._serialized_end=1089
-  _globals['_LBSERVICE']._serialized_start=1092
-  _globals['_LBSERVICE']._serialized_end=1277
+  _globals['_REQUESTLABELS']._serialized_end=600
+  _globals['_CONVERSATION']._serialized_start=602
+  _globals['_CONVERSATION']._serialized_end=665
+  _globals['_CHATMESSAGE']._serialized_start=667
+  _globals['_CHATMESSAGE']._serialized_end=711
+  _globals['_GENERATERESPONSE']._serialized_start=714
+  _globals['_GENERATERESPONSE']._serialized_end=992
+  _globals['_LISTMODELSREQUEST']._serialized_start=994
+  _globals['_LISTMODELSREQUEST']._serialized_end=1013
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1015
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1076
+  _globals['_MODEL']._serialized_start=1078
+  _globals['_MODEL']._serialized_end=1127
+  _globals['_LBSERVICE']._serialized_start=1130
+  _globals['_LBSERVICE']._serialized_end=1315
 # @@protoc_insertion_point(module_scope)

@@ -30,20 +30,24 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens_le32: _Optional[bytes] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., no_reuse: _Optional[bool] = ..., ttft_slo_ms: _Optional[int] = ..., labels: _Optional[_Union[RequestLabels, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class RequestLabels(_message.Message):
-    __slots__ = ("kind", "turn", "session", "user", "priority", "geographies")
+    __slots__ = ("kind", "turn", "session", "user", "priority", "geographies", "cache_salt", "no_store")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     GEOGRAPHIES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    NO_STORE_FIELD_NUMBER: _ClassVar[int]
     kind: str
     turn: int
     session: str
     user: str
     priority: int
     geographies: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, kind: _Optional[str] = ..., turn: _Optional[int] = ..., session: _Optional[str] = ..., user: _Optional[str] = ..., priority: _Optional[int] = ..., geographies: _Optional[_Iterable[str]] = ...) -> None: ...
+    cache_salt: str
+    no_store: bool
+    def __init__(self, kind: _Optional[str] = ..., turn: _Optional[int] = ..., session: _Optional[str] = ..., user: _Optional[str] = ..., priority: _Optional[int] = ..., geographies: _Optional[_Iterable[str]] = ..., cache_salt: _Optional[str] = ..., no_store: _Optional[bool] = ...) -> None: ...
 
 class Conversation(_message.Message):
     __slots__ = ("messages",)

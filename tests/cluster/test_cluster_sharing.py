@@ -1,0 +1,57 @@
+"""Who reuses whose KV: requests with another salt do not, and what must not be stored is found by nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from tests.cluster.observe import wait_idle
+
+openai = pytest.importorskip("openai", reason="the openai client is not installed")
+
+TEXT = "Pines are planted by jays that forget where they have cached the seeds. " * 8
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def prompt() -> str:
+    """Nobody has asked it before."""
+    return f"{next(_numbers)} {TEXT}"
+
+
+@pytest.fixture
+def cached(cluster):
+    """Asks, and returns how many tokens were reused."""
+    http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context() or True)
+    with openai.OpenAI(
+        base_url=f"{cluster.http}/v1", api_key="unused", max_retries=0, timeout=60, http_client=http
+    ) as client:
+
+        async def ask(prompt: str, headers: dict[str, str] | None = None, **fields: object) -> int:
+            values = {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0}
+            answer = await asyncio.to_thread(
+                client.completions.create, **values, extra_headers=headers, extra_body=fields
+            )
+            await wait_idle(cluster)  # what it left is known to the conductor
+            return answer.usage.prompt_tokens_details.cached_tokens
+
+        yield ask
+
+
+async def test_salts_are_apart(cached, prompt):
+    assert await cached(prompt) == 0
+    assert await cached(prompt) > 500
+    assert await cached(prompt, cache_salt="one") == 0
+    assert await cached(prompt, cache_salt="two") == 0
+    assert await cached(prompt, cache_salt="one") > 500
+    assert await cached(prompt, cache_salt="") > 500
+
+
+async def test_what_must_not_be_stored_is_found_by_nobody(cached, prompt):
+    unstored = {"x-pinyon-no-store": "1"}
+    assert await cached(prompt, unstored) == 0
+    assert await cached(prompt, unstored) == 0
+    assert await cached(prompt) == 0
+    assert await cached(prompt, unstored) > 500, "what others left may be reused"
