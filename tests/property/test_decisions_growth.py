@@ -75,6 +75,13 @@ class Machine:
                 self.sampled(number)
 
 
+def first_gets_on(machine: Machine) -> None:
+    """A step, in which all may give way but the first one."""
+    first, before = min(machine.left, default=-1), len(machine.preempted)
+    machine.step()
+    assert first not in machine.preempted[before:], "the first one gave way"
+
+
 def _fits(one: tuple[int, int]) -> bool:
     return sum(one) <= BLOCKS * BLOCK
 
@@ -102,15 +109,11 @@ def test_all_end_and_the_first_never_gives_way(
             wanted[number] = prompt + new
             machine.ask(number)
         machine.settle()
-        machine.step()
-        assert min(machine.left, default=-1) not in machine.preempted or len(machine.left) == 1
+        first_gets_on(machine)
     for _ in range(40 * sum(new for _, new in sizes) + 100 * len(sizes)):
         if not machine.left:
             break
-        first = min(machine.left)
-        before = len(machine.preempted)
-        machine.step()
-        assert first not in machine.preempted[before:], "the first one gave way"
+        first_gets_on(machine)
         machine.settle()
     assert machine.tokens == wanted
     machine.admission.check_integrity()

@@ -18,6 +18,7 @@ from pinyon.core.request import SamplingParams
 from pinyon.model.card import ModelCard, load_card
 from pinyon.model.detokenizer import IncrementalDetokenizer
 from pinyon.model.tokenizer import HfTokenizer
+from services.lb.openai_parse import Rendering
 from services.lb.tokenizer_process import tokenize
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.weights import load_weights
@@ -74,7 +75,7 @@ def test_completions(variant: str) -> None:
     card, engine = card_of(variant), engine_of(variant)
     for case in golden(variant)["texts"]:
         assert tokens_of(tokenize(card, case["text"])) == case["tokens"], case["text"]
-        assert tokens_of(tokenize(card, case["text"], False)) == case["bare"], case["text"]
+        assert tokens_of(tokenize(card, case["text"], Rendering(False))) == case["bare"], case["text"]
         out = greedy(engine, case["tokens"], len(case["greedy"]))
         assert out == case["greedy"], case["text"]
         assert answer(card, out) == case["decoded"]
@@ -86,7 +87,7 @@ def test_chats(variant: str) -> None:
     card, engine = card_of(variant), engine_of(variant)
     for case in golden(variant)["chats"]:
         assert card.chat_template.render(case["messages"], case["variables"]) == case["rendered"]
-        tokens = tokens_of(tokenize(card, case["messages"], None, case["variables"]))
+        tokens = tokens_of(tokenize(card, case["messages"], Rendering(variables=case["variables"])))
         assert tokens == case["tokens"], case["messages"]
         out = greedy(engine, tokens, len(case["greedy"]))
         assert out == case["greedy"], case["messages"]
@@ -114,4 +115,4 @@ def test_special_tokens_around_a_conversation(variant: str) -> None:
     for text in ("plain", f"with a {marker} in it"):
         messages = [{"role": "user", "content": text}]
         own = tokens_of(tokenize(card, messages))
-        assert tokens_of(tokenize(card, messages, True)) == [*before, *own, *behind]
+        assert tokens_of(tokenize(card, messages, Rendering(True))) == [*before, *own, *behind]
