@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pinyon.batching import DecodeSlot, PrefillChunk
+from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
 from pinyon.core.request import SamplingParams
 from pinyon.model.card import ModelCard, load_card
 from pinyon.model.detokenizer import IncrementalDetokenizer
@@ -50,11 +50,15 @@ def tokens_of(packed: bytes) -> list[int]:
     return np.frombuffer(packed, "<u4").tolist()
 
 
-def greedy(engine: NumpyLlamaEngine, prompt: list[int], count: int) -> list[int]:
-    sampling, table = SamplingParams(max_tokens=count), range(BLOCKS)
-    out = engine.step([PrefillChunk(np.array(prompt, "<u4"), 0, table, sampling)], []).prefill_tokens
+def greedy(engine: NumpyLlamaEngine, prompt: list[int], count: int, **changes: float) -> list[int]:
+    sampling, table = SamplingParams(max_tokens=count, **changes), range(BLOCKS)
+    tokens = np.array(prompt, "<u4")
+    counts = TokenCounts.needed(sampling, tokens, 0)
+    out = engine.step([PrefillChunk(tokens, 0, table, sampling, counts=counts)], []).prefill_tokens
     while len(out) < count:
-        slot = DecodeSlot(out[-1], len(prompt) + len(out) - 1, table, sampling, len(out))
+        if counts is not None:
+            counts.add(out[-1])
+        slot = DecodeSlot(out[-1], len(prompt) + len(out) - 1, table, sampling, len(out), counts)
         out += engine.step([], [slot]).decode_tokens
     return out
 
@@ -92,6 +96,16 @@ def test_chats(variant: str) -> None:
         out = greedy(engine, tokens, len(case["greedy"]))
         assert out == case["greedy"], case["messages"]
         assert answer(card, out) == case["decoded"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_repetition_penalty(variant: str) -> None:
+    engine = engine_of(variant)
+    plain = {tuple(case["tokens"]): case["greedy"] for case in golden(variant)["texts"]}
+    for case in golden(variant)["penalised"]:
+        tokens, expected = case["tokens"], case["greedy"]
+        assert greedy(engine, tokens, len(expected), repetition_penalty=case["repetition_penalty"]) == expected
+        assert expected != plain[tuple(tokens)]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
