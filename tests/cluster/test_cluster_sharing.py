@@ -40,18 +40,31 @@ def cached(cluster):
         yield ask
 
 
-async def test_salts_are_apart(cached, prompt):
+@pytest.fixture
+def found(cached):
+    """Whether what is there is reused: where another instance is sooner done without it, it is not, so several ask."""
+
+    async def ask(prompt: str, headers: dict[str, str] | None = None, **fields: object) -> bool:
+        for _ in range(5):
+            if await cached(prompt, headers, **fields) > 500:
+                return True
+        return False
+
+    return ask
+
+
+async def test_salts_are_apart(cached, found, prompt):
     assert await cached(prompt) == 0
-    assert await cached(prompt) > 500
+    assert await found(prompt)
     assert await cached(prompt, cache_salt="one") == 0
     assert await cached(prompt, cache_salt="two") == 0
-    assert await cached(prompt, cache_salt="one") > 500
-    assert await cached(prompt, cache_salt="") > 500
+    assert await found(prompt, cache_salt="one")
+    assert await found(prompt, cache_salt="")
 
 
-async def test_what_must_not_be_stored_is_found_by_nobody(cached, prompt):
+async def test_what_must_not_be_stored_is_found_by_nobody(cached, found, prompt):
     unstored = {"x-pinyon-no-store": "1"}
-    assert await cached(prompt, unstored) == 0
-    assert await cached(prompt, unstored) == 0
+    for _ in range(3):
+        assert await cached(prompt, unstored) == 0
     assert await cached(prompt) == 0
-    assert await cached(prompt, unstored) > 500, "what others left may be reused"
+    assert await found(prompt, unstored), "what others left may be reused"
