@@ -113,7 +113,9 @@ class StepOutcome:
 class StepRoom(Room, Protocol):
     """Where the blocks come from: :class:`services.worker.kv.cache.KvCache`."""
 
-    def settle(self) -> None: ...
+    def settle(self) -> None:
+        """Admit whoever has his turn."""
+        ...
 
 
 class StepMembers:
@@ -153,6 +155,8 @@ class StepMembers:
 
     def decide(self, now_s: float) -> EngineStep | None:
         """The next step, or None when there is nothing to do. Some may be preempted by it."""
+        # Who waits may have waited long enough by now for others to give way, even if nothing was released since.
+        self._room.settle()
         self._scheduler.fill()
         preempted = make_room(self._scheduler, self._admission, self._room, self._table)
         for number in preempted:

@@ -284,6 +284,7 @@ class Instance:
         if self.stepping or self.busy or not self.alive:
             return
         self.busy = True  # whoever gets room meanwhile may have something to compute
+        self.settle()
         self.steps.fill()
         for number in make_room(self.steps, self.admission, self, self._table):
             self._preempted(self.decodes.pop(number))

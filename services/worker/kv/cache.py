@@ -45,7 +45,8 @@ class KvCache:
         self._keys = keys
         self.pool = pool
         """To look at: whatever changes it goes through the reservations."""
-        self._admission = admission
+        self.admission = admission
+        """To look at: whatever changes it goes through here."""
         self._reservations = reservations
         self.clock = clock
         self._numbers = itertools.count(1)
@@ -71,7 +72,7 @@ class KvCache:
     @property
     def waiting(self) -> int:
         """Requests that wait for room."""
-        return self._admission.waiting
+        return self.admission.waiting
 
     @property
     def leases(self) -> int:
@@ -95,7 +96,7 @@ class KvCache:
         Whoever gets blocks calls :meth:`end` once, and whoever stops waiting :meth:`withdraw`.
         """
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        self._admission.enqueue(request)
+        self.admission.enqueue(request)
         self._waiting[request.number] = (future, self.clock())
         if at_once:
             self._newcomers[request.number] = self.clock()
@@ -107,7 +108,7 @@ class KvCache:
         if future.cancel():
             del self._waiting[number]
             self._newcomers.pop(number, None)
-            self._admission.withdraw(number)
+            self.admission.withdraw(number)
             self.settle()  # it may have been the one that blocked the others
         elif not future.cancelled():
             self.end(number, future.result().table)
@@ -119,20 +120,20 @@ class KvCache:
 
     def give_way(self, number: int, table: Iterable[int]) -> None:
         """See :class:`pinyon.decisions.Room`. :meth:`settle` follows."""
-        self._admission.end(number)
+        self.admission.end(number)
         self._reservations.release(table, self.clock())
 
     def grow(self, number: int, count: int) -> list[int] | None:
         """See :meth:`Admission.grow`. What is held only for later goes first."""
-        blocks = self._admission.grow(number, count, self.clock())
+        blocks = self.admission.grow(number, count, self.clock())
         if blocks is None:
             self._ask_back(lambda: self.pool.free + self.pool.cached >= count)
-            blocks = self._admission.grow(number, count, self.clock())
+            blocks = self.admission.grow(number, count, self.clock())
         return blocks
 
     def observe(self, step: StepSeen) -> None:
         """See :meth:`Admission.observe`."""
-        self._admission.observe(step)
+        self.admission.observe(step)
 
     def settle(self) -> None:
         """What those that run have left goes to those that wait."""
@@ -142,7 +143,7 @@ class KvCache:
     def _served(self) -> bool:
         """Admit whoever has his turn; whether nobody waits any more."""
         now_s = self.clock()
-        for number, reservation in self._admission.admit(now_s):
+        for number, reservation in self.admission.admit(now_s):
             future, since_s = self._waiting.pop(number)
             future.set_result(reservation)
             self.on_admitted(now_s - since_s)
@@ -247,4 +248,4 @@ class KvCache:
 
     def check_integrity(self) -> None:
         """See :meth:`Admission.check_integrity`."""
-        self._admission.check_integrity()
+        self.admission.check_integrity()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pinyon.batching import Fcfs, StepLimits, StepScheduler
+from pinyon.batching import BatchRequest, Fcfs, StepLimits, StepScheduler
+from pinyon.batching.fcfs import PATIENCE_S
+from pinyon.core.layout import KvLayout
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import Admission
 from pinyon.eviction import Lru
 from pinyon.paging import BlockPool, LeaseTable, Reservations
 from services.worker.step_members import DecodeMember, PrefillMember, StepMembers, StepOutcome
+from tests.unit.worker.caches import Holder, new_cache
 
+LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=8)
 LIMITS = StepLimits(max_batch=2, step_tokens=20, chunk_tokens=16, block_tokens=8)
 
 
@@ -44,8 +48,8 @@ def prefill(number: int, length: int, log: Log, position: int = 0) -> PrefillMem
     return PrefillMember(number, tokens, position, list(range(99)), SamplingParams(), 0, log.chunk, log.error)
 
 
-def decode(number: int, log: Log) -> DecodeMember:
-    return DecodeMember(number, 7, 5, [number], SamplingParams(), 1, log.token, log.error, log.gave_way)
+def decode(number: int, log: Log, table: list[int] | None = None) -> DecodeMember:
+    return DecodeMember(number, 7, 5, table or [number], SamplingParams(), 1, log.token, log.error, log.gave_way)
 
 
 def new_members(scheduler: StepScheduler, room: Pool | None = None) -> StepMembers:
@@ -222,7 +226,7 @@ def test_without_room_the_one_that_came_last_gives_way_and_the_first_gets_on(sch
         members.fold(step, result(step))
     assert (old.ways, young.ways) == (0, 1)
     assert (len(old.tokens), len(young.tokens)) == (4, 3)
-    assert (room.ended, room.settled, members.preemptions) == ([2], 1, 1)
+    assert (room.ended, room.settled, members.preemptions) == ([2], 5, 1), "settled once a step, and once more"
     assert members.running == 1
 
 
@@ -238,3 +242,23 @@ def test_one_that_breaks_as_it_gives_way_costs_the_others_nothing(scheduler):
         members.fold(step, result(step))
     assert [type(error) for error in young.errors] == [ZeroDivisionError]
     assert len(old.tokens) == 4
+
+
+async def test_those_that_came_later_give_way_although_nothing_is_released(scheduler):
+    now = [0.0]
+    cache = new_cache(LAYOUT, 6, lambda: now[0])
+    members = StepMembers(scheduler, cache.admission, cache)
+    first, late, young = (Holder(cache, [], 2), Holder(cache, [], 2), Holder(cache, [], 2))
+    log = Log()
+    cache.give_way(late.number, late.table)
+    late.future = cache.reserve(BatchRequest(late.number, 1, 4), at_once=False)
+    members.add_decode(decode(young.number, log, young.table))
+    for now[0] in (0.0, PATIENCE_S / 2, PATIENCE_S):
+        assert log.ways == 0
+        step = members.decide(now[0])
+        if step is not None:
+            members.fold(step, result(step))
+    assert log.ways == 1, "a younger one kept the room for as long as it liked"
+    assert not late.waits
+    late.end()
+    first.end()
