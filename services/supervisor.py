@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import PinyonError
 from services.cluster import START_S, LocalCluster
 from services.process import ServiceProcess
@@ -29,16 +30,22 @@ class Restarts:
     def __init__(self, started_s: float) -> None:
         self._started_s = started_s
         self._quick = 0
+        self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
 
     def started(self, now_s: float) -> None:
         self._started_s = now_s
 
     def died(self, now_s: float) -> float | None:
         """The pause before its next start: it doubles with every quick death in a row. None: there were too many."""
-        self._quick = self._quick + 1 if now_s - self._started_s < QUICK_S else 0
+        if now_s - self._started_s < QUICK_S:
+            self._quick += 1
+        else:
+            self._quick = 0
+            self._pauses.succeeded("it")
         if self._quick > QUICK_DEATHS_MAX:
             return None
-        return float(min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, self._quick - 1)))
+        self._pauses.failed("it", now_s)
+        return self._pauses.left_s("it", now_s)
 
 
 @dataclass(slots=True)

@@ -67,16 +67,19 @@ class Choices:
 
     def event(self, choice: Choice) -> bytes:
         """One event with what is new, or that it has ended."""
-        call = self._call
-        chunk: dict[str, Any] = {**self._head, "object": self.stream_object, "choices": [self._part(choice)]}
-        if call.continuous_usage:
-            chunk["usage"] = usage_object(Usage(len(choice.prompt_tokens), choice.completion_tokens, 0))
-            del chunk["usage"]["prompt_tokens_details"]  # known at the end
-        elif call.include_usage:
-            chunk["usage"] = None
-        chunk |= self._top_level(choice)
+        chunk = self._chunk(choice, self._part(choice), choice.completion_tokens) | self._top_level(choice)
         choice.written()
         return _event(chunk)
+
+    def _chunk(self, choice: Choice, part: dict[str, Any], completion_tokens: int) -> dict[str, Any]:
+        """One event's object, with the usage so far if that is told with each."""
+        chunk: dict[str, Any] = {**self._head, "object": self.stream_object, "choices": [part]}
+        if self._call.continuous_usage:
+            chunk["usage"] = usage_object(Usage(len(choice.prompt_tokens), completion_tokens, 0))
+            del chunk["usage"]["prompt_tokens_details"]  # known at the end
+        elif self._call.include_usage:
+            chunk["usage"] = None
+        return chunk
 
     def begin(self, choice: Choice) -> bytes:
         """What comes before a choice's first event."""
@@ -190,15 +193,9 @@ class ChatChoices(Choices):
     stream_object = "chat.completion.chunk"
 
     def begin(self, choice: Choice) -> bytes:
-        chunk: dict[str, Any] = {**self._head, "object": self.stream_object}
         delta = {"role": "assistant", "content": ""}
-        chunk["choices"] = [{"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}]
-        if self._call.continuous_usage:
-            chunk["usage"] = usage_object(Usage(len(choice.prompt_tokens), 0, 0))
-            del chunk["usage"]["prompt_tokens_details"]
-        elif self._call.include_usage:
-            chunk["usage"] = None
-        return _event(chunk)
+        part = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _event(self._chunk(choice, part, 0))
 
     def _part(self, choice: Choice) -> dict[str, Any]:
         return self._choice(choice, "delta", {"content": choice.text} if choice.text or choice.tokens else {})
