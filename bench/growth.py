@@ -1,8 +1,9 @@
 """What a large ``max_tokens`` costs that is not used, and what long generations cost those beside them.
 
-One local cluster with the built-in model, over HTTP. First the same requests with ``max_tokens`` 64 and 32,000, whose
-answers are equal because a stop string ends them, alternating. Then the time to the first token of short requests from
-40 clients, alone and beside four streams that go on for up to 32,000 tokens, alternating.
+One local cluster with the built-in model, over HTTP. First requests with ``max_tokens`` 64 and 32,000, alternating:
+stop strings end the answers of both, soon and alike. Then the time to the first token of short requests from 40
+clients, alone and beside four streams that go on for up to 32,000 tokens, alternating. No prompt is asked twice, but
+for those whose answers are compared.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ CLIENTS = 40
 STREAMS = 4
 PROMPT_CHARS = 120
 SHORT_TOKENS = 8
+STOPS = list("aeinostr")
+"""One of them comes after a dozen tokens in the mean, and hardly ever after 64."""
 
 
 def _prompts(dice: random.Random, count: int) -> list[str]:
@@ -54,30 +57,23 @@ class Load:
         self._clients = [HttpClient(address) for _ in range(CLIENTS)]
 
     def request(self, prompt: str, **fields: object) -> bytes:
-        body = {"model": self._model, "prompt": prompt, "temperature": 0, **fields}
+        return self.raw({"model": self._model, "prompt": prompt, "temperature": 0, **fields})
+
+    def raw(self, body: dict[str, object]) -> bytes:
         return http_request(self._address, "/v1/completions", body)
 
     async def run(self, requests: list[bytes]) -> list[Sample]:
         left = iter(requests)
         return await run_closed_loop(lambda number: self._clients[number].send(next(left)), len(requests), CLIENTS)
 
-    async def stops(self, prompts: list[str]) -> list[str]:
-        """For each prompt, what its greedy answer has for the first time in its middle."""
-        stops = []
-        for prompt in prompts:
-            body = {"model": self._model, "prompt": prompt, "temperature": 0, "max_tokens": FEW, "ignore_eos": True}
-            text = (await _whole(self._address, body))["choices"][0]["text"]
-            cut = next((at for at in range(8, 40) if text.find(text[at : at + 3]) == at), 8)
-            stops.append(text[cut : cut + 3])
-        return stops
+    def stopped(self, prompts: list[str], max_tokens: int) -> list[dict[str, object]]:
+        """Sampled, for greedy answers may go round in circles without ever coming to a stop."""
+        common = {"model": self._model, "temperature": 1, "stop": STOPS, "ignore_eos": True, "max_tokens": max_tokens}
+        return [{**common, "prompt": prompt, "seed": number} for number, prompt in enumerate(prompts)]
 
-    async def answers(self, prompts: list[str], stops: list[str], max_tokens: int) -> list[tuple[str, str]]:
-        answers = []
-        for prompt, stop in zip(prompts, stops, strict=True):
-            body = {"model": self._model, "prompt": prompt, "temperature": 0, "max_tokens": max_tokens, "stop": stop}
-            choice = (await _whole(self._address, {**body, "ignore_eos": True}))["choices"][0]
-            answers.append((choice["text"], choice["finish_reason"]))
-        return answers
+    async def answers(self, prompts: list[str], max_tokens: int) -> list[tuple[str, str]]:
+        choices = [(await _whole(self._address, body))["choices"][0] for body in self.stopped(prompts, max_tokens)]
+        return [(choice["text"], choice["finish_reason"]) for choice in choices]
 
     async def stream_for_ever(self, prompt: str) -> None:
         """Until it is cancelled, or has all its tokens."""
@@ -95,21 +91,17 @@ class Load:
             client.close()
 
 
-async def _used_or_not(load: Load, dice: random.Random, rounds: int, report: Report) -> None:
-    prompts = _prompts(dice, 12)
-    stops = await load.stops(prompts)
-    equal = await load.answers(prompts, stops, FEW) == await load.answers(prompts, stops, MANY)
+async def _used_or_not(load: Load, dice: random.Random, rounds: int, count: int, report: Report) -> None:
+    compared = _prompts(dice, 24)
+    equal = await load.answers(compared, FEW) == await load.answers(compared, MANY)
     rates: dict[int, list[float]] = {FEW: [], MANY: []}
     for index in range(rounds):
         progress(f"max_tokens 64 and 32,000: round {index + 1} of {rounds}")
         for limit in (FEW, MANY) if index % 2 else (MANY, FEW):
-            requests = [
-                load.request(prompt, stop=stop, max_tokens=limit, ignore_eos=True)
-                for prompt, stop in zip(prompts, stops, strict=True)
-            ] * 20
+            bodies = load.stopped(_prompts(dice, count), limit)
             began_s = time.perf_counter()
-            await load.run(requests)
-            rates[limit].append(len(requests) / (time.perf_counter() - began_s))
+            await load.run([load.raw(body) for body in bodies])
+            rates[limit].append(count / (time.perf_counter() - began_s))
     ratio = statistics.median(many / few for many, few in zip(rates[MANY], rates[FEW], strict=True))
     report.results["unused_max_tokens"] = {
         **{f"requests_per_s_at_{limit}": summary(values) for limit, values in rates.items()},
@@ -120,7 +112,7 @@ async def _used_or_not(load: Load, dice: random.Random, rounds: int, report: Rep
     report.aims.append(Aim("answers equal", 1, int(equal), at_most=False))
 
 
-async def _beside_streams(load: Load, dice: random.Random, rounds: int, report: Report) -> None:
+async def _beside_streams(load: Load, dice: random.Random, rounds: int, count: int, report: Report) -> None:
     first: dict[str, list[float]] = {"alone": [], "beside": []}
     for index in range(2 * rounds):
         progress(f"short requests beside long streams: round {index // 2 + 1} of {rounds}")
@@ -132,7 +124,7 @@ async def _beside_streams(load: Load, dice: random.Random, rounds: int, report: 
         try:
             requests = [
                 load.request(prompt, max_tokens=SHORT_TOKENS, stream=True, ignore_eos=True)
-                for prompt in _prompts(dice, 8 * CLIENTS)
+                for prompt in _prompts(dice, count)
             ]
             samples = await load.run(requests)
         finally:
@@ -150,13 +142,14 @@ async def _beside_streams(load: Load, dice: random.Random, rounds: int, report: 
 
 async def run(quick: bool, seed: int) -> Report:
     dice = random.Random(seed)
-    rounds = 3 if quick else 9
-    report = Report("growth", {"seed": seed, "rounds": rounds, "clients": CLIENTS, "streams": STREAMS})
+    rounds, count = (2, 2 * CLIENTS) if quick else (9, 6 * CLIENTS)
+    config = {"seed": seed, "rounds": rounds, "requests": count, "clients": CLIENTS, "streams": STREAMS}
+    report = Report("growth", config)
     with tempfile.TemporaryDirectory() as logs, LocalCluster(ClusterSpec(), Path(logs)) as cluster:
         load = Load(cluster.services["lb-0"].endpoints["http"], "pinyon-tiny")
         await load.run([load.request(prompt, max_tokens=SHORT_TOKENS) for prompt in _prompts(dice, CLIENTS)])
-        await _used_or_not(load, dice, rounds, report)
-        await _beside_streams(load, dice, rounds, report)
+        await _used_or_not(load, dice, rounds, count, report)
+        await _beside_streams(load, dice, rounds, count, report)
         load.close()
     return report
 

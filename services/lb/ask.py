@@ -35,11 +35,11 @@ class Ask:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in a message at most, generated tokens included, the placement not."""
+        """What it takes in a message at most; the placement, and tokens that were generated already, come to it."""
         ask = self.request_class
-        texts = [self.request_id, self.model, self.traceparent, ask.session, ask.user, ask.tenant]
+        texts = [self.request_id, self.model, self.traceparent, ask.session, ask.user, ask.tenant, ask.cache_salt]
         texts += ask.geographies
         texts += self.sampling.stop
-        tokens = len(self.tokens_le32) + len(self.block_keys) + 4 * self.sampling.max_tokens
+        tokens = len(self.tokens_le32) + len(self.block_keys)
         tokens += _STOP_TOKEN_BYTES * len(self.sampling.stop_token_ids) + _BIAS_BYTES * len(self.sampling.logit_bias)
         return tokens + _UTF8_MAX * len("".join(texts)) + 4 * len(texts) + FIXED_BYTES

@@ -98,7 +98,7 @@ class Dispatcher:
         counted = view.begin(placement)
         stream, computed = None, False
         try:
-            size_bytes = request.ask.size_bytes + placement.ByteSize()
+            size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
             stream, submission = await self._workers.open(
                 placement.decode_address, size_bytes, request.gap_s, placement.decode_instance_id
             )

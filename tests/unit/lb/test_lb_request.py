@@ -262,3 +262,26 @@ def test_what_is_held_has_the_log_probabilities_of_its_tokens_also_when_it_began
 def test_an_instance_that_does_not_tell_what_was_asked_for_has_a_defect(wrong):
     with pytest.raises(Internal, match="log-probabilities are wrong"):
         make(logprobs=2, prompt_logprobs=True).fold(wrong, 2.0)
+
+
+@pytest.mark.parametrize("generated", [0, 4000])
+def test_a_submission_is_no_larger_than_was_said(generated):
+    """Everything that a client may say, at its longest, in characters of four bytes."""
+    long = "\U0001f332" * 256
+    asked = RequestClass("k" * 32, 1 << 20, long, long, -1000, 1e9, long[:128], (), long, no_store=True)
+    sampling = SamplingParams(
+        5000, 1.9, 1 << 30, 0.9, 2**64 - 1, ("\U0001f332" * 64,) * 16, True, 0.9, 5000, (2**32 - 1,) * 64, 9.9, -1.9,
+        1.9, tuple((2**32 - 1 - token, -99.9) for token in range(1024))[::-1], 20, True,
+    )  # fmt: skip
+    ask = Ask(long[:64], long[:128], asked, b"\xff" * 4000, b"k" * 1600, sampling, True, 1 << 30, "t" * 55)
+    request = Request(ask, 0.0, 1e6)
+    begin(request, 1.0)
+    if generated:
+        logprobs = logprobs_to_proto([TokenLogprob(-1.0)] * generated)
+        prompt = logprobs_to_proto([TokenLogprob(-1.0)] * (ask.prompt_tokens - 1))
+        request.fold(update("x", (7,) * generated, logprobs=logprobs, prompt_logprobs=prompt), 2.0)
+        request.fold(lost(), 3.0)
+    submission = begin(request, 4.0)
+    said = ask.size_bytes + 4 * len(request.tokens) + PLACEMENT.ByteSize()
+    assert submission.ByteSize() <= said
+    assert submission.ByteSize() > 0.8 * said
