@@ -36,6 +36,12 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--redis-url", default="", help="a running Redis; default: redis-server from the PATH, else the embedded one")
     add("--model", default="", help="Hugging Face checkpoint folder; default: the small built-in model")
     add("--served-model-name", default="", help="name clients ask for; default: the model's own")
+    add(
+        "--more-models",
+        default="",
+        metavar="[NAME=]FOLDER,...",
+        help="further models behind the same load balancer, each with that many workers of its own",
+    )
     engines = "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take"
     add("--engine", default="numpy", choices=("numpy", "instant", "paced"), help=engines)
     add(

@@ -23,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from pinyon.core.more_models import parse_more_models
 from pinyon.core.policies import Registry
 from pinyon.core.request import Role
 from pinyon.eviction import EVICTION_POLICIES
@@ -66,6 +67,8 @@ class ClusterSpec:
     redis_url: str = ""
     model: str = ""
     served_model_name: str = ""
+    more_models: str = ""
+    """``[NAME=]FOLDER`` with commas: each has as many workers as the first model."""
     engine: str = "numpy"
     engine_profile: str = ""
     placement: str = ""
@@ -98,6 +101,9 @@ class ClusterSpec:
                 raise InvalidArgument(f"{name} must be 0 to 64", field=name)
         if self.prefill + self.mixed == 0 or self.decode + self.mixed == 0:
             raise InvalidArgument("a cluster needs something that prefills and something that decodes", field="decode")
+        copies = 1 + len(self.models)
+        if copies * (self.prefill + self.decode + self.mixed) > 192:
+            raise InvalidArgument(f"{copies} models with that many workers each are too many", field="more_models")
         if not 1 <= self.lbs <= 16:
             raise InvalidArgument("lbs must be 1 to 16", field="lbs")
         for name, registry in POLICIES.items():
@@ -110,7 +116,12 @@ class ClusterSpec:
     @property
     def instances(self) -> int:
         """How many register with the conductor."""
-        return self.prefill + self.decode + self.mixed + self.stores
+        return (1 + len(self.models)) * (self.prefill + self.decode + self.mixed) + self.stores
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Folders of the further models by name."""
+        return parse_more_models(self.more_models)
 
 
 class LocalCluster:
@@ -177,10 +188,11 @@ class LocalCluster:
                 self.spec = replace(self.spec, stores=0)
                 progress(f"no KV store: it needs a Redis. {error.message}; everything else starts without it")
         self._launch([self._make("conductor", "conductor", self._conductor_arguments())], deadline, progress)
+        served = [(self.spec.served_model_name, self.spec.model), *self.spec.models.items()]
         workers = [
-            self._make(f"{role}-{index}", "worker", self._worker_arguments(role, f"{role}-{index}"))
+            self._make(f"{role}-{number}", "worker", self._worker_arguments(role, f"{role}-{number}", *model))
             for role in ("prefill", "decode", "mixed")
-            for index in range(getattr(self.spec, role))
+            for number, model in enumerate(each for each in served for _ in range(getattr(self.spec, role)))
         ]
         stores = [
             self._make(f"kvstore-{index}", "kvstore", self._store_arguments(f"kvstore-{index}"))
@@ -206,7 +218,8 @@ class LocalCluster:
         root = Path(spec.tls_dir or (self._tls_temporary.name if self._tls_temporary else ""))
         now = datetime.datetime.now(datetime.UTC)
         authority = Authority.open(root, now)
-        for identity in cluster_identities(spec.prefill, spec.decode, spec.mixed, spec.stores, spec.lbs):
+        prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
+        for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs):
             authority.issue(Wanted(identity, hosts_of(identity, (spec.host,))), now)
         return root
 
@@ -342,11 +355,11 @@ class LocalCluster:
             *self._common("kvstore", name),
         ]
 
-    def _worker_arguments(self, role: str, name: str) -> list[str]:
+    def _worker_arguments(self, role: str, name: str, model_name: str, folder: str) -> list[str]:
         spec = self.spec
         return [
             *("--role", role, "--conductor", self.conductor, "--redis-url", self.redis.url if self.redis else ""),
-            *("--model", spec.model, "--served-model-name", spec.served_model_name, "--engine", spec.engine),
+            *("--model", folder, "--served-model-name", model_name, "--engine", spec.engine),
             *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
             *("--transfer-listen", f"{spec.host}:0", *self._chosen("engine_profile", "batching", "eviction")),
             *(*self._common("worker", name), *self._journal(name)),
@@ -359,7 +372,7 @@ class LocalCluster:
         return [
             *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
             *("--model", spec.model, "--served-model-name", spec.served_model_name),
-            *("--api-keys-file", spec.api_keys_file, *self._chosen("routing")),
+            *("--api-keys-file", spec.api_keys_file, *self._chosen("routing", "more_models")),
             *("--lame-duck-s", "0"),  # nobody in front of it asks whether it is ready
             *(*self._common("lb", f"lb-{index}", lb_port), *self._journal(f"lb-{index}")),
         ]

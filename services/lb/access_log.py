@@ -95,6 +95,7 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
             facts["broken"] = broken
         if requests:
             request = requests[0]
+            facts["model"] = request.ask.model
             facts["prompt_tokens"] = sum(each.ask.prompt_tokens for each in requests)
             facts["completion_tokens"] = sum(len(each.tokens) for each in requests)
             if len(requests) > 1:

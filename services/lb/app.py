@@ -12,8 +12,10 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.more_models import parse_more_models
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
-from pinyon.model import load_card
+from pinyon.model import ModelCard, load_card
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.policy import RoutingPolicy
 from pinyon.routing.rates import Rates
@@ -44,8 +46,10 @@ from services.lb.http_state import HttpState
 from services.lb.http_tokenize import Tokenization
 from services.lb.https import Https
 from services.lb.instances import InstanceView
+from services.lb.key_chains import KeyChains
 from services.lb.line import Line
 from services.lb.metrics import LbMetrics
+from services.lb.models import Models
 from services.lb.off_loop import OffLoop
 from services.lb.prompts import Prompts
 from services.lb.readiness import Readiness
@@ -67,7 +71,7 @@ class Lb:
     line: Line
     conductor: ConductorSession
     workers: WorkerSessions
-    prompts: Prompts
+    models: Models
     off_loop: OffLoop
     dispatcher: Dispatcher
     app: HttpApp
@@ -103,10 +107,24 @@ class Lb:
         await self.readiness.close()
         await self.workers.close()
         await self.conductor.close()
-        await self.prompts.close()
+        await self.models.close()
         self.off_loop.close()
         if self.journal is not None:
             self.journal.close()
+
+
+def load_cards(settings: LbSettings) -> dict[str, ModelCard]:
+    """By name, the first for who names none. Raises :class:`PinyonError`."""
+    first = load_card(settings.model or None, settings.served_model_name or None, strftime_now)
+    cards = {first.name: first}
+    for name, folder in parse_more_models(settings.more_models).items():
+        if name in cards:
+            raise InvalidArgument(f"two models are called {name!r}; see --served-model-name", field="more_models")
+        cards[name] = load_card(folder, name, strftime_now)
+    for card in cards.values():
+        if not card.own_chat_template:
+            _log.warning("%s has no chat template: conversations are written as plain 'role: text' lines", card.name)
+    return cards
 
 
 def build(
@@ -118,9 +136,7 @@ def build(
     security: Security = NO_SECURITY,
 ) -> Lb:
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
-    card = load_card(settings.model or None, settings.served_model_name or None, strftime_now)
-    if not card.own_chat_template:
-        _log.warning("%s has no chat template: conversations are written as plain 'role: text' lines", card.name)
+    cards = load_cards(settings)
     keys = load_api_keys(settings.api_keys_file)
     view = InstanceView(ROUTING_POLICIES.make(settings.routing), settings.instances_grace_s, security.secret)
     workers = WorkerSessions(settings.unread_tokens, clock, security.channels)
@@ -141,10 +157,16 @@ def build(
         lambda: line.in_flight,
         security.channels.to(peer_name(CONDUCTOR)),
     )
-    metrics = LbMetrics(registry, line, conductor, workers, view)
+    metrics = LbMetrics(registry, tuple(cards), line, conductor, workers, view)
     show_policy = show_policies(registry, "lb", routing=settings.routing)
     off_loop = OffLoop()
-    prompts = Prompts(card, view, off_loop, settings.chat_max_tokens, settings.chars_per_token_max)
+    chains = KeyChains()
+    models = Models(
+        [
+            Prompts(card, view, off_loop, chains, settings.chat_max_tokens, settings.chars_per_token_max)
+            for card in cards.values()
+        ]
+    )
     default = Rates(settings.tenant_rpm, settings.tenant_tpm)
     admission = Admission(line, decisions.rates, default, metrics, clock)
     dispatcher = Dispatcher(
@@ -160,10 +182,11 @@ def build(
     bodies = Budget(settings.bodies_limit_mib << 20)
     access = AccessLog(settings.access_log, clock)
     app = HttpApp(
-        Completions(admission, dispatcher, prompts, off_loop, metrics.broken, settings.request_timeout_s, clock),
-        Tokenization(prompts, off_loop),
-        prompts,
+        Completions(admission, dispatcher, models, off_loop, metrics.broken, settings.request_timeout_s, clock),
+        Tokenization(models, off_loop),
+        models,
         lambda: readiness.lacks(),
+        lambda: readiness.missing(),
         keys,
         metrics,
         registry,
@@ -193,9 +216,9 @@ def build(
         outermost=(access,),
     )
     readiness = Readiness(
-        card.name, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock
+        models.names, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock
     )
-    servicer = LbServicer(admission, dispatcher, prompts, keys, settings.request_timeout_s, clock)
+    servicer = LbServicer(admission, dispatcher, models, keys, settings.request_timeout_s, clock)
     server.add(
         lb_pb2_grpc.add_LbServiceServicer_to_server,
         servicer,
@@ -223,7 +246,7 @@ def build(
         line,
         conductor,
         workers,
-        prompts,
+        models,
         off_loop,
         dispatcher,
         app,

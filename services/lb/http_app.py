@@ -30,6 +30,7 @@ from services.lb.http_head import Head, id_field, read_head, sent_id
 from services.lb.http_request import RequestHead
 from services.lb.http_tokenize import Tokenization
 from services.lb.metrics import LbMetrics
+from services.lb.models import Models
 from services.lb.openai_format import model_object
 from services.lb.openapi import openapi_document
 from services.lb.prompts import Prompts
@@ -85,15 +86,16 @@ class HttpCall:
 class HttpApp:
     """``draining`` is set when the process is about to end: readiness fails, requests still run.
 
-    ``lacks`` says why no request would be served now; empty: one would be.
+    ``lacks`` says why no request would be served now; empty: one would be. ``missing`` says it of single models.
     """
 
     def __init__(
         self,
         completions: Completions,
         tokenization: Tokenization,
-        prompts: Prompts,
+        models: Models,
         lacks: Callable[[], str],
+        missing: Callable[[], dict[str, str]],
         keys: ApiKeys,
         metrics: LbMetrics,
         registry: CollectorRegistry,
@@ -103,8 +105,9 @@ class HttpApp:
         access: AccessLog,
     ) -> None:
         self._completions = completions
-        self._prompts = prompts
+        self._models = models
         self._lacks = lacks
+        self._missing = missing
         self._keys = keys
         self._metrics = metrics
         self._registry = registry
@@ -233,13 +236,14 @@ class HttpApp:
     # -- pages
 
     def _list_models(self, head: Head) -> tuple[bytes, bytes]:
-        models = [model_object(self._prompts.model, self._created_s, self._prompts.max_context())]
-        return json.dumps({"object": "list", "data": models}).encode(), JSON
+        return json.dumps({"object": "list", "data": [self._object(each) for each in self._models]}).encode(), JSON
 
     def _retrieve_model(self, head: Head) -> tuple[bytes, bytes]:
         name = head.path.removeprefix("/v1/models/")
-        self._prompts.check_model(name)
-        return json.dumps(model_object(name, self._created_s, self._prompts.max_context())).encode(), JSON
+        return json.dumps(self._object(self._models.of(name))).encode(), JSON
+
+    def _object(self, prompts: Prompts) -> dict[str, object]:
+        return model_object(prompts.model, self._created_s, prompts.max_context())
 
     def _version(self, head: Head) -> tuple[bytes, bytes]:
         return json.dumps({"version": __version__}).encode(), JSON
@@ -256,6 +260,8 @@ class HttpApp:
     def _ready(self, head: Head) -> tuple[bytes, bytes]:
         if missing := self._lacks():
             raise Unavailable(missing, retry_after_s=None if self.draining else 1.0)
+        if some := self._missing():
+            return json.dumps({"status": "ready", "lacks": some}).encode(), JSON
         return b'{"status":"ready"}', JSON
 
     def _prometheus(self, head: Head) -> tuple[bytes, bytes]:

@@ -19,11 +19,11 @@ from services.lb.http_answer import EVENT_STREAM, JSON, Reply, field, rate_field
 from services.lb.http_choices import ChoicesAnswer
 from services.lb.http_head import Head
 from services.lb.labels import classify
+from services.lb.models import Models
 from services.lb.off_loop import OffLoop
 from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Format, error_event
 from services.lb.openai_large import is_large
 from services.lb.openai_parse import Call, parse_chat, parse_completion
-from services.lb.prompts import Prompts
 from services.lb.request import Delta, Request
 
 __all__ = ["Completions"]
@@ -45,7 +45,7 @@ class Completions:
         self,
         admission: Admission,
         dispatcher: Dispatcher,
-        prompts: Prompts,
+        models: Models,
         off_loop: OffLoop,
         broken: Callable[[str], None],
         timeout_s: float,
@@ -54,7 +54,7 @@ class Completions:
     ) -> None:
         self._admission = admission
         self._dispatcher = dispatcher
-        self._prompts = prompts
+        self._models = models
         self._off_loop = off_loop
         self._broken = broken
         self._timeout_s = timeout_s
@@ -86,7 +86,7 @@ class Completions:
                     if not call.plain:
                         await self._several(head, call, request_class, ticket, reply, begun, deadline_s)
                         return 200
-                    ask = await self._prompts.ask(call, head.log_id, request_class, **_said(head))
+                    ask = await self._models.of(call.model).ask(call, head.log_id, request_class, **_said(head))
                     answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
                     request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                     head.requests = (request,)
@@ -135,13 +135,14 @@ class Completions:
         begun: list[bool],
         deadline_s: float,
     ) -> None:
-        asks = await self._prompts.asks(call, head.log_id, request_class, **_said(head))
+        prompts = self._models.of(call.model)
+        asks = await prompts.asks(call, head.log_id, request_class, **_said(head))
 
         def begin() -> None:
             self._begin(ticket, reply, begun)
 
         answer = ChoicesAnswer(
-            call, asks, head, self._dispatcher, self._prompts, self._off_loop, reply, begin, deadline_s,
+            call, asks, head, self._dispatcher, prompts, self._off_loop, reply, begin, deadline_s,
             int(self._unix_clock()), self._clock,
         )  # fmt: skip
         await answer.run(ticket)

@@ -8,6 +8,7 @@ import numpy as np
 
 from services.lb.http_answer import JSON, Reply
 from services.lb.http_head import Head
+from services.lb.models import Models
 from services.lb.off_loop import OffLoop
 from services.lb.openai_large import is_large
 from services.lb.openai_parse import parse_detokenize, parse_tokenize
@@ -22,19 +23,17 @@ PIECE_TOKENS = 4096
 class Tokenization:
     """Both take no place in the queue; what is long is worked beside the event loop, where places are bounded."""
 
-    def __init__(self, prompts: Prompts, off_loop: OffLoop) -> None:
-        self._prompts = prompts
+    def __init__(self, models: Models, off_loop: OffLoop) -> None:
+        self._models = models
         self._off_loop = off_loop
 
     async def tokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError`."""
         holder = head.client.holder
         call = await self._off_loop.run(holder, parse_tokenize, body) if is_large(body) else parse_tokenize(body)
-        prompts = self._prompts
-        if call.model is not None:
-            prompts.check_model(call.model)
+        prompts = self._models.of(call.model)
         tokens = await prompts.tokenize(call.prompt, call.prompt_field, call.rendering, holder)
-        arguments = (tokens, prompts.max_context(), call.strings)
+        arguments = (prompts, tokens, call.strings)
         if len(tokens) // 4 > PIECE_TOKENS:
             answer = await self._off_loop.run(holder, self._answer, *arguments)
         else:
@@ -42,16 +41,16 @@ class Tokenization:
         reply.whole(200, answer, JSON)
         return 200
 
-    def _answer(self, tokens: bytes, max_context: int, strings: bool) -> bytes:
+    def _answer(self, prompts: Prompts, tokens: bytes, strings: bool) -> bytes:
         ids = np.frombuffer(tokens, "<u4")
         # Piece by piece, for others to have the GIL in between.
         pieces = [ids[at : at + PIECE_TOKENS].tolist() for at in range(0, len(ids), PIECE_TOKENS)]
         numbers = ",".join([",".join(map(str, piece)) for piece in pieces])
         texts = "null"
         if strings:
-            texts = "[" + ",".join([json.dumps(self._prompts.texts.pieces(piece))[1:-1] for piece in pieces]) + "]"
+            texts = "[" + ",".join([json.dumps(prompts.texts.pieces(piece))[1:-1] for piece in pieces]) + "]"
         return (
-            f'{{"count":{len(ids)},"max_model_len":{max_context},"tokens":[{numbers}],"token_strs":{texts}}}'
+            f'{{"count":{len(ids)},"max_model_len":{prompts.max_context()},"tokens":[{numbers}],"token_strs":{texts}}}'
         ).encode("ascii")
 
     async def detokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
@@ -61,8 +60,6 @@ class Tokenization:
             model, tokens = await self._off_loop.run(holder, parse_detokenize, body)
         else:
             model, tokens = parse_detokenize(body)
-        if model is not None:
-            self._prompts.check_model(model)
-        text = await self._prompts.decode(tokens, "tokens", holder)
+        text = await self._models.of(model).decode(tokens, "tokens", holder)
         reply.whole(200, json.dumps({"prompt": text}).encode("ascii"), JSON)
         return 200

@@ -5,7 +5,7 @@ The gauges read the state when they are scraped, so they are exact; children of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -21,12 +21,23 @@ _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 _E2E_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
+class _OfModel:
+    """One model's children."""
+
+    def __init__(
+        self, ttft: Histogram, e2e: Histogram, tokens_in: Counter, tokens_out: Counter, cached: Counter
+    ) -> None:
+        self.ttft, self.e2e = ttft, e2e
+        self.tokens_in, self.tokens_out, self.tokens_cached = tokens_in, tokens_out, cached
+
+
 class LbMetrics:
-    """``http_requests`` counts answers, ``finish`` whole requests of either front door."""
+    """``http_requests`` counts answers, ``finish`` whole requests of either front door. ``models``: those served."""
 
     def __init__(
         self,
         registry: CollectorRegistry,
+        models: Sequence[str],
         line: Line,
         conductor: ConductorSession,
         workers: WorkerSessions,
@@ -36,7 +47,7 @@ class LbMetrics:
             "pinyon_lb_http_requests_total", "HTTP requests answered", ("route", "status"), registry=registry
         )
         self._finished = Counter(
-            "pinyon_lb_requests_total", "Generations by how they ended", ("finish",), registry=registry
+            "pinyon_lb_requests_total", "Generations by how they ended", ("finish", "model"), registry=registry
         )
         self._refused = Counter(
             "pinyon_lb_refused_total",
@@ -47,7 +58,7 @@ class LbMetrics:
         self._no_token = Counter(
             "pinyon_lb_no_token_total",
             "Generations that ended without a token, by how; pinyon_lb_ttft_seconds has the others",
-            ("finish",),
+            ("finish", "model"),
             registry=registry,
         )
         self._broken = Counter(
@@ -55,21 +66,38 @@ class LbMetrics:
             registry=registry,
         )  # fmt: skip
         self._http_children: dict[tuple[str, int], Counter] = {}
-        self._finish_children: dict[str, Counter] = {}
-        self.ttft = Histogram(
+        self._finish_children: dict[tuple[str, str], Counter] = {}
+        ttft = Histogram(
             "pinyon_lb_ttft_seconds",
             "Arrival to first token, of requests that got one",
+            ("model",),
             buckets=_TTFT_S,
             registry=registry,
         )
-        self.e2e = Histogram(
-            "pinyon_lb_e2e_seconds", "Arrival to last token, of finished requests", buckets=_E2E_S, registry=registry
+        e2e = Histogram(
+            "pinyon_lb_e2e_seconds",
+            "Arrival to last token, of finished requests",
+            ("model",),
+            buckets=_E2E_S,
+            registry=registry,
         )
-        self._tokens_in = Counter(
-            "pinyon_lb_prompt_tokens_total", "Prompt tokens of finished requests", registry=registry
-        )
-        self._tokens_out = Counter("pinyon_lb_generated_tokens_total", "Tokens generated", registry=registry)
-        self._tokens_cached = Counter("pinyon_lb_cached_tokens_total", "Prompt tokens reused", registry=registry)
+
+        def tokens(name: str, text: str) -> Counter:
+            return Counter(f"pinyon_lb_{name}_tokens_total", text, ("model",), registry=registry)
+
+        tokens_in = tokens("prompt", "Prompt tokens of finished requests")
+        tokens_out = tokens("generated", "Tokens generated")
+        cached = tokens("cached", "Prompt tokens reused")
+        self._models = {
+            model: _OfModel(
+                ttft.labels(model),
+                e2e.labels(model),
+                tokens_in.labels(model),
+                tokens_out.labels(model),
+                cached.labels(model),
+            )
+            for model in models
+        }
         self.retries = Counter("pinyon_lb_retries_total", "Attempts after an instance failed", registry=registry)
         self.resumes = Counter("pinyon_lb_resumes_total", "Retries of requests that had tokens", registry=registry)
         self.fallbacks = Counter(
@@ -107,19 +135,21 @@ class LbMetrics:
 
     def ended(self, request: Request, outcome: str, now_s: float) -> None:
         """A generation ended; ``outcome`` is a finish reason or an error's code."""
-        child = self._finish_children.get(outcome)
+        model = request.ask.model
+        child = self._finish_children.get((outcome, model))
         if child is None:
-            child = self._finish_children[outcome] = self._finished.labels(outcome)
+            child = self._finish_children[outcome, model] = self._finished.labels(outcome, model)
         child.inc()
+        of_model = self._models[model]
         if request.first_token_s:
-            self.ttft.observe(request.first_token_s - request.arrived_s)
+            of_model.ttft.observe(request.first_token_s - request.arrived_s)
         else:
-            self._no_token.labels(outcome).inc()
+            self._no_token.labels(outcome, model).inc()
         if request.tokens:
-            self._tokens_out.inc(len(request.tokens))
+            of_model.tokens_out.inc(len(request.tokens))
         if request.finish_reason is not None:
-            self.e2e.observe(now_s - request.arrived_s)
+            of_model.e2e.observe(now_s - request.arrived_s)
             usage = request.usage()
-            self._tokens_in.inc(usage.prompt_tokens)
+            of_model.tokens_in.inc(usage.prompt_tokens)
             if usage.cached_tokens:
-                self._tokens_cached.inc(usage.cached_tokens)
+                of_model.tokens_cached.inc(usage.cached_tokens)

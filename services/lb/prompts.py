@@ -1,4 +1,4 @@
-"""From what a client wrote to what the suite works on: tokens, block keys, limits.
+"""From what a client wrote for one model to what the suite works on: tokens, block keys, limits.
 
 Short prompts are worked on the event loop (a few µs), longer ones in threads, and long texts for a tokenizer that keeps
 the GIL in a process, so that one long prompt does not hold up the streams of others.
@@ -11,7 +11,7 @@ import os
 import numpy as np
 
 from pinyon.core.block_keys import BlockKey, chain_block_keys
-from pinyon.core.errors import InvalidArgument, NotFound, PinyonError
+from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.model import ByteTokenizer, ModelCard, Tokenizer
 from services.lb.instances import InstanceView
@@ -43,10 +43,16 @@ class ContextExceeded(InvalidArgument):
 
 
 class Prompts:
-    """Makes an :class:`Ask` of a :class:`Call`. ``close`` ends its process."""
+    """Makes an :class:`Ask` of a :class:`Call` for the card's model. ``close`` ends its process."""
 
     def __init__(
-        self, card: ModelCard, view: InstanceView, off_loop: OffLoop, chat_max_tokens: int, chars_per_token_max: int
+        self,
+        card: ModelCard,
+        view: InstanceView,
+        off_loop: OffLoop,
+        chains: KeyChains,
+        chat_max_tokens: int,
+        chars_per_token_max: int,
     ) -> None:
         self._card = card
         self._view = view
@@ -55,7 +61,7 @@ class Prompts:
         self._inline_chars = INLINE_BYTE_CHARS if isinstance(card.tokenizer, ByteTokenizer) else INLINE_CHARS
         self._process = None if card.path is None else TokenizerProcess(card.path)
         self._off_loop = off_loop
-        self._chains = KeyChains()
+        self._chains = chains
         self.texts = TokenTexts(card.tokenizer)
 
     async def close(self) -> None:
@@ -76,18 +82,13 @@ class Prompts:
         limit = (known.max_context if known is not None else 0) or self._card.config.max_context
         return min(limit, PROMPT_TOKENS_MAX)
 
-    def check_model(self, name: str) -> None:
-        """Raises :class:`NotFound`."""
-        if name != self._card.name:
-            raise NotFound(f"The model '{name[:128]}' does not exist or you do not have access to it.", field="model")
-
     async def ask(
         self, call: Call, request_id: str, request_class: RequestClass, *, holder: str = "", no_reuse: bool = False,
         ttft_slo_ms: int = 0, traceparent: str = "",
     ) -> Ask:  # fmt: skip
         """``holder``: in whose name places are taken; empty: in nobody's.
 
-        Raises :class:`InvalidArgument` or :class:`NotFound` naming the field of the call, and :class:`Unavailable`.
+        Raises :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`.
         """
         self._check(call)
         context = self.max_context()
@@ -148,7 +149,6 @@ class Prompts:
         return await self._off_loop.run(holder, self._card.tokenizer.decode, ids)
 
     def _check(self, call: Call) -> None:
-        self.check_model(call.model)
         self._check_rendering(call.rendering)
         vocab_size = self._card.config.vocab_size
         if call.logit_bias and call.logit_bias[-1][0] >= vocab_size:

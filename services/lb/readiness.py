@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import grpc
@@ -40,7 +40,7 @@ class Readiness:
 
     def __init__(
         self,
-        model: str,
+        models: Sequence[str],
         view: InstanceView,
         conductor: ConductorSession,
         channels: Channels,
@@ -48,7 +48,7 @@ class Readiness:
         draining: Callable[[], bool],
         clock: Clock,
     ) -> None:
-        self._model = model
+        self._models = models
         self._view = view
         self._conductor = conductor
         self._channels = channels
@@ -62,13 +62,22 @@ class Readiness:
         self._task: asyncio.Task[None] | None = None
 
     def lacks(self) -> str:
-        """Why no request would be served, a sentence for people; empty if one would be."""
+        """Why no request for any model would be served, for people; empty if one would be."""
         if self._draining():
             return "The load balancer is about to end: draining."
-        missing = self._view.lacks(self._model, self._clock(), self._silent)
-        if missing and not self._conductor.connected:
-            missing += " The conductor does not answer; the instances known from before were asked themselves."
-        return missing
+        missing = self.missing()
+        if len(missing) < len(self._models):
+            return ""
+        said = " ".join(missing.values())
+        if not self._conductor.connected:
+            said += " The conductor does not answer; the instances known from before were asked themselves."
+        return said
+
+    def missing(self) -> dict[str, str]:
+        """Models of which no request would be served, and why, a sentence each."""
+        now_s = self._clock()
+        found = {model: self._view.lacks(model, now_s, self._silent) for model in self._models}
+        return {model: why for model, why in found.items() if why}
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._watch(), name="readiness")
@@ -90,7 +99,8 @@ class Readiness:
             await self._view.wait_change(LOOK_S)
 
     async def _ask_round(self) -> None:
-        asked = self._view.unvouched(self._model, everyone=not self._conductor.connected)
+        everyone = not self._conductor.connected
+        asked = [each for model in self._models for each in self._view.unvouched(model, everyone=everyone)]
         if not asked:
             self._silent = frozenset()
             return

@@ -25,8 +25,8 @@ from services.lb.auth import ApiKeys, Client
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_head import traceparent
 from services.lb.labels import Labels, classify
+from services.lb.models import Models
 from services.lb.openai_parse import PLAIN, Call, PromptInput, Rendering
-from services.lb.prompts import Prompts
 from services.lb.request import Ask, Delta, Request
 
 __all__ = ["LbServicer"]
@@ -43,7 +43,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         self,
         admission: Admission,
         dispatcher: Dispatcher,
-        prompts: Prompts,
+        models: Models,
         keys: ApiKeys,
         timeout_s: float,
         clock: Clock,
@@ -51,7 +51,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
     ) -> None:
         self._admission = admission
         self._dispatcher = dispatcher
-        self._prompts = prompts
+        self._models = models
         self._keys = keys
         self._timeout_s = timeout_s
         self._clock = clock
@@ -69,9 +69,8 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     async def ListModels(self, request: lb_pb2.ListModelsRequest, context: Context) -> lb_pb2.ListModelsResponse:
         self._client(context)
-        prompts = self._prompts
         return lb_pb2.ListModelsResponse(
-            models=[lb_pb2.Model(name=prompts.model, max_context_tokens=prompts.max_context())]
+            models=[lb_pb2.Model(name=each.model, max_context_tokens=each.max_context()) for each in self._models]
         )
 
     async def Generate(self, request: lb_pb2.GenerateRequest, context: Context) -> None:
@@ -118,13 +117,13 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, parent: str, log_id: str
     ) -> Ask:
         """Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
-        call = _call(request, self._prompts.model)
+        call = _call(request, self._models.default.model)
         try:
             request_class = classify(_labels(request.labels), call, client, arrived_unix_s)
         except InvalidArgument as error:
             raise InvalidArgument(error.message, field=f"labels.{error.field}") from None
         try:
-            return await self._prompts.ask(
+            return await self._models.of(call.model).ask(
                 call,
                 log_id,
                 request_class,

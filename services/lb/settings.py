@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.more_models import parse_more_models
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, is_loopback, service_config
@@ -34,6 +35,15 @@ def _checked_origins(origins: str) -> str:
     return origins
 
 
+def _checked_models(models: str) -> str:
+    try:
+        parse_more_models(models)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return models
+
+
+MoreModels = Annotated[str, AfterValidator(_checked_models)]
 Origins = Annotated[str, AfterValidator(_checked_origins)]
 Networks = Annotated[str, AfterValidator(_checked)]
 
@@ -54,6 +64,9 @@ class LbSettings(JournalSettings):
     http_tls_key: str = Field("", description="private key of that certificate")
     model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
     served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
+    more_models: MoreModels = Field(
+        "", description="further models: [NAME=]FOLDER, with commas; a request that names none is for --model"
+    )
     api_keys_file: str = Field(
         "",
         description='file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT", more in docs/http-api.md; '

@@ -324,8 +324,8 @@ async def test_health_and_metrics():
         await bench.complete(max_tokens=3)
         text = (await bench.get("/metrics")).body.decode()
         assert 'pinyon_lb_http_requests_total{route="completions",status="200"} 1.0' in text
-        assert "pinyon_lb_generated_tokens_total 3.0" in text
-        assert "pinyon_lb_cached_tokens_total 5.0" in text
+        assert 'pinyon_lb_generated_tokens_total{model="pinyon-tiny"} 3.0' in text
+        assert 'pinyon_lb_cached_tokens_total{model="pinyon-tiny"} 5.0' in text
         assert "pinyon_lb_conductor_connected 1.0" in text
         bench.conductor.workers = []
         bench.conductor.push()

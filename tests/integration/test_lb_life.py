@@ -73,7 +73,7 @@ async def test_a_client_that_leaves_an_instance(stream, after):
             await bench.idle()
         await worker.until(lambda: worker.cancelled == [1])
         await bench.conductor.until(lambda: bench.conductor.released)
-        assert bench.registry.get_sample_value("pinyon_lb_requests_total", {"finish": "cancelled"}) == 1
+        assert bench.registry.get_sample_value("pinyon_lb_requests_total", {"finish": "cancelled", "model": MODEL}) == 1
 
 
 @pytest.mark.parametrize("limits", [{"unread_tokens": 1000}, {"write_stall_s": 0.2}], ids=["too-much", "too-long"])
@@ -289,7 +289,8 @@ async def test_a_request_that_takes_too_long_is_504(stream):
         worker.go.clear()
         reply = await bench.complete(max_tokens=5, stream=stream)
         assert (reply.status, reply.json["error"]["code"]) == (504, "timeout")
-        assert bench.registry.get_sample_value("pinyon_lb_requests_total", {"finish": "deadline_exceeded"}) == 1
+        labels = {"finish": "deadline_exceeded", "model": MODEL}
+        assert bench.registry.get_sample_value("pinyon_lb_requests_total", labels) == 1
         await bench.idle()
         await worker.until(lambda: worker.cancelled)
 

@@ -57,6 +57,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_retries", 0),
+    # A new channel tries for itself. In a common pool it would be told what another one's attempt met, a second ago.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 PATIENT_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = tuple(

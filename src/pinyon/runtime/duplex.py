@@ -134,10 +134,13 @@ class Duplex(Generic[Sent, Received]):
         left = set(everything)
         try:
             while not last.done():
-                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                left = (await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED))[1]
                 for each in everything:
                     if each.done() and (failure := _failure(each)) is not None:
-                        raise failure
+                        try:
+                            raise failure
+                        finally:
+                            del failure
                 if self._ending.done():
                     break
         finally:
@@ -150,6 +153,11 @@ class Duplex(Generic[Sent, Received]):
             for each in everything[1:]:
                 if not each.cancelled():
                     each.exception()  # seen; the first one counts
+            # What failed refers to this frame, by its traceback. In a circle with it, the call would stay, and gRPC
+            # go on dialing for nobody, until a collection.
+            self._ending = self._loop.create_future()
+            self._ending.set_result(None)
+            del reader, writer, last, everything, left, each
 
     async def _read_all(self, take: Take[Received], drain: Callable[[], Awaitable[None]] | None = None) -> None:
         read = self._read
@@ -194,21 +202,23 @@ class Dialed(Duplex[Sent, Received]):
         call = open_call()
         self._read, self._send = call.read, call.write
 
-        async def writing() -> None:
-            try:
-                await call.wait_for_connection()
-                self.connected = True
-                await self._write_all(messages)
-                async with asyncio.timeout(self._write_s):
-                    await call.done_writing()
-            except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-                return  # the call is over: reading says why
-
         try:
-            await self._converse(self._read_all(take), writing(), ends_with_reading=True)
+            await self._converse(self._read_all(take), self._write_to(call, messages), ends_with_reading=True)
         finally:
             call.cancel()
             await channel.close(None)
+            del call, open_call
+            self._read = self._send = _over
+
+    async def _write_to(self, call: Any, messages: AsyncGenerator[Sent, None]) -> None:
+        try:
+            await call.wait_for_connection()
+            self.connected = True
+            await self._write_all(messages)
+            async with asyncio.timeout(self._write_s):
+                await call.done_writing()
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            return  # the call is over: reading says why
 
 
 class Accepted(Duplex[Sent, Received]):
@@ -239,6 +249,10 @@ class Accepted(Duplex[Sent, Received]):
         """
         writing = None if messages is None else self._write_all(messages)
         await self._converse(self._read_all(take, drain), writing, ends_with_reading=drain is None)
+
+
+async def _over(*_: object) -> Any:
+    raise Unavailable("the stream is over")
 
 
 def _failure(task: asyncio.Future[None]) -> PinyonError | None:

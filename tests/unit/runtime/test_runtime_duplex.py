@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -151,6 +152,57 @@ async def test_nobody_there() -> None:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         error = await ends(dial(f"127.0.0.1:{taken.getsockname()[1]}").run(lambda _: None, says(then=never())))
     assert isinstance(error, Unavailable)
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without the collector of cycles: what is let go of must go by itself."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def calls() -> int:
+    return sum(type(each).__name__ == "StreamStreamCall" for each in gc.get_objects())
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_one_that_comes_back_is_there_at_once() -> None:
+    """Nothing of the attempt that failed is left: gRPC would answer from its memory, and go on dialing for nobody."""
+    async with Server(echo) as server:
+        address = server.address
+    error = await ends(dial(address).run(lambda _: None, says(1, then=never())))
+    assert isinstance(error, Unavailable)
+    del error  # its traceback has the call
+    for _ in range(2):  # the other one's channel is on its way out in a thread
+        await asyncio.sleep(0)
+    assert calls() == 0
+    async with Server(echo, listen=address):
+        stream = dial(address)
+        assert await ends(stream.run(lambda _: None, says(1))) is None
+        assert stream.spoke
+    assert calls() == 0
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("how", ["owner", "peer"])
+async def test_a_stream_that_has_ended_leaves_no_call(how: str) -> None:
+    async def refuse(stream: Accepted[Answer, Ask]) -> None:
+        raise FailedPrecondition("not now")
+
+    async with Server(refuse if how == "peer" else echo) as server:
+        stream = dial(server.address)
+        running = asyncio.ensure_future(ends(stream.run(lambda _: None, says(then=never()))))
+        await server.begun()
+        if how == "owner":
+            stream.end(Cancelled("closed"))
+        error = await running
+        assert isinstance(error, (Cancelled, FailedPrecondition))
+        del error, running, stream
+        assert calls() == 0
 
 
 async def test_somebody_there_who_does_not_speak() -> None:

@@ -1,0 +1,30 @@
+"""How a setting names models besides the first one."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from pinyon.core.errors import InvalidArgument
+
+__all__ = ["MORE_MODELS_MAX", "parse_more_models"]
+
+MORE_MODELS_MAX = 31
+NAME_CHARS_MAX = 128
+
+
+def parse_more_models(text: str) -> dict[str, str]:
+    """Folders by name, of ``[NAME=]FOLDER`` with commas between; a folder without a name gives its own. A folder's path
+    has no comma. Raises :class:`InvalidArgument`."""
+    found: dict[str, str] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, equals, folder = part.partition("=")
+        if not equals:
+            name, folder = PurePath(part).name, part
+        if not name or not folder or len(name) > NAME_CHARS_MAX:
+            raise InvalidArgument(f"{part!r} is not [NAME=]FOLDER", field="more_models")
+        if name in found:
+            raise InvalidArgument(f"two models are called {name!r}", field="more_models")
+        found[name] = folder
+    if len(found) > MORE_MODELS_MAX:
+        raise InvalidArgument(f"{len(found)} further models; {MORE_MODELS_MAX} are allowed", field="more_models")
+    return found
