@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,33 @@ def test_valid_text_never_shows_half_a_character(name: str, text: str) -> None:
     assert whole == text or name not in ("byte", "byte-level")
     if "\ufffd" not in text:
         assert not any("\ufffd" in delta for delta in deltas)
+
+
+class CountsDecoded(HfTokenizer):
+    """As ``sentencepiece-like``, with a token that is U+FFFD itself, as vocabularies made from web pages have."""
+
+    def __init__(self) -> None:
+        rules = json.loads(sentencepiece_like_json())
+        self.unknown = rules["model"]["vocab"]["\ufffd"] = len(rules["model"]["vocab"])
+        super().__init__(json.dumps(rules), (2,))
+        self.decoded = 0
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        tokens = list(tokens)
+        self.decoded += len(tokens)
+        return super().decode(tokens)
+
+
+def test_a_character_that_looks_unfinished_does_not_hold_the_text_back() -> None:
+    """Nor is more and more of it decoded with each token."""
+    tokenizer = CountsDecoded()
+    for tokens in ([tokenizer.unknown] * 2000, [tokenizer.unknown, 3 + 0xE2] * 1000):
+        detokenizer = IncrementalDetokenizer(tokenizer)
+        tokenizer.decoded = 0
+        text = "".join(detokenizer.push([token]) for token in tokens)
+        assert len(text) > len(tokens) - 100
+        assert tokenizer.decoded < 200 * len(tokens)
+        assert text + detokenizer.flush() == tokenizer.decode(tokens)
 
 
 @pytest.mark.parametrize("name", ["byte", "byte-level"])

@@ -13,6 +13,9 @@ from pinyon.model.tokenizer import HfTokenizer, Tokenizer
 __all__ = ["IncrementalDetokenizer"]
 
 _REPLACEMENT = "\ufffd"
+_HELD_MAX = 32
+"""Tokens that wait for those that might change them. No character has so many, but a token that is U+FFFD itself may
+come for ever, and what waits is decoded with each."""
 
 
 class IncrementalDetokenizer:
@@ -78,7 +81,8 @@ class _Window:
     def _advance(self, *, final: bool) -> str:
         before = self._tokenizer.decode(self._tokens[: self._read])
         after = self._tokenizer.decode(self._tokens)
-        if not final and (after.endswith(_REPLACEMENT) or len(after) <= len(before)):
+        unsure = after.endswith(_REPLACEMENT) or len(after) <= len(before)
+        if unsure and not final and len(self._tokens) - self._read < _HELD_MAX:
             return ""
         # The new window begins with the tokens just given out: the next delta is measured from their end.
         self._tokens = self._tokens[self._read :]
