@@ -6,12 +6,15 @@ Plain answers of one choice are written by :mod:`services.lb.openai_format`, fro
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import Usage
+from pinyon.messages.logprobs import logprobs_between
 from pinyon.model import IncrementalDetokenizer, Tokenizer
 from services.lb.openai_format import Facts
 from services.lb.openai_parse import Call
@@ -21,6 +24,14 @@ __all__ = ["ChatChoices", "Choice", "Choices", "CompletionChoices", "usage_objec
 
 LOGPROB_MIN = -9999.0
 """Written for what is less: JSON has no minus infinity."""
+PIECE_ENTRIES = 4096
+"""Log-probabilities or token ids that are made into JSON at once. Nobody else has the GIL so long, about 5 ms."""
+
+
+class Written(str):
+    """JSON already."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)
@@ -34,7 +45,7 @@ class Choice:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: Sequence[TokenLogprob] = ()
+    prompt_logprobs: common_pb2.Logprobs = field(default_factory=common_pb2.Logprobs)
     reason: str | None = None
     completion_tokens: int = 0
     """In all, as far as they are shown."""
@@ -63,6 +74,16 @@ class Choices:
         self._texts = texts
         self._head = {"id": f"{self.id_prefix}{request_id}", "object": "", "created": created_s, "model": call.model}
 
+    def entries(self, choice: Choice) -> int:
+        """Log-probabilities and token ids that are to be written of it: so long it takes."""
+        call, count = self._call, 0
+        if call.return_token_ids:
+            count += len(choice.tokens) + (0 if choice.begun else len(choice.prompt_tokens))
+        if call.logprobs >= 0:
+            told = len(choice.logprobs) + (0 if choice.begun else len(choice.prompt_logprobs.logprobs))
+            count += told * max(1, call.logprobs)
+        return count
+
     # -- streams
 
     def event(self, choice: Choice) -> bytes:
@@ -71,9 +92,9 @@ class Choices:
         choice.written()
         return _event(chunk)
 
-    def _chunk(self, choice: Choice, part: dict[str, Any], completion_tokens: int) -> dict[str, Any]:
+    def _chunk(self, choice: Choice, part: Written, completion_tokens: int) -> dict[str, Any]:
         """One event's object, with the usage so far if that is told with each."""
-        chunk: dict[str, Any] = {**self._head, "object": self.stream_object, "choices": [part]}
+        chunk: dict[str, Any] = {**self._head, "object": self.stream_object, "choices": _array([part])}
         if self._call.continuous_usage:
             chunk["usage"] = usage_object(Usage(len(choice.prompt_tokens), completion_tokens, 0))
             del chunk["usage"]["prompt_tokens_details"]  # known at the end
@@ -98,21 +119,25 @@ class Choices:
 
     def whole(self, choices: Sequence[Choice], usage: Usage, facts: Facts | None) -> bytes:
         body: dict[str, Any] = {**self._head, "object": self.object}
-        body["choices"] = [self._whole(choice) for choice in choices]
+        body["choices"] = _array([self._whole(choice) for choice in choices])
         body["usage"] = usage_object(usage)
         body |= self._top_level(choices[0])
-        return json.dumps(body if facts is None else body | {"pinyon": facts}, separators=(",", ":")).encode("ascii")
+        return _object(body if facts is None else body | {"pinyon": facts}).encode("ascii")
 
     # -- the parts
 
-    def _part(self, choice: Choice) -> dict[str, Any]:
+    def _part(self, choice: Choice) -> Written:
         raise NotImplementedError
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: Choice) -> Written:
         raise NotImplementedError
 
     def _top_level(self, choice: Choice) -> dict[str, Any]:
         return {}
+
+    def _pieces(self, count: int) -> Iterator[tuple[int, int]]:
+        """Of so many tokens' log-probabilities, what is written at once."""
+        return pairwise([*range(0, count, max(1, PIECE_ENTRIES // (1 + self._call.logprobs))), count])
 
     def _token(self, token: int) -> str:
         return f"token_id:{token}" if self._call.return_tokens_as_token_ids else self._texts.text(token)
@@ -123,7 +148,7 @@ class CompletionChoices(Choices):
     object = "text_completion"
     stream_object = "text_completion"
 
-    def _part(self, choice: Choice) -> dict[str, Any]:
+    def _part(self, choice: Choice) -> Written:
         echo = self._call.echo and not choice.begun
         part: dict[str, Any] = {
             "index": choice.index,
@@ -133,50 +158,51 @@ class CompletionChoices(Choices):
         }
         if self._call.return_token_ids:
             if not choice.begun:
-                part["prompt_token_ids"] = list(choice.prompt_tokens)
-            part["token_ids"] = choice.tokens
-        return part
+                part["prompt_token_ids"] = _ids(choice.prompt_tokens)
+            part["token_ids"] = _ids(choice.tokens)
+        return _object(part)
 
     _whole = _part
 
-    def _logprobs(self, choice: Choice, *, echo: bool) -> dict[str, list[Any]]:
-        tokens, logprobs = choice.tokens, choice.logprobs
-        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def _logprobs(self, choice: Choice, *, echo: bool) -> Written:
+        columns: dict[str, list[str]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if echo:
             # Nothing is before the first token, so nothing says how likely it was.
-            self._append(found, self._offsets(choice.prompt_tokens), choice.prompt_tokens, choice.prompt_logprobs, 1)
+            first, others = choice.prompt_tokens[:1], choice.prompt_tokens[1:]
+            detokenizer = IncrementalDetokenizer(self._tokenizer)
+            offset = self._append(columns, first, [None], detokenizer, 0)
+            for start, end in self._pieces(len(others)):
+                told = logprobs_between(choice.prompt_logprobs, start, end)
+                offset = self._append(columns, others[start:end], told, detokenizer, offset)
             choice.offset = len(choice.prompt_text)
         if choice.offsets is None:
             choice.offsets = IncrementalDetokenizer(self._tokenizer)
-        offsets = []
-        for token in tokens:
-            offsets.append(choice.offset)
-            choice.offset += len(choice.offsets.push((token,)))
-        self._append(found, offsets, tokens, logprobs, 0)
-        return found
-
-    def _offsets(self, tokens: Sequence[int]) -> list[int]:
-        detokenizer, offset, offsets = IncrementalDetokenizer(self._tokenizer), 0, []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(detokenizer.push((token,)))
-        return offsets
+        for start, end in self._pieces(len(choice.tokens)):
+            tokens, logprobs = choice.tokens[start:end], choice.logprobs[start:end]
+            choice.offset = self._append(columns, tokens, logprobs, choice.offsets, choice.offset)
+        return _object({name: _array(pieces) for name, pieces in columns.items()})
 
     def _append(
         self,
-        found: dict[str, list[Any]],
-        offsets: Sequence[int],
+        columns: dict[str, list[str]],
         tokens: Sequence[int],
-        logprobs: Sequence[TokenLogprob],
-        unknown: int,
-    ) -> None:
-        found["tokens"] += map(self._token, tokens)
-        found["text_offset"] += offsets
-        found["token_logprobs"] += [None] * unknown
-        found["top_logprobs"] += [None] * unknown
-        for token, one in zip(tokens[unknown:], logprobs, strict=True):
-            found["token_logprobs"].append(max(one.logprob, LOGPROB_MIN))
-            found["top_logprobs"].append(self._top(token, one))
+        logprobs: Sequence[TokenLogprob | None],
+        detokenizer: IncrementalDetokenizer,
+        offset: int,
+    ) -> int:
+        """Returns the offset of the next token."""
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(detokenizer.push((token,)))
+        pairs = list(zip(tokens, logprobs, strict=True))
+        columns["tokens"].append(_items(list(map(self._token, tokens))))
+        columns["token_logprobs"].append(
+            _items([None if one is None else max(one.logprob, LOGPROB_MIN) for one in logprobs])
+        )
+        columns["top_logprobs"].append(_items([None if one is None else self._top(token, one) for token, one in pairs]))
+        columns["text_offset"].append(_items(offsets))
+        return offset
 
     def _top(self, token: int, one: TokenLogprob) -> dict[str, float]:
         """By text: of two tokens with one text, the likelier. The token itself is always among them."""
@@ -195,24 +221,29 @@ class ChatChoices(Choices):
     def begin(self, choice: Choice) -> bytes:
         delta = {"role": "assistant", "content": ""}
         part = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return _event(self._chunk(choice, part, 0))
+        return _event(self._chunk(choice, _object(part), 0))
 
-    def _part(self, choice: Choice) -> dict[str, Any]:
+    def _part(self, choice: Choice) -> Written:
         return self._choice(choice, "delta", {"content": choice.text} if choice.text or choice.tokens else {})
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: Choice) -> Written:
         return self._choice(choice, "message", {"role": "assistant", "content": choice.text, "refusal": None})
 
-    def _choice(self, choice: Choice, name: str, message: dict[str, Any]) -> dict[str, Any]:
-        logprobs = None
+    def _choice(self, choice: Choice, name: str, message: dict[str, Any]) -> Written:
+        part = {"index": choice.index, name: message, "logprobs": None, "finish_reason": choice.reason}
         if self._call.logprobs >= 0:
-            logprobs = {"content": [self._one(*each) for each in zip(choice.tokens, choice.logprobs, strict=True)]}
-        part = {"index": choice.index, name: message, "logprobs": logprobs, "finish_reason": choice.reason}
-        return part | ({"token_ids": choice.tokens} if self._call.return_token_ids else {})
+            pairs = list(zip(choice.tokens, choice.logprobs, strict=True))
+            told = [
+                _items([self._one(*each) for each in pairs[start:end]]) for start, end in self._pieces(len(pairs))
+            ]  # fmt: skip
+            part["logprobs"] = _object({"content": _array(told)})
+        if self._call.return_token_ids:
+            part["token_ids"] = _ids(choice.tokens)
+        return _object(part)
 
     def _top_level(self, choice: Choice) -> dict[str, Any]:
         shown = self._call.return_token_ids and not choice.begun
-        return {"prompt_token_ids": list(choice.prompt_tokens)} if shown else {}
+        return {"prompt_token_ids": _ids(choice.prompt_tokens)} if shown else {}
 
     def _one(self, token: int, one: TokenLogprob) -> dict[str, Any]:
         top = [self._entry(each, logprob) for each, logprob in one.top]
@@ -232,4 +263,27 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode("ascii") + b"\n\n"
+    return b"data: " + _object(chunk).encode("ascii") + b"\n\n"
+
+
+def _json(value: Any) -> str:
+    return value if type(value) is Written else json.dumps(value, separators=(",", ":"))
+
+
+def _object(values: Mapping[str, Any]) -> Written:
+    return Written("{" + ",".join([f"{_json(name)}:{_json(value)}" for name, value in values.items()]) + "}")
+
+
+def _array(parts: Sequence[str]) -> Written:
+    """Of what :func:`_items` has made, or single values."""
+    return Written("[" + ",".join(parts) + "]")
+
+
+def _items(values: list[Any]) -> str:
+    """A list's items, one at least, without its brackets."""
+    return _json(values)[1:-1]
+
+
+def _ids(tokens: Sequence[int]) -> Written:
+    pieces = [tokens[start : start + PIECE_ENTRIES] for start in range(0, len(tokens), PIECE_ENTRIES)]
+    return _array([",".join(map(str, piece)) for piece in pieces])

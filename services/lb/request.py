@@ -30,6 +30,8 @@ PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
 
 NO_SLO_MS = 1 << 31
+_NO_LOGPROBS = common_pb2.Logprobs()
+"""Not to be changed."""
 
 STREAM_GAP_S = 0.002
 """Least time between two pieces of a stream: nobody sees 2 ms, and 500 pieces a second are enough for one reader."""
@@ -109,8 +111,9 @@ class Request:
         """Of the weights that generated ``tokens``; empty: not known."""
         self.placement: common_pb2.Placement | None = None
         self.prefill: worker_pb2.PrefillReport | None = None
-        self.prompt_logprobs: list[TokenLogprob] = []
-        """Of the prompt's tokens from the second one on, if they were asked for; they come with the first token."""
+        self.prompt_logprobs = _NO_LOGPROBS
+        """Of the prompt's tokens from the second one on, if they were asked for; they come with the first token. As
+        they travel: there may be hundreds of thousands."""
         self.finish_reason: FinishReason | None = None
         self.error: PinyonError | None = None
         """Of the last attempt, if it failed."""
@@ -236,7 +239,9 @@ class Request:
             check_logprobs(update.logprobs, len(update.tokens))
             if sampling.prompt_logprobs and not self.tokens:
                 check_logprobs(update.prompt_logprobs, self.ask.prompt_tokens - 1)
-                self.prompt_logprobs = logprobs_from_proto(update.prompt_logprobs)
+                # A copy: a part of a message keeps all of it.
+                self.prompt_logprobs = common_pb2.Logprobs()
+                self.prompt_logprobs.CopyFrom(update.prompt_logprobs)
         except InvalidArgument as error:
             raise Internal(f"The instance's log-probabilities are wrong: {error.message}.") from error
         return logprobs_from_proto(update.logprobs)
@@ -307,7 +312,7 @@ class Request:
         """Forget what was generated: nobody is left who could go on with it."""
         self.tokens = []
         self.fingerprint = ""
-        self.prefill, self.prompt_logprobs = None, []
+        self.prefill, self.prompt_logprobs = None, _NO_LOGPROBS
         self._held.clear()
         self._held_logprobs.clear()
         self._sent_chars = self._resumed = 0

@@ -102,7 +102,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
             if delta.logprobs:
                 message.logprobs.CopyFrom(logprobs_to_proto(delta.logprobs))
             if asks and not told and delta.tokens:
-                message.prompt_logprobs.CopyFrom(logprobs_to_proto(state.prompt_logprobs))
+                message.prompt_logprobs.CopyFrom(state.prompt_logprobs)
                 told = True
             if state.finish_reason is None:
                 await context.write(message)

@@ -9,6 +9,8 @@ import pytest
 
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason
+from pinyon.messages.logprobs import logprobs_to_proto
+from services.lb import http_choices, openai_choices
 from services.lb.request import Delta
 from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin
 
@@ -303,7 +305,7 @@ class FakeDispatcher:
         self.asked.append(sampling)
         await ticket.turn(request.total_tokens)
         if sampling.prompt_logprobs:
-            request.prompt_logprobs = [likely(token, sampling.logprobs) for token in prompt[1:]]
+            request.prompt_logprobs = logprobs_to_proto([likely(token, sampling.logprobs) for token in prompt[1:]])
         made = GENERATED[: sampling.max_tokens]
         request.tokens = list(made)
         pieces = [made] if request.whole else [made[at : at + 1] for at in range(len(made))]
@@ -370,8 +372,11 @@ async def test_what_lm_eval_sends(told):
         assert all(sampling.prompt_logprobs and sampling.max_tokens == 1 for sampling in dispatcher.asked)
         first, second = (choice.logprobs for choice in answer.choices)
         assert second.tokens == [*"abc", *"n"[:max_tokens]]
-        assert second.token_logprobs == [None, -0.98, -0.99, *[-1.1][:max_tokens]]
-        assert second.top_logprobs[:3] == [None, {"a": 0.0, "b": -0.98}, {"a": 0.0, "c": -0.99}]
+        assert second.token_logprobs[0] is None
+        assert second.token_logprobs[1:] == pytest.approx([-0.98, -0.99, *[-1.1][:max_tokens]])
+        assert second.top_logprobs[0] is None
+        assert second.top_logprobs[1] == pytest.approx({"a": 0.0, "b": -0.98})
+        assert second.top_logprobs[2] == pytest.approx({"a": 0.0, "c": -0.99})
         assert second.text_offset == [0, 1, 2, *[3][:max_tokens]]
         assert first.text_offset == [0, 1, 1, *[2][:max_tokens]]
         assert texts(answer.choices) == ["né" + "n"[:max_tokens], "abc" + "n"[:max_tokens]]
@@ -424,3 +429,62 @@ async def test_many_log_probabilities_are_as_few_are(told):
     answer = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=1, logprobs=3, echo=True)
     assert len(answer.choices[0].logprobs.tokens) == 3001
     assert answer.choices[0].logprobs.text_offset == list(range(3001))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": [[97] * 3000] * 2, "echo": True, "logprobs": 5}),
+        ("/v1/completions", {"prompt": [[97] * 3000] * 2, "n": 2, "return_token_ids": True}),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 3000}], "n": 2, "return_token_ids": True}),
+    ],
+    ids=["log-probabilities", "token ids", "token ids of a conversation"],
+)
+async def test_what_is_long_is_written_piece_by_piece_beside_the_event_loop(monkeypatch, stream, path, fields):
+    beside, pieces = [], []
+    written = openai_choices._json
+    monkeypatch.setattr(openai_choices, "PIECE_ENTRIES", 512)
+    monkeypatch.setattr(http_choices, "INLINE_ENTRIES", 2048)
+
+    def seen(value):
+        text = written(value)
+        pieces.append(0 if type(value) is openai_choices.Written else len(text))
+        return text
+
+    monkeypatch.setattr(openai_choices, "_json", seen)
+    async with running_lb(1) as bench:
+        run = bench.lb.off_loop.run
+
+        def spy(name, work, *arguments):
+            beside.append(work.__name__)
+            return run(name, work, *arguments)
+
+        monkeypatch.setattr(bench.lb.off_loop, "run", spy)
+        reply = await bench.post(path, {"model": MODEL, "max_tokens": 2, "stream": stream, **fields})
+        assert reply.status == 200
+        assert len(reply.body) > 12_000
+        assert ("event" if stream else "whole") in beside
+        assert max(pieces) < 20_000
+        if not stream:
+            choices = reply.json["choices"]
+            if "echo" in fields:
+                told = choices[0]["logprobs"]
+                assert [len(told[name]) for name in ("tokens", "token_logprobs", "text_offset")] == [3002] * 3
+                assert all(len(top) >= 5 for top in told["top_logprobs"][1:])
+                assert told["text_offset"] == list(range(3002))
+            elif path == CHAT:
+                assert len(reply.json["prompt_token_ids"]) > 3000
+            else:
+                assert [choice["prompt_token_ids"] for choice in choices] == [[97] * 3000] * 4
+        await bench.idle()
+
+
+async def test_the_log_probabilities_of_one_calls_prompts_are_bounded_together():
+    """Each prompt alone has few enough for an instance."""
+    async with running_lb(1) as bench:
+        ask = {"prompt": [[97] * 4000] * 5, "echo": True, "max_tokens": 0}
+        refused = await bench.post("/v1/completions", {"model": MODEL, **ask, "n": 4, "logprobs": 20})
+        assert (refused.status, refused.json["error"]["param"]) == (400, "logprobs")
+        assert "1680000" in refused.json["error"]["message"]
+        assert not bench.workers[0].submissions

@@ -9,7 +9,14 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.request import LOGPROBS_MAX
 
-__all__ = ["append_logprob", "append_logprob_rows", "check_logprobs", "logprobs_from_proto", "logprobs_to_proto"]
+__all__ = [
+    "append_logprob",
+    "append_logprob_rows",
+    "check_logprobs",
+    "logprobs_between",
+    "logprobs_from_proto",
+    "logprobs_to_proto",
+]
 
 
 def append_logprob(message: common_pb2.Logprobs, one: TokenLogprob) -> None:
@@ -50,11 +57,18 @@ def check_logprobs(message: common_pb2.Logprobs, tokens: int) -> None:
 
 def logprobs_from_proto(message: common_pb2.Logprobs) -> list[TokenLogprob]:
     """Raises :class:`InvalidArgument` if the parts do not fit together."""
-    each = message.top_count
     check_logprobs(message, len(message.logprobs))
-    # Slices: a message's own iterators are slow, and there may be many.
-    top = list(zip(message.top_tokens[:], message.top_logprobs[:], strict=True))
+    return logprobs_between(message, 0, len(message.logprobs))
+
+
+def logprobs_between(message: common_pb2.Logprobs, start: int, end: int) -> list[TokenLogprob]:
+    """Those of the tokens ``[start, end)`` of a checked message: of a prompt there may be so many that they take a
+    second, and half a gigabyte, at once."""
+    each = message.top_count
+    # Slices: a message's own iterators are slow.
+    span = slice(start * each, end * each)
+    top = list(zip(message.top_tokens[span], message.top_logprobs[span], strict=True))
     return [
         TokenLogprob(logprob, tuple(top[index * each : (index + 1) * each]))
-        for index, logprob in enumerate(message.logprobs[:])
+        for index, logprob in enumerate(message.logprobs[start:end])
     ]

@@ -9,7 +9,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Internal
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams
-from pinyon.messages.logprobs import logprobs_to_proto
+from pinyon.messages.logprobs import logprobs_from_proto, logprobs_to_proto
 from services.lb.request import QUICK_S, TRIES_MAX, Ask, Request
 
 PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d", decode_address="d:1")
@@ -212,15 +212,15 @@ def fail_and_resume(request: Request) -> worker_pb2.Submission:
 def test_log_probabilities_stay_with_their_tokens_over_attempts():
     request = make(logprobs=2, prompt_logprobs=True)
     assert request.schedule_request().no_reuse
-    assert request.prompt_logprobs == []
+    assert not request.prompt_logprobs.logprobs
     assert request.fold(telling("ab", (1, 2), prompt=8), 2.0) == ("ab", [1, 2], logprobs(1, 2))
-    assert request.prompt_logprobs == logprobs(*range(1, 8))
+    assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
     submission = fail_and_resume(request)
     assert (submission.sampling.logprobs, submission.sampling.prompt_logprobs) == (2, False)
     assert not request.schedule_request().no_reuse
     assert request.fold(update("ab"), 5.0) == ("", [], [])
     assert request.fold(telling("c", (3,)), 5.0) == ("c", [3], logprobs(3))
-    assert request.prompt_logprobs == logprobs(*range(1, 8))
+    assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
 
 
 def test_a_token_that_is_made_again_is_not_told_again():
@@ -233,7 +233,7 @@ def test_a_token_that_is_made_again_is_not_told_again():
     submission = fail_and_resume(one)
     assert (submission.generated_tokens, submission.sampling.prompt_logprobs) == (0, False)
     assert one.fold(telling("a", (1,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0) == ("", [], [])
-    assert one.prompt_logprobs == logprobs(*range(1, 8))
+    assert logprobs_from_proto(one.prompt_logprobs) == logprobs(*range(1, 8))
 
 
 def test_what_is_held_has_the_log_probabilities_of_its_tokens_also_when_it_began_again():
@@ -242,12 +242,12 @@ def test_what_is_held_has_the_log_probabilities_of_its_tokens_also_when_it_began
     request.fold(lost(), 3.0)
     assert request.retry(3, 10.0, 3.0)
     request.start_over()
-    assert request.prompt_logprobs == []
+    assert not request.prompt_logprobs.logprobs
     assert begin(request, 4.0).sampling.prompt_logprobs
     request.hold(request.fold(telling("x", (7,), prompt=8), 5.0))
     request.hold(request.fold(telling("y", (8,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0))
     assert request.held() == ("xy", [7, 8], logprobs(7, 8))
-    assert request.prompt_logprobs == logprobs(*range(1, 8))
+    assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
 
 
 @pytest.mark.parametrize(
