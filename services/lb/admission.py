@@ -42,16 +42,21 @@ class Admission:
     def admit(self, client: Client) -> Ticket:
         """Let one request in (``with``). Raises :class:`RateLimited`, and :class:`ResourceExhausted` when the queue is
         full."""
-        rates = self._rates_of(client)
-        if rates.rpm:
-            with self._requests_limited(client.tenant, rates):
-                self._rates.request(client.tenant, rates, self._clock())
+        rates = self.count(client)
         try:
             place = self._line.reserve(client.tenant)
         except ResourceExhausted:
             self._metrics.refused("queue_full")
             raise
         return Ticket(self, place, client.tenant, rates)
+
+    def count(self, client: Client) -> Rates:
+        """One of the tenant's requests, whatever it is. Raises :class:`RateLimited`."""
+        rates = self._rates_of(client)
+        if rates.rpm:
+            with self._requests_limited(client.tenant, rates):
+                self._rates.request(client.tenant, rates, self._clock())
+        return rates
 
     def check(self, client: Client) -> None:
         """Raises as :meth:`admit` would now, before anything of a request is read, and takes nothing."""

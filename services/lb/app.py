@@ -183,7 +183,7 @@ def build(
     access = AccessLog(settings.access_log, clock)
     app = HttpApp(
         Completions(admission, dispatcher, models, off_loop, metrics.broken, settings.request_timeout_s, clock),
-        Tokenization(models, off_loop),
+        Tokenization(admission, models, off_loop),
         models,
         lambda: readiness.lacks(),
         lambda: readiness.missing(),

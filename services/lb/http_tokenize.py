@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 
+from services.lb.admission import Admission
 from services.lb.http_answer import JSON, Reply
 from services.lb.http_head import Head
 from services.lb.models import Models
@@ -18,17 +19,21 @@ __all__ = ["Tokenization"]
 
 PIECE_TOKENS = 4096
 """Written at once: less than 1 ms."""
+PIECE_CHARS = 64 << 10
 
 
 class Tokenization:
-    """Both take no place in the queue; what is long is worked beside the event loop, where places are bounded."""
+    """Both take no place in the queue; what is long is worked beside the event loop, where places are bounded. Each is
+    a request of its tenant's limit per minute."""
 
-    def __init__(self, models: Models, off_loop: OffLoop) -> None:
+    def __init__(self, admission: Admission, models: Models, off_loop: OffLoop) -> None:
+        self._admission = admission
         self._models = models
         self._off_loop = off_loop
 
     async def tokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError`."""
+        self._admission.count(head.client)
         holder = head.client.holder
         call = await self._off_loop.run(holder, parse_tokenize, body) if is_large(body) else parse_tokenize(body)
         prompts = self._models.of(call.model)
@@ -55,11 +60,18 @@ class Tokenization:
 
     async def detokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError`."""
+        self._admission.count(head.client)
         holder = head.client.holder
         if is_large(body):
             model, tokens = await self._off_loop.run(holder, parse_detokenize, body)
         else:
             model, tokens = parse_detokenize(body)
         text = await self._models.of(model).decode(tokens, "tokens", holder)
-        reply.whole(200, json.dumps({"prompt": text}).encode("ascii"), JSON)
+        answer = await self._off_loop.run(holder, _detokenized, text) if len(text) > PIECE_CHARS else _detokenized(text)
+        reply.whole(200, answer, JSON)
         return 200
+
+
+def _detokenized(text: str) -> bytes:
+    pieces = [json.dumps(text[start : start + PIECE_CHARS])[1:-1] for start in range(0, len(text), PIECE_CHARS)]
+    return f'{{"prompt":"{"".join(pieces)}"}}'.encode("ascii")

@@ -12,8 +12,9 @@ import numpy as np
 
 from pinyon.core.block_keys import BlockKey, chain_block_keys
 from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import RequestClass, SamplingParams
-from pinyon.model import ByteTokenizer, ModelCard, Tokenizer
+from pinyon.model import ByteTokenizer, IncrementalDetokenizer, ModelCard, Tokenizer
 from services.lb.instances import InstanceView
 from services.lb.key_chains import KeyChains
 from services.lb.off_loop import OffLoop
@@ -34,6 +35,10 @@ INLINE_TOKENS = 64 << 10
 """Whose block keys are made on the event loop: about 1 ms."""
 PROMPT_TOKENS_MAX = 768 * 1024
 """With its keys this many tokens still fit into one gRPC message of 4 MiB."""
+PROMPTS_LOGPROBS_MAX = 4 * PROMPT_LOGPROBS_MAX
+"""Of all prompts and choices of one call, likeliest ones included: all are in memory before the answer is written."""
+DECODED_TOKENS = 1024
+"""Decoded at once: a tokenizer keeps the GIL for about 2 ms."""
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for ``/v1/completions``."""
 
@@ -122,6 +127,13 @@ class Prompts:
                     f"The prompts of one call have more than {PROMPT_TOKENS_MAX} tokens.", field=call.prompt_field
                 )
             all_tokens.append(tokens)
+        entries = call.n * total * (1 + call.logprobs)
+        if call.prompt_logprobs and entries > PROMPTS_LOGPROBS_MAX:
+            raise InvalidArgument(
+                f"{call.n} choices for each of these prompts, with {call.logprobs} likeliest tokens beside each token, "
+                f"have {entries} log-probabilities, at most {PROMPTS_LOGPROBS_MAX} are allowed in one call.",
+                field="logprobs",
+            )
         asks: list[Ask] = []
         for tokens in all_tokens:
             seed = _seed(call)
@@ -141,12 +153,23 @@ class Prompts:
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
     async def decode(self, tokens: bytes, field: str, holder: str = "") -> str:
-        """Their text. Raises :class:`InvalidArgument` naming ``field`` if one is outside the vocabulary."""
+        """Their text. Raises :class:`InvalidArgument` naming ``field`` if one is outside the vocabulary, or there are
+        too many: more than a text that is tokenized may become."""
+        limit = min(self.max_context() * self._chars_per_token_max, PROMPT_TOKENS_MAX)
+        if len(tokens) > 4 * limit:
+            count = len(tokens) // 4
+            raise InvalidArgument(f"{field} has {count} token ids, at most {limit} are allowed.", field=field)
         self._check_tokens(tokens, field)
-        ids = np.frombuffer(tokens, "<u4").tolist()
-        if len(ids) <= INLINE_CHARS:
-            return self._card.tokenizer.decode(ids)
-        return await self._off_loop.run(holder, self._card.tokenizer.decode, ids)
+        if len(tokens) <= 4 * INLINE_CHARS:
+            return self._decode(tokens)
+        return await self._off_loop.run(holder, self._decode, tokens)
+
+    def _decode(self, tokens: bytes) -> str:
+        """Piece by piece, for others to have the GIL in between."""
+        ids, detokenizer = np.frombuffer(tokens, "<u4"), IncrementalDetokenizer(self._card.tokenizer)
+        starts = range(0, len(ids), DECODED_TOKENS)
+        texts = [detokenizer.push(ids[start : start + DECODED_TOKENS].tolist()) for start in starts]
+        return "".join(texts) + detokenizer.flush()
 
     def _check(self, call: Call) -> None:
         self._check_rendering(call.rendering)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,26 @@ async def test_texts_become_tokens_and_back():
         assert (await bench.post("/detokenize", {"tokens": found["tokens"]})).json == {"prompt": long}
         refused = await bench.post("/tokenize", {"prompt": "x" * (64 * 4096 + 1)})
         assert (refused.status, refused.json["error"]["code"]) == (400, "context_length_exceeded")
+        refused = await bench.post("/detokenize", {"tokens": [97] * (64 * 4096 + 1)})
+        assert (refused.status, refused.json["error"]["param"]) == (400, "tokens")
+
+
+@pytest.mark.parametrize("vocabulary", ["llama-bytes-bos", "llama-pieces-bos"])
+async def test_many_tokens_are_decoded_piece_by_piece(monkeypatch, vocabulary):
+    """At once they would hold up everybody, also in a thread: the tokenizer keeps the GIL."""
+    folder = Path(__file__).parents[1] / "data" / "golden_text" / vocabulary
+    async with running_lb(1, model=str(folder), served_model_name=MODEL) as bench:
+        tokenizer, sizes = bench.lb.models.default.tokenizer, []
+        tokens = [token % tokenizer.vocab_size for token in range(10_000)]
+        expected, decode = tokenizer.decode(tokens), tokenizer.decode
+
+        def seen(ids):
+            sizes.append(len(ids))
+            return decode(ids)
+
+        monkeypatch.setattr(tokenizer, "decode", seen)
+        assert (await bench.post("/detokenize", {"tokens": tokens})).json == {"prompt": expected}
+        assert max(sizes, default=0) < 4096
 
 
 HI, YO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
@@ -75,6 +96,20 @@ async def test_tokenizing_needs_a_key_where_there_are_some(tmp_path):
             assert (await bench.post(path, {"prompt": "a"})).status == 401
         assert (await bench.post("/tokenize", {"prompt": "a"}, {"authorization": "Bearer sk-a"})).status == 200
         assert (await bench.get("/version")).status == 200
+
+
+async def test_tokenizing_is_a_request_of_the_tenants_limit(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("sk-a anna rpm=3\nsk-b bert rpm=3\n")
+    anna, bert = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
+    async with running_lb(api_keys_file=str(keys)) as bench:
+        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]}), ("/tokenize", {})):
+            assert (await bench.post(path, body, anna)).status in (200, 400)
+        refused = await bench.post("/detokenize", {"tokens": [97]}, anna)
+        assert (refused.status, refused.headers["x-ratelimit-limit-requests"]) == (429, "3")
+        assert (await bench.complete("a", anna, max_tokens=1)).status == 429
+        assert (await bench.post("/tokenize", {"prompt": "a"}, bert)).status == 200
+        assert (await bench.complete("a", bert, max_tokens=1)).status == 200
 
 
 # ---------------------------------------------------------------- web pages

@@ -14,8 +14,8 @@ __all__ = ["IncrementalDetokenizer"]
 
 _REPLACEMENT = "\ufffd"
 _HELD_MAX = 32
-"""Tokens that wait for those that might change them. No character has so many, but a token that is U+FFFD itself may
-come for ever, and what waits is decoded with each."""
+"""So often tokens wait for others that might change them. No character has so many, but a token that is U+FFFD itself
+may come for ever, and what waits is decoded with each."""
 
 
 class IncrementalDetokenizer:
@@ -64,16 +64,16 @@ class _Window:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._read = 0
+        self._held = 0
+        """How often nothing was given out, one after the other."""
 
     def push(self, tokens: Iterable[int]) -> str:
-        deltas = []
-        for token in tokens:
-            if self._is_left_out(token):
-                continue  # it does not even end a run of byte pieces
-            self._tokens.append(token)
-            if not self._is_byte_piece(token):
-                deltas.append(self._advance(final=False))
-        return "".join(deltas)
+        kept = [token for token in tokens if not self._is_left_out(token)]  # they do not even end a run of byte pieces
+        end = next((end for end in range(len(kept), 0, -1) if not self._is_byte_piece(kept[end - 1])), 0)
+        self._tokens += kept[:end]
+        delta = self._advance(final=False) if end else ""
+        self._tokens += kept[end:]
+        return delta
 
     def flush(self) -> str:
         return self._advance(final=True)
@@ -81,9 +81,11 @@ class _Window:
     def _advance(self, *, final: bool) -> str:
         before = self._tokenizer.decode(self._tokens[: self._read])
         after = self._tokenizer.decode(self._tokens)
+        self._held += 1
         unsure = after.endswith(_REPLACEMENT) or len(after) <= len(before)
-        if unsure and not final and len(self._tokens) - self._read < _HELD_MAX:
+        if unsure and not final and self._held < _HELD_MAX:
             return ""
+        self._held = 0
         # The new window begins with the tokens just given out: the next delta is measured from their end.
         self._tokens = self._tokens[self._read :]
         self._read = len(self._tokens)
