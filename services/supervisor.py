@@ -88,8 +88,12 @@ class Supervisor:
             if now_s >= watched.due_s:
                 watched.due_s = None
                 watched.restarts.started(now_s)
+                try:
+                    self.cluster.restart(service.name, wait=False)
+                except OSError as error:
+                    self._plan(service.name, watched, f"cannot be started: {error}", _where(service.log_path), now_s)
+                    return
                 watched.ready_by_s = now_s + START_S
-                self.cluster.restart(service.name, wait=False)
             return
         if watched.ready_by_s is not None and service.alive:
             self._await_ready(service, watched, now_s)
@@ -97,7 +101,7 @@ class Supervisor:
             watched.ready_by_s = None
             code = service.process.returncode if service.process is not None else None
             how = _how(code) + (_last_words(service.log_path) if code and code > 0 else "")
-            self._plan(service.name, watched, how, f"its log: {service.log_path}", now_s)
+            self._plan(service.name, watched, how, _where(service.log_path), now_s)
 
     def _await_ready(self, service: ServiceProcess, watched: _Watched, now_s: float) -> None:
         try:
@@ -121,13 +125,15 @@ class Supervisor:
         if watched.given_up or redis.process.poll() is None:
             return
         if watched.due_s is None:
-            where = f"its log: {redis.log_path}"
-            self._plan("redis", watched, _how(redis.process.returncode), where, now_s)
+            self._plan("redis", watched, _how(redis.process.returncode), _where(redis.log_path), now_s)
         elif now_s >= watched.due_s:
             watched.due_s = None
             watched.restarts.started(now_s)
             try:
                 redis.start(self.stopped)
+            except OSError as error:
+                self._plan("redis", watched, f"cannot be started: {error}", _where(redis.log_path), now_s)
+                return
             except PinyonError:
                 return  # the next look finds it dead
             if not self.stopped():
@@ -144,6 +150,10 @@ class Supervisor:
             return
         watched.due_s = now_s + pause_s
         self.say(f"{name} {how}: started again in {pause_s:g} s; {where}")
+
+
+def _where(log_path: Path | None) -> str:
+    return f"its log: {log_path}"
 
 
 def _how(code: int | None) -> str:

@@ -90,7 +90,7 @@ class RedisServer:
     def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Start the process, empty, and wait until it answers; again, after it has ended. For one that is ours.
 
-        Raises :class:`Unavailable`; returns early if ``stopped`` says so.
+        Raises :class:`Unavailable`, and it has ended, or ``OSError``; returns early if ``stopped`` says so.
         """
         wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "TERM"]
         command = [*wrapper, *self._command] if wrapper[0] else list(self._command)
@@ -104,6 +104,8 @@ class RedisServer:
                 if stopped():
                     return
                 if self.process.poll() is not None or time.monotonic() > deadline:
+                    self.process.kill()  # one that does not answer is nobody's, and has the port
+                    self.process.wait()
                     log = self.log_path
                     text = log.read_text(errors="replace")[-500:] if log is not None and log.exists() else ""
                     raise Unavailable(f"{self._command[0]} did not start: {error} {text}") from error

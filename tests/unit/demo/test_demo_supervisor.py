@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from pinyon.core.errors import InvalidArgument
 from services.cluster import ClusterSpec, lb_ports
-from services.supervisor import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
+from services.process import ServiceProcess
+from services.supervisor import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts, Supervisor
 
 
 def quick_deaths(restarts: Restarts, now_s: float) -> list[float | None]:
@@ -82,3 +89,46 @@ def test_free_ports_stay_free_ones():
 def test_there_are_no_ports_behind_the_last():
     with pytest.raises(InvalidArgument, match="no port after 65535"):
         lb_ports(spec(2, http_port=65_535))
+
+
+# -- a start that fails by itself
+
+
+class Cluster:
+    """What a supervisor sees of one: a service that does not start while ``fault`` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        self.redis = None
+        self.fault: OSError | None = None
+        self.service = ServiceProcess("decode-0", "services.worker", [], folder / "decode-0.log", self.launch)
+        self.services = {"decode-0": self.service}
+
+    def launch(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> subprocess.Popen[bytes]:
+        if self.fault is not None:
+            raise self.fault
+        return subprocess.Popen([sys.executable, "-c", "pass"])
+
+    def restart(self, name: str, wait: bool = True) -> ServiceProcess:
+        self.service.spawn()
+        return self.service
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(tmp_path):
+    """Another one's trouble, such as no memory for a process, does not end the whole suite."""
+    cluster, said = Cluster(tmp_path), []
+    cluster.service.spawn()
+    assert cluster.service.wait(30)
+    supervisor = Supervisor(cluster, said.append, lambda: False, 0.0)
+    supervisor.tick(1.0)
+    cluster.fault = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    supervisor.tick(1.5)
+    assert "cannot be started: [Errno 11] Resource temporarily unavailable: started again in 1 s" in said[-1]
+    supervisor.tick(2.0)
+    cluster.fault, before = None, cluster.service.pid
+    supervisor.tick(2.5)
+    assert cluster.service.pid != before
+    assert cluster.service.wait(30)
+    cluster.fault = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    for now_s in range(3, 100):
+        supervisor.tick(float(now_s))
+    assert "given up" in said[-1]

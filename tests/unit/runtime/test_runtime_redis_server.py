@@ -1,11 +1,14 @@
 """Finding Redis: by URL, else started here; what was started ends with close."""
 
+import socket
+import sys
+
 import pytest
 import redis
 
 from pinyon.core.errors import Unavailable
 from pinyon.runtime import redis_server
-from pinyon.runtime.redis_server import NoRedis, embedded_redis_executable, find_redis, local_redis
+from pinyon.runtime.redis_server import NoRedis, RedisServer, embedded_redis_executable, find_redis, local_redis
 
 
 def test_a_started_redis_answers_and_ends():
@@ -59,3 +62,17 @@ def test_no_server_at_all_is_a_clear_error(monkeypatch):
     monkeypatch.setattr(redis_server, "embedded_redis_executable", lambda: None)
     with pytest.raises(NoRedis, match="--redis-url"):
         find_redis()
+
+
+def test_one_that_does_not_answer_in_time_is_ended(monkeypatch):
+    """Else it would have the port, and look as if it lived."""
+    monkeypatch.setattr(redis_server, "_START_S", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        server = RedisServer(url, "path", [sys.executable, "-c", "import time; time.sleep(600)"])
+        with pytest.raises(Unavailable, match="did not start"):
+            server.start()
+        assert server.process is not None
+        assert server.process.poll() is not None
+    server.close()
