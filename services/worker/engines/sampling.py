@@ -23,6 +23,8 @@ __all__ = ["Sampler", "by_falling_score", "uniform"]
 _F32 = npt.NDArray[np.float32]
 _F64 = npt.NDArray[np.float64]
 
+SCORE_MAX = 1e300
+"""A tiny repetition penalty makes more of a logit than numbers hold; of two infinities there is no difference."""
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -100,7 +102,9 @@ def _penalise(scores: _F64, params: SamplingParams, counts: TokenCounts) -> None
     ids, times = counts.ids, counts.generated
     had = scores[ids]
     if params.repetition_penalty != 1.0:
-        had = np.where(had > 0.0, had / params.repetition_penalty, had * params.repetition_penalty)
+        with np.errstate(over="ignore"):
+            had = np.where(had > 0.0, had / params.repetition_penalty, had * params.repetition_penalty)
+        had = np.minimum(had, SCORE_MAX)
     had -= params.frequency_penalty * times
     had -= params.presence_penalty * (times > 0)
     scores[ids] = had

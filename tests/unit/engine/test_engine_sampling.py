@@ -219,6 +219,15 @@ def test_extreme_values_draw_a_valid_token(temperature: float, scale: float) -> 
     assert token in (0, 1, 2)
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-320, 1e-300])
+@pytest.mark.parametrize("change", [{}, {"min_p": 0.1}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 1e-320}])
+def test_the_smallest_repetition_penalty_leaves_the_tokens_so_far(penalty: float, change: dict[str, Any]) -> None:
+    counts = TokenCounts(np.array([5, 6, 1], np.uint32), 0)
+    row = np.linspace(-3, 3, 8).astype(np.float32)
+    params = SamplingParams(repetition_penalty=penalty, **{"temperature": 1.0, **change})
+    assert Sampler(8).sample(row, params, 0, counts) in (5, 6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_logit_that_is_not_finite_is_an_internal_error(bad: float) -> None:
     row = LOGITS.copy()
