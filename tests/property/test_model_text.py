@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -219,3 +220,23 @@ def test_nothing_comes_after_a_match() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopMatcher(["a", ""])
+
+
+def test_the_longest_stop_strings_cost_a_character_little() -> None:
+    """Each token of a stream goes through all of them, on the worker's event loop."""
+    stops = [f"{first}{'a' * 254}b" for first in "bcdefghijklmnop"] + ["a" * 255 + "b"]
+    matcher, calls = StopMatcher(stops), 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    for _ in range(300):
+        matcher.push("a")
+    sys.setprofile(count)
+    try:
+        text = "".join(matcher.push("a")[0] for _ in range(100))
+    finally:
+        sys.setprofile(None)
+    assert text == "a" * 100
+    assert calls < 100 * 10 * len(stops)

@@ -19,6 +19,7 @@ class StopMatcher:
         self._stops = tuple(stops)
         if not all(self._stops):
             raise ValueError("a stop string must not be empty")
+        self._beginnings = [_Beginning(stop) for stop in self._stops]
         self._held = ""
         self._matched = False
 
@@ -44,7 +45,9 @@ class StopMatcher:
             self._matched = True
             self._held = ""
             return text[:start], True
-        keep = self._longest_beginning(text)
+        for beginning in self._beginnings:
+            beginning.push(delta)
+        keep = max(beginning.length for beginning in self._beginnings)
         cut = len(text) - keep
         self._held = text[cut:]
         return text[:cut], False
@@ -58,12 +61,34 @@ class StopMatcher:
         """Where one may begin that ends in new text."""
         return max(0, len(self._held) - len(stop) + 1)
 
-    def _longest_beginning(self, text: str) -> int:
-        """Length of the longest end of ``text`` that is a proper beginning of a stop string."""
-        best = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(text)), best, -1):
-                if text.endswith(stop[:size]):
-                    best = size
-                    break
-        return best
+
+class _Beginning:
+    """How much of one stop string the text so far ends in: ``length``, less than all of it (Knuth, Morris, Pratt: Fast
+    Pattern Matching in Strings, 1977). A character takes the same time however long the strings are that it is held
+    for: they are the client's choice."""
+
+    __slots__ = ("_borders", "_stop", "length")
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self.length = 0
+        self._borders = borders = [0, 0]
+        """By length of a beginning: its longest end that is a shorter beginning."""
+        border = 0
+        for char in stop[1:]:
+            while border and stop[border] != char:
+                border = borders[border]
+            border += stop[border] == char
+            borders.append(border)
+
+    def push(self, text: str) -> None:
+        stop, borders, length = self._stop, self._borders, self.length
+        if not length and stop[0] not in text:
+            return
+        for char in text:
+            while length and stop[length] != char:
+                length = borders[length]
+            length += stop[length] == char
+            if length == len(stop):  # it did not count
+                length = borders[length]
+        self.length = length
