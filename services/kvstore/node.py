@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, NotFound, PinyonError, Unavailable
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.eviction import EVICTION_POLICIES, Traits
+from pinyon.eviction import EVICTION_POLICIES, Traits, Use
 from pinyon.paging import LeaseTable
 from pinyon.runtime.logging import get_logger
 from pinyon.store.allocator import OffsetAllocator
@@ -105,7 +105,12 @@ class StoreNode:
     # -- puts
 
     def put_start(
-        self, keys: Sequence[bytes], object_bytes: int, timeout_s: float, request_class: RequestClass = UNKNOWN_CLASS
+        self,
+        keys: Sequence[bytes],
+        object_bytes: int,
+        timeout_s: float,
+        request_class: RequestClass = UNKNOWN_CLASS,
+        places: Sequence[int] = (),
     ) -> tuple[int, list[PutSlot], RegionDescriptor | None]:
         """``(put id, one slot per key, where to write)``. ``timeout_s`` 0 is the default.
 
@@ -114,7 +119,9 @@ class StoreNode:
         if self.draining:
             raise Unavailable("the store node is stopping")
         timeout_s = min(timeout_s or self._settings.put_timeout_s, self._settings.put_timeout_max_s)
-        put_id, slots = self.table.put_start(keys, object_bytes, self._clock(), timeout_s, Traits.of(request_class))
+        put_id, slots = self.table.put_start(
+            keys, object_bytes, self._clock(), timeout_s, Traits.of(request_class), places
+        )
         self._changed()  # something may have been evicted
         if not put_id:
             return 0, slots, None
@@ -153,14 +160,19 @@ class StoreNode:
     # -- reading
 
     def acquire(
-        self, keys: Sequence[bytes], lease_s: float, *, allow_gaps: bool
+        self,
+        keys: Sequence[bytes],
+        lease_s: float,
+        *,
+        allow_gaps: bool,
+        use: Use = Use(),  # noqa: B008  # a value
     ) -> tuple[Lease, float, RegionDescriptor | None]:
         """The lease, its length in seconds and where to read. ``lease_s`` 0 is the default.
 
         The lease gets a key of its own, which opens what is leased for reading until the lease ends.
         """
         lease_s = min(lease_s or self._settings.lease_s, self._settings.lease_max_s)
-        lease = self.table.acquire(keys, self._clock(), lease_s, allow_gaps=allow_gaps)
+        lease = self.table.acquire(keys, self._clock(), lease_s, allow_gaps=allow_gaps, use=use)
         if not lease.lease_id:
             return lease, 0.0, None
         try:
@@ -180,7 +192,7 @@ class StoreNode:
         self.table.release(lease_id, self._clock())
 
     def remove(self, keys: Sequence[bytes]) -> int:
-        removed = self.table.remove(keys)
+        removed = self.table.remove(keys, self._clock())
         if removed:
             self._changed()
         return removed

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.errors import InvalidArgument
+from pinyon.eviction import Use
 from pinyon.messages.checks import keys_from_proto
 from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.segment import region_to_proto, segment_to_proto
@@ -33,8 +35,11 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 
     async def PutStart(self, request: kvstore_pb2.PutStartRequest, context: Any) -> kvstore_pb2.PutStartResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
+        places = request.places
+        if places and len(places) != len(keys):
+            raise InvalidArgument(f"{len(places)} places for {len(keys)} keys", field="places")
         put_id, slots, opened = self._node.put_start(
-            keys, request.object_bytes, request.timeout_ms / 1000, class_from_proto(request.request_class)
+            keys, request.object_bytes, request.timeout_ms / 1000, class_from_proto(request.request_class), places
         )
         reply = kvstore_pb2.PutStartResponse(
             put_id=put_id,
@@ -82,7 +87,10 @@ class StoredBlockServicer(kvstore_pb2_grpc.BlockReadServiceServicer):
         request_class = class_from_proto(request.request_class)
         with self._telemetry.span("kvstore.acquire", request.traceparent, request_id=request.request_id) as span:
             span.classify(request_class)
-            lease, lease_s, opened = self._node.acquire(keys, request.lease_ms / 1000, allow_gaps=request.allow_gaps)
+            use = Use.of(request_class, request.first_block)
+            lease, lease_s, opened = self._node.acquire(
+                keys, request.lease_ms / 1000, allow_gaps=request.allow_gaps, use=use
+            )
             span.set("blocks", len(lease.blocks))
         reply = kvstore_pb2.AcquireResponse(
             lease_id=lease.lease_id,

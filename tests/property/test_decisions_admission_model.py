@@ -145,7 +145,7 @@ class Model(RuleBasedStateMachine):
         end = min(len(keys), len(table), at + data.draw(st.integers(1, 3)))
         if at < end:
             there = [index for index, key in enumerate(keys[at:end]) if key in self.pool]
-            swaps = self.reservations.publish(table[at:end], keys[at:end])
+            swaps = self.reservations.publish(table[at:end], keys[at:end], self.now)
             assert [index for index, _ in swaps] == there
             duplicates = [table[at + index] for index, _ in swaps]
             for index, block in swaps:
@@ -171,7 +171,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(keys=key_runs)
     def hold(self, keys: list[bytes]) -> None:
-        found = self.reservations.hold(keys)
+        found = self.reservations.hold(keys, self.now)
         assert [index for index, _ in found] == [index for index, key in enumerate(keys) if key in self.pool]
         self.held.append([block for _, block in found])
 

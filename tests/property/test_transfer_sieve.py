@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pinyon.transfer.links.sieve import Sieve
+from pinyon.core.sieve import Sieve
 
 KEYS = st.integers(0, 9)
 

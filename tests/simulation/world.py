@@ -152,7 +152,9 @@ class Instance:
     def publish(self, room: Reservation, first: int, keys: list[BlockKey]) -> None:
         """What others hold already takes the places of the room's own blocks."""
         duplicates = []
-        for index, block in self.reservations.publish(room.table[first : first + len(keys)], keys, first=first):
+        for index, block in self.reservations.publish(
+            room.table[first : first + len(keys)], keys, self.world.now_s, first=first
+        ):
             duplicates.append(room.table[first + index])
             room.table[first + index] = block
         self.world.counts["duplicates"] += len(duplicates)

@@ -332,7 +332,7 @@ class DecodeRequest:
         self._keys += made
         if self._reservation is not None and order.shares:
             self._publish(self._reservation.table, made, index)
-            self._parts.storage.offer(made, self._runs, order.request_class)
+            self._parts.storage.offer(made, self._runs, order.request_class, index)
 
     def _publish(self, table: list[int], keys: list[BlockKey], first: int) -> None:
         """Between steps, or before it is in any: nobody reads the blocks whose places others take."""

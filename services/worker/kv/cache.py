@@ -13,7 +13,7 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
 from pinyon.decisions import Admission
-from pinyon.eviction import NO_TRAITS, Traits
+from pinyon.eviction import NO_TRAITS, Traits, Use
 from pinyon.paging import BlockPool, Reservation, Reservations
 from pinyon.store.lease_keys import LeaseKeys
 from pinyon.transfer import RegionDescriptor
@@ -163,9 +163,9 @@ class KvCache:
         finally:
             self._asking_back = False
 
-    def extend(self, reservation: Reservation, keys: Sequence[BlockKey]) -> None:
+    def extend(self, reservation: Reservation, keys: Sequence[BlockKey], traits: Traits | None = None) -> None:
         """See :meth:`Reservations.extend`."""
-        if self._reservations.extend(reservation, keys, self.clock()):
+        if self._reservations.extend(reservation, keys, self.clock(), traits):
             self.settle()
 
     def publish(
@@ -180,14 +180,14 @@ class KvCache:
         if self.on_published is not None:
             self.on_published(blocks)
         duplicates: list[int] = []
-        for index, block in self._reservations.publish(blocks, keys, traits, first):
+        for index, block in self._reservations.publish(blocks, keys, self.clock(), traits, first):
             duplicates.append(table[first + index])
             table[first + index] = block
         return duplicates
 
     def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """See :meth:`Reservations.hold`."""
-        return self._reservations.hold(keys)
+        return self._reservations.hold(keys, self.clock())
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give references back, in prompt order."""
@@ -197,10 +197,15 @@ class KvCache:
     # -- leases
 
     def lease(
-        self, keys: Sequence[BlockKey], duration_s: float, *, allow_gaps: bool
+        self,
+        keys: Sequence[BlockKey],
+        duration_s: float,
+        *,
+        allow_gaps: bool,
+        use: Use = Use(),  # noqa: B008  # a value
     ) -> tuple[int, list[tuple[int, int]], RegionDescriptor | None]:
         """The lease and what it holds, see :meth:`Reservations.lease`, and the key to read that with, if anything."""
-        lease_id, held = self._reservations.lease(keys, duration_s, self.clock(), allow_gaps)
+        lease_id, held = self._reservations.lease(keys, duration_s, self.clock(), allow_gaps, use)
         if not lease_id:
             return lease_id, held, None
         size = self.layout.block_bytes

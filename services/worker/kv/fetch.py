@@ -57,6 +57,7 @@ class BlockSource(Protocol):
         traceparent: str = "",
         arrivals: Mover | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
+        first_block: int = 0,
     ) -> ReadResult:
         """Leading blocks that arrived whole, and whether the source did its part; ``arrivals`` moves them, if given.
 
@@ -196,7 +197,7 @@ class Fetcher:
             if self._layers is not None and span is order.fetches[-1]:
                 arrivals = LayerArrivals(self._layers, self._layout)
             reading = asyncio.ensure_future(
-                self._read(span, keys[at:end], offsets, left_s, whole_s, order, traceparent, arrivals)
+                self._read(span, keys[at:end], offsets, left_s, whole_s, order, traceparent, arrivals, at)
             )
             arrived = await self._arrive(span.address, reading, arrivals, left_s, abort)
             if arrivals is not None and not reading.done():
@@ -280,6 +281,7 @@ class Fetcher:
         order: PrefillOrder,
         traceparent: str,
         arrivals: Mover | None,
+        first_block: int = 0,
     ) -> int:
         """Leading blocks that arrived, whatever goes wrong. It is offered ``timeout_s`` out of ``whole_s`` seconds."""
         arrived = 0
@@ -296,6 +298,7 @@ class Fetcher:
                 traceparent=traceparent,
                 arrivals=arrivals,
                 request_class=order.request_class,
+                first_block=first_block,
             )
             arrived = result.leading
             result.raise_for_failure()

@@ -7,6 +7,7 @@ from typing import Any
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.kvstore.v1 import kvstore_pb2
+from pinyon.eviction import Use
 from pinyon.messages.checks import keys_from_proto
 from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.segment import region_to_proto
@@ -41,7 +42,12 @@ class CachedBlockServicer:
         lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._limits.default_s, self._limits.longest_s)
         with self._telemetry.span("acquire", request.traceparent, request_id=request.request_id) as span:
             span.classify(request_class)
-            lease_id, held, opened = self._cache.lease(keys, lease_s, allow_gaps=request.allow_gaps)
+            lease_id, held, opened = self._cache.lease(
+                keys,
+                lease_s,
+                allow_gaps=request.allow_gaps,
+                use=Use.of(request_class, request.first_block),
+            )
             span.set("blocks", len(held))
         size = self._cache.layout.block_bytes
         reply = kvstore_pb2.AcquireResponse(

@@ -15,7 +15,7 @@ import asyncio
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -76,13 +76,15 @@ class ObjectStore(Protocol):
         *,
         runs: Sequence[Run] | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
+        places: Sequence[int] | None = None,
     ) -> PutResult: ...
 
 
 class _Waiting(NamedTuple):
-    """``block`` waits since ``since_s`` to be put, for a request of this class."""
+    """``block`` waits since ``since_s`` to be put, for a request of this class, in whose prompt it has this place."""
 
     block: int
+    place: int
     run: Run
     request_class: RequestClass
     since_s: float
@@ -147,12 +149,15 @@ class Storage:
         """For the blocks of one prompt."""
         return Runs(self._cache.layout.block_tokens)
 
-    def offer(self, keys: Sequence[BlockKey], runs: Runs, request_class: RequestClass = UNKNOWN_CLASS) -> None:
-        """These blocks of the pool are new and complete, and the next ones of the prompt that ``runs`` is for."""
+    def offer(
+        self, keys: Sequence[BlockKey], runs: Runs, request_class: RequestClass = UNKNOWN_CLASS, first: int = 0
+    ) -> None:
+        """These blocks of the pool are new and complete, and the next ones of the prompt that ``runs`` is for, from its
+        block ``first`` on."""
         if self._task is None:
             return
         self._drop_late()
-        wanted = self._not_waiting(keys)
+        wanted = self._not_waiting(keys, first)
         dropped = len(wanted) - self._take(wanted, runs, request_class)
         self.drops[Drop.STORE if self._paused else Drop.QUEUE] += dropped
 
@@ -170,10 +175,13 @@ class Storage:
             self._wake.set()
         era = self._era(self._store)
         asked_at = self._asked_at
-        wanted = [key for key, block in zip(keys, table, strict=False) if asked_at[block] < era]
+        wanted = {
+            key: place for place, (key, block) in enumerate(zip(keys, table, strict=False)) if asked_at[block] < era
+        }
         if wanted:
             self._drop_late()
-            self._take(self._not_waiting(wanted), runs, request_class)
+            fresh = {key: place for key, place in wanted.items() if not self._waits(key)}
+            self._take(fresh, runs, request_class)
 
     async def close(self) -> None:
         """Drop what waits. Bounded by one put's timeout."""
@@ -196,16 +204,21 @@ class Storage:
     def _paused(self) -> bool:
         return self._pauses.avoids("store", self._clock())
 
-    def _not_waiting(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
-        return [key for key in keys if key not in self._queue and key not in self._writing]
+    def _waits(self, key: BlockKey) -> bool:
+        return key in self._queue or key in self._writing
 
-    def _take(self, keys: Sequence[BlockKey], runs: Runs, request_class: RequestClass) -> int:
-        """As many of the first keys as there is room for; returns how many that were."""
+    def _not_waiting(self, keys: Sequence[BlockKey], first: int) -> dict[BlockKey, int]:
+        """With their places in the prompt."""
+        return {key: place for place, key in enumerate(keys, first) if not self._waits(key)}
+
+    def _take(self, wanted: Mapping[BlockKey, int], runs: Runs, request_class: RequestClass) -> int:
+        """As many of the first keys as there is room for, with their places; returns how many that were."""
         room = 0 if self._paused else max(0, self._limit - self.pending)
-        keys = keys[:room]
+        keys = list(islice(wanted, room))
         now_s = self._clock()
         for index, block in self._cache.hold(keys):
-            self._queue[keys[index]] = _Waiting(block, runs.next(), request_class, now_s)
+            key = keys[index]
+            self._queue[key] = _Waiting(block, wanted[key], runs.next(), request_class, now_s)
         if self._queue:
             self._wake.set()
         return len(keys)
@@ -291,12 +304,15 @@ class Storage:
         size = self._cache.layout.block_bytes
         objects = [(key, self._region, each.block * size) for key, each in batch.items()]
         runs = [each.run for each in batch.values()]
+        places = [each.place for each in batch.values()]
         blocks = [each.block for each in batch.values()]
         era = self._era(store)
         for block in blocks:
             self._asked_at[block] = era
         try:
-            result = await store.put(objects, size, self._timeout_s, runs=runs, request_class=request_class)
+            result = await store.put(
+                objects, size, self._timeout_s, runs=runs, request_class=request_class, places=places
+            )
         except PinyonError as error:
             _log.info("the KV store took nothing: %s", error.message)
         except Exception:

@@ -165,7 +165,7 @@ class PrefillJob:
     async def _reserve(self) -> Reservation:
         cache = self._parts.cache
         if self._owned is not None:
-            cache.extend(self._owned, self._reusable)
+            cache.extend(self._owned, self._reusable, self._traits)
             return self._owned
         self._number = number = cache.number()
         waiting = cache.reserve(self._ask(number))
@@ -343,7 +343,7 @@ class PrefillJob:
         else:
             self._parts.cache.release(duplicates)
         if store:  # what was fetched is in the store, or on its way there from where it was computed
-            self._parts.storage.offer(keys, self._runs, order.request_class)
+            self._parts.storage.offer(keys, self._runs, order.request_class, self._published)
         self._published = until
         self._queue.published(self.prompt.number, keys)
         self._wake()

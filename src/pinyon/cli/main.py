@@ -13,9 +13,9 @@ from rich.table import Table
 from pinyon import __version__
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.cli import admin, certs, journal, topology, transfer_commands
+from pinyon.cli import admin, certs, journal, simulate_cache, topology, transfer_commands
 from pinyon.cli.channel import add_tls_dir, open_channel
-from pinyon.core.errors import InvalidArgument
+from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
 from pinyon.messages.role import role_from_proto
 from pinyon.messages.sampling import sampling_to_proto
@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     admin.add_command(commands)
     certs.add_command(commands)
     journal.add_command(commands)
+    simulate_cache.add_command(commands)
     topology.add_command(commands)
     transfer_commands.add_command(commands)
     return parser
@@ -120,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except grpc.RpcError as error:
         sys.stderr.write(f"pinyon: {error.code().name}: {error.details()}\n")
         return 1
-    except InvalidArgument as error:
+    except PinyonError as error:
         sys.stderr.write(f"pinyon: {error.grpc_code}: {error.message}\n")
         return 1
     except KeyboardInterrupt:

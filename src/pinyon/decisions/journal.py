@@ -13,7 +13,7 @@ from pinyon.core.request import RequestClass
 from pinyon.decisions.admission import Grant
 from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
-from pinyon.eviction import Traits
+from pinyon.eviction import Traits, Use
 from pinyon.paging import Reservation
 from pinyon.routing.rates import Rates
 
@@ -21,7 +21,7 @@ __all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
 
 JOURNAL_TYPES = (
     *(BatchRequest, Grant, Prompt, PromptWork, Rates, RequestClass),
-    *(Reservation, StepPlan, StepSeen, Traits),
+    *(Reservation, StepPlan, StepSeen, Traits, Use),
 )
 """The values that the decisions are told and that they answer."""
 

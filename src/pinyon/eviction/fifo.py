@@ -1,68 +1,71 @@
-"""First in, first out: what came first goes first, however often it was read since."""
+"""First in, first out: what came first goes first, however often it was used since."""
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic
 
-from pinyon.eviction.policy import Traits, no_traits
+from pinyon.eviction.policy import Key, Traits
+from pinyon.eviction.ranked import Ranked
 
 __all__ = ["Fifo"]
 
-Item = TypeVar("Item", bound=Hashable)
 
-REMEMBERED_MIN = 65_536
-
-
-class Fifo(Generic[Item]):
-    """Order of first insertion decides; clock and traits do not matter.
-
-    An item that is removed (it is read again) keeps its place for when it comes back. Nobody says whether it will, so
-    at most as many absent items are remembered as there are present ones (and at least 65,536), the last removed ones.
-    """
+class Fifo(Generic[Key]):
+    """It comes when it is stored, or, if it is pinned from then on, when that ends. Worth: how long ago, negative."""
 
     def __init__(self) -> None:
-        self._present: dict[Item, int] = {}  # to its place in the order of arrival
-        self._absent: OrderedDict[Item, int] = OrderedDict()  # in the order of removal
-        self._queue: list[tuple[int, Item]] = []  # a heap of the present ones, and of some that are not any more
-        self._count = 0
+        self._places: dict[Key, tuple[int, float]] = {}
+        """Of all that is held: number in the order of arrival, and when."""
+        self._unused: set[Key] = set()
+        """Held, and not used or unpinned since it was stored."""
+        self._ranked: Ranked[Key] = Ranked()
+        self._number = 0
 
-    def insert(
-        self, items: Iterable[Item], now_s: float = 0.0, traits_of: Callable[[Item], Traits] = no_traits
-    ) -> None:
-        for item in items:
-            place = self._absent.pop(item, None)
-            if place is None:
-                place = self._count
-                self._count += 1
-            self._present[item] = place
-            heapq.heappush(self._queue, (place, item))
+    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+        self._unused.update(keys)
+        self._place(keys, now_s)
 
-    def touch(self, item: Item, now_s: float = 0.0) -> None:
-        if item not in self._present:
-            raise KeyError(item)
+    def _place(self, keys: Sequence[Key], now_s: float) -> None:
+        for key in reversed(keys):
+            self._number += 1
+            place = self._places[key] = (self._number, now_s)
+            self._ranked.put(key, place)
 
-    def remove(self, items: Iterable[Item]) -> None:
-        for item in items:
-            self._absent[item] = self._present.pop(item)
-        while len(self._absent) > max(len(self._present), REMEMBERED_MIN):
-            self._absent.popitem(last=False)
-        if len(self._queue) > 2 * len(self._present) + REMEMBERED_MIN:
-            self._queue = [(place, item) for item, place in self._present.items()]
-            heapq.heapify(self._queue)
+    def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
+        self._unused.difference_update(keys)
 
-    def victim(self, now_s: float = 0.0) -> Item | None:
-        while self._queue:
-            place, item = heapq.heappop(self._queue)
-            if self._present.get(item) == place:
-                del self._present[item]
-                return item
-        return None
+    def pinned(self, keys: Sequence[Key], now_s: float) -> None:
+        for key in keys:
+            self._ranked.take(key)
+
+    def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
+        fresh = [key for key in keys if key in self._unused]
+        self._unused.difference_update(fresh)
+        self._place(fresh, now_s)
+        for key in keys:
+            self._ranked.put(key, self._places[key])
+
+    def dropped(self, keys: Sequence[Key], now_s: float) -> None:
+        for key in keys:
+            del self._places[key]
+            self._unused.discard(key)
+            self._ranked.take(key)
+
+    def victims(self, count: int, now_s: float) -> list[Key]:
+        gone: list[Key] = []
+        while len(gone) < count and (found := self._ranked.pop()) is not None:
+            del self._places[found[1]]
+            self._unused.discard(found[1])
+            gone.append(found[1])
+        return gone
+
+    def peek(self, now_s: float) -> tuple[float, Key] | None:
+        found = self._ranked.first()
+        return None if found is None else (found[0][1] - now_s, found[1])
 
     def __len__(self) -> int:
-        return len(self._present)
+        return len(self._ranked)
 
-    def __contains__(self, item: object) -> bool:
-        return item in self._present
+    def __contains__(self, key: object) -> bool:
+        return key in self._ranked

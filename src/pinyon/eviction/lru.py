@@ -3,40 +3,59 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic
 
-from pinyon.eviction.policy import Traits, no_traits
+from pinyon.eviction.policy import Key, Traits
 
 __all__ = ["Lru"]
 
-Item = TypeVar("Item", bound=Hashable)
 
-
-class Lru(Generic[Item]):
-    """Order of insertion and touch decides; clock and traits do not matter."""
+class Lru(Generic[Key]):
+    """Order of the last use decides, which for a pinned key ends when it is unpinned. Worth: how long ago, negative."""
 
     def __init__(self) -> None:
-        self._order: OrderedDict[Item, None] = OrderedDict()
+        self._order: OrderedDict[Key, float] = OrderedDict()
+        """Of those that may go: when each was used last."""
 
-    def insert(
-        self, items: Iterable[Item], now_s: float = 0.0, traits_of: Callable[[Item], Traits] = no_traits
-    ) -> None:
-        self._order.update((item, None) for item in items)
+    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+        self._append(keys, now_s)
 
-    def touch(self, item: Item, now_s: float = 0.0) -> None:
-        self._order.move_to_end(item)
-
-    def remove(self, items: Iterable[Item]) -> None:
+    def _append(self, keys: Sequence[Key], now_s: float) -> None:
         order = self._order
-        for item in items:
-            del order[item]
+        for key in reversed(keys):
+            order[key] = now_s
 
-    def victim(self, now_s: float = 0.0) -> Item | None:
-        return self._order.popitem(last=False)[0] if self._order else None
+    def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
+        order = self._order
+        for key in reversed(keys):
+            if key in order:
+                order[key] = now_s
+                order.move_to_end(key)
+
+    def pinned(self, keys: Sequence[Key], now_s: float) -> None:
+        order = self._order
+        for key in keys:
+            del order[key]
+
+    def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
+        self._append(keys, now_s)
+
+    def dropped(self, keys: Sequence[Key], now_s: float) -> None:
+        for key in keys:
+            self._order.pop(key, None)
+
+    def victims(self, count: int, now_s: float) -> list[Key]:
+        order = self._order
+        return [order.popitem(last=False)[0] for _ in range(min(count, len(order)))]
+
+    def peek(self, now_s: float) -> tuple[float, Key] | None:
+        for key, last_s in self._order.items():
+            return last_s - now_s, key
+        return None
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def __contains__(self, item: object) -> bool:
-        return item in self._order
+    def __contains__(self, key: object) -> bool:
+        return key in self._order

@@ -6,8 +6,12 @@ from typing import Any
 
 from pinyon.core.policies import NoSettings, Registry
 from pinyon.eviction.fifo import Fifo
+from pinyon.eviction.gdfs import Gdfs
+from pinyon.eviction.lfu import Lfu
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import EvictionPolicy
+from pinyon.eviction.s3fifo import S3Fifo
+from pinyon.eviction.sieve import SievePolicy
 
 __all__ = ["EVICTION_POLICIES"]
 
@@ -16,5 +20,9 @@ EVICTION_POLICIES: Registry[EvictionPolicy[Any]] = Registry(
     {
         "lru": (NoSettings, lambda _: Lru[Any]()),
         "fifo": (NoSettings, lambda _: Fifo[Any]()),
+        "lfu": (NoSettings, lambda _: Lfu[Any]()),
+        "gdfs": (NoSettings, lambda _: Gdfs[Any]()),
+        "s3fifo": (NoSettings, lambda _: S3Fifo[Any]()),
+        "sieve": (NoSettings, lambda _: SievePolicy[Any]()),
     },
 )

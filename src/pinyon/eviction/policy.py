@@ -1,70 +1,92 @@
-"""What an eviction policy is asked, whoever asks.
+"""What an eviction policy is told and asked, whoever asks.
 
-A policy knows only what may go: the caller inserts an item when its last reader left and removes it when it is read
-again. Clock values are arguments. ``Traits`` is the seam for policies that look at more than order: the one of
-"KVCache cache in the wild" §4.2 ranks by the reuse probability of a request category and, inside it, by offset.
+It is told what happens to the keys that are held, as it happens: they are *stored*, *used* by a request, *pinned* while
+somebody reads or writes them, *unpinned*, *dropped* for another reason than eviction. It is asked which ones go. It
+knows keys, never where their content is, so that it can recognise one that comes back. Clock values are arguments.
+
+What is known of a key besides its order are :class:`Traits`, those of the request that stored or used it last: the seam
+for policies that learn what becomes of a kind of request ("KVCache cache in the wild" §4.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from pinyon.core.request import RequestClass
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
-__all__ = ["NO_TRAITS", "EvictionPolicy", "Traits", "no_traits"]
+__all__ = ["NO_TRAITS", "EvictionPolicy", "Key", "Traits", "Use"]
 
-Item = TypeVar("Item", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Traits(NamedTuple):
-    """What is known of an item besides its order."""
+    """What is known of the request that a key was stored or used for."""
 
     category: str = ""
-    """Request category, such as type and turn; empty = unknown."""
-    offset: int = 0
-    """Position of the block in its prompt, in blocks."""
+    """Of the request: kind and turn; empty = unknown."""
     tenant: str = ""
     """Whose it is; empty = unknown."""
 
     @classmethod
-    def of(cls, request: RequestClass, offset: int = 0) -> Traits:
-        """Those of a block that was computed for such a request."""
-        return cls(request.category, offset, request.tenant)
+    def of(cls, request: RequestClass) -> Traits:
+        return cls(request.category, request.tenant)
 
 
 NO_TRAITS = Traits()
 
 
-def no_traits(_: Hashable) -> Traits:
-    """Nothing is known of any item."""
-    return NO_TRAITS
+class Use(NamedTuple):
+    """By a request: its traits (None: nobody knows), and the place in its prompt of the first key."""
+
+    traits: Traits | None = None
+    first: int = 0
+
+    @classmethod
+    def of(cls, request: RequestClass, first: int = 0) -> Use:
+        return cls(None if request == UNKNOWN_CLASS else Traits.of(request), first)
 
 
-class EvictionPolicy(Protocol[Item]):
-    """Chooses what goes among the items inserted. All methods are cheap; items are unique."""
+class EvictionPolicy(Protocol[Key]):
+    """Keys of one call are in the order of their prompt, each once; ``offsets`` are their places in it, in blocks.
 
-    def insert(
-        self, items: Iterable[Item], now_s: float = 0.0, traits_of: Callable[[Item], Traits] = no_traits
-    ) -> None:
-        """These became evictable now, in this order; none of them is in the policy.
+    Where a policy has no opinion, what is deeper in its prompt goes first: a block without those before it is of no
+    use. Nothing that is pinned goes. Calls cost O(keys), but for what a policy says of its victims.
+    """
 
-        ``traits_of`` may be asked for their traits until this returns: most policies do not want to know.
-        """
+    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+        """These are held from now on; none of them was."""
         ...
 
-    def touch(self, item: Item, now_s: float = 0.0) -> None:
-        """It was used, but stays evictable. Raises ``KeyError`` if it is not in the policy."""
+    def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
+        """A request uses these, which are held. ``traits`` are its; None: nobody knows, they stay as they are."""
         ...
 
-    def remove(self, items: Iterable[Item]) -> None:
-        """These are not evictable any more. Raises ``KeyError`` if one is not in the policy."""
+    def pinned(self, keys: Sequence[Key], now_s: float) -> None:
+        """These, which are held and not pinned, must not go."""
         ...
 
-    def victim(self, now_s: float = 0.0) -> Item | None:
-        """The item that should go next, taken out of the policy; ``None`` when there is nothing."""
+    def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
+        """These, which are pinned, may go again."""
         ...
 
-    def __len__(self) -> int: ...
+    def dropped(self, keys: Sequence[Key], now_s: float) -> None:
+        """These are not held any more; pinned or not."""
+        ...
 
-    def __contains__(self, item: object) -> bool: ...
+    def victims(self, count: int, now_s: float) -> list[Key]:
+        """Those that should go next, at most ``count``, in this order; they are not held any more."""
+        ...
+
+    def peek(self, now_s: float) -> tuple[float, Key] | None:
+        """The next victim and what it is worth, for a choice between pools of one policy: less is to go rather. None:
+        nothing may go."""
+        ...
+
+    def __len__(self) -> int:
+        """How many may go."""
+        ...
+
+    def __contains__(self, key: object) -> bool:
+        """It is held and may go."""
+        ...

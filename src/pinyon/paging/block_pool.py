@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use
 from pinyon.paging.key_changes import KeyChanges
 
 __all__ = ["BlockPool"]
@@ -26,7 +26,7 @@ class BlockPool:
     ``now_s`` and ``traits`` only reach the eviction policy; policies that go by order ignore them.
     """
 
-    def __init__(self, num_blocks: int, eviction: EvictionPolicy[int]) -> None:
+    def __init__(self, num_blocks: int, eviction: EvictionPolicy[bytes]) -> None:
         if num_blocks <= 0:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         if len(eviction):
@@ -65,14 +65,21 @@ class BlockPool:
             used += refs[block] > 0  # one that nobody uses is not to be evicted then
         return held, total - used
 
-    def acquire(self, keys: Sequence[bytes], *, allow_gaps: bool = False) -> list[tuple[int, int]]:
+    def acquire(
+        self,
+        keys: Sequence[bytes],
+        *,
+        allow_gaps: bool = False,
+        now_s: float = 0.0,
+        use: Use | None = None,
+    ) -> list[tuple[int, int]]:
         """``(index in keys, block)`` of the leading run that is held, with one reference each.
 
-        With ``allow_gaps``, of every key that is held.
+        With ``allow_gaps``, of every key that is held. ``use``: of the request that reads them; None: no request does.
         """
         by_key, refs = self._by_key, self._refs
         found: list[tuple[int, int]] = []
-        revived: list[int] = []
+        revived: list[bytes] = []
         for index, key in enumerate(keys):
             block = by_key.get(key)
             if block is None:
@@ -80,11 +87,17 @@ class BlockPool:
                     continue
                 break
             if not refs[block]:
-                revived.append(block)
+                revived.append(key)
             refs[block] += 1
             found.append((index, block))
         if revived:
-            self._eviction.remove(revived)
+            self._eviction.pinned(revived, now_s)
+        if use is not None and found:
+            first = use.first
+            whole = len(found) == len(keys)
+            used = keys if whole else [keys[index] for index, _ in found]
+            offsets = range(first, first + len(keys)) if whole else [first + index for index, _ in found]
+            self._eviction.used(used, now_s, use.traits, offsets)
         return found
 
     # -- writing
@@ -98,19 +111,22 @@ class BlockPool:
             raise ValueError(f"count must not be negative, got {count}")
         if count > len(self._free) + len(self._eviction):
             return None
-        while len(self._free) < count:
-            victim = self._eviction.victim(now_s)
-            if victim is None:
-                raise RuntimeError("the eviction policy lost an item")
-            self._forget_key(victim)
-            self._free.append(victim)
-            self._evicted += 1
+        missing = count - len(self._free)
+        if missing > 0:
+            victims = self._eviction.victims(missing, now_s)
+            if len(victims) != missing:
+                raise RuntimeError("the eviction policy lost a key")
+            for key in victims:
+                self._free.append(self._forget(key))
+            self._evicted += missing
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._refs[block] = 1
         return blocks
 
-    def publish(self, block: int, key: bytes, *, traits: Traits = NO_TRAITS, offset: int = 0) -> int:
+    def publish(
+        self, block: int, key: bytes, *, traits: Traits = NO_TRAITS, offset: int = 0, now_s: float = 0.0
+    ) -> int:
         """The block's content is complete and never changes again: ``key`` is readable from now on.
 
         If another block holds the key, that one keeps it and this one stays unkeyed. Returns the block that holds it.
@@ -124,9 +140,10 @@ class BlockPool:
         present = self._keys[block]
         if present is None:
             self._keys[block] = key
-            # One object for all blocks of a request, put together with the offset when a policy asks: few do.
             self._traits[block] = traits
             self._offsets[block] = offset
+            self._eviction.stored((key,), now_s, traits, (offset,))
+            self._eviction.pinned((key,), now_s)
             self._changes.add(key)
         elif present != key:
             del self._by_key[key]
@@ -134,7 +151,13 @@ class BlockPool:
         return block
 
     def publish_all(
-        self, blocks: Sequence[int], keys: Sequence[bytes], *, traits: Traits = NO_TRAITS, first: int = 0
+        self,
+        blocks: Sequence[int],
+        keys: Sequence[bytes],
+        *,
+        traits: Traits = NO_TRAITS,
+        first: int = 0,
+        now_s: float = 0.0,
     ) -> list[int]:
         """:meth:`publish` for each, with offsets from ``first`` on; in one go, because a chunk has dozens.
 
@@ -142,11 +165,12 @@ class BlockPool:
         """
         refs, present, by_key = self._refs, self._keys, self._by_key
         fresh: list[bytes] = []
+        offsets: list[int] = []
         held: list[int] = []
         try:
             for offset, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
                 if not refs[block] or present[block] is not None or key in by_key:
-                    if self.publish(block, key, traits=traits, offset=offset) != block:
+                    if self.publish(block, key, traits=traits, offset=offset, now_s=now_s) != block:
                         held.append(offset - first)
                     continue
                 by_key[key] = block
@@ -154,7 +178,10 @@ class BlockPool:
                 self._traits[block] = traits
                 self._offsets[block] = offset
                 fresh.append(key)
+                offsets.append(offset)
         finally:
+            self._eviction.stored(fresh, now_s, traits, offsets)
+            self._eviction.pinned(fresh, now_s)
             self._changes.add_all(fresh)
         return held
 
@@ -165,45 +192,53 @@ class BlockPool:
         is of no use. Raises ``ValueError`` for a block without references (nothing after it is released).
         """
         refs, keys = self._refs, self._keys
-        cached: list[int] = []
-        for block in reversed(list(blocks)):
-            left = refs[block] - 1
-            if left < 0:
-                self._cache(cached, now_s)
-                raise ValueError(f"block {block} is not in use")
-            refs[block] = left
-            if not left:
-                if keys[block] is None:
-                    self._free.append(block)
-                else:
-                    cached.append(block)
-        self._cache(cached, now_s)
+        cached: list[bytes] = []
+        try:
+            for block in reversed(list(blocks)):
+                left = refs[block] - 1
+                if left < 0:
+                    raise ValueError(f"block {block} is not in use")
+                refs[block] = left
+                if not left:
+                    key = keys[block]
+                    if key is None:
+                        self._free.append(block)
+                    else:
+                        cached.append(key)
+        finally:
+            cached.reverse()
+            self._eviction.unpinned(cached, now_s)
 
-    def _cache(self, blocks: list[int], now_s: float) -> None:
-        self._eviction.insert(blocks, now_s, self._traits_of)
-
-    def _traits_of(self, block: int) -> Traits:
-        return self._traits[block]._replace(offset=self._offsets[block])
-
-    def remove(self, key: bytes) -> bool:
+    def remove(self, key: bytes, *, now_s: float = 0.0) -> bool:
         """Forget the key. Its block is free as soon as nobody uses it. Whether it was held."""
-        block = self._by_key.get(key)
-        if block is None:
+        if key not in self._by_key:
             return False
+        self._eviction.dropped((key,), now_s)
+        block = self._forget(key)
         if not self._refs[block]:
-            self._eviction.remove((block,))
             self._free.append(block)
-        self._forget_key(block)
         return True
 
-    def _forget_key(self, block: int) -> None:
-        key = self._keys[block]
-        if key is None:
-            raise RuntimeError(f"block {block} has no key")
+    def _forget(self, key: bytes) -> int:
+        """Its block, which has no key now."""
+        block = self._by_key.pop(key)
         self._keys[block] = None
         self._traits[block] = NO_TRAITS
-        del self._by_key[key]
         self._changes.remove(key)
+        return block
+
+    def switch(self, eviction: EvictionPolicy[bytes], now_s: float) -> None:
+        """From now on this one chooses. It is told of all that is held: in the order in which the last one would have
+        them go, as used now by the requests that stored them; then of what is in use."""
+        if len(eviction):
+            raise ValueError("the eviction policy belongs to another pool")
+        by_key = self._by_key
+        in_use = [key for key, block in by_key.items() if self._refs[block]]
+        for key in [*self._eviction.victims(self._total, now_s), *in_use]:
+            block = by_key[key]
+            eviction.stored((key,), now_s, self._traits[block], (self._offsets[block],))
+        eviction.pinned(in_use, now_s)
+        self._eviction = eviction
 
     # -- telling others
 
@@ -260,7 +295,7 @@ class BlockPool:
             ),
             (
                 any(
-                    (block in self._eviction) != (not self._refs[block] and self._keys[block] is not None)
+                    (self._keys[block] in self._eviction) != (not self._refs[block] and self._keys[block] is not None)
                     for block in range(self._total)
                 ),
                 "evictable is not what is cached",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pinyon.core.block_keys import BlockKey
-from pinyon.eviction.policy import NO_TRAITS, Traits
+from pinyon.eviction.policy import NO_TRAITS, Traits, Use
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.leases import LeaseTable
 
@@ -38,10 +38,12 @@ class Reservations:
 
     # -- reservations
 
-    def reserve(self, keys: Sequence[BlockKey], total: int, now_s: float) -> Reservation | None:
-        """``total`` blocks, of which the leading run of ``keys`` that is held here comes with content. None when there
-        is no room."""
-        held = [block for _, block in self._pool.acquire(keys[:total])]
+    def reserve(
+        self, keys: Sequence[BlockKey], total: int, now_s: float, traits: Traits | None = None
+    ) -> Reservation | None:
+        """``total`` blocks, of which the leading run of ``keys`` that is held here comes with content: the request with
+        these ``traits`` uses it. None when there is no room."""
+        held = [block for _, block in self._pool.acquire(keys[:total], now_s=now_s, use=Use(traits))]
         fresh = self._pool.allocate(total - len(held), now_s=now_s)
         if fresh is None:
             self._pool.release(held, now_s=now_s)
@@ -52,12 +54,15 @@ class Reservations:
         """So many more blocks for one that runs; None when there is no room."""
         return self._pool.allocate(count, now_s=now_s)
 
-    def extend(self, reservation: Reservation, keys: Sequence[BlockKey], now_s: float) -> int:
+    def extend(
+        self, reservation: Reservation, keys: Sequence[BlockKey], now_s: float, traits: Traits | None = None
+    ) -> int:
         """Take over blocks that became readable since: in ``reservation`` they replace its own empty ones.
 
         ``keys`` are those of the whole prompt's reusable blocks. Returns how many there were.
         """
-        found = self._pool.acquire(keys[reservation.held : len(reservation.table)])
+        use = Use(traits, reservation.held)
+        found = self._pool.acquire(keys[reservation.held : len(reservation.table)], now_s=now_s, use=use)
         end = reservation.held + len(found)
         replaced = reservation.table[reservation.held : end]
         reservation.table[reservation.held : end] = [block for _, block in found]
@@ -66,7 +71,12 @@ class Reservations:
         return len(found)
 
     def publish(
-        self, blocks: Sequence[int], keys: Sequence[BlockKey], traits: Traits = NO_TRAITS, first: int = 0
+        self,
+        blocks: Sequence[int],
+        keys: Sequence[BlockKey],
+        now_s: float,
+        traits: Traits = NO_TRAITS,
+        first: int = 0,
     ) -> list[tuple[int, int]]:
         """The blocks' content is complete and correct: they may be reused and read by others from now on.
 
@@ -76,13 +86,13 @@ class Reservations:
         Returns ``(index, block)`` where another block holds that content already: it has one reference more, for the
         caller, who uses it from now on and releases its own when nobody reads that any more.
         """
-        held = self._pool.publish_all(blocks, keys, traits=traits, first=first)
-        found = self._pool.acquire([keys[index] for index in held])
+        held = self._pool.publish_all(blocks, keys, traits=traits, first=first, now_s=now_s)
+        found = self._pool.acquire([keys[index] for index in held], now_s=now_s)
         return [(index, block) for index, (_, block) in zip(held, found, strict=True)]
 
-    def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
+    def hold(self, keys: Sequence[BlockKey], now_s: float) -> list[tuple[int, int]]:
         """``(index in keys, block)`` of every key that is held, with one reference each until :meth:`release`."""
-        return self._pool.acquire(keys, allow_gaps=True)
+        return self._pool.acquire(keys, allow_gaps=True, now_s=now_s)
 
     def release(self, blocks: Iterable[int], now_s: float) -> None:
         """Give references back, in prompt order."""
@@ -91,13 +101,19 @@ class Reservations:
     # -- leases
 
     def lease(
-        self, keys: Sequence[BlockKey], duration_s: float, now_s: float, allow_gaps: bool
+        self,
+        keys: Sequence[BlockKey],
+        duration_s: float,
+        now_s: float,
+        allow_gaps: bool,
+        use: Use = Use(),  # noqa: B008  # a value
     ) -> tuple[int, list[tuple[int, int]]]:
         """``(lease id, [(index in keys, block)])``; the id is 0 when nothing is held.
 
+        ``use``: of the request that reads them elsewhere.
         Raises :class:`pinyon.core.errors.ResourceExhausted` when there are too many leases.
         """
-        found = self._pool.acquire(keys, allow_gaps=allow_gaps)
+        found = self._pool.acquire(keys, allow_gaps=allow_gaps, now_s=now_s, use=use)
         if not found:
             return 0, []
         blocks = [block for _, block in found]

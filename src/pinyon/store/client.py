@@ -132,13 +132,15 @@ class StoreClient:
         *,
         runs: Sequence[Run] | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
+        places: Sequence[int] | None = None,
     ) -> PutResult:
         """Store ``(key, region, byte offset)`` objects of ``object_bytes`` each, those that the store lacks.
 
         ``runs`` names each object's run: objects of one run go to one node, as long as it takes them, in this put and
         in later ones, because runs of blocks are read as runs. By default the objects of one call are one run.
-        ``request_class`` is that of the request they were computed for. Takes ``timeout_s`` at most, of which each of
-        the nodes tried gets its share; when it returns or raises (cancelled, too), the memory is not read any more.
+        ``request_class`` is that of the request they were computed for, ``places`` are those of the blocks in its
+        prompt (by default they begin it). Takes ``timeout_s`` at most, of which each of the nodes tried gets its share;
+        when it returns or raises (cancelled, too), the memory is not read any more.
 
         Raises:
             Unavailable: Redis cannot be asked. Whatever happens to a single object is its outcome, not an error.
@@ -149,6 +151,8 @@ class StoreClient:
             return PutResult(())
         if runs is None:
             runs = [Run()] * len(objects)
+        if places is None:
+            places = range(len(objects))
         deadline = self._clock() + timeout_s
         keys = [key for key, _, _ in objects]
         nodes, located = await self._directory.locate(keys, timeout_s)
@@ -172,7 +176,7 @@ class StoreClient:
             until_s = now_s + (deadline - now_s) / tries
             await _all(
                 self._write(
-                    usable[node_id], indexes, objects, object_bytes, until_s, timeout_s, request_class, outcomes
+                    usable[node_id], indexes, objects, object_bytes, until_s, timeout_s, request_class, places, outcomes
                 )
                 for node_id, indexes in at.items()
             )
@@ -191,6 +195,7 @@ class StoreClient:
         deadline: float,
         whole_s: float,
         request_class: RequestClass,
+        places: Sequence[int],
         outcomes: list[PutOutcome],
     ) -> None:
         for start in range(0, len(indexes), MAX_KEYS):
@@ -201,7 +206,12 @@ class StoreClient:
                 return  # it is not asked, so nothing is learned about it
             try:
                 written = await self._writer.write(
-                    node.address, [objects[index] for index in part], object_bytes, left_s, request_class
+                    node.address,
+                    [objects[index] for index in part],
+                    object_bytes,
+                    left_s,
+                    request_class,
+                    [places[index] for index in part],
                 )
             except PinyonError as error:
                 self._failed(node, error, left_s, whole_s)

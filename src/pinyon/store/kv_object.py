@@ -39,7 +39,9 @@ class KvObject:
     readers: int = 0
     listed: bool = True
     traits: Traits = NO_TRAITS
-    """For the eviction policy."""
+    """Of the request it was put for, for the eviction policy."""
+    place: int = 0
+    """In that one's prompt, in blocks."""
 
 
 @dataclass(slots=True, eq=False)

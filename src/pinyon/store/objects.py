@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
@@ -65,9 +65,17 @@ class ObjectTable:
     # -- puts
 
     def put_start(
-        self, keys: Sequence[bytes], object_bytes: int, now_s: float, timeout_s: float, traits: Traits = NO_TRAITS
+        self,
+        keys: Sequence[bytes],
+        object_bytes: int,
+        now_s: float,
+        timeout_s: float,
+        traits: Traits = NO_TRAITS,
+        offsets: Sequence[int] = (),
     ) -> tuple[int, list[PutSlot]]:
         """Reserve room for each key that is not here. ``(put id, one slot per key)``; id 0: nothing was reserved.
+
+        ``offsets`` are the keys' places in their prompts, in blocks; none: the beginning of one.
 
         Raises:
             InvalidArgument: objects that could never fit.
@@ -80,13 +88,35 @@ class ObjectTable:
             )
         if len(self._puts) >= self._max_open_puts:
             raise ResourceExhausted(f"{self._max_open_puts} puts are open", retry_after_s=1.0)
+        offsets = offsets or range(len(keys))
+        # Objects this put found here are about to be counted on: they must not make room for its other objects.
+        kept = {key: offset for key, offset in zip(keys, offsets, strict=True) if key in self._eviction}
+        self._eviction.pinned(list(kept), now_s)
+        try:
+            self._eviction.used(list(kept), now_s, traits, list(kept.values()))
+            slots, objects = self._reserve(keys, object_bytes, now_s, traits, offsets, kept)
+        finally:
+            self._eviction.unpinned(list(kept), now_s)
+        if not objects:
+            return 0, slots
+        put = Put(self._next_put_id, objects, now_s + timeout_s)
+        self._next_put_id += 1
+        self._puts[put.put_id] = put
+        heapq.heappush(self._put_deadlines, (put.deadline_s, put.put_id))
+        return put.put_id, slots
+
+    def _reserve(
+        self,
+        keys: Sequence[bytes],
+        object_bytes: int,
+        now_s: float,
+        traits: Traits,
+        offsets: Sequence[int],
+        kept: Collection[bytes],
+    ) -> tuple[list[PutSlot], list[KvObject]]:
         slots: list[PutSlot] = []
         objects: list[KvObject] = []
-        # Objects this put found here are about to be counted on: they must not make room for its other objects.
-        kept = [key for key in keys if key in self._eviction]
-        for key in dict.fromkeys(reversed(kept)):
-            self._eviction.touch(key, now_s)
-        for key in keys:
+        for key, place in zip(keys, offsets, strict=True):
             if key in self._readable:
                 slots.append(PutSlot(SlotState.EXISTS))
                 continue
@@ -98,17 +128,11 @@ class ObjectTable:
                 self.counters.refused_slots += 1
                 slots.append(PutSlot(SlotState.NO_SPACE))
                 continue
-            made = KvObject(key, offset, object_bytes, traits=traits)
+            made = KvObject(key, offset, object_bytes, traits=traits, place=place)
             self._reserved[key] = made
             objects.append(made)
             slots.append(PutSlot(SlotState.RESERVED, offset))
-        if not objects:
-            return 0, slots
-        put = Put(self._next_put_id, objects, now_s + timeout_s)
-        self._next_put_id += 1
-        self._puts[put.put_id] = put
-        heapq.heappush(self._put_deadlines, (put.deadline_s, put.put_id))
-        return put.put_id, slots
+        return slots, objects
 
     def close_put(self, put_id: int) -> bool:
         """Begin to end a put. False: unknown, over, or closing already; then it is not the caller's to end."""
@@ -155,14 +179,22 @@ class ObjectTable:
             self._note(each.key, stored=True)
             self._count_idle(each, 1)
             self.counters.stored_bytes += each.size
-        self._evictable(reversed(put.objects), now_s)
+        self._tell_stored(put.objects, now_s)
         self.counters.stored += len(put.objects)
         return len(put.objects)
 
     # -- reading
 
-    def acquire(self, keys: Sequence[bytes], now_s: float, lease_s: float, *, allow_gaps: bool = False) -> Lease:
-        """Lease the leading run that is readable; with ``allow_gaps``, every key that is.
+    def acquire(
+        self,
+        keys: Sequence[bytes],
+        now_s: float,
+        lease_s: float,
+        *,
+        allow_gaps: bool = False,
+        use: Use = Use(),  # noqa: B008  # a value
+    ) -> Lease:
+        """Lease the leading run that is readable; with ``allow_gaps``, every key that is. ``use``: for whom.
 
         Raises :class:`ResourceExhausted` when too many leases are held.
         """
@@ -178,12 +210,17 @@ class ObjectTable:
         if not found:
             return Lease(0, [])
         lease_id = self._leases.grant((held for _, held in found), now_s, lease_s)
+        idle: list[bytes] = []
         for _, held in found:
             if not held.readers:
-                self._eviction.remove((held.key,))
+                idle.append(held.key)
                 self._count_idle(held, -1)
             held.readers += 1
             self.counters.leased_bytes += held.size
+        self._eviction.pinned(idle, now_s)
+        self._eviction.used(
+            [held.key for _, held in found], now_s, use.traits, [use.first + index for index, _ in found]
+        )
         return Lease(lease_id, found)
 
     def release(self, lease_id: int, now_s: float) -> bool:
@@ -201,21 +238,26 @@ class ObjectTable:
         return overdue
 
     def _unread(self, objects: list[KvObject], now_s: float) -> None:
-        idle: list[KvObject] = []
-        for held in reversed(objects):
+        idle: list[bytes] = []
+        for held in objects:
             held.readers -= 1
             if held.readers:
                 continue
             if held.listed:
                 self._count_idle(held, 1)
-                idle.append(held)
+                idle.append(held.key)
             else:
                 self._unlisted -= 1
                 self._allocator.free(held.offset)
-        self._evictable(idle, now_s)
+        self._eviction.unpinned(idle, now_s)
 
-    def _evictable(self, objects: Iterable[KvObject], now_s: float) -> None:
-        self._eviction.insert((each.key for each in objects), now_s, self._traits_of)
+    def _tell_stored(self, objects: Iterable[KvObject], now_s: float) -> None:
+        """All of one put: they have the same traits."""
+        stored = list(objects)
+        if stored:
+            self._eviction.stored(
+                [each.key for each in stored], now_s, stored[0].traits, [each.place for each in stored]
+            )
 
     def _count_idle(self, held: KvObject, change: int) -> None:
         size = self._allocator.rounded(held.size)
@@ -225,24 +267,20 @@ class ObjectTable:
         else:
             del self._idle_sizes[size]
 
-    def _traits_of(self, key: bytes) -> Traits:
-        return self._readable[key].traits
-
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Which can be read here. What is still being put cannot."""
         return [key in self._readable for key in keys]
 
     # -- removing
 
-    def remove(self, keys: Sequence[bytes]) -> int:
+    def remove(self, keys: Sequence[bytes], now_s: float = 0.0) -> int:
         """Forget readable objects; those being read disappear with their last lease. How many were removed."""
         removed = 0
         for key in keys:
             held = self._readable.get(key)
             if held is None:
                 continue
-            if not held.readers:
-                self._eviction.remove((key,))
+            self._eviction.dropped((key,), now_s)
             self._unlist(held)
             removed += 1
         return removed
@@ -272,11 +310,11 @@ class ObjectTable:
             allocator.largest_hole_bytes, max(self._idle_sizes, default=0)
         ):  # several must go, side by side
             for key in self._side_by_side(object_bytes, now_s, kept):
-                self._eviction.remove((key,))
+                self._eviction.dropped((key,), now_s)
                 self._evict(key)
             return allocator.allocate(object_bytes)
-        while (victim := self._eviction.victim(now_s)) is not None:
-            self._evict(victim)
+        while victims := self._eviction.victims(1, now_s):
+            self._evict(victims[0])
             offset = allocator.allocate(object_bytes)
             if offset is not None:
                 return offset
@@ -300,6 +338,17 @@ class ObjectTable:
     def _evict(self, key: bytes) -> None:
         self._unlist(self._readable[key])
         self.counters.evictions += 1
+
+    def switch(self, eviction: EvictionPolicy[bytes], now_s: float) -> None:
+        """From now on this one chooses. See :meth:`pinyon.paging.BlockPool.switch`."""
+        if len(eviction):
+            raise ValueError("the eviction policy belongs to another table")
+        read = [held for held in self._readable.values() if held.readers]
+        idle = [self._readable[key] for key in self._eviction.victims(len(self._readable), now_s)]
+        for held in [*idle, *read]:
+            eviction.stored((held.key,), now_s, held.traits, (held.place,))
+        eviction.pinned([held.key for held in read], now_s)
+        self._eviction = eviction
 
     # -- telling others
 

@@ -111,6 +111,7 @@ class BlockReader:
         traceparent: str = "",
         arrivals: Mover | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
+        first_block: int = 0,
     ) -> ReadResult:
         """Read block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
 
@@ -135,6 +136,7 @@ class BlockReader:
                 traceparent=traceparent,
                 allow_gaps=allow_gaps,
                 request_class=class_to_proto(request_class),
+                first_block=first_block + start,
             )
             got = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
             arrived += got.arrived

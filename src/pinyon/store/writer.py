@@ -67,8 +67,11 @@ class BlockWriter:
         object_bytes: int,
         timeout_s: float,
         request_class: RequestClass = UNKNOWN_CLASS,
+        places: Sequence[int] = (),
     ) -> list[WriteOutcome]:
         """Put up to ``MAX_KEYS`` ``(key, region, byte offset)`` objects; one outcome each.
+
+        ``places`` are those of the blocks in their prompts; none: nobody knows.
 
         When it returns or raises (cancelled, too), the objects' memory is not read any more.
 
@@ -83,6 +86,7 @@ class BlockWriter:
             object_bytes=object_bytes,
             timeout_ms=round((timeout_s + PUT_SLACK_S) * 1000),
             request_class=class_to_proto(request_class),
+            places=places,
         )
         # Shielded: room that is reserved while the caller gives up would else be known to nobody until its timeout.
         starting = self._duties.run(self._call(address, "PutStart", request, timeout_s), "put start")

@@ -1,55 +1,72 @@
-"""The eviction policy is told whose objects it orders, and of what kind."""
+"""A node's eviction policy is told what happens to each object: for whom, of what kind, and where in its prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import pytest
 
-from pinyon.core.request import RequestClass
-from pinyon.eviction import Lru
-from pinyon.eviction.policy import NO_TRAITS, Traits, no_traits
+from pinyon.eviction import NO_TRAITS, Lfu, Traits, Use
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
+from tests.unit.eviction.told import Told
 
 A, B, C = (bytes([number]) * 16 for number in range(3))
-FILE = Traits.of(RequestClass(kind="file", turn=3, tenant="anna"))
+FILE = Traits("file/3", "anna")
 
 
-class Noting(Lru[bytes]):
-    """LRU that keeps what it was told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[tuple[bytes, Traits]] = []
-
-    def insert(
-        self, items: Iterable[bytes], now_s: float = 0.0, traits_of: Callable[[bytes], Traits] = no_traits
-    ) -> None:
-        known = list(items)
-        self.told += [(item, traits_of(item)) for item in known]
-        super().insert(known, now_s, traits_of)
+def put(table: ObjectTable, keys: list[bytes], traits: Traits = NO_TRAITS, places: tuple[int, ...] = ()) -> None:
+    put_id, _ = table.put_start(keys, 64, 0.0, 1.0, traits, places)
+    if put_id:
+        assert table.close_put(put_id)
+        table.end_put(put_id, commit=True, now_s=0.0)
 
 
-def put(table: ObjectTable, keys: list[bytes], traits: Traits = NO_TRAITS) -> None:
-    put_id, _ = table.put_start(keys, 64, 0.0, 1.0, traits)
-    assert table.close_put(put_id)
-    table.end_put(put_id, commit=True, now_s=0.0)
+def make() -> tuple[Told, ObjectTable]:
+    policy = Told()
+    return policy, ObjectTable(OffsetAllocator(1 << 12, 64), policy, LeaseTable())
 
 
-def test_what_a_request_says_of_its_blocks():
-    assert Traits("file/3", 0, "anna") == FILE
-    assert Traits.of(RequestClass()) == NO_TRAITS
-
-
-def test_traits_stay_with_their_object():
-    policy = Noting()
-    table = ObjectTable(OffsetAllocator(1 << 12, 64), policy, LeaseTable())
-    put(table, [A, B], FILE)
-    put(table, [C])
-    assert policy.told == [(B, FILE), (A, FILE), (C, NO_TRAITS)]
-    policy.told.clear()
-    lease = table.acquire([A, B, C], 0.0, 1.0)
-    assert not policy.told
+def test_the_events_of_objects():
+    policy, table = make()
+    put(table, [A, B], FILE, (7, 8))
+    assert policy.take() == [("stored", [A, B], FILE, [7, 8])]
+    put(table, [B, C], FILE, (2, 3))
+    assert policy.take() == [
+        *(("pinned", [B]), ("used", [B], FILE, [2]), ("unpinned", [B])),  # it must not make room for C
+        ("stored", [C], FILE, [3]),
+    ]
+    lease = table.acquire([A, B, C], 0.0, 1.0, use=Use(NO_TRAITS, 4))
+    assert policy.take() == [("pinned", [A, B, C]), ("used", [A, B, C], NO_TRAITS, [4, 5, 6])]
+    other = table.acquire([A], 0.0, 1.0)
+    assert policy.take() == [("used", [A], None, [0])]
+    table.remove([B])
+    assert policy.take() == [("dropped", [B])]
     table.release(lease.lease_id, 0.0)
-    assert policy.told == [(C, NO_TRAITS), (B, FILE), (A, FILE)]
+    assert policy.take() == [("unpinned", [C])]
+    table.release(other.lease_id, 0.0)
+    assert policy.take() == [("unpinned", [A])]
     table.check_integrity()
+
+
+def test_a_put_that_fails_says_nothing():
+    policy, table = make()
+    put_id, _ = table.put_start([A], 64, 0.0, 1.0, FILE)
+    assert table.close_put(put_id)
+    table.end_put(put_id, commit=False, now_s=0.0)
+    assert policy.take() == []
+
+
+def test_another_policy_takes_over():
+    _, table = make()
+    put(table, [A, B, C], FILE, (7, 8, 9))
+    lease = table.acquire([A], 0.0, 1.0)
+    table.switch(Lfu(), 1.0)
+    told = Told()
+    table.switch(told, 1.0)
+    table.check_integrity()
+    stored = [("stored", [key], FILE, [place]) for key, place in ((C, 9), (B, 8), (A, 7))]
+    assert told.take() == [*stored, ("pinned", [A])]
+    table.release(lease.lease_id, 2.0)
+    table.check_integrity()
+    with pytest.raises(ValueError, match="another table"):
+        table.switch(told, 3.0)

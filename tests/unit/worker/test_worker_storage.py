@@ -33,6 +33,7 @@ class Store:
         self.puts: list[list[bytes]] = []
         self.runs: list[Sequence[Run]] = []
         self.classes: list[RequestClass] = []
+        self.places: list[list[int]] = []
         self.held: set[bytes] = set()
         self.new = PutOutcome.STORED
         """What becomes of an object that it lacks."""
@@ -52,11 +53,13 @@ class Store:
         *,
         runs: Sequence[Run] | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
+        places: Sequence[int] | None = None,
     ) -> PutResult:
         assert all(offset % object_bytes == 0 for _, _, offset in objects)
         assert runs is not None
         keys = [key for key, _, _ in objects]
         self.classes.append(request_class)
+        self.places.append(list(places or ()))
         self.puts.append(keys)
         self.runs.append(runs)
         self.asked.set()
@@ -83,9 +86,9 @@ class Parts:
         region: Any = None
         return Storage(self.cache, region, self.store, queue_blocks, QUEUE_S, 1.0, lambda: self.now)
 
-    def offer(self, keys: Sequence[bytes], request_class: RequestClass = UNKNOWN_CLASS) -> None:
+    def offer(self, keys: Sequence[bytes], request_class: RequestClass = UNKNOWN_CLASS, first: int = 0) -> None:
         """As the first blocks of a prompt."""
-        self.storage.offer(keys, self.storage.new_runs(), request_class)
+        self.storage.offer(keys, self.storage.new_runs(), request_class, first)
 
     def reuse(self, keys: Sequence[bytes]) -> None:
         """As the first blocks of a prompt."""
@@ -120,12 +123,13 @@ async def test_a_put_is_for_one_kind_of_request(parts: Parts) -> None:
     second_turn, other_tenant = RequestClass("chat", 2, tenant="t"), RequestClass("chat", 1, tenant="u")
     parts.storage = storage = parts.new_storage(4)
     storage.start()
-    for key, request_class in zip(KEYS, (first, second_turn, later, other_tenant), strict=False):
-        parts.offer([key], request_class)
+    for place, (key, request_class) in enumerate(zip(KEYS, (first, second_turn, later, other_tenant), strict=False)):
+        parts.offer([key], request_class, 10 + place)
     parts.store.open.set()
     await parts.idle()
     assert parts.store.puts == [[KEYS[0], KEYS[2]], [KEYS[1]], [KEYS[3]]]
     assert parts.store.classes == [RequestClass("chat", 1, tenant="t"), second_turn, other_tenant]
+    assert parts.store.places == [[10, 12], [11], [13]]
 
 
 async def test_blocks_are_held_until_they_are_stored_and_stored_once(parts: Parts) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from pinyon.transfer.links.sieve import Sieve
+from pinyon.core.sieve import Sieve
 
 __all__ = ["EndpointPool"]
 

@@ -22,16 +22,18 @@ PUT_SLOT_STATE_NO_SPACE: PutSlotState
 PUT_SLOT_STATE_BEING_PUT: PutSlotState
 
 class PutStartRequest(_message.Message):
-    __slots__ = ("keys", "object_bytes", "timeout_ms", "request_class")
+    __slots__ = ("keys", "object_bytes", "timeout_ms", "request_class", "places")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     object_bytes: int
     timeout_ms: int
     request_class: _common_pb2.RequestClass
-    def __init__(self, keys: _Optional[bytes] = ..., object_bytes: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ...) -> None: ...
+    places: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, keys: _Optional[bytes] = ..., object_bytes: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., places: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PutSlot(_message.Message):
     __slots__ = ("state", "offset_bytes")
@@ -112,20 +114,22 @@ class GetNodeStatusResponse(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., leases: _Optional[int] = ..., open_puts: _Optional[int] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("keys", "lease_ms", "request_id", "traceparent", "allow_gaps", "request_class")
+    __slots__ = ("keys", "lease_ms", "request_id", "traceparent", "allow_gaps", "request_class", "first_block")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ALLOW_GAPS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     lease_ms: int
     request_id: str
     traceparent: str
     allow_gaps: bool
     request_class: _common_pb2.RequestClass
-    def __init__(self, keys: _Optional[bytes] = ..., lease_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., allow_gaps: _Optional[bool] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ...) -> None: ...
+    first_block: int
+    def __init__(self, keys: _Optional[bytes] = ..., lease_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., allow_gaps: _Optional[bool] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., first_block: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("lease_id", "lease_ms", "segment", "blocks")

@@ -1,0 +1,67 @@
+"""What the commands that read traces share: the file, its broken rows, a progress bar."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.traces import FORMATS, TraceFile
+
+__all__ = ["add_trace", "bar", "count_rows", "open_trace", "tell_broken"]
+
+
+class Bar(Protocol):
+    def __call__(self, done: int) -> None:
+        """So much is done."""
+        ...
+
+
+def count_rows(text: str) -> int:
+    """Of an option. Raises ``ValueError``."""
+    count = int(text)
+    if count < 0:
+        raise ValueError
+    return count
+
+
+def add_trace(parser: Any) -> None:
+    """The arguments that name a trace."""
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file, plain or gzipped")
+    parser.add_argument("--format", default="", choices=("", *FORMATS), help="default: its first row tells")
+    parser.add_argument("--limit", type=count_rows, default=0, metavar="ROWS", help="only the file's first rows")
+
+
+def open_trace(arguments: argparse.Namespace, *, blocks: bool = True) -> TraceFile:
+    """Raises :class:`PinyonError`. ``blocks``: one without is of no use."""
+    trace = TraceFile(arguments.trace, arguments.format)
+    if blocks and not trace.format.block_tokens:
+        raise InvalidArgument(f"{trace.path}: a trace of format {trace.format.name} has no blocks", field="trace")
+    return trace
+
+
+def tell_broken(trace: TraceFile) -> None:
+    """On stderr, what was left out."""
+    if trace.broken:
+        sys.stderr.write(f"pinyon: {trace.broken} broken rows of {trace.path} were left out:\n")
+        for reason in trace.reasons:
+            sys.stderr.write(f"  {reason}\n")
+        if trace.broken > len(trace.reasons):
+            sys.stderr.write("  ...\n")
+
+
+@contextmanager
+def bar(text: str, total: int) -> Iterator[Bar]:
+    """On stderr, where that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda done: progress.update(task, completed=done)

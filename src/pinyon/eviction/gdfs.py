@@ -1,0 +1,32 @@
+"""Greedy-Dual-Frequency-Size (Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching
+Policy", HPL-98-69R1), the plain form that "KVCache cache in the wild" §4.2 gives as what there was before.
+
+Priority = clock + uses * cost / size as of the last use; the least goes first, and the clock becomes its priority, so
+that what was used often, long ago, ages. Blocks of one pool have one size, and to have one again is taken to cost the
+same for all.
+"""
+
+from __future__ import annotations
+
+from pinyon.eviction.counted import Counted
+from pinyon.eviction.policy import Key
+
+__all__ = ["Gdfs"]
+
+
+class Gdfs(Counted[Key]):
+    """Worth: priority above the clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock = 0.0
+
+    def _value(self, uses: int) -> float:
+        return self._clock + uses
+
+    def _went(self, value: float) -> None:
+        self._clock = value
+
+    def peek(self, now_s: float) -> tuple[float, Key] | None:
+        found = super().peek(now_s)
+        return None if found is None else (found[0] - self._clock, found[1])

@@ -1,0 +1,83 @@
+"""SIEVE (Zhang et al., NSDI '24): a queue, one bit per key, and a hand. See :class:`pinyon.core.sieve.Sieve`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic
+
+from pinyon.core.sieve import Sieve
+from pinyon.eviction.policy import Key, Traits
+
+__all__ = ["SievePolicy"]
+
+
+class SievePolicy(Generic[Key]):
+    """A pinned key keeps its place; one at which the hand stops is behind the hand when it is unpinned. Worth: time
+    since the last use, negative."""
+
+    def __init__(self) -> None:
+        self._queue: Sieve[Key] = Sieve()
+        self._last_s: dict[Key, float] = {}
+        """Of all that is held."""
+        self._pinned: set[Key] = set()
+        self._parked: set[Key] = set()
+        """Pinned ones at which the hand has stopped: out of the queue."""
+
+    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+        for key in reversed(keys):
+            self._queue.insert(key)
+            self._last_s[key] = now_s
+
+    def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
+        for key in keys:
+            self._last_s[key] = now_s
+            if key in self._queue:
+                self._queue.touch(key)
+
+    def pinned(self, keys: Sequence[Key], now_s: float) -> None:
+        self._pinned.update(keys)
+
+    def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
+        for key in keys:
+            self._pinned.remove(key)
+            if key in self._parked:
+                self._parked.remove(key)
+                self._queue.insert_at_hand(key)
+
+    def dropped(self, keys: Sequence[Key], now_s: float) -> None:
+        for key in keys:
+            del self._last_s[key]
+            self._pinned.discard(key)
+            if key in self._parked:
+                self._parked.remove(key)
+            else:
+                self._queue.remove(key)
+
+    def victims(self, count: int, now_s: float) -> list[Key]:
+        gone: list[Key] = []
+        while len(gone) < count and (key := self._find()) is not None:
+            self._queue.remove(key)
+            del self._last_s[key]
+            gone.append(key)
+        return gone
+
+    def peek(self, now_s: float) -> tuple[float, Key] | None:
+        key = self._find()
+        return None if key is None else (self._last_s[key] - now_s, key)
+
+    def _find(self) -> Key | None:
+        """Where the hand stops."""
+        while len(self) > 0:
+            key = self._queue.find()
+            assert key is not None  # something that may go is in the queue
+            if key not in self._pinned:
+                return key
+            self._queue.remove(key)
+            self._parked.add(key)
+        return None
+
+    def __len__(self) -> int:
+        return len(self._last_s) - len(self._pinned)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._last_s and key not in self._pinned

@@ -1,0 +1,211 @@
+"""The formats of public traces, a row at a time. Which one a file has, its first row tells.
+
+- ``mooncake``: ``timestamp`` in ms, ``hash_ids`` of 512 tokens (Mooncake, FAST '25 release); perhaps ``session_id``.
+- ``qwen``: ``timestamp`` in s, ``chat_id``, ``parent_chat_id``, ``type``, ``turn``, ``hash_ids`` of 16 tokens
+  (qwen-bailian-usagetraces-anon); perhaps ``user_id``. It is what pinyon writes, too.
+- ``bailian``: the record of "KVCache cache in the wild", Fig. 3: a date, user, request type, hashes of each 4 tokens.
+- ``azure``: CSV of lengths without blocks (AzurePublicDataset, LLM inference 2023).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.traces.row import TraceRow
+
+__all__ = ["FORMATS", "Format", "detect_format"]
+
+LINE_CHARS_MAX = 64 << 20
+"""Longest row: a million ids and more."""
+TEXT_CHARS_MAX = 128
+CHATS_MAX = 1 << 20
+"""Conversations whose turns are counted at a time; the one that began first is forgotten first."""
+
+Parse = Callable[[str], TraceRow]
+
+
+class Format(NamedTuple):
+    """``make`` gives what parses the rows of one file, in their order. It raises ``ValueError`` for a broken row."""
+
+    name: str
+    block_tokens: int
+    """0: there are no blocks."""
+    make: Callable[[], Parse]
+    header: bool = False
+    """The first line is none."""
+
+
+def detect_format(line: str) -> Format:
+    """By a file's first line. Raises :class:`InvalidArgument`."""
+    if line.startswith("TIMESTAMP,"):
+        return FORMATS["azure"]
+    try:
+        row = _object(line)
+    except ValueError as error:
+        raise InvalidArgument(f"no trace: its first line is neither JSON nor Azure's header ({error})") from None
+    for name, field in (("bailian", "tokens_hashes_input"), ("qwen", "parent_chat_id"), ("mooncake", "hash_ids")):
+        if field in row:
+            return FORMATS[name]
+    known = ", ".join(FORMATS)
+    raise InvalidArgument(f"no trace: its first row has none of the fields of the known formats ({known})")
+
+
+class _Turns:
+    """How many requests of each conversation came before."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, int] = {}
+
+    def next(self, session: str) -> int:
+        return self._put(session, self._turns.get(session, 0) + 1)
+
+    def after(self, chat: str, parent: str) -> int:
+        return self._put(chat, self._turns.get(parent, 0) + 1)
+
+    def _put(self, name: str, turn: int) -> int:
+        if name not in self._turns and len(self._turns) >= CHATS_MAX:
+            del self._turns[next(iter(self._turns))]
+        self._turns[name] = turn
+        return turn
+
+
+def _mooncake() -> Parse:
+    turns = _Turns()
+
+    def parse(line: str) -> TraceRow:
+        row = _object(line)
+        time_s = _number(row, "timestamp") / 1e3
+        lengths = (_count(row, "input_length"), _count(row, "output_length"))
+        blocks = _ids(row, "hash_ids")
+        session = _text(row, "session_id")
+        if not session:
+            return TraceRow(time_s, *lengths, blocks)
+        return TraceRow(time_s, *lengths, blocks, "session", turns.next(session), session)
+
+    return parse
+
+
+def _qwen() -> Parse:
+    def parse(line: str) -> TraceRow:
+        row = _object(line)
+        parent = _text(row, "parent_chat_id")
+        return TraceRow(
+            _number(row, "timestamp"),
+            _count(row, "input_length"),
+            _count(row, "output_length"),
+            _ids(row, "hash_ids"),
+            _text(row, "type"),
+            _count(row, "turn"),
+            _text(row, "chat_id"),
+            "" if parent == "-1" else parent,
+            _text(row, "user_id"),
+            _ids(row, "output_hash_ids") if "output_hash_ids" in row else (),
+        )
+
+    return parse
+
+
+def _bailian() -> Parse:
+    turns = _Turns()
+
+    def parse(line: str) -> TraceRow:
+        row = _object(line)
+        chat, parent = _text(row, "chat_id"), _text(row, "parent_chat_id")
+        return TraceRow(
+            _date(row["timestamp"]) if isinstance(row.get("timestamp"), str) else _number(row, "timestamp"),
+            _count(row, "num_input_tokens"),
+            _count(row, "num_output_tokens"),
+            _ids(row, "tokens_hashes_input"),
+            _text(row, "req_type"),
+            turns.after(chat, parent),
+            chat,
+            parent,
+            _text(row, "user_id"),
+            _ids(row, "tokens_hashes_output") if "tokens_hashes_output" in row else (),
+        )
+
+    return parse
+
+
+def _azure() -> Parse:
+    def parse(line: str) -> TraceRow:
+        parts = line.strip().split(",")
+        if len(parts) != 3:
+            raise ValueError(f"{len(parts)} columns instead of 3")
+        return TraceRow(_date(parts[0]), int(parts[1]), int(parts[2]), ())
+
+    return parse
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("mooncake", 512, _mooncake),
+        Format("qwen", 16, _qwen),
+        Format("bailian", 4, _bailian),
+        Format("azure", 0, _azure, header=True),
+    )
+}
+
+
+def _object(line: str) -> Mapping[str, Any]:
+    if len(line) > LINE_CHARS_MAX:
+        raise ValueError(f"a line of more than {LINE_CHARS_MAX} characters")
+    try:
+        row = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(row, dict):
+        raise ValueError("no JSON object")
+    return row
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    if type(value) is not int and type(value) is not float:
+        raise ValueError(f"{name} is no number")
+    if not abs(value) < 1e15:
+        raise ValueError(f"{name} is out of range")
+    return float(value)
+
+
+def _count(row: Mapping[str, Any], name: str) -> int:
+    value = row.get(name)
+    if type(value) is not int or not 0 <= value < 1 << 48:
+        raise ValueError(f"{name} is no count")
+    return value
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    """A short text or a number; empty where there is none."""
+    value = row.get(name)
+    if value is None:
+        return ""
+    if type(value) is not str and type(value) is not int:
+        raise ValueError(f"{name} is neither a text nor an integer")
+    text = str(value)
+    if len(text) > TEXT_CHARS_MAX:
+        raise ValueError(f"{name} has more than {TEXT_CHARS_MAX} characters")
+    return text
+
+
+def _ids(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    value = row.get(name)
+    if not isinstance(value, list) or not _integers(value):
+        raise ValueError(f"{name} is no list of ids")
+    return tuple(value)
+
+
+def _integers(values: Sequence[Any]) -> bool:
+    return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 1 << 63))
+
+
+def _date(text: str) -> float:
+    """Seconds since 1970 of ``2023-11-16 18:15:46.6805900``, as many digits as there are."""
+    head, _, fraction = text.partition(".")
+    moment = datetime.strptime(head, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return moment.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)

@@ -1,0 +1,96 @@
+"""A trace file, plain or gzipped, read row by row. What is broken is counted and named, and left out."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from pinyon.core.errors import InvalidArgument, NotFound
+from pinyon.traces.formats import FORMATS, LINE_CHARS_MAX, Format, detect_format
+from pinyon.traces.row import TraceRow
+
+__all__ = ["TraceFile"]
+
+NAMED_MAX = 10
+_GZIP = b"\x1f\x8b"
+
+
+class TraceFile:
+    """``rows`` may be read once at a time; ``broken`` and ``reasons`` are those of the last reading."""
+
+    def __init__(self, path: Path, name: str = "") -> None:
+        """``name``: of its format; empty: the first row tells. Raises :class:`NotFound` or :class:`InvalidArgument`."""
+        if not path.is_file():
+            raise NotFound(f"no trace file at {path}", field="trace")
+        if name and name not in FORMATS:
+            raise InvalidArgument(f"no trace format {name!r}; known: {', '.join(FORMATS)}", field="format")
+        self.path = path
+        self.size_bytes = path.stat().st_size
+        self.format: Format = FORMATS[name] if name else self._detect()
+        self.broken = 0
+        self.reasons: list[str] = []
+        """Of the first broken rows, with their lines' numbers."""
+        self.read_bytes = 0
+        """Of the file, as it is, so far: for a progress bar."""
+
+    def _detect(self) -> Format:
+        with self._open() as (_, lines):
+            for line in lines:
+                if line.strip():
+                    return detect_format(line.decode("utf-8", "replace"))
+        raise InvalidArgument(f"{self.path} is empty", field="trace")
+
+    def _open(self) -> _Lines:
+        return _Lines(self.path)
+
+    def rows(self, limit: int = 0) -> Iterator[TraceRow]:
+        """In the order of the file, at most ``limit`` (0: all)."""
+        self.broken, self.reasons, self.read_bytes = 0, [], 0
+        parse, count, skip = self.format.make(), 0, self.format.header
+        with self._open() as (raw, lines):
+            try:
+                for number, line in enumerate(lines, 1):
+                    if skip or not line.strip():
+                        skip = False
+                        continue
+                    try:
+                        row = parse(line.decode("utf-8"))
+                    except ValueError as error:
+                        self._broke(f"line {number}: {error}")
+                        continue
+                    self.read_bytes = raw.tell()
+                    yield row
+                    count += 1
+                    if count == limit:
+                        return
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                self._broke(f"the file ends or is damaged after {count} rows: {error}")
+
+    def _broke(self, reason: str) -> None:
+        self.broken += 1
+        if len(self.reasons) < NAMED_MAX:
+            self.reasons.append(reason[:200])
+
+    def sorted_rows(self, limit: int = 0) -> list[TraceRow]:
+        """In order of time, those of the same time as in the file; of the file's first ``limit``. All in memory."""
+        return sorted(self.rows(limit), key=lambda row: row.time_s)
+
+
+class _Lines:
+    """The file as it is, to see how far one is, and its lines, of a bounded length."""
+
+    def __init__(self, path: Path) -> None:
+        self._raw = path.open("rb")
+        zipped = self._raw.read(2) == _GZIP
+        self._raw.seek(0)
+        self._file: BinaryIO = cast("BinaryIO", gzip.GzipFile(fileobj=self._raw)) if zipped else self._raw
+
+    def __enter__(self) -> tuple[BinaryIO, Iterator[bytes]]:
+        return self._raw, iter(lambda: self._file.readline(LINE_CHARS_MAX + 1), b"")
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._raw.close()

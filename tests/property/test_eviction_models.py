@@ -1,0 +1,375 @@
+"""Every eviction policy against a naive model: lists that are searched from end to end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Belady, EvictionPolicy, Traits
+
+KEYS = range(9)
+TRAITS = [NO_TRAITS, Traits("text/1", "anna"), Traits("text/2", "bert")]
+
+
+class Naive:
+    """Who is held and who is pinned; ``choose`` is the policy."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.pins: set[int] = set()
+
+    @property
+    def free(self) -> list[int]:
+        return [key for key in self.held if key not in self.pins]
+
+    def stored(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        self.held += keys
+
+    def used(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        pass
+
+    def pinned(self, keys: Sequence[int]) -> None:
+        self.pins |= set(keys)
+
+    def unpinned(self, keys: Sequence[int], now_s: float) -> None:
+        self.pins -= set(keys)
+
+    def gone(self, key: int, *, evicted: bool) -> None:
+        self.held.remove(key)
+        self.pins.discard(key)
+
+    def choose(self) -> int:
+        raise NotImplementedError
+
+
+class NaiveLru(Naive):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: list[int] = []
+
+    def _now(self, keys: Sequence[int]) -> None:
+        for key in reversed(keys):
+            self.last = [each for each in self.last if each != key] + [key]
+
+    def stored(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        super().stored(keys, offsets, now_s)
+        self._now(keys)
+
+    def used(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        self._now([key for key in keys if key not in self.pins])
+
+    def unpinned(self, keys: Sequence[int], now_s: float) -> None:
+        super().unpinned(keys, now_s)
+        self._now(keys)
+
+    def choose(self) -> int:
+        return min(self.free, key=self.last.index)
+
+
+class NaiveFifo(Naive):
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrivals: list[int] = []
+        self.fresh: set[int] = set()
+
+    def _arrive(self, keys: Sequence[int]) -> None:
+        for key in reversed(keys):
+            self.arrivals = [each for each in self.arrivals if each != key] + [key]
+
+    def stored(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        super().stored(keys, offsets, now_s)
+        self.fresh |= set(keys)
+        self._arrive(keys)
+
+    def used(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        self.fresh -= set(keys)
+
+    def unpinned(self, keys: Sequence[int], now_s: float) -> None:
+        super().unpinned(keys, now_s)
+        self._arrive([key for key in keys if key in self.fresh])
+        self.fresh -= set(keys)
+
+    def gone(self, key: int, *, evicted: bool) -> None:
+        super().gone(key, evicted=evicted)
+        self.fresh.discard(key)
+
+    def choose(self) -> int:
+        return min(self.free, key=self.arrivals.index)
+
+
+class NaiveCounted(Naive):
+    greedy_dual = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks: dict[int, list[int]] = {}  # value, minus offset, when
+        self.uses: dict[int, int] = {}
+        self.calls = self.clock = 0
+
+    def _use(self, keys: Sequence[int], offsets: Sequence[int]) -> None:
+        self.calls += 1
+        for key, offset in zip(keys, offsets, strict=True):
+            self.uses[key] = self.uses.get(key, 0) + 1
+            self.ranks[key] = [self.clock * self.greedy_dual + self.uses[key], -offset, self.calls]
+
+    def stored(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        super().stored(keys, offsets, now_s)
+        self._use(keys, offsets)
+
+    def used(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        self._use(keys, offsets)
+
+    def gone(self, key: int, *, evicted: bool) -> None:
+        super().gone(key, evicted=evicted)
+        del self.uses[key]
+        if evicted:
+            self.clock = self.ranks[key][0]
+
+    def choose(self) -> int:
+        return min(self.free, key=self.ranks.__getitem__)
+
+
+class NaiveGdfs(NaiveCounted):
+    greedy_dual = True
+
+
+class NaiveBelady(Naive):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks: dict[int, tuple[float, int]] = {}
+
+    def stored(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        super().stored(keys, offsets, now_s)
+        self.used(keys, offsets, now_s)
+
+    def used(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        self.ranks.update((key, (-next_use(key), -offset)) for key, offset in zip(keys, offsets, strict=True))
+
+    def choose(self) -> int:
+        return min(self.free, key=lambda key: (self.ranks[key], key))
+
+
+class NaiveS3Fifo(Naive):
+    """Algorithm 1 of the paper; lists, their tail first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small: list[int] = []
+        self.main: list[int] = []
+        self.ghosts: list[int] = []
+        self.frequency: dict[int, int] = {}
+        self.parked: dict[int, list[int]] = {}
+
+    def stored(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        super().stored(keys, offsets, now_s)
+        for key in reversed(keys):
+            (self.main if key in self.ghosts else self.small).append(key)
+            self.ghosts = [each for each in self.ghosts if each != key]
+            self.frequency[key] = 0
+
+    def used(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        for key in keys:
+            self.frequency[key] = min(3, self.frequency[key] + 1)
+
+    def unpinned(self, keys: Sequence[int], now_s: float) -> None:
+        super().unpinned(keys, now_s)
+        for key in keys:
+            queue = self.parked.pop(key, None)
+            if queue is not None:
+                queue.insert(0, key)
+                if queue is self.main:
+                    self.frequency[key] = max(1, self.frequency[key])
+
+    def gone(self, key: int, *, evicted: bool) -> None:
+        super().gone(key, evicted=evicted)
+        queue = self.parked.pop(key, None)
+        if queue is None:
+            queue = self.small if key in self.small else self.main
+            queue.remove(key)
+        if evicted and queue is self.small:
+            self.ghosts.append(key)
+            while len(self.ghosts) > 0.9 * (len(self.held) + 1):
+                del self.ghosts[0]
+
+    def choose(self) -> int:
+        while True:
+            from_small = bool(self.small) and (len(self.small) >= 0.1 * len(self.held) or not self.main)
+            queue = self.small if from_small else self.main
+            key = queue[0]
+            if key in self.pins:
+                self.parked[queue.pop(0)] = queue
+            elif from_small and self.frequency[key] > 1:
+                self.main.append(queue.pop(0))
+                self.frequency[key] = 0
+            elif not from_small and self.frequency[key]:
+                self.main.append(queue.pop(0))
+                self.frequency[key] -= 1
+            else:
+                return key
+
+
+class NaiveSieve(Naive):
+    """Algorithm 1 of the paper; the queue's tail first, the hand an index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: list[int] = []
+        self.hand = 0
+        self.visited: set[int] = set()
+        self.parked: set[int] = set()
+
+    def stored(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        super().stored(keys, offsets, now_s)
+        self.queue += reversed(keys)
+
+    def used(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        self.visited |= set(keys) & set(self.queue)
+
+    def unpinned(self, keys: Sequence[int], now_s: float) -> None:
+        super().unpinned(keys, now_s)
+        for key in keys:
+            if key in self.parked:
+                self.parked.remove(key)
+                self.visited.add(key)
+                self.queue.insert(self.hand, key)
+                # Before the first search, it begins with what is the tail now.
+                self.hand += len(self.queue) > 1 and (self.hand > 0 or self.moved)
+
+    moved = False
+    """The hand stands at an object, not before the first search."""
+
+    def _take(self, key: int) -> None:
+        at = self.queue.index(key)
+        del self.queue[at]
+        self.visited.discard(key)
+        if at < self.hand:
+            self.hand -= 1
+        elif at == self.hand and self.moved and at == len(self.queue):
+            self.hand, self.moved = 0, False  # the next search begins at the tail
+
+    def gone(self, key: int, *, evicted: bool) -> None:
+        super().gone(key, evicted=evicted)
+        if key in self.parked:
+            self.parked.remove(key)
+        else:
+            self._take(key)
+
+    def choose(self) -> int:
+        while True:
+            while self.queue[self.hand] in self.visited:
+                self.visited.remove(self.queue[self.hand])
+                self.hand = (self.hand + 1) % len(self.queue)
+            self.moved = True
+            key = self.queue[self.hand]
+            if key not in self.pins:
+                return key
+            self._take(key)
+            self.parked.add(key)
+
+
+_next_uses: dict[int, float] = {}
+
+
+def next_use(key: int) -> float:
+    return _next_uses.get(key, float("inf"))
+
+
+MODELS: dict[str, Callable[[], Naive]] = {
+    "lru": NaiveLru,
+    "fifo": NaiveFifo,
+    "lfu": NaiveCounted,
+    "gdfs": NaiveGdfs,
+    "belady": NaiveBelady,
+    "s3fifo": NaiveS3Fifo,
+    "sieve": NaiveSieve,
+}
+
+
+class Machine:
+    """One policy and its model, told the same at random."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        _next_uses.clear()
+        self.random = random.Random(seed)
+        self.policy: EvictionPolicy[int] = Belady(next_use) if name == "belady" else EVICTION_POLICIES.make(name)
+        self.model = MODELS[name]()
+        self.now_s = 0.0
+
+    def some(self, keys: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Keys and their offsets, which rise."""
+        random_ = self.random
+        self.now_s += random_.choice([0.0, 0.5])
+        chosen = random_.sample(keys, random_.randint(0, min(4, len(keys))))
+        first = random_.randint(0, 3)
+        _next_uses.update((key, random_.choice([1.0, 2.0, 7.0, float("inf")])) for key in chosen)
+        return chosen, list(range(first, first + len(chosen)))
+
+    def stored(self) -> None:
+        keys, offsets = self.some([key for key in KEYS if key not in self.model.held])
+        self.policy.stored(keys, self.now_s, self.random.choice(TRAITS), offsets)
+        self.model.stored(keys, offsets, self.now_s)
+
+    def used(self) -> None:
+        keys, offsets = self.some(self.model.held)
+        self.policy.used(keys, self.now_s, self.random.choice([*TRAITS, None]), offsets)
+        self.model.used(keys, offsets, self.now_s)
+
+    def pinned(self) -> None:
+        keys, _ = self.some(self.model.free)
+        self.policy.pinned(keys, self.now_s)
+        self.model.pinned(keys)
+
+    def unpinned(self) -> None:
+        keys, _ = self.some(sorted(self.model.pins))
+        self.policy.unpinned(keys, self.now_s)
+        self.model.unpinned(keys, self.now_s)
+
+    def dropped(self) -> None:
+        keys, _ = self.some(self.model.held)
+        self.policy.dropped(keys, self.now_s)
+        for key in keys:
+            self.model.gone(key, evicted=False)
+
+    def victims(self) -> None:
+        count = self.random.choice([0, 1, 1, 1, 2, 6])
+        expected = []
+        while len(expected) < count and self.model.free:
+            expected.append(self.model.choose())
+            self.model.gone(expected[-1], evicted=True)
+        assert self.policy.victims(count, self.now_s) == expected
+
+    def peek(self) -> None:
+        """It says who is next, and that stays so as long as nothing happens."""
+        found = self.policy.peek(self.now_s)
+        if not self.model.free:
+            assert found is None
+            return
+        assert found is not None
+        assert found[1] == self.model.choose()
+        assert self.policy.peek(self.now_s) == found
+        assert self.policy.victims(1, self.now_s) == [found[1]]
+        self.model.gone(found[1], evicted=True)
+
+    def run(self, steps: int) -> None:
+        rules = [self.stored, self.used, self.used, self.pinned, self.unpinned, self.dropped, self.victims, self.peek]
+        weights = [4, 3, 3, 2, 2, 1, 2, 1]
+        for rule in self.random.choices(rules, weights, k=steps):
+            rule()
+            assert len(self.policy) == len(self.model.free)
+            assert [key for key in KEYS if key in self.policy] == sorted(self.model.free)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_against_the_model(name: str) -> None:
+    for number in range(300):
+        try:
+            Machine(name, number).run(80)
+        except Exception as error:
+            error.add_note(f"seed {number}")
+            raise
+
+
+def test_every_policy_has_a_model() -> None:
+    assert set(MODELS) == {*EVICTION_POLICIES.names, "belady"}
