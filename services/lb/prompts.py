@@ -7,6 +7,7 @@ the GIL in a process, so that one long prompt does not hold up the streams of ot
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import numpy as np
 
@@ -141,12 +142,12 @@ class Prompts:
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
     async def decode(self, tokens: bytes, field: str, holder: str = "") -> str:
-        """Their text. Raises :class:`InvalidArgument` naming ``field`` if one is outside the vocabulary."""
+        """Their text, special tokens as their markers. Raises :class:`InvalidArgument` naming ``field`` if one is
+        outside the vocabulary."""
         self._check_tokens(tokens, field)
         ids = np.frombuffer(tokens, "<u4").tolist()
-        if len(ids) <= INLINE_CHARS:
-            return self._card.tokenizer.decode(ids)
-        return await self._off_loop.run(holder, self._card.tokenizer.decode, ids)
+        decode = partial(self._card.tokenizer.decode, skip_special_tokens=False)
+        return decode(ids) if len(ids) <= INLINE_CHARS else await self._off_loop.run(holder, decode, ids)
 
     def _check(self, call: Call) -> None:
         self._check_rendering(call.rendering)
