@@ -259,7 +259,8 @@ def _size(prompt: PromptInput) -> int:
         return len(prompt)
     total = 0
     for message in prompt:
-        content = message.get("content")
+        content, name = message.get("content"), message.get("name")
+        total += len(name) if type(name) is str else 0
         if type(content) is str:
             total += len(content)
         elif type(content) is list:

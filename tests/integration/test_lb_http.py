@@ -192,6 +192,10 @@ BAD_REQUESTS = [
      b'"chat_template_kwargs":{"enable_thinking":false}}', {}, 400, "chat_template_kwargs"),
     ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":"a"}],'
      b'"reasoning_effort":"high"}', {}, 400, "reasoning_effort"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":"a"}],'
+     b'"reasoning_effort":"none","chat_template_kwargs":{"reasoning_effort":"low"}}', {}, 400, "reasoning_effort"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":"a","name":"jay"}]}',
+     {}, 400, "messages"),
     ("POST", "/tokenize", b'{"prompt":"a","messages":[]}', {}, 400, "messages"),
     ("POST", "/tokenize", b"{}", {}, 400, "prompt"),
     ("POST", "/tokenize", b'{"model":"nobody","prompt":"a"}', {}, 404, "model"),
