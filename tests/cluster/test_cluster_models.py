@@ -125,6 +125,7 @@ def test_what_is_not_served_is_not_found(running, path):
     status, answer = ask(running, "POST", path, model="nobody", prompt="a")
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "model_not_found", "model")
     assert "'nobody'" in answer["error"]["message"]
+    assert f"Served here: {FIRST}, {SECOND}." in answer["error"]["message"]
     assert ask(running, "GET", "/v1/models/nobody")[0] == 404
 
 

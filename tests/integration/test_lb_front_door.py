@@ -237,19 +237,21 @@ async def test_every_answer_has_an_id(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("target", "fields", "status"),
+    ("target", "fields", "status", "limit"),
     [
-        ("/health?" + "x" * 9000, {}, 414),
-        ("/health?" + "x" * 8000, {}, 200),
-        ("/health", {"x": "y" * 33_000}, 431),
-        ("/health", {"x": "y" * 30_000}, 200),
-        ("/health", {f"x{number}": "y" for number in range(100)}, 431),
-        ("/health", {f"x{number}": "y" for number in range(99)}, 200),
+        ("/health?" + "x" * 9000, {}, 414, "8192 bytes"),
+        ("/health?" + "x" * 8000, {}, 200, "ok"),
+        ("/health", {"x": "y" * 33_000}, 431, "32768 bytes"),
+        ("/health", {"x": "y" * 30_000}, 200, "ok"),
+        ("/health", {f"x{number}": "y" for number in range(100)}, 431, "100 header fields"),
+        ("/health", {f"x{number}": "y" for number in range(99)}, 200, "ok"),
     ],
+    ids=["line", "short line", "head", "small head", "fields", "few fields"],
 )
-async def test_urls_and_heads_are_bounded(target, fields, status):
+async def test_urls_and_heads_are_bounded(target, fields, status, limit):
     async with running_lb() as bench:
-        assert (await bench.get(target, fields)).status == status
+        reply = await bench.get(target, fields)
+        assert (reply.status, limit in reply.body.decode()) == (status, True)
 
 
 # ---------------------------------------------------------------- clients that send nothing more
