@@ -175,7 +175,8 @@ class Prompts:
             raise InvalidArgument(f"{call.prompt_field} must not be empty.", field=call.prompt_field)
         if count >= context:
             raise ContextExceeded(
-                f"This model's maximum context length is {context} tokens, and your {call.prompt_field} has {count}.",
+                f"This model's maximum context length is {context} tokens, answer included, and there are {count} in "
+                f"the {call.prompt_field}. Shorten the {call.prompt_field}.",
                 field=call.prompt_field,
             )
         return count
@@ -199,7 +200,8 @@ class Prompts:
         if count + call.max_tokens > context:
             raise ContextExceeded(
                 f"This model's maximum context length is {context} tokens. You asked for {count + call.max_tokens} "
-                f"({count} in the {call.prompt_field}, {call.max_tokens} for the completion).",
+                f"({count} in the {call.prompt_field}, {call.max_tokens} for the completion). Shorten the "
+                f"{call.prompt_field}, or ask for at most {context - count}.",
                 field="max_tokens",
             )
         return call.max_tokens
@@ -225,7 +227,8 @@ class Prompts:
         chars = _size(prompt)
         if chars > context * self._chars_per_token_max:
             raise ContextExceeded(
-                f"This model's maximum context length is {context} tokens, and your {field} has {chars} characters.",
+                f"This model's maximum context length is {context} tokens, and there are {chars} characters in the "
+                f"{field}. Shorten the {field}.",
                 field=field,
             )
         try:

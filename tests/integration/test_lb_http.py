@@ -238,7 +238,13 @@ async def test_bad_requests_are_openai_errors():
                 assert (await connection.reply()).status == 200
         too_long = await bench.complete("x" * 4096, max_tokens=1)
         assert (too_long.status, too_long.json["error"]["code"]) == (400, "context_length_exceeded")
-        assert "maximum context length" in too_long.json["error"]["message"]
+        assert "maximum context length is 4096 tokens" in too_long.json["error"]["message"]
+        assert too_long.json["error"]["message"].endswith("Shorten the prompt.")
+        too_much = await bench.complete("x" * 4000, max_tokens=97)
+        assert (too_much.status, too_much.json["error"]["code"]) == (400, "context_length_exceeded")
+        assert too_much.json["error"]["message"].endswith("ask for at most 96.")
+        assert (await bench.complete("x" * 4000, max_tokens=96)).status == 200
+        bench.workers[0].submissions.clear()
         assert not bench.workers[0].submissions
         await bench.idle()
 
