@@ -60,6 +60,6 @@ class Tokenization:
             model, tokens = await self._off_loop.run(holder, parse_detokenize, body)
         else:
             model, tokens = parse_detokenize(body)
-        text = await self._models.of(model).decode(tokens, "tokens", holder)
+        text = await self._models.of(model).decode(tokens, "tokens", holder, skip_special_tokens=False)
         reply.whole(200, json.dumps({"prompt": text}).encode("ascii"), JSON)
         return 200

@@ -141,12 +141,13 @@ class Prompts:
         self._check_rendering(rendering)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
-    async def decode(self, tokens: bytes, field: str, holder: str = "") -> str:
-        """Their text, special tokens as their markers. Raises :class:`InvalidArgument` naming ``field`` if one is
-        outside the vocabulary."""
+    async def decode(
+        self, tokens: bytes, field: str, holder: str = "", *, skip_special_tokens: bool = True
+    ) -> str:  # fmt: skip
+        """Their text. Raises :class:`InvalidArgument` naming ``field`` if one is outside the vocabulary."""
         self._check_tokens(tokens, field)
         ids = np.frombuffer(tokens, "<u4").tolist()
-        decode = partial(self._card.tokenizer.decode, skip_special_tokens=False)
+        decode = partial(self._card.tokenizer.decode, skip_special_tokens=skip_special_tokens)
         return decode(ids) if len(ids) <= INLINE_CHARS else await self._off_loop.run(holder, decode, ids)
 
     def _check(self, call: Call) -> None:

@@ -121,6 +121,9 @@ async def test_special_tokens_come_back_as_their_markers():
         for times in (1, 600):  # also what is worked beside the event loop
             tokens = (await bench.post("/tokenize", {"prompt": text * times})).json["tokens"]
             assert (await bench.post("/detokenize", {"tokens": tokens})).json == {"prompt": "<|bos|>" + text * times}
+        tokens = (await bench.post("/tokenize", {"prompt": "ab"})).json["tokens"]
+        reply = await bench.complete(tokens, max_tokens=1, echo=True)
+        assert reply.json["choices"][0]["text"].startswith("ab"), "in an echo, as in an answer, they have no text"
 
 
 @pytest.mark.parametrize("has_one", [True, False])
