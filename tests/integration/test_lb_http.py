@@ -196,6 +196,8 @@ BAD_REQUESTS = [
      b'"reasoning_effort":"none","chat_template_kwargs":{"reasoning_effort":"low"}}', {}, 400, "reasoning_effort"),
     ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":"a","name":"jay"}]}',
      {}, 400, "messages"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":[{"type":"text",'
+     b'"text":"a","language":"en"}]}]}', {}, 400, "messages"),
     ("POST", "/tokenize", b'{"prompt":"a","messages":[]}', {}, 400, "messages"),
     ("POST", "/tokenize", b"{}", {}, 400, "prompt"),
     ("POST", "/tokenize", b'{"model":"nobody","prompt":"a"}', {}, 404, "model"),
@@ -236,6 +238,10 @@ async def test_bad_requests_are_openai_errors():
                 # the connection lives on
                 connection.send("GET", "/health")
                 assert (await connection.reply()).status == 200
+        cached = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "annotations": []}
+        body = {"model": "pinyon-tiny", "messages": [{"role": "user", "content": [cached]}], "max_tokens": 1}
+        assert (await bench.post("/v1/chat/completions", body)).status == 200
+        bench.workers[0].submissions.clear()
         too_long = await bench.complete("x" * 4096, max_tokens=1)
         assert (too_long.status, too_long.json["error"]["code"]) == (400, "context_length_exceeded")
         assert "maximum context length is 4096 tokens" in too_long.json["error"]["message"]

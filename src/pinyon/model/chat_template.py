@@ -341,7 +341,7 @@ def _refuse_names(messages: Sequence[Mapping[str, str]]) -> None:
 
 
 def _bad(what: str) -> InvalidArgument:
-    return InvalidArgument(f"messages {what}", field="messages")
+    return InvalidArgument(f"messages{'' if what.startswith('[') else ' '}{what}", field="messages")
 
 
 def _checked(messages: Sequence[Mapping[str, Any]], roles: set[str] | None) -> list[dict[str, str]]:

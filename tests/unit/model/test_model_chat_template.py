@@ -292,7 +292,7 @@ def test_a_name_that_would_do_nothing_is_refused(template: Any) -> None:
     for nothing in (None, ""):
         assert template.render([{**USER[0], "name": nothing}]) == template.render(USER)
     for method in (template.render, template.encode_chat):
-        with pytest.raises(InvalidArgument, match=r'\[1\]\.name.*"jay"') as caught:
+        with pytest.raises(InvalidArgument, match=r'^messages\[1\]\.name.*"jay"') as caught:
             method([*USER, {**USER[0], "name": "jay"}])
         assert caught.value.field == "messages"
         with pytest.raises(InvalidArgument, match=r"\[0\]\.name must be a string"):
