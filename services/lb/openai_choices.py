@@ -144,7 +144,8 @@ class CompletionChoices(Choices):
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if echo:
             # Nothing is before the first token, so nothing says how likely it was.
-            self._append(found, self._offsets(choice.prompt_tokens), choice.prompt_tokens, choice.prompt_logprobs, 1)
+            offsets = self._offsets(choice.prompt_tokens, choice.prompt_text)
+            self._append(found, offsets, choice.prompt_tokens, choice.prompt_logprobs, 1)
             choice.offset = len(choice.prompt_text)
         if choice.offsets is None:
             choice.offsets = IncrementalDetokenizer(self._tokenizer)
@@ -155,11 +156,14 @@ class CompletionChoices(Choices):
         self._append(found, offsets, tokens, logprobs, 0)
         return found
 
-    def _offsets(self, tokens: Sequence[int]) -> list[int]:
+    def _offsets(self, tokens: Sequence[int], text: str) -> list[int]:
+        """Where in ``text`` its tokens begin. A special token has no place in it, unless it was written there."""
         detokenizer, offset, offsets = IncrementalDetokenizer(self._tokenizer), 0, []
         for token in tokens:
             offsets.append(offset)
             offset += len(detokenizer.push((token,)))
+            if not self._texts.data(token) and text.startswith(marker := self._texts.text(token), offset):
+                offset += len(marker)
         return offsets
 
     def _append(
