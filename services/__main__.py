@@ -54,7 +54,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add(
         "--pool-blocks",
         type=int,
-        default=1280,
+        default=ClusterSpec.pool_blocks,
         help="KV blocks per worker (default 1280: 40,960 tokens, the built-in model's longest context)",
     )
     add("--block-tokens", type=int, default=32, help="tokens per KV block (default 32)")

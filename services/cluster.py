@@ -75,7 +75,7 @@ class ClusterSpec:
     routing: str = ""
     batching: str = ""
     eviction: str = ""
-    pool_blocks: int = 1024
+    pool_blocks: int = 1280
     block_tokens: int = 32
     store_mib: int = 256
     api_keys_file: str = ""

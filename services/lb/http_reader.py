@@ -78,7 +78,7 @@ class RequestReader:
             self._searched = len(data)
             return None
         if end + 4 - start > self._limits.head_bytes:
-            raise _head_too_large()
+            raise self._head_too_large()
         head = parse_head(bytes(data[start : end + 4]), self._limits)
         self._move(end + 4)
         self._discard = self.turn_over = False
@@ -98,7 +98,7 @@ class RequestReader:
         if size > limits.line_bytes and data.find(b"\r\n", start, start + limits.line_bytes + 2) < 0:
             raise HttpError(414, f"The request line is longer than {limits.line_bytes} bytes.")
         if size >= limits.head_bytes:
-            raise _head_too_large()
+            raise self._head_too_large()
 
     def body(self) -> bool:
         """Read on; whether the body is whole. Raises :class:`HttpError`."""
@@ -145,6 +145,5 @@ class RequestReader:
         self._start = self._searched = start
         return start
 
-
-def _head_too_large() -> HttpError:
-    return HttpError(431, "The request's head is too large.")
+    def _head_too_large(self) -> HttpError:
+        return HttpError(431, f"The request's head is larger than {self._limits.head_bytes} bytes.")

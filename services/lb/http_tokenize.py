@@ -66,7 +66,7 @@ class Tokenization:
             model, tokens = await self._off_loop.run(holder, parse_detokenize, body)
         else:
             model, tokens = parse_detokenize(body)
-        text = await self._models.of(model).decode(tokens, "tokens", holder)
+        text = await self._models.of(model).decode(tokens, "tokens", holder, skip_special_tokens=False)
         answer = await self._off_loop.run(holder, _detokenized, text) if len(text) > PIECE_CHARS else _detokenized(text)
         reply.whole(200, answer, JSON)
         return 200

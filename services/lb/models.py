@@ -10,6 +10,9 @@ from services.lb.prompts import Prompts
 
 __all__ = ["Models"]
 
+SHOWN_MAX = 8
+"""Names in an error."""
+
 
 class Models:
     """One or more, each name once; the first is for who names none. ``close`` ends what they have started."""
@@ -31,7 +34,11 @@ class Models:
             return self.default
         found = self._by_name.get(name)
         if found is None:
-            raise NotFound(f"The model '{name[:128]}' does not exist or you do not have access to it.", field="model")
+            raise NotFound(
+                f"The model '{name[:128]}' does not exist or you do not have access to it. Served here: "
+                f"{', '.join(self.names[:SHOWN_MAX])}{', …' if len(self.names) > SHOWN_MAX else ''}.",
+                field="model",
+            )
         return found
 
     async def close(self) -> None:

@@ -169,12 +169,12 @@ class CompletionChoices(Choices):
         if echo:
             # Nothing is before the first token, so nothing says how likely it was.
             first, others = choice.prompt_tokens[:1], choice.prompt_tokens[1:]
-            detokenizer = IncrementalDetokenizer(self._tokenizer)
-            offset = self._append(columns, first, [None], detokenizer, 0)
+            detokenizer, text = IncrementalDetokenizer(self._tokenizer), choice.prompt_text
+            offset = self._append(columns, first, [None], detokenizer, 0, text)
             for start, end in self._pieces(len(others)):
                 told = logprobs_between(choice.prompt_logprobs, start, end)
-                offset = self._append(columns, others[start:end], told, detokenizer, offset)
-            choice.offset = len(choice.prompt_text)
+                offset = self._append(columns, others[start:end], told, detokenizer, offset, text)
+            choice.offset = len(text)
         if choice.offsets is None:
             choice.offsets = IncrementalDetokenizer(self._tokenizer)
         for start, end in self._pieces(len(choice.tokens)):
@@ -189,12 +189,15 @@ class CompletionChoices(Choices):
         logprobs: Sequence[TokenLogprob | None],
         detokenizer: IncrementalDetokenizer,
         offset: int,
+        text: str = "",
     ) -> int:
-        """Returns the offset of the next token."""
+        """Returns the offset of the next token. A special token has no place, but where it is written in ``text``."""
         offsets = []
         for token in tokens:
             offsets.append(offset)
             offset += len(detokenizer.push((token,)))
+            if text and not self._texts.data(token) and text.startswith(marker := self._texts.text(token), offset):
+                offset += len(marker)
         pairs = list(zip(tokens, logprobs, strict=True))
         columns["tokens"].append(_items(list(map(self._token, tokens))))
         columns["token_logprobs"].append(

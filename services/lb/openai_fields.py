@@ -196,17 +196,25 @@ def _messages(name: str, value: Any) -> None:
     for index, message in enumerate(value):
         if type(message) is not dict:
             raise InvalidArgument(wrong(f"{name}[{index}]", "an object", message).message, field=name)
-        for key, part in message.items():
-            if key in ("role", "content", "name") or part is None or part == [] or (key == "type" and part == "text"):
-                continue
-            raise InvalidArgument(
-                f"'{name}[{index}].{key[:FIELD_SHOWN_CHARS]}' is not supported with the value {shown(part)}.",
-                field=name,
-            )
+        _neutral_beside(message, ("role", "content", "name"), name, f"{name}[{index}]")
+        content = message.get("content")
+        for number, part in enumerate(content if type(content) is list else ()):
+            if type(part) is dict and part.get("type") == "text":
+                # what a cache is to keep says nothing of the text
+                _neutral_beside(part, ("text", "cache_control"), name, f"{name}[{index}].content[{number}]")
         if message.get("name") is not None and type(message["name"]) is not str:
             raise InvalidArgument(
                 wrong(f"{name}[{index}].name", "a string", message["name"]).message, field=name
             )  # fmt: skip
+
+
+def _neutral_beside(value: dict[str, Any], known: tuple[str, ...], name: str, where: str) -> None:
+    for key, part in value.items():
+        if key in known or part is None or part == [] or (key == "type" and part == "text"):
+            continue
+        raise InvalidArgument(
+            f"'{where}.{key[:FIELD_SHOWN_CHARS]}' is not supported with the value {shown(part)}.", field=name
+        )
 
 
 _STRING = Field(_string, {"type": "string"})

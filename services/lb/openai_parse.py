@@ -317,8 +317,12 @@ def _rendering(values: dict[str, Any]) -> Rendering:
         )
     variables = dict(values.get("chat_template_kwargs") or {})
     effort = values.get("reasoning_effort")
-    if effort is not None and effort != "none":
-        variables.setdefault("reasoning_effort", effort)
+    if effort is not None and variables.setdefault("reasoning_effort", effort) != effort:
+        raise InvalidArgument(
+            f"reasoning_effort ({effort}) and the one of chat_template_kwargs "
+            f"({shown(variables['reasoning_effort'])}) differ.",
+            field="reasoning_effort",
+        )
     return Rendering(
         add_generation_prompt=not final if generation is None else generation,
         continue_final_message=final,

@@ -43,7 +43,7 @@ def _document() -> Schema:
             "/openapi.json": {"get": _get("This document", "Document", guarded=False)},
             "/health": {"get": _get("The process lives", "Health", guarded=False)},
             "/health/live": {"get": _get("The process lives", "Health", guarded=False)},
-            "/health/ready": {"get": _get("A request could be placed", "Health", guarded=False)},
+            "/health/ready": {"get": _get("A request could be placed", "Ready", guarded=False)},
             "/metrics": {
                 "get": {
                     "summary": "Metrics for Prometheus",
@@ -197,6 +197,7 @@ _ANSWERS: Schema = {
     "Models": _object({"object": {"const": "list"}, "data": _list(_MODEL)}),
     "Version": _object({"version": _TEXT}),
     "Health": _object({"status": _TEXT}),
+    "Ready": _object({"status": _TEXT}, lacks={"type": "object", "additionalProperties": _TEXT}),
     "Document": {"type": "object"},
     "Error": _object(
         {"error": _object({"message": _TEXT, "type": _TEXT, "param": _or_null(_TEXT), "code": _or_null(_TEXT)})}

@@ -152,7 +152,7 @@ class Prompts:
         self._check_rendering(rendering)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
-    async def decode(self, tokens: bytes, field: str, holder: str = "") -> str:
+    async def decode(self, tokens: bytes, field: str, holder: str = "", *, skip_special_tokens: bool = True) -> str:
         """Their text. Raises :class:`InvalidArgument` naming ``field`` if one is outside the vocabulary, or there are
         too many: more than a text that is tokenized may become."""
         limit = min(self.max_context() * self._chars_per_token_max, PROMPT_TOKENS_MAX)
@@ -161,12 +161,13 @@ class Prompts:
             raise InvalidArgument(f"{field} has {count} token ids, at most {limit} are allowed.", field=field)
         self._check_tokens(tokens, field)
         if len(tokens) <= 4 * INLINE_CHARS:
-            return self._decode(tokens)
-        return await self._off_loop.run(holder, self._decode, tokens)
+            return self._decode(tokens, skip_special_tokens)
+        return await self._off_loop.run(holder, self._decode, tokens, skip_special_tokens)
 
-    def _decode(self, tokens: bytes) -> str:
+    def _decode(self, tokens: bytes, skip_special_tokens: bool) -> str:
         """Piece by piece, for others to have the GIL in between."""
-        ids, detokenizer = np.frombuffer(tokens, "<u4"), IncrementalDetokenizer(self._card.tokenizer)
+        ids = np.frombuffer(tokens, "<u4")
+        detokenizer = IncrementalDetokenizer(self._card.tokenizer, skip_special_tokens=skip_special_tokens)
         starts = range(0, len(ids), DECODED_TOKENS)
         texts = [detokenizer.push(ids[start : start + DECODED_TOKENS].tolist()) for start in starts]
         return "".join(texts) + detokenizer.flush()
@@ -197,7 +198,8 @@ class Prompts:
             raise InvalidArgument(f"{call.prompt_field} must not be empty.", field=call.prompt_field)
         if count >= context:
             raise ContextExceeded(
-                f"This model's maximum context length is {context} tokens, and your {call.prompt_field} has {count}.",
+                f"This model's maximum context length is {context} tokens, answer included, and there are {count} in "
+                f"the {call.prompt_field}. Shorten the {call.prompt_field}.",
                 field=call.prompt_field,
             )
         return count
@@ -221,7 +223,8 @@ class Prompts:
         if count + call.max_tokens > context:
             raise ContextExceeded(
                 f"This model's maximum context length is {context} tokens. You asked for {count + call.max_tokens} "
-                f"({count} in the {call.prompt_field}, {call.max_tokens} for the completion).",
+                f"({count} in the {call.prompt_field}, {call.max_tokens} for the completion). Shorten the "
+                f"{call.prompt_field}, or ask for at most {context - count}.",
                 field="max_tokens",
             )
         return call.max_tokens
@@ -247,7 +250,8 @@ class Prompts:
         chars = _size(prompt)
         if chars > context * self._chars_per_token_max:
             raise ContextExceeded(
-                f"This model's maximum context length is {context} tokens, and your {field} has {chars} characters.",
+                f"This model's maximum context length is {context} tokens, and there are {chars} characters in the "
+                f"{field}. Shorten the {field}.",
                 field=field,
             )
         try:
@@ -281,7 +285,8 @@ def _size(prompt: PromptInput) -> int:
         return len(prompt)
     total = 0
     for message in prompt:
-        content = message.get("content")
+        content, name = message.get("content"), message.get("name")
+        total += len(name) if type(name) is str else 0
         if type(content) is str:
             total += len(content)
         elif type(content) is list:

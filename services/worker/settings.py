@@ -41,7 +41,9 @@ class WorkerSettings(TransferSettings, JournalSettings):
     engine_profile: Annotated[str, AfterValidator(_profile)] = Field(
         "tiny", description=f"what a paced engine imitates: {', '.join(built_in_profiles())}, or a JSON file"
     )
-    pool_blocks: int = Field(1024, ge=2, le=1 << 20, description="KV blocks of the pool")
+    pool_blocks: int = Field(
+        1280, ge=2, le=1 << 20, description="KV blocks of the pool; with blocks of 32 the built-in model's context"
+    )
     block_tokens: int = Field(32, ge=1, le=1024, description="tokens per KV block")
     eviction: Annotated[str, AfterValidator(EVICTION_POLICIES.checked)] = Field(
         "lru", description=f"which cached blocks go when room is needed: {EVICTION_POLICIES.described}"

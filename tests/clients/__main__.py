@@ -97,6 +97,12 @@ def _aiperf(target: Target) -> Sequence[str]:
     ]
 
 
+def _aiperf_problem(target: Target, output: str) -> str:
+    report = json.loads((target.scratch / "aiperf" / "profile_export_aiperf.json").read_text())
+    done, errors = report["request_count"]["avg"], report.get("error_summary")
+    return "" if done == 12 and not errors else f"{done:g} of 12 requests, errors: {errors}"
+
+
 def _vllm(backend: str, endpoint: str) -> Callable[[Target], Sequence[str]]:
     return lambda target: [
         *("vllm", "bench", "serve", "--backend", backend, "--base-url", target.url, "--endpoint", endpoint),
@@ -117,7 +123,7 @@ CLIENTS: dict[str, Client] = {
     "litellm": Client(("litellm==1.106.2",), _script("ask_litellm"), quick=True),
     "lm-eval": Client(("lm-eval[api]==0.4.13", "transformers"), _lm_eval, _lm_eval_problem),
     "guidellm": Client(("guidellm==0.8.1",), _guidellm, _guidellm_problem),
-    "aiperf": Client(("aiperf",), _aiperf),
+    "aiperf": Client(("aiperf==0.13.0",), _aiperf, _aiperf_problem),
     "vllm-completions": Client(_VLLM, _vllm("openai", "/v1/completions"), _vllm_problem),
     "vllm-chat": Client(_VLLM, _vllm("openai-chat", "/v1/chat/completions"), _vllm_problem),
 }

@@ -96,12 +96,12 @@ async def test_only_the_own_kv_is_reused(running):
 def test_the_models_are_listed_with_what_they_take(running):
     status, listed = ask(running, "GET", "/v1/models")
     assert status == 200
-    assert [(each["id"], each["max_model_len"]) for each in listed["data"]] == [(FIRST, 1024 * 32), (SECOND, 512)]
+    assert [(each["id"], each["max_model_len"]) for each in listed["data"]] == [(FIRST, 1280 * 32), (SECOND, 512)]
     assert ask(running, "GET", f"/v1/models/{SECOND}") == (200, listed["data"][1])
     with running.access.channel(running.services["lb-0"]) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         models = stub.ListModels(lb_pb2.ListModelsRequest(), timeout=WAIT_S).models
-        assert [(each.name, each.max_context_tokens) for each in models] == [(FIRST, 1024 * 32), (SECOND, 512)]
+        assert [(each.name, each.max_context_tokens) for each in models] == [(FIRST, 1280 * 32), (SECOND, 512)]
         texts = {}
         for name in ("", FIRST, SECOND):
             request = lb_pb2.GenerateRequest(model=name, prompt="The jay")
@@ -125,6 +125,7 @@ def test_what_is_not_served_is_not_found(running, path):
     status, answer = ask(running, "POST", path, model="nobody", prompt="a")
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "model_not_found", "model")
     assert "'nobody'" in answer["error"]["message"]
+    assert f"Served here: {FIRST}, {SECOND}." in answer["error"]["message"]
     assert ask(running, "GET", "/v1/models/nobody")[0] == 404
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest_asyncio
 
-from pinyon.core.journal import Replay
-from pinyon.decisions import replay_journal
+from pinyon.core.journal import Codec, Replay
+from pinyon.core.request import SamplingParams
+from pinyon.decisions import JOURNAL_TYPES, replay_journal
 from tests.integration.lb_harness import running_lb
 from tests.integration.test_worker_exactness import check, make_asks, run_all
 from tests.integration.worker_parts import Fleet, submission
@@ -53,6 +55,25 @@ async def test_a_pair_of_workers_decides_the_same_again(fleet: Fleet, tmp_path: 
         for module in ("admission", "prompts"):
             seen.modules[module].check_integrity()  # type: ignore[attr-defined]
         assert seen.modules["admission"].waiting == 0  # type: ignore[attr-defined]
+
+
+async def test_the_batching_policy_sees_what_its_batches_bring(fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    m = await fleet.start("mixed", "m0", journal=str(path), prefill_chunk_tokens=16)
+    client = await fleet.client(m)
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+    for answer in await client.submit(*(submission([number] * 40, sampling) for number in range(1, 4))):
+        await answer.wait()
+    await fleet.idle()
+    fleet.workers.remove(m)
+    await m.stop(0)
+    replayed(path)
+    calls = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    codec = Codec(JOURNAL_TYPES)
+    steps = [codec.decode(call["a"][0]) for call in calls if (call["m"], call["c"]) == ("admission", "observe")]
+    assert sum(step.prefill_tokens for step in steps) == 3 * 40
+    assert sum(step.decoded for step in steps) == 3 * 7, "the first token comes with the prompt"
+    assert all(0 < step.seconds < 60 for step in steps)
 
 
 async def test_a_load_balancer_decides_the_same_again(tmp_path: Path) -> None:

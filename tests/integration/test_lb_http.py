@@ -192,6 +192,12 @@ BAD_REQUESTS = [
      b'"chat_template_kwargs":{"enable_thinking":false}}', {}, 400, "chat_template_kwargs"),
     ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":"a"}],'
      b'"reasoning_effort":"high"}', {}, 400, "reasoning_effort"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":"a"}],'
+     b'"reasoning_effort":"none","chat_template_kwargs":{"reasoning_effort":"low"}}', {}, 400, "reasoning_effort"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":"a","name":"jay"}]}',
+     {}, 400, "messages"),
+    ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"user","content":[{"type":"text",'
+     b'"text":"a","language":"en"}]}]}', {}, 400, "messages"),
     ("POST", "/tokenize", b'{"prompt":"a","messages":[]}', {}, 400, "messages"),
     ("POST", "/tokenize", b"{}", {}, 400, "prompt"),
     ("POST", "/tokenize", b'{"model":"nobody","prompt":"a"}', {}, 404, "model"),
@@ -232,9 +238,19 @@ async def test_bad_requests_are_openai_errors():
                 # the connection lives on
                 connection.send("GET", "/health")
                 assert (await connection.reply()).status == 200
+        cached = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "annotations": []}
+        body = {"model": "pinyon-tiny", "messages": [{"role": "user", "content": [cached]}], "max_tokens": 1}
+        assert (await bench.post("/v1/chat/completions", body)).status == 200
+        bench.workers[0].submissions.clear()
         too_long = await bench.complete("x" * 4096, max_tokens=1)
         assert (too_long.status, too_long.json["error"]["code"]) == (400, "context_length_exceeded")
-        assert "maximum context length" in too_long.json["error"]["message"]
+        assert "maximum context length is 4096 tokens" in too_long.json["error"]["message"]
+        assert too_long.json["error"]["message"].endswith("Shorten the prompt.")
+        too_much = await bench.complete("x" * 4000, max_tokens=97)
+        assert (too_much.status, too_much.json["error"]["code"]) == (400, "context_length_exceeded")
+        assert too_much.json["error"]["message"].endswith("ask for at most 96.")
+        assert (await bench.complete("x" * 4000, max_tokens=96)).status == 200
+        bench.workers[0].submissions.clear()
         assert not bench.workers[0].submissions
         await bench.idle()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.integration.test_lb_choices import FakeDispatcher
 
 DOCUMENT = json.loads(openapi_document())
 SCHEMAS = DOCUMENT["components"]["schemas"]
+CHECKPOINT = Path(__file__).parents[1] / "data" / "golden_text" / "llama-bytes-bos"
 HI = [{"role": "user", "content": "hi"}]
 
 REQUESTS = {
@@ -179,6 +181,14 @@ async def test_each_documented_route_answers_as_documented():
                 assert reply.status == 405
                 assert not faults(reply.json, SCHEMAS["Error"])
         await bench.idle()
+
+
+async def test_ready_for_one_model_of_two_is_as_documented():
+    async with running_lb(more_models=f"other={CHECKPOINT}") as bench:
+        reply = await bench.get("/health/ready")
+        assert (reply.status, list(reply.json["lacks"])) == (200, ["other"])
+        schema = DOCUMENT["paths"]["/health/ready"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert not faults(reply.json, schema)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,17 @@ async def test_prompts_by_grpc():
         assert caught.value.details().split(": ")[0] == "add_special_tokens"
 
 
+async def test_special_tokens_come_back_as_their_markers():
+    text = "a<|end|> b"
+    async with running_lb(1, model=str(TEXT_GOLDEN / "llama-bytes-bos"), served_model_name=MODEL) as bench:
+        for times in (1, 600):  # also what is worked beside the event loop
+            tokens = (await bench.post("/tokenize", {"prompt": text * times})).json["tokens"]
+            assert (await bench.post("/detokenize", {"tokens": tokens})).json == {"prompt": "<|bos|>" + text * times}
+        tokens = (await bench.post("/tokenize", {"prompt": "ab"})).json["tokens"]
+        reply = await bench.complete(tokens, max_tokens=1, echo=True)
+        assert reply.json["choices"][0]["text"].startswith("ab"), "in an echo, as in an answer, they have no text"
+
+
 @pytest.mark.parametrize("has_one", [True, False])
 async def test_a_checkpoint_without_a_chat_template_is_told_of(tmp_path, caplog, has_one):
     folder = shutil.copytree(FOLDER, tmp_path / "model")

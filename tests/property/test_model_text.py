@@ -76,13 +76,13 @@ def chunks_of(tokens: list[int], cuts: list[int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=200)
-@given(data=st.data(), cuts=st.lists(st.integers(0, 40), max_size=10))
-def test_deltas_add_up_to_the_decoded_whole(name: str, data: st.DataObject, cuts: list[int]) -> None:
+@given(data=st.data(), cuts=st.lists(st.integers(0, 40), max_size=10), skip=st.booleans())
+def test_deltas_add_up_to_the_decoded_whole(name: str, data: st.DataObject, cuts: list[int], skip: bool) -> None:
     tokenizer = TOKENIZERS[name]
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
-    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
     text = "".join(detokenizer.push(chunk) for chunk in chunks_of(tokens, cuts)) + detokenizer.flush()
-    assert text == tokenizer.decode(tokens)
+    assert text == tokenizer.decode(tokens, skip_special_tokens=skip)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -107,10 +107,10 @@ class CountsDecoded(HfTokenizer):
         super().__init__(json.dumps(rules), (2,))
         self.decoded = 0
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         tokens = list(tokens)
         self.decoded += len(tokens)
-        return super().decode(tokens)
+        return super().decode(tokens, skip_special_tokens=skip_special_tokens)
 
 
 def test_a_character_that_looks_unfinished_does_not_hold_the_text_back() -> None:

@@ -88,9 +88,7 @@ class Sampler:
             tokens, biases = zip(*params.logit_bias, strict=True)
             scores[list(tokens)] += biases
         if index < params.min_tokens:
-            scores[list(params.stop_token_ids)] = -np.inf
-            if not params.ignore_eos:
-                scores[self._eos] = -np.inf
+            scores[[*params.stop_token_ids, *self._eos]] = -np.inf  # EOS also where it is to be ignored
         if params.penalised:
             if counts is None:
                 raise InvalidArgument("penalties need the tokens so far", field="counts")

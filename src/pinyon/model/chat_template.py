@@ -56,8 +56,8 @@ class ChatTemplate(Protocol):
         """The prompt as people read it. ``variables``: plain JSON values that the template reads beside the messages
         (vLLM's ``chat_template_kwargs``).
 
-        Raises :class:`InvalidArgument` with field ``messages``, or ``chat_template_kwargs`` for one of its own
-        variables or one that the template does not read.
+        Raises :class:`InvalidArgument` with field ``messages``, also when the names in them change nothing, or
+        ``chat_template_kwargs`` for one of its own variables or one that the template does not read.
         """
         ...
 
@@ -79,7 +79,8 @@ class ChatTemplate(Protocol):
         ...
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
-        """Raises :class:`InvalidArgument` naming what the template does not read, or has a source of its own."""
+        """Raises :class:`InvalidArgument` naming what the template does not read, or has a source of its own.
+        ``reasoning_effort`` ``none`` asks for nothing where it is not read."""
         ...
 
 
@@ -96,7 +97,7 @@ class ByteChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         self.check_variables(variables or {})
-        lines = [f"{m['role']}: {m['content']}\n" for m in _checked(messages, set(self._ROLES))]
+        lines = [f"{m['role']}: {m['content']}\n" for m in self._checked(messages)]
         return "".join(lines) + "assistant:"
 
     def encode_chat(
@@ -112,7 +113,7 @@ class ByteChatTemplate:
         tokenizer = ByteTokenizer()
         end = np.array([ByteTokenizer.END_OF_TURN], dtype="<u4")
         parts = [np.array([ByteTokenizer.BOS], dtype="<u4")]
-        for message in _checked(messages, set(self._ROLES)):
+        for message in self._checked(messages):
             role = np.array([self._ROLES[message["role"]]], dtype="<u4")
             parts += [role, tokenizer.encode(message["content"]), end]
         if continue_final_message:
@@ -123,6 +124,11 @@ class ByteChatTemplate:
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         _check_variables(variables, frozenset())
+
+    def _checked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+        checked = _checked(messages, set(self._ROLES))
+        _refuse_names(checked)
+        return checked
 
 
 class JinjaChatTemplate:
@@ -162,8 +168,10 @@ class JinjaChatTemplate:
         self._marker_pattern = re.compile(pattern) if pattern else None
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        self.check_variables(variables or {})
-        return self._render(_checked(messages, None), variables or {})
+        checked, given = _checked(messages, None), variables or {}
+        self.check_variables(given)
+        self._check_names(checked, given)
+        return self._render(checked, given)
 
     def encode_chat(
         self,
@@ -176,6 +184,7 @@ class JinjaChatTemplate:
     ) -> TokenArray:
         checked, given = _checked(messages, None), variables or {}
         self.check_variables(given)
+        self._check_names(checked, given)
         pattern = self._marker_pattern
         how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
         if pattern is None or not _found(pattern, [checked, given]):
@@ -186,6 +195,19 @@ class JinjaChatTemplate:
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         _check_variables(variables, self._reads)
+
+    def _check_names(self, messages: list[dict[str, str]], variables: Mapping[str, Any]) -> None:
+        """They must do something."""
+        if not any("name" in message for message in messages):
+            return
+        nameless = [{"role": message["role"], "content": message["content"]} for message in messages]
+        named = self._render(messages, variables)
+        try:
+            if named != self._render(nameless, variables):
+                return
+        except InvalidArgument:
+            return  # the template wants one
+        _refuse_names(messages)
 
     def _encode_escaped(
         self, messages: list[dict[str, str]], variables: Mapping[str, Any], pattern: re.Pattern[str], **how: bool
@@ -298,6 +320,8 @@ def _found(pattern: re.Pattern[str], value: object) -> bool:
 def _check_variables(variables: Mapping[str, Any], reads: frozenset[str]) -> None:
     """Each must do something."""
     unknown = sorted(variables.keys() - reads)
+    if unknown == ["reasoning_effort"] and variables["reasoning_effort"] == "none":
+        return
     if unknown:
         field = "reasoning_effort" if unknown == ["reasoning_effort"] else "chat_template_kwargs"
         raise InvalidArgument(
@@ -307,12 +331,22 @@ def _check_variables(variables: Mapping[str, Any], reads: frozenset[str]) -> Non
         )
 
 
+def _refuse_names(messages: Sequence[Mapping[str, str]]) -> None:
+    for i, message in enumerate(messages):
+        if "name" in message:
+            raise _bad(
+                f"[{i}].name: the model's chat template does not read it, which was given as "
+                f"{_tojson(message['name'][:64])}"
+            )
+
+
 def _bad(what: str) -> InvalidArgument:
-    return InvalidArgument(f"messages {what}", field="messages")
+    return InvalidArgument(f"messages{'' if what.startswith('[') else ' '}{what}", field="messages")
 
 
 def _checked(messages: Sequence[Mapping[str, Any]], roles: set[str] | None) -> list[dict[str, str]]:
-    """``role`` and ``content`` as strings. ``content`` may be a list of OpenAI text parts."""
+    """``role``, ``content`` and, unless it is empty, ``name`` as strings. ``content`` may be a list of OpenAI text
+    parts."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise _bad("must be a list of objects")
     if not messages:
@@ -328,13 +362,15 @@ def _checked(messages: Sequence[Mapping[str, Any]], roles: set[str] | None) -> l
             raise _bad(f"[{i}].role must be a string")
         if roles is not None and role not in roles:
             raise _bad(f"[{i}].role must be one of {sorted(roles)}, got {role[:64]!r}")
-        text = _text(i, content)
-        for part in (role, text):
+        text, name = _text(i, content), message.get("name") or ""
+        if not isinstance(name, str):
+            raise _bad(f"[{i}].name must be a string")
+        for part in (role, text, name):
             try:
                 utf8(part)
             except InvalidArgument as error:
                 raise _bad(f"[{i}]: {error.message}") from None
-        checked.append({"role": role, "content": text})
+        checked.append({"role": role, "content": text, "name": name} if name else {"role": role, "content": text})
     return checked
 
 

@@ -1,12 +1,14 @@
 """Tokens to text as they come, never half a character.
 
-Whatever the pieces the tokens arrive in, the deltas put together are exactly ``tokenizer.decode(all tokens)``.
+Whatever the pieces the tokens arrive in, the deltas put together are exactly ``tokenizer.decode(all tokens)``, with the
+special tokens' texts or without.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
+from functools import partial
 
 from pinyon.model.tokenizer import HfTokenizer, Tokenizer
 
@@ -25,9 +27,9 @@ class IncrementalDetokenizer:
     decoder. Any other is decoded over a sliding window: text is given out once a later token cannot change it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        table = tokenizer.token_bytes()
-        self._impl: _Bytes | _Window = _Window(tokenizer) if table is None else _Bytes(table)
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        table = tokenizer.token_bytes() if skip_special_tokens else None  # which has no texts of special ones
+        self._impl: _Bytes | _Window = _Window(tokenizer, skip_special_tokens) if table is None else _Bytes(table)
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that became certain with ``tokens``; may be empty."""
@@ -60,8 +62,10 @@ class _Window:
     can still change it, and nothing of it is given out.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._tokens: list[int] = []
         self._read = 0
         self._held = 0
@@ -79,8 +83,8 @@ class _Window:
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:
-        before = self._tokenizer.decode(self._tokens[: self._read])
-        after = self._tokenizer.decode(self._tokens)
+        before = self._decode(self._tokens[: self._read])
+        after = self._decode(self._tokens)
         self._held += 1
         unsure = after.endswith(_REPLACEMENT) or len(after) <= len(before)
         if unsure and not final and self._held < _HELD_MAX:
@@ -93,7 +97,7 @@ class _Window:
 
     def _is_left_out(self, token: int) -> bool:
         tokenizer = self._tokenizer
-        return isinstance(tokenizer, HfTokenizer) and tokenizer.is_left_out(token)
+        return self._skips and isinstance(tokenizer, HfTokenizer) and tokenizer.is_left_out(token)
 
     def _is_byte_piece(self, token: int) -> bool:
         if not isinstance(self._tokenizer, HfTokenizer):

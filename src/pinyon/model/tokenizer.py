@@ -43,9 +43,9 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``tokens``: special tokens are left out, invalid UTF-8 becomes U+FFFD. Never raises for ids in
-        the vocabulary; ids outside are left out."""
+        the vocabulary; ids outside are left out. Not skipped, special tokens are their markers, if they have any."""
         ...
 
     def token_bytes(self) -> list[bytes] | None:
@@ -84,7 +84,7 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
         return np.frombuffer(utf8(text), dtype=np.uint8).astype("<u4")
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token for token in tokens if 0 <= token < 256).decode("utf-8", "replace")
 
     def token_bytes(self) -> list[bytes]:
@@ -154,8 +154,8 @@ class HfTokenizer:
                 return whole[:start], whole[start + len(bare) :]
         return whole[:0], whole[:0]
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        return str(self._plain.decode([int(token) for token in tokens], skip_special_tokens=True))
+    def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        return str(self._plain.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens))
 
     def is_left_out(self, token: int) -> bool:
         """Whether ``decode`` skips this id: a special token, or none of the vocabulary."""

@@ -44,12 +44,12 @@ def rejection(request: PlacementRequest, decisions: Sequence[PlacementDecision])
     said = f"predicted time to first token {decision.ttft_s:.2f} s exceeds"
     if own_s > limit_s:
         return Rejected(
-            f"{said} the request's own limit of {limit_s:.2f} s: {request.prompt_tokens} prompt tokens take "
+            f"{said} the request's own limit of {limit_s:g} s: {request.prompt_tokens} prompt tokens take "
             f"{own_s:.2f} s where nobody waits, so trying again does not help; {_WHERE}"
         )
     whose = "the request's own limit" if request.ttft_slo_named else "the conductor's limit (--ttft-slo-ms)"
     return Rejected(
-        f"{said} {whose} of {limit_s:.2f} s: {decision.ttft_s - own_s:.2f} s of it are others' turn; try again later, "
+        f"{said} {whose} of {limit_s:.3g} s: {decision.ttft_s - own_s:.2f} s of it are others' turn; try again later, "
         f"or {_WHERE}",
         retry_after_s=min(RETRY_MAX_S, max(RETRY_MIN_S, decision.ttft_s - limit_s)),
     )

@@ -32,7 +32,7 @@ def reference_scores(
     for token, bias in params.logit_bias:
         scores[token] += bias
     if index < params.min_tokens:
-        for token in {*params.stop_token_ids, *(() if params.ignore_eos else eos)}:
+        for token in {*params.stop_token_ids, *eos}:
             scores[token] = -math.inf
     for token in {*prompt, *generated}:
         factor = params.repetition_penalty
@@ -183,7 +183,8 @@ PROMPT, GENERATED = [1, 3], [3, 6, 6]
         ({"min_tokens": 4, "stop_token_ids": (1, 3)}, 6),
         ({"min_tokens": 3, "stop_token_ids": (1, 3)}, 1),  # three are there
         ({"min_tokens": 4}, 3),  # 1 is EOS
-        ({"min_tokens": 4, "ignore_eos": True}, 1),
+        ({"min_tokens": 4, "ignore_eos": True}, 3),
+        ({"min_tokens": 3, "ignore_eos": True}, 1),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])

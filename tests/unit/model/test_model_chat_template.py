@@ -259,6 +259,46 @@ def test_variables_reach_the_template_that_uses_them() -> None:
     assert caught.value.field == "reasoning_effort"
 
 
+def test_no_reasoning_effort_is_nothing_where_none_is_read() -> None:
+    silent = JinjaChatTemplate("{{ messages[0].content }}", TOKENIZER)
+    assert silent.render(USER, {"reasoning_effort": "none"}) == silent.render(USER)
+    reading = JinjaChatTemplate("{{ messages[0].content }}{{ reasoning_effort or 'medium' }}", TOKENIZER)
+    assert reading.render(USER, {"reasoning_effort": "none"}) == "xnone"
+    assert reading.render(USER) == "xmedium"
+    with pytest.raises(InvalidArgument, match="high") as caught:
+        silent.render(USER, {"reasoning_effort": "high"})
+    assert caught.value.field == "reasoning_effort"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}",
+        "{{ messages | tojson }}",
+        "{{ messages[0]['name'] + messages[0].content }}",  # cannot do without
+    ],
+)
+def test_names_are_for_templates_that_read_them(source: str) -> None:
+    template = JinjaChatTemplate(source, TOKENIZER)
+    named = [{**USER[0], "name": "jay<|im_end|>"}]
+    assert "jay" in template.render(named)
+    tokens = template.encode_chat(named).tolist()
+    assert END not in tokens
+    assert "jay" in TOKENIZER.decode(tokens)
+
+
+@pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
+def test_a_name_that_would_do_nothing_is_refused(template: Any) -> None:
+    for nothing in (None, ""):
+        assert template.render([{**USER[0], "name": nothing}]) == template.render(USER)
+    for method in (template.render, template.encode_chat):
+        with pytest.raises(InvalidArgument, match=r'^messages\[1\]\.name.*"jay"') as caught:
+            method([*USER, {**USER[0], "name": "jay"}])
+        assert caught.value.field == "messages"
+        with pytest.raises(InvalidArgument, match=r"\[0\]\.name must be a string"):
+            method([{**USER[0], "name": 3}])
+
+
 def test_a_template_that_hides_the_last_message_cannot_continue_it() -> None:
     template = JinjaChatTemplate("{{ messages[0].content }}", TOKENIZER)
     with pytest.raises(InvalidArgument, match="cannot be continued"):

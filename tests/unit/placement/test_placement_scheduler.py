@@ -351,7 +351,7 @@ def test_rejection_names_the_time_after_which_the_queue_is_short_enough(fleet, s
 
 def test_no_retry_hint_when_even_an_idle_instance_is_too_slow(scheduler):
     with pytest.raises(
-        Rejected, match=r"trying again does not help; name a longer limit .*x-pinyon-ttft-slo-ms"
+        Rejected, match=r"limit of 0.001 s.*trying again does not help; name a longer limit .*x-pinyon-ttft-slo-ms"
     ) as refused:
         scheduler.schedule(ask(ttft_slo_s=1e-3), 0.0)
     assert refused.value.retry_after_s is None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from pinyon.model import load_card
 from pinyon.runtime.settings import load_settings
+from services.cluster import ClusterSpec
 from services.worker.engines import ENGINES, create_engine
 from services.worker.engines.profile import built_in_profiles
 from services.worker.settings import WorkerSettings
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
 
 
 def test_every_engine_can_be_chosen_and_made() -> None:
@@ -16,6 +22,20 @@ def test_every_engine_can_be_chosen_and_made() -> None:
         settings = load_settings(WorkerSettings, ["--engine", name], {})
         engine = create_engine(settings.engine, load_card(), 8, 16, profile=settings.engine_profile)
         assert engine.num_blocks == 8
+
+
+def test_the_built_in_model_s_whole_context_has_room_wherever_it_runs() -> None:
+    settings, context = load_settings(WorkerSettings, [], {}), load_card().config.max_context
+    spec = ClusterSpec()  # of ./dev up, too
+    composed = [
+        int(blocks)
+        for path in sorted(DEPLOY.glob("compose*.yaml"))
+        for blocks in re.findall(r"POOL_BLOCKS: \$\{PINYON_POOL_BLOCKS:-(\d+)\}", path.read_text())
+    ]
+    assert len(composed) == 2
+    assert settings.pool_blocks * settings.block_tokens >= context
+    assert spec.pool_blocks * spec.block_tokens >= context
+    assert min(composed) * settings.block_tokens >= context
 
 
 def test_every_profile_can_be_chosen() -> None:
