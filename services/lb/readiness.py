@@ -90,13 +90,20 @@ class Readiness:
 
     async def _watch(self) -> None:
         while True:
-            await self._ask_round()
-            missing = self.lacks()
-            if self._told is not (not missing):
-                self._told = not missing
-                _log.info("ready" if not missing else f"not ready: {missing}")
-                await self._tell(self._told)
+            try:
+                await self._look()
+            except Exception:
+                _log.exception("who is there cannot be found out")
+                await asyncio.sleep(LOOK_S)
             await self._view.wait_change(LOOK_S)
+
+    async def _look(self) -> None:
+        await self._ask_round()
+        missing = self.lacks()
+        if self._told is not (not missing):
+            await self._tell(not missing)
+            self._told = not missing
+            _log.info("ready" if not missing else f"not ready: {missing}")
 
     async def _ask_round(self) -> None:
         everyone = not self._conductor.connected
