@@ -120,14 +120,14 @@ async def leave_once(
 async def _until(cluster: LocalCluster, hop: str, gauge: str, count: int) -> None:
     async with asyncio.timeout(REQUEST_S):
         while True:  # gauges have no event
-            if (await asyncio.to_thread(Scrape, cluster, (hop,))).of(hop, gauge) >= count:
+            if (await asyncio.to_thread(Scrape, cluster, (hop,), (gauge,))).of(hop, gauge) >= count:
                 return
             await asyncio.sleep(POLL_S)
 
 
 async def _idle(cluster: LocalCluster, hop: str, since_s: float) -> float | None:
     while True:
-        scrape = await asyncio.to_thread(Scrape, cluster, (hop,))
+        scrape = await asyncio.to_thread(Scrape, cluster, (hop,), HOPS[hop])
         waited_s = time.monotonic() - since_s
         if not any(scrape.of(hop, gauge) for gauge in HOPS[hop]):
             return round(waited_s, 3)

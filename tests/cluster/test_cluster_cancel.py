@@ -66,13 +66,13 @@ SHORT = LONG[:600]
 
 
 def ended_by_cancel(cluster: LocalCluster) -> float:
-    return Scrape(cluster).labelled("pinyon_lb_requests_total", "cancelled")
+    return Scrape(cluster, ("lb-0",)).labelled("pinyon_lb_requests_total", "cancelled")
 
 
 async def accepted(cluster: LocalCluster, count: int) -> None:
     """Until the load balancer owns ``count`` requests: a hang-up before that would test nothing."""
     deadline = time.monotonic() + 60
-    while (await asyncio.to_thread(Scrape, cluster)).total("pinyon_lb_in_flight_requests") < count:
+    while (await asyncio.to_thread(Scrape, cluster, ("lb-0",))).total("pinyon_lb_in_flight_requests") < count:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)  # gauges have no event
 
