@@ -82,7 +82,7 @@ def leaving_spec() -> ClusterSpec:
         pool_blocks=16_384,
         # The steps are short beside the second in which a leaving client must be noticed.
         extra={
-            "worker": ("--prefill-chunk-tokens", "128", "--step-tokens", "160"),
+            "worker": ("--prefill-chunk-tokens", "256", "--step-tokens", "288"),
             "conductor": ("--ttft-slo-ms", "0"),
         },
     )
