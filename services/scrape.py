@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Collection
+from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,14 +14,20 @@ __all__ = ["Scrape"]
 
 
 class Scrape:
-    """The metrics of every living service of a cluster, or of those in ``only``, at one moment."""
+    """The metrics of every living service of a cluster, or of those in ``only``, at one moment.
 
-    def __init__(self, cluster: LocalCluster, only: Collection[str] | None = None) -> None:
+    With ``metrics``, names of samples, only these are made and sent, for a third of the work.
+    """
+
+    def __init__(
+        self, cluster: LocalCluster, only: Collection[str] | None = None, metrics: Collection[str] = ()
+    ) -> None:
+        asked = f"?{urlencode([('name[]', name) for name in metrics])}" if metrics else ""
         self.samples: dict[tuple[str, str, tuple[str, ...]], float] = {}
         for name, service in cluster.services.items():
             if not service.alive or (only is not None and name not in only):
                 continue
-            with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=30) as reply:
+            with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics{asked}", timeout=30) as reply:
                 for family in text_string_to_metric_families(reply.read().decode()):
                     for sample in family.samples:
                         key = (name, sample.name, tuple(sample.labels.values()))

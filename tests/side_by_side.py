@@ -30,7 +30,10 @@ LONGEST = (
     "tests/cluster/test_cluster_faults.py",
     CLUSTER,
     "tests/cluster/test_cluster_under_fire.py",
+    "tests/cluster/test_cluster_hostile.py",
+    "tests/integration/test_transfer_multi_nic.py",
     "tests/integration/test_transfer_chaos.py",
+    "tests/property/test_engine_invariance.py",
 )
 STOP = pytest.StashKey[Path]()
 

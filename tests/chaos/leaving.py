@@ -82,7 +82,7 @@ def leaving_spec() -> ClusterSpec:
         pool_blocks=16_384,
         # The steps are short beside the second in which a leaving client must be noticed.
         extra={
-            "worker": ("--prefill-chunk-tokens", "128", "--step-tokens", "160"),
+            "worker": ("--prefill-chunk-tokens", "256", "--step-tokens", "288"),
             "conductor": ("--ttft-slo-ms", "0"),
         },
     )
@@ -120,14 +120,14 @@ async def leave_once(
 async def _until(cluster: LocalCluster, hop: str, gauge: str, count: int) -> None:
     async with asyncio.timeout(REQUEST_S):
         while True:  # gauges have no event
-            if (await asyncio.to_thread(Scrape, cluster, (hop,))).of(hop, gauge) >= count:
+            if (await asyncio.to_thread(Scrape, cluster, (hop,), (gauge,))).of(hop, gauge) >= count:
                 return
             await asyncio.sleep(POLL_S)
 
 
 async def _idle(cluster: LocalCluster, hop: str, since_s: float) -> float | None:
     while True:
-        scrape = await asyncio.to_thread(Scrape, cluster, (hop,))
+        scrape = await asyncio.to_thread(Scrape, cluster, (hop,), HOPS[hop])
         waited_s = time.monotonic() - since_s
         if not any(scrape.of(hop, gauge) for gauge in HOPS[hop]):
             return round(waited_s, 3)

@@ -8,7 +8,7 @@ import pytest
 
 from services.cluster import LocalCluster
 from tests.cluster.reference import Reference
-from tests.cluster.specs import cluster_spec
+from tests.cluster.specs import CHUNKS, cluster_spec
 from tests.forks import forked
 from tests.side_by_side import CLUSTER, unit_of
 
@@ -28,7 +28,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
     """2 prefill, 2 decode, 1 store node, conductor, load balancer. Shared: a test leaves it as it found it."""
-    with LocalCluster(cluster_spec(), tmp_path_factory.mktemp("cluster-logs"), forked) as running:
+    with LocalCluster(cluster_spec(extra=CHUNKS), tmp_path_factory.mktemp("cluster-logs"), forked) as running:
         pytestconfig.stash[RUNNING] = running
         yield running
 

@@ -81,7 +81,7 @@ async def until(what: str, true: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def value(cluster: LocalCluster, service: str, metric: str) -> float:
-    return (await asyncio.to_thread(Scrape, cluster, (service,))).of(service, metric)
+    return (await asyncio.to_thread(Scrape, cluster, (service,), (metric,))).of(service, metric)
 
 
 async def busiest(cluster: LocalCluster, kind: str, metric: str) -> ServiceProcess:
@@ -89,7 +89,8 @@ async def busiest(cluster: LocalCluster, kind: str, metric: str) -> ServiceProce
     found: list[ServiceProcess] = []
 
     async def some() -> bool:
-        scrape = await asyncio.to_thread(Scrape, cluster, [each.name for each in cluster.of_kind(kind)])
+        names = [each.name for each in cluster.of_kind(kind)]
+        scrape = await asyncio.to_thread(Scrape, cluster, names, (metric,))
         best = max(cluster.of_kind(kind), key=lambda each: scrape.of(each.name, metric))
         found[:] = [best]
         return scrape.of(best.name, metric) > 0

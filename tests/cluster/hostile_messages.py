@@ -18,7 +18,7 @@ from pinyon.api.worker.v1 import worker_pb2
 
 __all__ = ["METHODS", "Kept", "Target", "parses", "payload"]
 
-MAX_TOKENS = 32
+MAX_TOKENS = 12
 """Whatever else is changed, nobody is asked to generate for long."""
 
 _SERVICES = {

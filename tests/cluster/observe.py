@@ -43,18 +43,20 @@ IDLE_GAUGES = (
 
 def leftovers(cluster: LocalCluster) -> dict[str, float]:
     """Gauges that should be zero on an idle cluster and are not."""
-    scrape = Scrape(cluster)
+    scrape = Scrape(cluster, metrics=IDLE_GAUGES)
     return {name: value for name in IDLE_GAUGES if (value := scrape.total(name))}
 
 
 async def wait_idle(cluster: LocalCluster, timeout_s: float = 90.0) -> None:
-    """Until no leftovers are there; fails with what is left. Metrics have no event to wait for, so it polls.
+    """Until no leftovers are there; fails with what is left. Metrics have no event to wait for, so it polls, less and
+    less often.
 
     It yields to the event loop first and between looks: a socket that was dropped is closed by the loop.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, 0.05
     while True:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.3)
         left = await asyncio.to_thread(leftovers, cluster)
         if not left:
             return

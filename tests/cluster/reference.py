@@ -20,6 +20,8 @@ ABREAST = 8
 """Answers that the reference decodes in one step."""
 ASK_BLOCKS = 64
 """Longest prompt with its answer."""
+KEPT = 24
+"""Prompts whose KV the reference keeps; at least :data:`ABREAST`."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,17 @@ def random_sampling(random_: random.Random, max_tokens: int) -> SamplingParams:
 
 
 class Reference:
-    """One engine, no cache: whole prompts, each in a step of its own, then token by token.
+    """One engine, no cache of blocks: whole prompts, each in a step of its own, then token by token.
 
-    Answers are decoded abreast, which costs a third and changes no token (tests/property/test_engine_invariance.py).
+    Answers are decoded abreast, which costs a third, and of a prompt that comes again only the last token is computed
+    again: neither changes a token (tests/property/test_engine_invariance.py).
     """
 
     def __init__(self) -> None:
-        self._engine = create_engine("numpy", load_card(None), ABREAST * ASK_BLOCKS, BLOCK_TOKENS)
+        self._engine = create_engine("numpy", load_card(None), KEPT * ASK_BLOCKS, BLOCK_TOKENS)
         self._known: dict[Ask, list[int]] = {}
+        self._tables: dict[tuple[int, ...], range] = {}
+        """By prompt, the one used last at the end."""
 
     def tokens(self, ask: Ask) -> list[int]:
         return self.all_tokens([ask])[0]
@@ -68,17 +73,35 @@ class Reference:
         """In the order of ``asks``."""
         fresh = list(dict.fromkeys(ask for ask in asks if ask not in self._known))
         fresh.sort(key=lambda ask: ask.sampling.max_tokens)  # neighbours end together
-        for start in range(0, len(fresh), ABREAST):
-            self._compute(fresh[start : start + ABREAST])
+        while fresh:
+            # Those with the same prompt would write their answers into the same blocks: one after the other.
+            abreast: dict[tuple[int, ...], Ask] = {}
+            for ask in fresh:
+                abreast.setdefault(ask.prompt, ask)
+            self._compute(list(abreast.values())[:ABREAST])
+            fresh = [ask for ask in fresh if ask not in self._known]
         return [self._known[ask] for ask in asks]
 
+    def _place(self, prompt: tuple[int, ...]) -> tuple[range, int]:
+        """The prompt's blocks, and how many of its tokens are there already."""
+        table = self._tables.pop(prompt, None)
+        there = 0 if table is None else len(prompt) - 1
+        if table is None and len(self._tables) < KEPT:
+            table = range(len(self._tables) * ASK_BLOCKS, (len(self._tables) + 1) * ASK_BLOCKS)
+        elif table is None:
+            table = self._tables.pop(next(iter(self._tables)))
+        self._tables[prompt] = table
+        return table, there
+
     def _compute(self, asks: Sequence[Ask]) -> None:
-        tables = [range(number * ASK_BLOCKS, (number + 1) * ASK_BLOCKS) for number in range(len(asks))]
+        tables: list[range] = []
         outputs: list[list[int]] = []
-        for ask, table in zip(asks, tables, strict=True):
+        for ask in asks:
+            table, there = self._place(ask.prompt)
+            tables.append(table)
             prompt = np.array(ask.prompt, dtype=np.uint32)
             counts = TokenCounts.needed(ask.sampling, prompt, 0)
-            chunk = PrefillChunk(prompt, start=0, block_table=table, sampling=ask.sampling, counts=counts)
+            chunk = PrefillChunk(prompt[there:], start=there, block_table=table, sampling=ask.sampling, counts=counts)
             token = self._engine.step([chunk], []).prefill_tokens[0]
             assert token is not None
             outputs.append([token])

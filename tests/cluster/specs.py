@@ -7,7 +7,10 @@ from typing import Any
 
 from services.cluster import ClusterSpec
 
-__all__ = ["cluster_spec"]
+__all__ = ["CHUNKS", "cluster_spec"]
+
+CHUNKS = {"worker": ("--prefill-chunk-tokens", "96")}
+"""So short that prompts of a few hundred tokens are computed in several."""
 
 
 def cluster_spec(**values: Any) -> ClusterSpec:

@@ -60,17 +60,19 @@ class Stream:
         self._writer.transport.abort()
 
 
-PROMPT = "A prompt that takes a while to compute, because it is long. " * 40
+LONG = "A prompt that takes a while to compute, because it is long. " * 40
+SHORT = LONG[:600]
+"""Where what comes after the prompt is the point."""
 
 
 def ended_by_cancel(cluster: LocalCluster) -> float:
-    return Scrape(cluster).labelled("pinyon_lb_requests_total", "cancelled")
+    return Scrape(cluster, ("lb-0",)).labelled("pinyon_lb_requests_total", "cancelled")
 
 
 async def accepted(cluster: LocalCluster, count: int) -> None:
     """Until the load balancer owns ``count`` requests: a hang-up before that would test nothing."""
     deadline = time.monotonic() + 60
-    while (await asyncio.to_thread(Scrape, cluster)).total("pinyon_lb_in_flight_requests") < count:
+    while (await asyncio.to_thread(Scrape, cluster, ("lb-0",))).total("pinyon_lb_in_flight_requests") < count:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)  # gauges have no event
 
@@ -78,7 +80,8 @@ async def accepted(cluster: LocalCluster, count: int) -> None:
 @pytest.mark.parametrize("events", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
 async def test_http_clients_that_hang_up(cluster, events):
     before = ended_by_cancel(cluster)
-    streams = [Stream(cluster, f"{events}-{number} {PROMPT}", 2000) for number in range(4)]
+    prompt = SHORT if events else LONG
+    streams = [Stream(cluster, f"{events}-{number} {prompt}", 2000) for number in range(4)]
     for stream in streams:
         await stream.send()
     if not events:
@@ -99,7 +102,7 @@ async def test_grpc_clients_that_cancel(cluster, replies):
         calls = [
             stub.Generate(
                 lb_pb2.GenerateRequest(
-                    prompt=f"g{replies}-{number} {PROMPT}",
+                    prompt=f"g{replies}-{number} {SHORT if replies else LONG}",
                     sampling=common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True),
                 ),
                 timeout=60,
@@ -120,7 +123,7 @@ async def test_deadlines_release_everything(cluster):
     async with cluster.access.aio_channel(cluster.services["lb-0"]) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         request = lb_pb2.GenerateRequest(
-            prompt=f"deadline {PROMPT}", sampling=common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True)
+            prompt=f"deadline {LONG}", sampling=common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True)
         )
 
         async def read_all() -> None:
@@ -137,9 +140,9 @@ async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
     """More requests than there is room for: some wait in queues when their client goes."""
     random_ = random.Random(SEED)
     print(f"seed {SEED}")
-    spec = cluster_spec(prefill=1, decode=1, pool_blocks=128, store_mib=8)
+    spec = cluster_spec(prefill=1, decode=1, pool_blocks=64, store_mib=4)
     with LocalCluster(spec, tmp_path, forked) as small:
-        streams = [Stream(small, f"{number} {PROMPT[: random_.randrange(200, 1500)]}", 60) for number in range(24)]
+        streams = [Stream(small, f"{number} {LONG[: random_.randrange(100, 750)]}", 60) for number in range(24)]
         for stream in streams:
             await stream.send()
         leaving = streams[::2]

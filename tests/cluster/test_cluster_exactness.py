@@ -14,7 +14,7 @@ from services.scrape import Scrape
 from tests.cluster.fault_tools import lookup
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
-from tests.cluster.specs import cluster_spec
+from tests.cluster.specs import CHUNKS, cluster_spec
 from tests.forks import forked
 from tests.long import usually
 
@@ -25,7 +25,7 @@ CONCURRENCY = 6
 def make_asks(count: int, seed: int, shared: int = 8) -> list[Ask]:
     """Prompts that share prefixes of a few documents, cut at any token, each with an ending of its own."""
     random_ = random.Random(seed)
-    documents = [text_tokens(random_, random_.randrange(150, 520)) for _ in range(shared)]
+    documents = [text_tokens(random_, random_.randrange(80, 280)) for _ in range(shared)]
     asks = []
     for _ in range(count):
         document = random_.choice(documents)
@@ -92,8 +92,8 @@ async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, refer
 
 async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
     asks = make_asks(usually(80, long=160), SEED + 1)
-    # Pools that hold a few requests, and a store of 4 MiB = 32 KV objects: everything is evicted all the time.
-    spec = cluster_spec(pool_blocks=80, store_mib=4)
+    # Pools that hold a few requests, and a store of 2 MiB = 16 KV objects: everything is evicted all the time.
+    spec = cluster_spec(pool_blocks=48, store_mib=2, extra=CHUNKS)
     with LocalCluster(spec, tmp_path, forked) as small:
         answers = await send_all(small, asks)
         check(reference, asks, answers)
@@ -106,7 +106,7 @@ async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
     asks = make_asks(72, SEED + 2, shared=32)
     # Pools that hold a few requests, so that others push the rest out.
-    with LocalCluster(cluster_spec(pool_blocks=64), tmp_path, forked) as cluster:
+    with LocalCluster(cluster_spec(pool_blocks=40, extra=CHUNKS), tmp_path, forked) as cluster:
         lost: list[Ask] = []
 
         def disturb(finished: int) -> None:

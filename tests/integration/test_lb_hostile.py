@@ -268,19 +268,21 @@ async def test_large_bodies_are_read_beside_the_loop(tokens, beside, monkeypatch
     assert [reader is not threading.main_thread() for reader in readers] == [beside]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"messages":[' + b",".join(b'{"role":"user","content":"a"}' for _ in range(100_000)) + b"]}",
-        b'{"metadata":{' + b",".join(b'"%d":1' % number for number in range(300_000)) + b"}}",
-        b'{"stop":' + b"[" * 2_000_000,
-        b'{"prompt":[' + b"1," * 1_000_000 + b"]}",
-        b'{"prompt":[' + b"1 " * 1_000_000 + b"]}",
-        b'{"prompt":[' + b"99999999999," * 200_000 + b"1]}",
-        b'{"prompt":"' + b"\\" * 4_000_000,
-    ],
-)
-async def test_bombs_of_json_are_refused(body):
+BOMBS = {
+    "messages": lambda: b'{"messages":[' + b",".join([b'{"role":"user","content":"a"}'] * 100_000) + b"]}",
+    "names": lambda: b'{"metadata":{' + b",".join(b'"%d":1' % number for number in range(300_000)) + b"}}",
+    "depth": lambda: b'{"stop":' + b"[" * 2_000_000,
+    "numbers": lambda: b'{"prompt":[' + b"1," * 1_000_000 + b"]}",
+    "no commas": lambda: b'{"prompt":[' + b"1 " * 1_000_000 + b"]}",
+    "large numbers": lambda: b'{"prompt":[' + b"99999999999," * 200_000 + b"1]}",
+    "backslashes": lambda: b'{"prompt":"' + b"\\" * 4_000_000,
+}
+"""Made when they are sent: every worker of pytest-xdist collects all tests."""
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_bombs_of_json_are_refused(bomb):
+    body = BOMBS[bomb]()
     async with running_lb() as bench:
         begun_s = time.thread_time()
         assert (await bench.post("/v1/completions", body)).status == 400

@@ -10,6 +10,7 @@ For the health checks of containers, so it imports nothing that it does not need
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,24 +20,63 @@ from urllib.parse import urlsplit
 __all__ = ["main", "probe"]
 
 TIMEOUT_S = 2.0
-_SERVING = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}: protobuf is not worth its import here
+_SERVING = b"\0\0\0\0\x02\x08\x01"
+"""As gRPC frames it, grpc.health.v1.HealthCheckResponse{status: SERVING}. Importing grpc and protobuf would take three
+quarters of the probe's time."""
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
+_END_STREAM, _END_HEADERS = 0x1, 0x4
+_FRAMES_MAX = 64
+_FRAME_BYTES_MAX = 16_384
+"""A peer may send no longer ones unasked."""
 
 
 def _probe_grpc(address: str, timeout_s: float, tls_dir: Path | None, name: str) -> str:
-    import grpc
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection((host, int(port)), timeout_s))
+        if tls_dir is not None:
+            import ssl
 
-    made = grpc.insecure_channel(address)
-    if tls_dir is not None:
-        files = ((tls_dir / file).read_bytes() for file in ("ca.crt", "tls.key", "tls.crt"))
-        options = (("grpc.ssl_target_name_override", name),)
-        made = grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), options)
-    with made as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check", lambda message: message, lambda message: message)
-        try:
-            reply: bytes = check(b"", timeout=timeout_s)
-        except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
-    return "" if reply == _SERVING else "not serving"
+            context = ssl.create_default_context(cafile=str(tls_dir / "ca.crt"))
+            context.load_cert_chain(tls_dir / "tls.crt", tls_dir / "tls.key")
+            context.set_alpn_protocols(["h2"])
+            connection = stack.enter_context(context.wrap_socket(connection, server_hostname=name))
+        connection.sendall(_question(address, tls_dir is not None))
+        answer = _answer(stack.enter_context(connection.makefile("rb")))
+    return {_SERVING: "", b"": "no answer from its health service"}.get(answer, "not serving")
+
+
+def _question(address: str, tls: bool) -> bytes:
+    """All that the client says on an HTTP/2 connection (RFC 9113) for one call with an empty request."""
+    fields = b"\x83" + (b"\x87" if tls else b"\x86")  # :method POST, :scheme (RFC 7541, appendix A)
+    for key, value in (
+        (b"\x04", b"/grpc.health.v1.Health/Check"),
+        (b"\x01", address.encode()[:120]),  # :authority
+        (b"\x0f\x10", b"application/grpc"),  # content-type
+        (b"\x00\x02te", b"trailers"),
+    ):
+        fields += key + bytes((len(value),)) + value
+    frames = ((_SETTINGS, 0, 0, b""), (_HEADERS, _END_HEADERS, 1, fields), (_DATA, _END_STREAM, 1, bytes(5)))
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(
+        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+        for kind, flags, stream, payload in frames
+    )
+
+
+def _answer(frames: io.BufferedReader) -> bytes:
+    """The reply's bytes as they come in DATA frames; empty if the call or the connection ends without any."""
+    data = b""
+    for _ in range(_FRAMES_MAX):
+        head = frames.read(9)
+        if len(head) < 9 or int.from_bytes(head[:3], "big") > _FRAME_BYTES_MAX:
+            break
+        payload, kind, flags = frames.read(int.from_bytes(head[:3], "big")), head[3], head[4]
+        if kind == _DATA:
+            data += payload
+        if kind in (_RST_STREAM, _GOAWAY) or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
+            break
+    return data
 
 
 def _probe_http(url: str, timeout_s: float, tls_dir: Path | None) -> str:

@@ -1,7 +1,9 @@
 """The probe that containers are asked with: healthy, not serving, nobody there, and each kind of address."""
 
 import asyncio
+import contextlib
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -77,6 +79,34 @@ def test_silence_is_a_problem():
         host, port = server.getsockname()
         for form in ("{}:{}", "http://{}:{}/", "redis://{}:{}"):
             assert probe(form.format(host, port), timeout_s=0.2) != ""
+
+
+PING = b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (b"\0\0\7\0\1\0\0\0\1" + b"\0\0\0\0\2\x08\1", ""),
+        (PING + b"\0\0\7\0\1\0\0\0\1" + b"\0\0\0\0\2\x08\2", "not serving"),
+        (b"\0\0\4\3\0\0\0\0\1" + bytes(4), "no answer from its health service"),  # RST_STREAM
+        (b"\0\0\1\1\5\0\0\0\1\x88", "no answer from its health service"),  # trailers only
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "no answer from its health service"),
+        (PING * 10_000, "no answer from its health service"),
+    ],
+)
+def test_what_a_grpc_peer_says_is_read_to_the_end_of_the_call(said, problem):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with server.accept()[0] as connection, contextlib.suppress(ConnectionError):
+                connection.sendall(said)
+                while connection.recv(4096):
+                    pass
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(serve)
+            assert probe("{}:{}".format(*server.getsockname())) == problem
 
 
 @pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"], ["--tls-dir", "x", "a:1"], ["--name", "x"]])
