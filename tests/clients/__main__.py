@@ -36,6 +36,8 @@ NOT_RUN = 3
 
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_COLOR": "1"}
 """A run tells nobody about itself."""
+COMPILE_ONCE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""pip does not compile what is never imported; what is, is compiled by the first run and kept."""
 
 
 def run(name: str, client: Client, url: str, say: Callable[[str], None]) -> str:
@@ -54,7 +56,7 @@ def run(name: str, client: Client, url: str, say: Callable[[str], None]) -> str:
                 log,
                 RUN_S,
                 cwd=target.scratch,
-                environment={**QUIET, **where},
+                environment={**QUIET, **COMPILE_ONCE, **where},
                 tick=lambda seconds: say(f"{name}: running for {seconds:.0f} s"),
             )
         except TooLate as error:

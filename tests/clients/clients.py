@@ -205,7 +205,7 @@ CLIENTS: dict[str, Client] = {
     "openai": _script("openai", "3.54.0"),
     "langchain-openai": _script("langchain-openai", "1.7.3"),
     "litellm": _script("litellm", "1.106.2"),
-    "lm-eval": Client(LM_EVAL, _lm_eval, _lm_eval_report),
+    "lm-eval": Client(LM_EVAL, _lm_eval, _lm_eval_report, quick=True),
     "guidellm-completions": _guidellm("/v1/completions"),
     "guidellm-chat": _guidellm("/v1/chat/completions"),
     "aiperf-completions": _aiperf("completions"),

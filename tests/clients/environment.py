@@ -100,7 +100,9 @@ class Environment:
             try:
                 status = run_child([*pip, *step.arguments(python)], log, left_s, tick=tick)
             except TooLate:
-                raise NotHad(f"not installed within {limit_s:.0f} s") from None
+                raise NotHad(
+                    f"not installed within the {limit_s:.0f} s left for it ({log.relative_to(ROOT)})"
+                ) from None
             if status:
                 said = log.read_text(errors="replace")
                 wrong = [line for line in said.splitlines() if line.lstrip().startswith("ERROR")] or said.splitlines()
