@@ -323,8 +323,8 @@ async def test_requests_without_a_token_are_counted_apart():
         bench.workers[0].error = common_pb2.Error(code="INTERNAL", message="broken")
         assert (await bench.complete(max_tokens=2)).status == 500
         await bench.idle()
-        assert bench.gauge("ttft_seconds_count") == 1
-        assert bench.gauge("no_token_total", finish="internal") == 1
+        assert bench.gauge("ttft_seconds_count", model=MODEL) == 1
+        assert bench.gauge("no_token_total", finish="internal", model=MODEL) == 1
 
 
 async def test_a_client_that_is_gone_before_its_first_token_is_counted_apart():
@@ -335,5 +335,5 @@ async def test_a_client_that_is_gone_before_its_first_token_is_counted_apart():
             await bench.workers[0].until(lambda: bench.workers[0].open)
             connection.drop()
             await bench.idle()
-        assert bench.gauge("no_token_total", finish="cancelled") == 1
-        assert bench.gauge("ttft_seconds_count") == 0
+        assert bench.gauge("no_token_total", finish="cancelled", model=MODEL) == 1
+        assert bench.gauge("ttft_seconds_count", model=MODEL) == 0
