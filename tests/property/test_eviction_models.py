@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Belady, EvictionPolicy, Traits
+from pinyon.eviction.workload_aware import Fit, WorkloadAware
 
 KEYS = range(9)
 TRAITS = [NO_TRAITS, Traits("text/1", "anna"), Traits("text/2", "bert")]
@@ -269,6 +272,51 @@ class NaiveSieve(Naive):
             self.parked.add(key)
 
 
+class NaiveWorkloadAware(Naive):
+    """Fig. 24: all blocks are looked at. Of equal ones the one goes whose last event came first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: dict[int, tuple[str, float, int]] = {}  # category, last use, place
+        self.events: list[int] = []
+        self.fits: dict[str, Fit] = {"": Fit(0.5, 60.0)}
+        self.traits: Traits | None = NO_TRAITS
+        self.now_s = 0.0
+
+    def _now(self, key: int, category: str, now_s: float, place: int) -> None:
+        self.entries[key] = (category, now_s, place)
+        self.events = [each for each in self.events if each != key] + [key]
+
+    def stored(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        super().stored(keys, offsets, now_s)
+        assert self.traits is not None
+        for key, offset in zip(keys, offsets, strict=True):
+            self._now(key, self.traits.category, now_s, offset)
+
+    def used(self, keys: Sequence[int], offsets: Sequence[int], now_s: float) -> None:
+        for key, offset in zip(keys, offsets, strict=True):
+            category, _, place = self.entries[key]
+            if self.traits is not None:
+                category, place = self.traits.category, offset
+            self._now(key, category, now_s, place)
+
+    def unpinned(self, keys: Sequence[int], now_s: float) -> None:
+        super().unpinned(keys, now_s)
+        for key in keys:
+            category, _, place = self.entries[key]
+            self._now(key, category, now_s, place)
+
+    def choose(self) -> int:
+        def priority(key: int) -> tuple[float, int]:
+            category, last_s, place = self.entries[key]
+            share, mean_s = self.fits.get(category, self.fits[""])
+            age_s = self.now_s - last_s
+            return share * (math.exp(-age_s / mean_s) - math.exp(-(age_s + 60.0) / mean_s)), -place
+
+        least = min(map(priority, self.free))
+        return next(key for key in self.events if key in self.free and priority(key) == least)
+
+
 _next_uses: dict[int, float] = {}
 
 
@@ -284,6 +332,7 @@ MODELS: dict[str, Callable[[], Naive]] = {
     "belady": NaiveBelady,
     "s3fifo": NaiveS3Fifo,
     "sieve": NaiveSieve,
+    "workload_aware": NaiveWorkloadAware,
 }
 
 
@@ -306,14 +355,27 @@ class Machine:
         _next_uses.update((key, random_.choice([1.0, 2.0, 7.0, float("inf")])) for key in chosen)
         return chosen, list(range(first, first + len(chosen)))
 
+    def traits(self, choices: Sequence[Traits | None]) -> Any:
+        chosen = self.random.choice(choices)
+        if isinstance(self.model, NaiveWorkloadAware):
+            self.model.traits = chosen
+        return chosen
+
+    def learn(self) -> None:
+        if isinstance(self.policy, WorkloadAware) and isinstance(self.model, NaiveWorkloadAware):
+            share, mean = self.random.random, self.random.uniform
+            names = self.random.sample(["text/1", "text/2"], self.random.randint(0, 2))
+            self.model.fits = {name: Fit(share(), mean(0.5, 100.0)) for name in ("", *names)}
+            self.policy.adopt(self.model.fits)
+
     def stored(self) -> None:
         keys, offsets = self.some([key for key in KEYS if key not in self.model.held])
-        self.policy.stored(keys, self.now_s, self.random.choice(TRAITS), offsets)
+        self.policy.stored(keys, self.now_s, self.traits(TRAITS), offsets)
         self.model.stored(keys, offsets, self.now_s)
 
     def used(self) -> None:
         keys, offsets = self.some(self.model.held)
-        self.policy.used(keys, self.now_s, self.random.choice([*TRAITS, None]), offsets)
+        self.policy.used(keys, self.now_s, self.traits([*TRAITS, None]), offsets)
         self.model.used(keys, offsets, self.now_s)
 
     def pinned(self) -> None:
@@ -333,6 +395,7 @@ class Machine:
             self.model.gone(key, evicted=False)
 
     def victims(self) -> None:
+        self.at()
         count = self.random.choice([0, 1, 1, 1, 2, 6])
         expected = []
         while len(expected) < count and self.model.free:
@@ -342,6 +405,7 @@ class Machine:
 
     def peek(self) -> None:
         """It says who is next, and that stays so as long as nothing happens."""
+        self.at()
         found = self.policy.peek(self.now_s)
         if not self.model.free:
             assert found is None
@@ -352,9 +416,13 @@ class Machine:
         assert self.policy.victims(1, self.now_s) == [found[1]]
         self.model.gone(found[1], evicted=True)
 
+    def at(self) -> None:
+        if isinstance(self.model, NaiveWorkloadAware):
+            self.model.now_s = self.now_s
+
     def run(self, steps: int) -> None:
-        rules = [self.stored, self.used, self.used, self.pinned, self.unpinned, self.dropped, self.victims, self.peek]
-        weights = [4, 3, 3, 2, 2, 1, 2, 1]
+        rules = [self.stored, self.used, self.pinned, self.unpinned, self.dropped, self.victims, self.peek, self.learn]
+        weights = [4, 6, 2, 2, 1, 2, 1, 1]
         for rule in self.random.choices(rules, weights, k=steps):
             rule()
             assert len(self.policy) == len(self.model.free)

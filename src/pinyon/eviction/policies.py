@@ -12,6 +12,7 @@ from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import EvictionPolicy
 from pinyon.eviction.s3fifo import S3Fifo
 from pinyon.eviction.sieve import SievePolicy
+from pinyon.eviction.workload_aware import WorkloadAware, WorkloadAwareSettings
 
 __all__ = ["EVICTION_POLICIES"]
 
@@ -24,5 +25,6 @@ EVICTION_POLICIES: Registry[EvictionPolicy[Any]] = Registry(
         "gdfs": (NoSettings, lambda _: Gdfs[Any]()),
         "s3fifo": (NoSettings, lambda _: S3Fifo[Any]()),
         "sieve": (NoSettings, lambda _: SievePolicy[Any]()),
+        "workload_aware": (WorkloadAwareSettings, WorkloadAware[Any]),
     },
 )

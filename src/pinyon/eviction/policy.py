@@ -10,12 +10,12 @@ for policies that learn what becomes of a kind of request ("KVCache cache in the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
-__all__ = ["NO_TRAITS", "EvictionPolicy", "Key", "Traits", "Use"]
+__all__ = ["NO_TRAITS", "EvictionPolicy", "Key", "Learning", "Traits", "Use", "learner"]
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -45,6 +45,34 @@ class Use(NamedTuple):
     @classmethod
     def of(cls, request: RequestClass, first: int = 0) -> Use:
         return cls(None if request == UNKNOWN_CLASS else Traits.of(request), first)
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """What policies that learn have besides."""
+
+    def refit(self, now_s: float) -> Callable[[], Any] | None:
+        """Work on what was sampled lately, for any thread; its result is for :meth:`adopt`. None: not now."""
+        ...
+
+    def adopt(self, fit: Any) -> None:
+        """What was learned holds from now on."""
+        ...
+
+
+def learner(policy: object) -> Callable[[float], None]:
+    """What has a policy learn, called with the time, as often as one likes; of others nothing. It does so at once: the
+    fits of today's policies take microseconds."""
+    if not isinstance(policy, Learning):
+        return lambda now_s: None
+    learning = policy
+
+    def learn(now_s: float) -> None:
+        work = learning.refit(now_s)
+        if work is not None:
+            learning.adopt(work())
+
+    return learn
 
 
 class EvictionPolicy(Protocol[Key]):

@@ -15,7 +15,7 @@ import numpy as np
 
 from pinyon.eviction.belady import Belady
 from pinyon.eviction.policies import EVICTION_POLICIES
-from pinyon.eviction.policy import EvictionPolicy, Traits
+from pinyon.eviction.policy import EvictionPolicy, Traits, learner
 
 __all__ = ["BELADY", "Asked", "CacheReplay", "Future", "replay"]
 
@@ -31,6 +31,7 @@ class CacheReplay:
         if capacity <= 0:
             raise ValueError(f"capacity must be positive, got {capacity}")
         self._policy = policy
+        self._learn = learner(policy)
         self._capacity = capacity
         self._resident: set[int] = set()
         self.requests = 0
@@ -56,6 +57,7 @@ class CacheReplay:
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """How many of its blocks were hits."""
+        self._learn(now_s)
         hits = self.hits(blocks)
         self.requests += 1
         self.blocks += len(blocks)

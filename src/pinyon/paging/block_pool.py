@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, learner
 from pinyon.paging.key_changes import KeyChanges
 
 __all__ = ["BlockPool"]
@@ -33,6 +33,7 @@ class BlockPool:
             raise ValueError("the eviction policy belongs to another pool")
         self._total = num_blocks
         self._eviction = eviction
+        self._learn = learner(eviction)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
@@ -113,6 +114,7 @@ class BlockPool:
             return None
         missing = count - len(self._free)
         if missing > 0:
+            self._learn(now_s)
             victims = self._eviction.victims(missing, now_s)
             if len(victims) != missing:
                 raise RuntimeError("the eviction policy lost a key")
@@ -239,6 +241,7 @@ class BlockPool:
             eviction.stored((key,), now_s, self._traits[block], (self._offsets[block],))
         eviction.pinned(in_use, now_s)
         self._eviction = eviction
+        self._learn = learner(eviction)
 
     # -- telling others
 

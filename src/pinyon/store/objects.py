@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, learner
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
@@ -47,6 +47,7 @@ class ObjectTable:
     ) -> None:
         self._allocator = allocator
         self._eviction = eviction
+        self._learn = learner(eviction)
         self._leases = leases
         self._next_put_id = first_put_id
         self._max_open_puts = max_open_puts
@@ -88,6 +89,7 @@ class ObjectTable:
             )
         if len(self._puts) >= self._max_open_puts:
             raise ResourceExhausted(f"{self._max_open_puts} puts are open", retry_after_s=1.0)
+        self._learn(now_s)
         offsets = offsets or range(len(keys))
         # Objects this put found here are about to be counted on: they must not make room for its other objects.
         kept = {key: offset for key, offset in zip(keys, offsets, strict=True) if key in self._eviction}
@@ -349,6 +351,7 @@ class ObjectTable:
             eviction.stored((held.key,), now_s, held.traits, (held.place,))
         eviction.pinned([held.key for held in read], now_s)
         self._eviction = eviction
+        self._learn = learner(eviction)
 
     # -- telling others
 

@@ -1,0 +1,245 @@
+"""The workload-aware policy of "KVCache cache in the wild" §4.2.
+
+A block's priority is (ReuseProb_w(t, life), -offset), lexicographic; the least goes first. w is the category of the
+request that used the block last, t the time since then. ReuseProb is the probability that it is used again within
+[t, t + life]: the mass there, not conditioned on survival (an exponential would be constant then, and the order
+vanish). For each category it is p * (1 - exp(-t / tau)) as fitted to what was sampled lately: p the share of blocks
+that were used again, tau their mean time to that. The probability falls with t, so in each category the block that was
+used longest ago is the only candidate: O(W) per eviction for W categories (Fig. 24 and "Performance optimization").
+
+The paper does not say what *life* is; hit ratios depend on it. Frequency is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple
+
+from pinyon.eviction.policy import Key, Traits
+from pinyon.eviction.ranked import Ranked
+
+__all__ = ["Fit", "WorkloadAware", "WorkloadAwareSettings"]
+
+CATEGORIES_MAX = 256
+"""Clients name kinds and turns: what is beyond counts as unknown."""
+SAMPLES_MIN = 32
+"""Blocks used again; a category with fewer is taken as all of them together."""
+UNKNOWN = ""
+
+
+class Fit(NamedTuple):
+    """Blocks used again: ``share`` of all in [0, 1], after ``mean_s`` on average."""
+
+    share: float
+    mean_s: float
+
+    def mass(self, age_s: float, life_s: float) -> float:
+        """Probability that one is used again between ``age_s`` and ``age_s + life_s`` after its last use."""
+        rate = -1.0 / self.mean_s
+        return self.share * (math.exp(age_s * rate) - math.exp((age_s + life_s) * rate))
+
+
+PRIOR = Fit(0.5, 60.0)
+"""Of what nothing is known yet: one for all, so that age decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadAwareSettings:
+    """``life_s``: the expected lifespan, 0 without it. ``fitted`` false: one distribution for all categories. Samples
+    fade with ``window_s``; fits are renewed every ``refit_s``."""
+
+    life_s: float = 60.0
+    fitted: bool = True
+    window_s: float = 1800.0
+    refit_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.life_s <= 1e9:
+            raise ValueError(f"life_s must be from 0 to 1e9, got {self.life_s}")
+        for name in ("window_s", "refit_s"):
+            if not 1e-3 <= getattr(self, name) <= 1e9:
+                raise ValueError(f"{name} must be from 0.001 to 1e9, got {getattr(self, name)}")
+
+
+class Sums(NamedTuple):
+    """Of one category, faded: blocks used, those of them used again, the seconds these took."""
+
+    used: float
+    again: float
+    seconds: float
+
+
+class _Held:
+    __slots__ = ("category", "last_s", "pinned", "place")
+
+    def __init__(self, category: str, last_s: float, place: int) -> None:
+        self.category = category
+        self.last_s = last_s
+        self.place = place
+        self.pinned = False
+
+
+class WorkloadAware(Generic[Key]):
+    """Remembers of what it evicted when and for whom it was used, of as many keys as are held: that a block comes back
+    after it went is a reuse as well. Worth: the probability."""
+
+    def __init__(self, settings: WorkloadAwareSettings) -> None:
+        self._settings = settings
+        self._life_s = settings.life_s or math.inf
+        self._held: dict[Key, _Held] = {}
+        self._pinned = 0
+        self._queues: dict[str, Ranked[Key]] = {}
+        self._ghosts: OrderedDict[Key, tuple[str, float]] = OrderedDict()
+        self._sums: dict[str, list[float]] = {}
+        self._faded_s = math.inf
+        self._number = 0
+        self._refit_at_s = -math.inf
+        self.fits: Mapping[str, Fit] = {UNKNOWN: PRIOR}
+        """By category; ``""`` of all that is not named."""
+
+    # -- what happens
+
+    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+        category = self._category(traits.category)
+        ghosts, held = self._ghosts, self._held
+        for key, offset in zip(keys, offsets, strict=True):
+            ghost = ghosts.pop(key, None)
+            if ghost is not None:
+                self._sample(ghost[0], now_s - ghost[1])
+            held[key] = entry = _Held(category, now_s, offset)
+            self._put(key, entry)
+        self._sums[category][0] += len(keys)
+
+    def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
+        held = self._held
+        category = None if traits is None else self._category(traits.category)
+        for key, offset in zip(keys, offsets, strict=True):
+            entry = held[key]
+            self._sample(entry.category, now_s - entry.last_s)
+            entry.last_s = now_s
+            if category is not None:
+                if not entry.pinned and entry.category != category:
+                    self._queues[entry.category].take(key)
+                entry.category, entry.place = category, offset
+            self._sums[entry.category][0] += 1
+            if not entry.pinned:
+                self._put(key, entry)
+
+    def pinned(self, keys: Sequence[Key], now_s: float) -> None:
+        for key in keys:
+            entry = self._held[key]
+            entry.pinned = True
+            self._queues[entry.category].take(key)
+        self._pinned += len(keys)
+
+    def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
+        for key in keys:
+            entry = self._held[key]
+            entry.pinned = False
+            entry.last_s = now_s
+            self._put(key, entry)
+        self._pinned -= len(keys)
+
+    def dropped(self, keys: Sequence[Key], now_s: float) -> None:
+        for key in keys:
+            entry = self._held.pop(key)
+            self._pinned -= entry.pinned
+            self._queues[entry.category].take(key)
+
+    def _category(self, name: str) -> str:
+        if name not in self._queues:
+            if len(self._queues) >= CATEGORIES_MAX:
+                name = UNKNOWN
+            if name not in self._queues:
+                self._queues[name] = Ranked()
+                self._sums[name] = [0.0, 0.0, 0.0]
+        return name
+
+    def _put(self, key: Key, entry: _Held) -> None:
+        self._number += 1
+        self._queues[entry.category].put(key, (entry.last_s, -entry.place, self._number))
+
+    def _sample(self, category: str, seconds: float) -> None:
+        sums = self._sums[category]
+        sums[1] += 1
+        sums[2] += seconds
+
+    # -- what goes
+
+    def victims(self, count: int, now_s: float) -> list[Key]:
+        gone: list[Key] = []
+        while len(gone) < count and (found := self._least(now_s)) is not None:
+            key = found[1]
+            entry = self._held.pop(key)
+            self._queues[entry.category].take(key)
+            self._remember(key, entry)
+            gone.append(key)
+        return gone
+
+    def peek(self, now_s: float) -> tuple[float, Key] | None:
+        return self._least(now_s)
+
+    def _least(self, now_s: float) -> tuple[float, Key] | None:
+        fits, life_s = self.fits, self._life_s
+        common = fits[UNKNOWN]
+        least: tuple[float, int, int] | None = None
+        chosen: Key | None = None
+        for category, queue in self._queues.items():
+            head = queue.first()
+            if head is None:
+                continue
+            (last_s, depth, number), key = head
+            priority = (fits.get(category, common).mass(max(0.0, now_s - last_s), life_s), depth, number)
+            if least is None or priority < least:
+                least, chosen = priority, key
+        return None if least is None or chosen is None else (least[0], chosen)
+
+    def _remember(self, key: Key, entry: _Held) -> None:
+        self._ghosts[key] = (entry.category, entry.last_s)
+        while len(self._ghosts) > len(self._held) + 1:
+            self._ghosts.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._held) - self._pinned
+
+    def __contains__(self, key: object) -> bool:
+        entry = self._held.get(key)  # type: ignore[arg-type]
+        return entry is not None and not entry.pinned
+
+    # -- what is learned
+
+    def refit(self, now_s: float) -> Callable[[], Mapping[str, Fit]] | None:
+        """What makes new fits, in any thread, for :meth:`adopt`; None while it is not time for that."""
+        if not self._settings.fitted or now_s < self._refit_at_s:
+            return None
+        self._refit_at_s = now_s + self._settings.refit_s
+        fade = math.exp(min(0.0, self._faded_s - now_s) / self._settings.window_s)  # not the first time
+        self._faded_s = now_s
+        for sums in self._sums.values():
+            sums[:] = [each * fade for each in sums]
+        samples = {category: Sums(*sums) for category, sums in self._sums.items()}
+        return lambda: fitted(samples)
+
+    def adopt(self, fits: Mapping[str, Fit]) -> None:
+        """These hold from now on."""
+        self.fits = fits
+
+
+def fitted(samples: Mapping[str, Sums]) -> dict[str, Fit]:
+    """Exponentials by maximum likelihood: their mean is that of the sample. ``""`` is of all together; of a category
+    with too few samples nothing is said."""
+    together = Sums(*map(sum, zip(*samples.values(), strict=True))) if samples else Sums(0, 0, 0)
+    fits = {UNKNOWN: _fit(together) or PRIOR}
+    for category, sums in samples.items():
+        if category != UNKNOWN and (fit := _fit(sums)) is not None:
+            fits[category] = fit
+    return fits
+
+
+def _fit(sums: Sums) -> Fit | None:
+    if sums.again < SAMPLES_MIN or sums.used <= 0:
+        return None
+    return Fit(min(1.0, sums.again / sums.used), max(1e-3, sums.seconds / sums.again))

@@ -1,0 +1,75 @@
+"""``pinyon simulate-cache`` as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pinyon.cli import main
+
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "traces"
+
+
+def write(folder: Path, *blocks: list[int]) -> str:
+    path = folder / "trace.jsonl"
+    rows = [
+        {"timestamp": 10 * number, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
+        for number, ids in enumerate(blocks)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_last_line_is_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # 1 and 2 | 1 hits, 3 is new | 4, 5: the deepest of those used longest ago goes, 2 | 1 hits, 2 does not
+    trace = write(tmp_path, [1, 2], [1, 3], [4, 5], [1, 2])
+    assert main(["simulate-cache", trace, "--policy", "lru", "--capacity", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    assert len(lines) > 1
+    assert (result["requests"], result["blocks"], result["unique_blocks"]) == (4, 8, 5)
+    assert (result["hit_blocks"], result["hit_ratio"]) == (2, 0.25)
+    assert main(["simulate-cache", trace, "--policy", "belady", "--capacity", "4", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["hit_blocks"] == 3, "it knows that 2 comes again"
+    assert main(["simulate-cache", trace, "--policy", "belady", "--capacity", "4", "--json", "--limit", "3"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--capacity", "0"], "--capacity must be at least 1"),
+        (["--capacity", "4", "--policy", "nonsense"], "known: lru, fifo"),
+        (["--capacity", "4", "--policy", "workload_aware:life=1"], "no option 'life'"),
+        (["--capacity", "4", "--format", "azure"], "has no blocks"),
+    ],
+)
+def test_nonsense_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert main(["simulate-cache", write(tmp_path, [1]), *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate-cache", str(tmp_path / "none"), "--capacity", "4"]) == 1
+    assert "no trace file" in capsys.readouterr().err
+
+
+def test_broken_rows_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write(tmp_path, [1], [1])
+    Path(trace).write_text(Path(trace).read_text() + '{"timestamp": 1}\n' * 12)
+    assert main(["simulate-cache", trace, "--capacity", "4", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["broken_rows"] == 12
+    assert "12 broken rows" in captured.err
+    assert "line 3: input_length is no count" in captured.err
+    assert captured.err.splitlines()[-1].strip() == "..."
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not here")
+@pytest.mark.parametrize(("name", "ideal"), [("mooncake_conversation", 0.3664), ("mooncake_synthetic", 0.6396)])
+def test_a_cache_without_end_has_the_ideal_ratio(name: str, ideal: float, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate-cache", str(SHARED / f"{name}.jsonl.gz"), "--capacity", str(1 << 40), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hit_ratio"] == pytest.approx(ideal, abs=5e-5)
