@@ -9,7 +9,6 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import NotFound, PinyonError, Unavailable
-from pinyon.core.logprobs import TokenLogprob
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Turn
@@ -219,10 +218,10 @@ def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float
         return request.fold(updates[0], now_s)
     texts: list[str] = []
     tokens: list[int] = []
-    logprobs: list[TokenLogprob] = []
+    logprobs = common_pb2.Logprobs()
     for update in updates:
         delta = request.fold(update, now_s)
         texts.append(delta.text)
         tokens += delta.tokens
-        logprobs += delta.logprobs
+        logprobs.MergeFrom(delta.logprobs)
     return Delta("".join(texts), tokens, logprobs)

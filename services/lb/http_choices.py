@@ -113,7 +113,7 @@ class ChoicesAnswer:
     def _add(self, request: Request, choice: Choice, delta: Delta) -> None:
         call = self._call
         if call.logprobs >= 0:
-            missing = len(delta.logprobs) != len(delta.tokens)
+            missing = len(delta.logprobs.logprobs) != len(delta.tokens)
             if call.prompt_logprobs and not choice.begun:
                 missing = missing or len(request.prompt_logprobs.logprobs) != len(choice.prompt_tokens) - 1
                 choice.prompt_logprobs = request.prompt_logprobs
@@ -123,7 +123,7 @@ class ChoicesAnswer:
             return
         choice.text += delta.text
         choice.tokens += delta.tokens
-        choice.logprobs += delta.logprobs
+        choice.logprobs.MergeFrom(delta.logprobs)
         choice.completion_tokens += len(delta.tokens)
 
     async def _send(self, choice: Choice) -> None:

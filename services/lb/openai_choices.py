@@ -44,7 +44,8 @@ class Choice:
     """To be echoed."""
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: common_pb2.Logprobs = field(default_factory=common_pb2.Logprobs)
+    """As they came: as values, those of a long answer would take a hundred times the room."""
     prompt_logprobs: common_pb2.Logprobs = field(default_factory=common_pb2.Logprobs)
     reason: str | None = None
     completion_tokens: int = 0
@@ -58,7 +59,7 @@ class Choice:
     def written(self) -> None:
         self.begun = True
         self.text = ""
-        self.tokens, self.logprobs = [], []
+        self.tokens, self.logprobs = [], common_pb2.Logprobs()
 
 
 class Choices:
@@ -80,7 +81,7 @@ class Choices:
         if call.return_token_ids:
             count += len(choice.tokens) + (0 if choice.begun else len(choice.prompt_tokens))
         if call.logprobs >= 0:
-            told = len(choice.logprobs) + (0 if choice.begun else len(choice.prompt_logprobs.logprobs))
+            told = len(choice.logprobs.logprobs) + (0 if choice.begun else len(choice.prompt_logprobs.logprobs))
             count += told * max(1, call.logprobs)
         return count
 
@@ -178,8 +179,8 @@ class CompletionChoices(Choices):
         if choice.offsets is None:
             choice.offsets = IncrementalDetokenizer(self._tokenizer)
         for start, end in self._pieces(len(choice.tokens)):
-            tokens, logprobs = choice.tokens[start:end], choice.logprobs[start:end]
-            choice.offset = self._append(columns, tokens, logprobs, choice.offsets, choice.offset)
+            told = logprobs_between(choice.logprobs, start, end)
+            choice.offset = self._append(columns, choice.tokens[start:end], told, choice.offsets, choice.offset)
         return _object({name: _array(pieces) for name, pieces in columns.items()})
 
     def _append(
@@ -235,10 +236,7 @@ class ChatChoices(Choices):
     def _choice(self, choice: Choice, name: str, message: dict[str, Any]) -> Written:
         part = {"index": choice.index, name: message, "logprobs": None, "finish_reason": choice.reason}
         if self._call.logprobs >= 0:
-            pairs = list(zip(choice.tokens, choice.logprobs, strict=True))
-            told = [
-                _items([self._one(*each) for each in pairs[start:end]]) for start, end in self._pieces(len(pairs))
-            ]  # fmt: skip
+            told = [self._several(choice, start, end) for start, end in self._pieces(len(choice.tokens))]
             part["logprobs"] = _object({"content": _array(told)})
         if self._call.return_token_ids:
             part["token_ids"] = _ids(choice.tokens)
@@ -247,6 +245,10 @@ class ChatChoices(Choices):
     def _top_level(self, choice: Choice) -> dict[str, Any]:
         shown = self._call.return_token_ids and not choice.begun
         return {"prompt_token_ids": _ids(choice.prompt_tokens)} if shown else {}
+
+    def _several(self, choice: Choice, start: int, end: int) -> str:
+        pairs = zip(choice.tokens[start:end], logprobs_between(choice.logprobs, start, end), strict=True)
+        return _items([self._one(*each) for each in pairs])
 
     def _one(self, token: int, one: TokenLogprob) -> dict[str, Any]:
         top = [self._entry(each, logprob) for each, logprob in one.top]

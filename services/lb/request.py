@@ -15,11 +15,10 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.errors import Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
-from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, Usage
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
-from pinyon.messages.logprobs import check_logprobs, logprobs_from_proto
+from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.sampling import sampling_to_proto
 from services.lb.ask import Ask
@@ -30,7 +29,7 @@ PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
 
 NO_SLO_MS = 1 << 31
-_NO_LOGPROBS = common_pb2.Logprobs()
+NO_LOGPROBS = common_pb2.Logprobs()
 """Not to be changed."""
 
 STREAM_GAP_S = 0.002
@@ -54,8 +53,8 @@ class Delta(NamedTuple):
 
     text: str
     tokens: Sequence[int]
-    logprobs: Sequence[TokenLogprob] = ()
-    """Of ``tokens``, if they were asked for."""
+    logprobs: common_pb2.Logprobs = NO_LOGPROBS
+    """Of ``tokens``, if they were asked for. Never changed: it may be a part of what arrived."""
 
 
 class Request:
@@ -111,7 +110,7 @@ class Request:
         """Of the weights that generated ``tokens``; empty: not known."""
         self.placement: common_pb2.Placement | None = None
         self.prefill: worker_pb2.PrefillReport | None = None
-        self.prompt_logprobs = _NO_LOGPROBS
+        self.prompt_logprobs = NO_LOGPROBS
         """Of the prompt's tokens from the second one on, if they were asked for; they come with the first token. As
         they travel: there may be hundreds of thousands."""
         self.finish_reason: FinishReason | None = None
@@ -124,7 +123,7 @@ class Request:
         self._usage: common_pb2.Usage | None = None
         self._class = class_to_proto(ask.request_class)
         self._held: list[str] = []
-        self._held_logprobs: list[TokenLogprob] = []
+        self._held_logprobs = common_pb2.Logprobs()
         self._paid_attempts = 0
         self._failing_since_s: float | None = None
         self._submitted_s = 0.0
@@ -211,7 +210,7 @@ class Request:
         Raises :class:`Internal` if it has not the log-probabilities that were asked for.
         """
         text, tokens = update.text, update.tokens[:]
-        logprobs = self._logprobs(update) if tokens and self.ask.sampling.logprobs >= 0 else []
+        logprobs = self._logprobs(update) if tokens and self.ask.sampling.logprobs >= 0 else NO_LOGPROBS
         if self._drop_chars and text:
             dropped = min(self._drop_chars, len(text))
             self._drop_chars -= dropped
@@ -219,7 +218,9 @@ class Request:
         if self._drop_tokens and tokens:
             dropped = min(self._drop_tokens, len(tokens))
             self._drop_tokens -= dropped
-            tokens, logprobs = tokens[dropped:], logprobs[dropped:]
+            tokens = tokens[dropped:]
+            if logprobs is not NO_LOGPROBS:
+                logprobs = logprobs_after(logprobs, dropped) if tokens else NO_LOGPROBS
         if tokens:
             if not self.first_token_s:
                 self.first_token_s = now_s
@@ -232,7 +233,7 @@ class Request:
             self._finish(update)
         return Delta(text, tokens, logprobs)
 
-    def _logprobs(self, update: worker_pb2.StreamUpdate) -> list[TokenLogprob]:
+    def _logprobs(self, update: worker_pb2.StreamUpdate) -> common_pb2.Logprobs:
         """Of its tokens; those of the prompt are kept."""
         sampling = self.ask.sampling
         try:
@@ -244,7 +245,7 @@ class Request:
                 self.prompt_logprobs.CopyFrom(update.prompt_logprobs)
         except InvalidArgument as error:
             raise Internal(f"The instance's log-probabilities are wrong: {error.message}.") from error
-        return logprobs_from_proto(update.logprobs)
+        return update.logprobs
 
     def _finish(self, update: worker_pb2.StreamUpdate) -> None:
         reason = finish_reason_from_proto(update.finish_reason)
@@ -297,7 +298,7 @@ class Request:
     def hold(self, delta: Delta) -> None:
         """Keep it until the answer is whole."""
         self._held.append(delta.text)
-        self._held_logprobs += delta.logprobs
+        self._held_logprobs.MergeFrom(delta.logprobs)
 
     def held(self) -> Delta:
         """All of it."""
@@ -312,9 +313,9 @@ class Request:
         """Forget what was generated: nobody is left who could go on with it."""
         self.tokens = []
         self.fingerprint = ""
-        self.prefill, self.prompt_logprobs = None, _NO_LOGPROBS
+        self.prefill, self.prompt_logprobs = None, NO_LOGPROBS
         self._held.clear()
-        self._held_logprobs.clear()
+        self._held_logprobs.Clear()
         self._sent_chars = self._resumed = 0
 
     @property

@@ -16,7 +16,6 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import SamplingParams
 from pinyon.messages.finish_reason import finish_reason_to_proto
-from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.messages.sampling import sampling_values
 from pinyon.runtime.first_message import Doors
 from services.lb.access_log import grpc_call
@@ -99,8 +98,8 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         last = lb_pb2.GenerateResponse(request_id=request_id)
         async for delta in deltas:
             message = lb_pb2.GenerateResponse(request_id=request_id, text=delta.text, tokens=delta.tokens)
-            if delta.logprobs:
-                message.logprobs.CopyFrom(logprobs_to_proto(delta.logprobs))
+            if delta.logprobs.logprobs:
+                message.logprobs.CopyFrom(delta.logprobs)
             if asks and not told and delta.tokens:
                 message.prompt_logprobs.CopyFrom(state.prompt_logprobs)
                 told = True

@@ -314,7 +314,7 @@ class FakeDispatcher:
             if index == len(pieces) - 1:
                 request.finish_reason = FinishReason.LENGTH
             text = made.decode("utf-8", "replace") if request.whole else said[index]
-            yield Delta(text, list(piece), [likely(token, sampling.logprobs) for token in piece])
+            yield Delta(text, list(piece), logprobs_to_proto([likely(token, sampling.logprobs) for token in piece]))
         ticket.leave(request.total_tokens)
 
 
@@ -333,12 +333,12 @@ async def test_log_probabilities_of_a_completion(told):
     logprobs = answer.choices[0].logprobs
     assert answer.choices[0].text == "né!"
     assert logprobs.tokens == ["n", "\ufffd", "\ufffd", "!"]
-    assert logprobs.token_logprobs == [-token / 100 for token in GENERATED]
+    assert logprobs.token_logprobs == pytest.approx([-token / 100 for token in GENERATED])
     assert logprobs.text_offset == [0, 1, 1, 2]
-    assert logprobs.top_logprobs[0] == {"a": 0.0, "b": -0.1, "n": -1.1}
+    assert logprobs.top_logprobs[0] == pytest.approx({"a": 0.0, "b": -0.1, "n": -1.1})
     assert (dispatcher.asked[0].logprobs, dispatcher.asked[0].prompt_logprobs) == (2, False)
     none = await client.completions.create(model=MODEL, prompt="ab", max_tokens=4, logprobs=0)
-    assert none.choices[0].logprobs.top_logprobs[3] == {"!": -0.33}
+    assert none.choices[0].logprobs.top_logprobs[3] == pytest.approx({"!": -0.33})
     assert (await client.completions.create(model=MODEL, prompt="ab", max_tokens=4)).choices[0].logprobs is None
 
 
@@ -349,7 +349,8 @@ async def test_of_two_tokens_with_one_text_the_likelier_is_told(told):
 
     async def collide(request, ticket):
         async for delta in run(request, ticket):
-            yield delta._replace(logprobs=[TokenLogprob(-3.0, ((0xC2, -1.0), (0xC4, -2.0))) for _ in delta.tokens])
+            one = TokenLogprob(-3.0, ((0xC2, -1.0), (0xC4, -2.0)))
+            yield delta._replace(logprobs=logprobs_to_proto([one for _ in delta.tokens]))
 
     dispatcher.run = collide
     answer = await client.completions.create(model=MODEL, prompt="ab", max_tokens=2, logprobs=2)
@@ -399,14 +400,14 @@ async def test_log_probabilities_of_a_chat(told):
     assert b"".join(bytes(entry.bytes) for entry in content) == GENERATED
     assert [(top.token, top.logprob, top.bytes) for top in content[0].top_logprobs] == [
         ("a", 0.0, [97]),
-        ("b", -0.1, [98]),
+        ("b", pytest.approx(-0.1), [98]),
     ]
     assert dispatcher.asked[0].logprobs == 2
     chunks = [chunk async for chunk in await client.chat.completions.create(**ask, logprobs=True, stream=True, n=2)]
     for index in range(2):
         own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
         entries = [entry for choice in own if choice.logprobs for entry in choice.logprobs.content]
-        assert [entry.logprob for entry in entries] == [-token / 100 for token in GENERATED]
+        assert [entry.logprob for entry in entries] == pytest.approx([-token / 100 for token in GENERATED])
         assert not any(entry.top_logprobs for entry in entries)
         assert "".join(choice.delta.content or "" for choice in own) == "né!"
     with pytest.raises(openai.BadRequestError, match="needs logprobs"):

@@ -13,6 +13,7 @@ __all__ = [
     "append_logprob",
     "append_logprob_rows",
     "check_logprobs",
+    "logprobs_after",
     "logprobs_between",
     "logprobs_from_proto",
     "logprobs_to_proto",
@@ -59,6 +60,17 @@ def logprobs_from_proto(message: common_pb2.Logprobs) -> list[TokenLogprob]:
     """Raises :class:`InvalidArgument` if the parts do not fit together."""
     check_logprobs(message, len(message.logprobs))
     return logprobs_between(message, 0, len(message.logprobs))
+
+
+def logprobs_after(message: common_pb2.Logprobs, start: int) -> common_pb2.Logprobs:
+    """Without those of the first ``start`` tokens of a checked message."""
+    first = start * message.top_count
+    return common_pb2.Logprobs(
+        logprobs=message.logprobs[start:],
+        top_count=message.top_count,
+        top_tokens=message.top_tokens[first:],
+        top_logprobs=message.top_logprobs[first:],
+    )
 
 
 def logprobs_between(message: common_pb2.Logprobs, start: int, end: int) -> list[TokenLogprob]:
