@@ -63,7 +63,7 @@ async def test_the_class_of_a_put_stays_with_its_objects(redis_url: str) -> None
         result = await client.store.put(client.fill([1, 2]), OBJECT, WAIT_S, request_class=request)
         assert result.count(PutOutcome.STORED) == 2
         lease, *_ = node.node.acquire([key(1), key(2)], 1.0, allow_gaps=False)
-        assert [held.traits for _, held in lease.blocks] == [Traits("file/3", 0, "anna")] * 2
+        assert [held.traits for _, held in lease.blocks] == [Traits("file/3", "anna")] * 2
         node.node.release(lease.lease_id)
 
 
