@@ -22,10 +22,10 @@ SEED = 20260
 CONCURRENCY = 6
 
 
-def make_asks(count: int, seed: int, shared: int = 8) -> list[Ask]:
+def make_asks(count: int, seed: int, shared: int = 8, longest: int = 280) -> list[Ask]:
     """Prompts that share prefixes of a few documents, cut at any token, each with an ending of its own."""
     random_ = random.Random(seed)
-    documents = [text_tokens(random_, random_.randrange(80, 280)) for _ in range(shared)]
+    documents = [text_tokens(random_, random_.randrange(longest * 2 // 7, longest)) for _ in range(shared)]
     asks = []
     for _ in range(count):
         document = random_.choice(documents)
@@ -104,9 +104,10 @@ async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
 
 
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
-    asks = make_asks(72, SEED + 2, shared=32)
-    # Pools that hold a few requests, so that others push the rest out.
-    with LocalCluster(cluster_spec(pool_blocks=40, extra=CHUNKS), tmp_path, forked) as cluster:
+    # Long enough for the node to be read rather than that they are computed again, also beside other work; pools that
+    # hold a few requests, so that others push the rest out.
+    asks = make_asks(72, SEED + 2, shared=32, longest=520)
+    with LocalCluster(cluster_spec(pool_blocks=64), tmp_path, forked) as cluster:
         lost: list[Ask] = []
 
         def disturb(finished: int) -> None:
@@ -120,7 +121,7 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
             return lookup(cluster, ask.prompt).get("kvstore-0", 0)
 
         async def push_out(seed: int) -> None:
-            others = make_asks(16, seed, shared=16)
+            others = make_asks(16, seed, shared=16, longest=520)
             check(reference, others, await send_all(cluster, others))
 
         answers = await send_all(cluster, asks, disturb)

@@ -158,7 +158,7 @@ async def test_snapshot_in_parts_then_deltas_then_leaving(
     assert conductor.keys == source.held
     assert conductor.ended == ["request-1"]
     source.store(key(99))
-    await session.close()
+    await session.close(WAIT_S)
     assert conductor.left
     assert key(99) in conductor.keys
     assert session.acked_seq == conductor.seq
