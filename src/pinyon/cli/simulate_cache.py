@@ -52,12 +52,8 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
             raise InvalidArgument(f"{error}, {BELADY}", field="policy") from None
     trace = open_trace(arguments)
     with bar("reading", trace.size_bytes) as progress:
-        requests = []
-        for row in trace.rows(arguments.limit):
-            requests.append(Asked(row.blocks, row.time_s, Traits(row.category, row.user)))
-            if len(requests) % 1024 == 0:
-                progress(trace.read_bytes)
-    requests.sort(key=lambda asked: asked.now_s)
+        rows = trace.sorted_rows(arguments.limit, progress)
+    requests = [Asked(row.blocks, row.time_s, Traits(row.category, row.user)) for row in rows]
     tell_broken(trace)
     with bar("replaying", len(requests)) as progress:
         cache = replay(requests, choice, arguments.capacity, progress)

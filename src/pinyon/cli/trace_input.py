@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -15,28 +15,21 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import FORMATS, TraceFile
 
-__all__ = ["add_trace", "bar", "count_rows", "open_trace", "tell_broken"]
+__all__ = ["add_trace", "bar", "open_trace", "tell_broken"]
 
 
-class Bar(Protocol):
-    def __call__(self, done: int) -> None:
-        """So much is done."""
-        ...
-
-
-def count_rows(text: str) -> int:
-    """Of an option. Raises ``ValueError``."""
-    count = int(text)
-    if count < 0:
-        raise ValueError
-    return count
+def _count_rows(text: str) -> int:
+    """Of an option."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"not a number of rows: {text!r}")
+    return int(text)
 
 
 def add_trace(parser: Any) -> None:
     """The arguments that name a trace."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file, plain or gzipped")
-    parser.add_argument("--format", default="", choices=("", *FORMATS), help="default: its first row tells")
-    parser.add_argument("--limit", type=count_rows, default=0, metavar="ROWS", help="only the file's first rows")
+    parser.add_argument("--format", default="", choices=tuple(FORMATS), help="default: its first row tells")
+    parser.add_argument("--limit", type=_count_rows, default=0, metavar="ROWS", help="only the file's first rows")
 
 
 def open_trace(arguments: argparse.Namespace, *, blocks: bool = True) -> TraceFile:
@@ -58,8 +51,8 @@ def tell_broken(trace: TraceFile) -> None:
 
 
 @contextmanager
-def bar(text: str, total: int) -> Iterator[Bar]:
-    """On stderr, where that is a terminal."""
+def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
+    """On stderr, where that is a terminal; it is told how much is done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pinyon.eviction.counted import Counted
 from pinyon.eviction.policy import Key
+from pinyon.eviction.ranked import Rank
 
 __all__ = ["Gdfs"]
 
@@ -24,9 +25,8 @@ class Gdfs(Counted[Key]):
     def _value(self, uses: int) -> float:
         return self._clock + uses
 
-    def _went(self, value: float) -> None:
-        self._clock = value
+    def _evicted(self, rank: Rank) -> None:
+        self._clock = rank[0]
 
-    def peek(self, now_s: float) -> tuple[float, Key] | None:
-        found = super().peek(now_s)
-        return None if found is None else (found[0] - self._clock, found[1])
+    def _worth(self, rank: Rank, now_s: float) -> float:
+        return float(rank[0] - self._clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -15,6 +15,7 @@ from pinyon.traces.row import TraceRow
 __all__ = ["TraceFile"]
 
 NAMED_MAX = 10
+PROGRESS_EVERY = 1024
 _GZIP = b"\x1f\x8b"
 
 
@@ -74,9 +75,16 @@ class TraceFile:
         if len(self.reasons) < NAMED_MAX:
             self.reasons.append(reason[:200])
 
-    def sorted_rows(self, limit: int = 0) -> list[TraceRow]:
-        """In order of time, those of the same time as in the file; of the file's first ``limit``. All in memory."""
-        return sorted(self.rows(limit), key=lambda row: row.time_s)
+    def sorted_rows(self, limit: int = 0, progress: Callable[[int], None] = lambda _: None) -> list[TraceRow]:
+        """In order of time, those of the same time as in the file; of the file's first ``limit``. All in memory.
+        ``progress`` hears how many bytes of the file are read."""
+        rows = []
+        for row in self.rows(limit):
+            rows.append(row)
+            if len(rows) % PROGRESS_EVERY == 0:
+                progress(self.read_bytes)
+        rows.sort(key=lambda row: row.time_s)
+        return rows
 
 
 class _Lines:
