@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
-__all__ = ["NO_TRAITS", "EvictionPolicy", "Key", "Learning", "Traits", "Use", "learner"]
+__all__ = ["NO_TRAITS", "EvictionPolicy", "Key", "Learning", "Traits", "Use", "hand_over", "learner"]
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -118,3 +118,18 @@ class EvictionPolicy(Protocol[Key]):
     def __contains__(self, key: object) -> bool:
         """It is held and may go."""
         ...
+
+
+def hand_over(
+    last: EvictionPolicy[Key],
+    new: EvictionPolicy[Key],
+    pinned: Sequence[Key],
+    known_of: Callable[[Key], tuple[Traits, int]],
+    now_s: float,
+) -> None:
+    """Tell ``new`` of all that ``last`` has: in the order in which that would have them go, as used now by the requests
+    that stored them (``known_of``: their traits and places), then of what is ``pinned``. ``last`` is of no use then."""
+    for key in [*last.victims(len(last), now_s), *pinned]:
+        traits, place = known_of(key)
+        new.stored((key,), now_s, traits, (place,))
+    new.pinned(pinned, now_s)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, learner
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, hand_over, learner
 from pinyon.paging.key_changes import KeyChanges
 
 __all__ = ["BlockPool"]
@@ -230,18 +230,17 @@ class BlockPool:
         return block
 
     def switch(self, eviction: EvictionPolicy[bytes], now_s: float) -> None:
-        """From now on this one chooses. It is told of all that is held: in the order in which the last one would have
-        them go, as used now by the requests that stored them; then of what is in use."""
+        """From now on this one chooses, see :func:`pinyon.eviction.policy.hand_over`."""
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
-        by_key = self._by_key
-        in_use = [key for key, block in by_key.items() if self._refs[block]]
-        for key in [*self._eviction.victims(self._total, now_s), *in_use]:
-            block = by_key[key]
-            eviction.stored((key,), now_s, self._traits[block], (self._offsets[block],))
-        eviction.pinned(in_use, now_s)
+        in_use = [key for key, block in self._by_key.items() if self._refs[block]]
+        hand_over(self._eviction, eviction, in_use, self._known_of, now_s)
         self._eviction = eviction
         self._learn = learner(eviction)
+
+    def _known_of(self, key: bytes) -> tuple[Traits, int]:
+        block = self._by_key[key]
+        return self._traits[block], self._offsets[block]
 
     # -- telling others
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, learner
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, hand_over, learner
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
@@ -253,13 +253,10 @@ class ObjectTable:
                 self._allocator.free(held.offset)
         self._eviction.unpinned(idle, now_s)
 
-    def _tell_stored(self, objects: Iterable[KvObject], now_s: float) -> None:
+    def _tell_stored(self, objects: Sequence[KvObject], now_s: float) -> None:
         """All of one put: they have the same traits."""
-        stored = list(objects)
-        if stored:
-            self._eviction.stored(
-                [each.key for each in stored], now_s, stored[0].traits, [each.place for each in stored]
-            )
+        traits = objects[0].traits
+        self._eviction.stored([each.key for each in objects], now_s, traits, [each.place for each in objects])
 
     def _count_idle(self, held: KvObject, change: int) -> None:
         size = self._allocator.rounded(held.size)
@@ -345,13 +342,14 @@ class ObjectTable:
         """From now on this one chooses. See :meth:`pinyon.paging.BlockPool.switch`."""
         if len(eviction):
             raise ValueError("the eviction policy belongs to another table")
-        read = [held for held in self._readable.values() if held.readers]
-        idle = [self._readable[key] for key in self._eviction.victims(len(self._readable), now_s)]
-        for held in [*idle, *read]:
-            eviction.stored((held.key,), now_s, held.traits, (held.place,))
-        eviction.pinned([held.key for held in read], now_s)
+        read = [held.key for held in self._readable.values() if held.readers]
+        hand_over(self._eviction, eviction, read, self._known_of, now_s)
         self._eviction = eviction
         self._learn = learner(eviction)
+
+    def _known_of(self, key: bytes) -> tuple[Traits, int]:
+        held = self._readable[key]
+        return held.traits, held.place
 
     # -- telling others
 
