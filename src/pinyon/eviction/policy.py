@@ -10,12 +10,12 @@ for policies that learn what becomes of a kind of request ("KVCache cache in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
-__all__ = ["NO_TRAITS", "EvictionPolicy", "Key", "Learning", "Traits", "Use", "hand_over", "learner"]
+__all__ = ["NO_TRAITS", "Belief", "EvictionPolicy", "Key", "Learning", "Traits", "Use", "hand_over", "learner"]
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -47,6 +47,15 @@ class Use(NamedTuple):
         return cls(None if request == UNKNOWN_CLASS else Traits.of(request), first)
 
 
+class Belief(NamedTuple):
+    """What a policy takes for true of the blocks of one category."""
+
+    share: float
+    """Of them that are used again, in [0, 1]."""
+    mean_s: float
+    """Until then, of those."""
+
+
 @runtime_checkable
 class Learning(Protocol):
     """What policies that learn have besides."""
@@ -57,6 +66,10 @@ class Learning(Protocol):
 
     def adopt(self, fit: Any) -> None:
         """What was learned holds from now on."""
+        ...
+
+    def beliefs(self) -> Mapping[str, Belief]:
+        """By category (``""``: of all that has no belief of its own), for people and metrics."""
         ...
 
 

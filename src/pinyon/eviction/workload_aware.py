@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple
 
-from pinyon.eviction.policy import Key, Traits
+from pinyon.eviction.policy import Belief, Key, Traits
 from pinyon.eviction.ranked import Ranked
 
 __all__ = ["Fit", "WorkloadAware", "WorkloadAwareSettings"]
@@ -226,6 +226,9 @@ class WorkloadAware(Generic[Key]):
     def adopt(self, fits: Mapping[str, Fit]) -> None:
         """These hold from now on."""
         self.fits = fits
+
+    def beliefs(self) -> Mapping[str, Belief]:
+        return {category: Belief(*fit) for category, fit in self.fits.items()}
 
 
 def fitted(samples: Mapping[str, Sums]) -> dict[str, Fit]:

@@ -1,0 +1,13 @@
+"""``pinyon trace``: what one does with traces of requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser("trace", help="traces of requests: make, record, analyse them")
+    parser.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
