@@ -1,6 +1,7 @@
 """The formats of public traces, a row at a time. Which one a file has, its first row tells.
 
-- ``mooncake``: ``timestamp`` in ms, ``hash_ids`` of 512 tokens (Mooncake, FAST '25 release); perhaps ``session_id``.
+- ``mooncake``: ``timestamp`` in ms, ``hash_ids`` of 512 tokens (Mooncake, FAST '25 release); perhaps ``session_id``,
+  or, as pinyon writes it, ``type``, ``turn``, ``user_id``.
 - ``qwen``: ``timestamp`` in s, ``chat_id``, ``parent_chat_id``, ``type``, ``turn``, ``hash_ids`` of 16 tokens
   (qwen-bailian-usagetraces-anon); perhaps ``user_id``. It is what pinyon writes, too.
 - ``bailian``: the record of "KVCache cache in the wild", Fig. 3: a date, user, request type, hashes of each 4 tokens.
@@ -81,10 +82,11 @@ def _mooncake() -> Parse:
         time_s = _number(row, "timestamp") / 1e3
         lengths = (_count(row, "input_length"), _count(row, "output_length"))
         blocks = _ids(row, "hash_ids")
-        session = _text(row, "session_id")
-        if not session:
-            return TraceRow(time_s, *lengths, blocks)
-        return TraceRow(time_s, *lengths, blocks, "session", turns.next(session), session)
+        session, user = _text(row, "session_id"), _text(row, "user_id")
+        if session:
+            return TraceRow(time_s, *lengths, blocks, "session", turns.next(session), session, user=user)
+        turn = _count(row, "turn") if "turn" in row else 0
+        return TraceRow(time_s, *lengths, blocks, _text(row, "type"), turn, user=user)
 
     return parse
 

@@ -1,4 +1,4 @@
-"""A trace as pinyon writes it: the format ``qwen`` with user ids, perhaps gzipped."""
+"""A trace as pinyon writes it: the format ``qwen`` (or ``mooncake``) with user ids, perhaps gzipped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ __all__ = ["TraceWriter", "line_of"]
 STDOUT = Path("-")
 
 
-def line_of(row: TraceRow) -> str:
-    """Its line, with the end."""
+def line_of(row: TraceRow, format_name: str = "qwen") -> str:
+    """Its line, with the end. ``mooncake`` has no ids of requests and whole milliseconds."""
+    if format_name == "mooncake":
+        return _mooncake(row)
+    if format_name != "qwen":
+        raise ValueError(f"pinyon writes qwen and mooncake, not {format_name}")
     fields: dict[str, object] = {
         "chat_id": row.chat,
         "parent_chat_id": row.parent or -1,
@@ -36,14 +40,29 @@ def line_of(row: TraceRow) -> str:
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
 
+def _mooncake(row: TraceRow) -> str:
+    fields: dict[str, object] = {
+        "timestamp": round(row.time_s * 1e3),
+        "input_length": row.input_tokens,
+        "output_length": row.output_tokens,
+        "hash_ids": row.blocks,
+    }
+    if row.kind:
+        fields.update(type=row.kind, turn=row.turn)
+    if row.user:
+        fields["user_id"] = row.user
+    return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
 class TraceWriter:
     """Of one file (``-``: standard output; a name that ends in ``.gz``: gzipped, the same bytes for the same rows).
 
     As a context. The file has its name only once it is whole: what was begun is removed after an error.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, format_name: str = "qwen") -> None:
         self._path = path
+        self._format_name = format_name
         self._unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
         self._files: list[IO[bytes]] = []
         self._to: IO[bytes] = sys.stdout.buffer
@@ -60,7 +79,7 @@ class TraceWriter:
         return self
 
     def write(self, row: TraceRow) -> None:
-        self._to.write(line_of(row).encode())
+        self._to.write(line_of(row, self._format_name).encode())
         self.rows += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

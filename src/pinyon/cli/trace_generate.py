@@ -1,0 +1,115 @@
+"""``pinyon trace generate``: a workload made by a seed, with the statistics that papers print."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pinyon.cli.trace_input import bar
+from pinyon.core.errors import InvalidArgument
+from pinyon.traces import TraceWriter
+from pinyon.traces.generate import PROFILES, generate, profile
+
+__all__ = ["add_command", "trace_generate"]
+
+_DESCRIPTION = """\
+Write a trace with the published statistics of a workload whose own traces are not public, or not long enough. The same
+profile, parameters and seed make the same file everywhere. What nobody published is a parameter with a range
+(--profiles lists them, --vary sets them). A day begins at midnight; anything shorter begins at 10:00."""
+
+DAY_S = 86_400.0
+DURATION_MAX_S = 31 * DAY_S
+ROWS_EVERY = 256
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of ``pinyon trace``."""
+    parser = commands.add_parser("generate", help="make a trace by a seed", description=_DESCRIPTION)
+    parser.add_argument("profile", nargs="?", choices=tuple(PROFILES), metavar="PROFILE", help=", ".join(PROFILES))
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="the file (.gz: gzipped; -: standard output)")
+    parser.add_argument("--seed", type=int, default=1, help="default 1")
+    parser.add_argument("--duration", type=_seconds, metavar="TIME", help="2h, 24h, 5d ... (default: the profile's)")
+    parser.add_argument("--per-s", type=float, metavar="RATE", help="requests per second at the busiest time")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another value of a free parameter; repeatable",
+    )
+    parser.add_argument("--profiles", action="store_true", help="list the profiles with their free parameters")
+    parser.set_defaults(run=trace_generate)
+
+
+def _seconds(text: str) -> float:
+    """Of an option."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None or not 0 < float(found[1]) * _UNITS[found[2]] <= DURATION_MAX_S:
+        raise argparse.ArgumentTypeError(f"not a time up to 31d, such as 90m, 2h or 5d: {text!r}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def trace_generate(arguments: argparse.Namespace) -> int:
+    """Write it. Raises :class:`PinyonError`."""
+    if arguments.profiles:
+        _list()
+        return 0
+    if arguments.profile is None or arguments.out is None:
+        raise InvalidArgument("a profile and a file are needed: pinyon trace generate PROFILE OUT", field="profile")
+    try:
+        made = profile(arguments.profile, **dict(map(_varied, arguments.vary)))
+    except ValueError as error:
+        raise InvalidArgument(str(error), field="vary") from None
+    if arguments.per_s is not None:
+        if not 0 < arguments.per_s <= 1e6:
+            raise InvalidArgument(f"--per-s must be above 0 and at most 1e6, got {arguments.per_s:g}", field="per_s")
+        made = dataclasses.replace(made, per_s=arguments.per_s)
+    if arguments.duration is not None:
+        start_s = 0.0 if arguments.duration >= DAY_S else made.start_s
+        made = dataclasses.replace(made, duration_s=arguments.duration, start_s=start_s)
+    tokens = blocks = 0
+    with bar("generating", int(made.duration_s)) as progress, TraceWriter(arguments.out, made.format) as writer:
+        for row in generate(made, arguments.seed):
+            writer.write(row)
+            tokens += row.input_tokens
+            blocks += len(row.blocks)
+            if writer.rows % ROWS_EVERY == 0:
+                progress(int(row.time_s))
+    sys.stderr.write(
+        f"{writer.rows:,} requests, {blocks:,} blocks, {tokens:,} input tokens in {made.duration_s / 3600:g} h: "
+        f"profile {made.name}, seed {arguments.seed}, format {made.format}\n"
+    )
+    return 0
+
+
+def _varied(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise InvalidArgument(f"--vary takes NAME=VALUE with a number, got {text!r}", field="vary") from None
+
+
+def _list() -> None:
+    for name, spec in PROFILES.items():
+        title = f"{name}: {spec.text}"
+        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for column, justify in (
+            ("parameter", "left"),
+            ("usual", "right"),
+            ("from", "right"),
+            ("to", "right"),
+            ("", "left"),
+        ):
+            table.add_column(column, justify=justify)  # type: ignore[arg-type]
+        for key, free in spec.free.items():
+            table.add_row(key, f"{free.usual:g}", f"{free.low:g}", f"{free.high:g}", free.text)
+        Console().print(table)

@@ -1,0 +1,73 @@
+"""Requests of a profile, in order of time, as many as one likes: what is kept is what goes on."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from random import Random
+
+from pinyon.traces.formats import FORMATS
+from pinyon.traces.generate.chats import ChatSource
+from pinyon.traces.generate.profile import DAY_S, Chats, Profile
+from pinyon.traces.generate.programs import ProgramSource
+from pinyon.traces.generate.source import Ids, Made, Source, chance_to_exponential
+from pinyon.traces.generate.users import Users, weights
+from pinyon.traces.row import TraceRow
+
+__all__ = ["generate"]
+
+
+def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
+    """The same rows for the same profile and seed, on every machine. The busiest user is 0. Memory: the conversations
+    and programs that go on."""
+    rng = Random(seed)
+    ids = Ids(FORMATS[profile.format].block_tokens)
+    users = Users(weights(profile.users.number, profile.users.points, profile.users.steepness))
+    chatty = [rng.random() < profile.chatty_users for _ in range(profile.users.number)]
+    sources: list[Source] = [
+        ChatSource(profile, part, users, chatty.__getitem__, ids)
+        if isinstance(part, Chats)
+        else ProgramSource(profile, part, users, ids, rng)
+        for part in profile.parts
+    ]
+    hours = profile.hours
+    days = [
+        1.0 + hours.workdays_differ * (2 * rng.random() - 1.0) for _ in range(_day(profile, profile.duration_s) + 1)
+    ]
+    busiest = max(days)
+    number = len(sources)
+    heap: list[tuple[float, int, Source | None, Callable[[float, Random], Made] | None]] = [
+        (-profile.warm_up_s, place, source, None) for place, source in enumerate(sources)
+    ]
+    while heap:
+        now_s, _, source, then = heapq.heappop(heap)
+        if now_s >= profile.duration_s:
+            continue
+        made: Made | None = None
+        if source is not None:
+            per_s = profile.per_s * busiest * source.begins_per_request
+            number += 1
+            after_s = chance_to_exponential(rng.random(), 1.0 / per_s)
+            heapq.heappush(heap, (now_s + after_s, number, source, None))
+            rate = hours.rate(profile.start_s + now_s) * days[max(0, _day(profile, now_s))]
+            if rng.random() * busiest < rate:
+                made = source.begin(now_s, rng)
+        elif then is not None:
+            made = then(now_s, rng)
+        if made is None:
+            continue
+        if made.then is not None:
+            number += 1
+            heapq.heappush(heap, (made.then_s, number, None, made.then))
+        if now_s >= 0:
+            yield _row(now_s, made)
+
+
+def _day(profile: Profile, now_s: float) -> int:
+    return int((profile.start_s + now_s) // DAY_S)
+
+
+def _row(now_s: float, made: Made) -> TraceRow:
+    lengths = (made.input_tokens, made.output_tokens)
+    who = (made.kind, made.turn, made.chat, made.parent, str(made.user))
+    return TraceRow(round(now_s, 3), *lengths, tuple(made.blocks), *who)

@@ -1,0 +1,29 @@
+"""A distribution given by its quantiles, as papers print them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+__all__ = ["Quantiles"]
+
+
+class Quantiles:
+    """Between the points the logarithm is linear, so that what lies between P90 and P99 is spread as long tails are."""
+
+    def __init__(self, *points: tuple[float, float]) -> None:
+        """``(share, value)``, rising, from share 0 to 1; values are positive."""
+        shares = [share for share, _ in points]
+        if shares[0] != 0 or shares[-1] != 1 or shares != sorted(shares) or min(value for _, value in points) <= 0:
+            raise ValueError(f"no quantiles: {points}")
+        self._shares: Sequence[float] = shares
+        self._logs = [math.log(value) for _, value in points]
+
+    def at(self, share: float) -> float:
+        """The value below which that share in [0, 1) of all lies."""
+        shares, logs = self._shares, self._logs
+        after = min(bisect_right(shares, share), len(shares) - 1)
+        span = shares[after] - shares[after - 1]
+        part = (share - shares[after - 1]) / span if span else 1.0
+        return math.exp(logs[after - 1] + part * (logs[after] - logs[after - 1]))
