@@ -68,6 +68,14 @@ def _day(profile: Profile, now_s: float) -> int:
 
 
 def _row(now_s: float, made: Made) -> TraceRow:
-    lengths = (made.input_tokens, made.output_tokens)
-    who = (made.kind, made.turn, made.chat, made.parent, str(made.user))
-    return TraceRow(round(now_s, 3), *lengths, tuple(made.blocks), *who)
+    return TraceRow(
+        round(now_s, 3),
+        made.input_tokens,
+        made.output_tokens,
+        tuple(made.blocks),
+        made.kind,
+        made.turn,
+        made.chat,
+        made.parent,
+        str(made.user),
+    )

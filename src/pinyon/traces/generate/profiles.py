@@ -1,9 +1,9 @@
 """The workloads that can be generated, and what nobody published about them.
 
 A and B are the two of "KVCache cache in the wild" §3 (one cluster of a cloud; people's services, and programs that call
-an API), ``toolagent`` is Mooncake's (Table 2). What is printed there is a constant here, beside it where; what is not is a
-:class:`Free` parameter with a range. Where the paper contradicts itself Fig. 5 is followed: next-turn probabilities of
-0.5 and 0.8 (§3.3) would make 71 % multi-turn requests, not 46 %.
+an API), ``toolagent`` is Mooncake's (Table 2). What is printed there is a constant here, beside it where; what is not
+is a :class:`Free` parameter with a range. Where the paper contradicts itself Fig. 5 is followed: next-turn
+probabilities of 0.5 and 0.8 (§3.3) would make 71 % multi-turn requests, not 46 %.
 """
 
 from __future__ import annotations
