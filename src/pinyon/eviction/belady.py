@@ -18,7 +18,9 @@ class Belady(RankedPolicy[Key]):
         super().__init__()
         self._next_use = next_use
 
-    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
         self.used(keys, now_s, traits, offsets)
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:

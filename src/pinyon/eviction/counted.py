@@ -24,7 +24,9 @@ class Counted(RankedPolicy[Key]):
         """Of a key that is used for the so-manieth time now."""
         raise NotImplementedError
 
-    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
         self.used(keys, now_s, traits, offsets)
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:

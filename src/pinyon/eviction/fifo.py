@@ -19,7 +19,9 @@ class Fifo(RankedPolicy[Key]):
         """Held, and not used or unpinned since it was stored."""
         self._number = 0
 
-    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
         self._unused.update(keys)
         self._come(keys, now_s)
 

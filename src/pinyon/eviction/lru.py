@@ -18,7 +18,9 @@ class Lru(Generic[Key]):
         self._order: OrderedDict[Key, float] = OrderedDict()
         """Of those that may go: when each was used last."""
 
-    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
         self._append(keys, now_s)
 
     def _append(self, keys: Sequence[Key], now_s: float) -> None:

@@ -10,6 +10,7 @@ from pinyon.eviction.gdfs import Gdfs
 from pinyon.eviction.lfu import Lfu
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import EvictionPolicy
+from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
 from pinyon.eviction.s3fifo import S3Fifo
 from pinyon.eviction.sieve import SievePolicy
 from pinyon.eviction.workload_aware import WorkloadAware, WorkloadAwareSettings
@@ -26,5 +27,6 @@ EVICTION_POLICIES: Registry[EvictionPolicy[Any]] = Registry(
         "s3fifo": (NoSettings, lambda _: S3Fifo[Any]()),
         "sieve": (NoSettings, lambda _: SievePolicy[Any]()),
         "workload_aware": (WorkloadAwareSettings, WorkloadAware[Any]),
+        "reuse_hazard": (ReuseHazardSettings, ReuseHazard[Any]),
     },
 )

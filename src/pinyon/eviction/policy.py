@@ -95,8 +95,11 @@ class EvictionPolicy(Protocol[Key]):
     use. Nothing that is pinned goes. Calls cost O(keys), but for what a policy says of its victims.
     """
 
-    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
-        """These are held from now on; none of them was."""
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
+        """These are held from now on; none of them was. ``after``: the key before the first one in its prompt; None: there
+        is none, or nobody knows."""
         ...
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:

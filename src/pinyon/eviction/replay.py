@@ -89,7 +89,7 @@ class CacheReplay:
             if known:
                 policy.used(run, now_s, traits, at)
             else:
-                policy.stored(run, now_s, traits, at)
+                policy.stored(run, now_s, traits, at, blocks[start - 1] if start else None)
                 resident.update(run)
             end = start
 

@@ -43,7 +43,9 @@ class S3Fifo(Generic[Key]):
         self._ghosts: OrderedDict[Key, None] = OrderedDict()
         self._pinned = 0
 
-    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
         ghosts = self._ghosts
         for key in reversed(keys):
             known = key in ghosts

@@ -23,7 +23,9 @@ class SievePolicy(Generic[Key]):
         self._parked: set[Key] = set()
         """Pinned ones at which the hand has stopped: out of the queue."""
 
-    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
         for key in reversed(keys):
             self._queue.insert(key)
             self._last_s[key] = now_s

@@ -102,7 +102,9 @@ class WorkloadAware(Generic[Key]):
 
     # -- what happens
 
-    def stored(self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
         category = self._category(traits.category)
         ghosts, held = self._ghosts, self._held
         for key, offset in zip(keys, offsets, strict=True):
