@@ -1,17 +1,18 @@
-"""How likely what was used is used again, by what is known of it and by how long ago that was; learned from what happens.
+"""How likely what was used is used again, by what is known of it and by how long ago that was; learned by watching.
 
-Time since the last use is cut into bins. Of each class it is counted how many came through a bin unused and how many were
-used again in it: a life table, faded, so that old days count less. A part is taken to be like what contains it but for
-its level, as if :data:`LEVEL_PRIOR` uses had been seen as expected, and, bin by bin, :data:`PRIOR` blocks.
+Time since the last use is cut into bins. Of each class it is counted how many came through a bin unused and how many
+were used again in it: a life table, faded, so that old days count less. A part is taken to be like what contains it but
+for its level, as if :data:`LEVEL_PRIOR` uses had been seen as expected, and, bin by bin, :data:`PRIOR` blocks.
 
-A block that is worth holding is worth it until some time: the value is the greatest, over all times to hold it until, of
-(probability that it is used until then) / (expected time that it is held until then or until its use): uses per second of
-a block's room. (With a falling hazard that is the hazard; where a use becomes likelier with time it looks ahead. It is
-Gittins' index of a job that may be given up, and the "hit density" of Beckmann et al., "LHD", NSDI '18, at its best.)
+A block that is worth holding is worth it until some time: the value is the greatest, over all times to hold it until,
+of (probability that it is used until then) / (expected time that it is held until then or until its use): uses per
+second of a block's room. (With a falling hazard that is the hazard; where a use becomes likelier with time it looks
+ahead. It is Gittins' index of a job that may be given up; Beckmann et al., "LHD", NSDI '18, call it hit density.)
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -29,8 +30,8 @@ EDGES_S = (0.0, *(2.0**step for step in range(17)))
 BINS = len(EDGES_S)
 WIDTHS_S = np.array([*np.diff(EDGES_S), EDGES_S[-1]])
 PRIOR = 100.0
-CLASSES_MAX = 4096
-LEVEL_PRIOR = 40.0
+CLASSES_MAX = 2048
+LEVEL_PRIOR = 50.0
 FIRST_RATE = 1e-3
 """Uses per second, before anything was seen."""
 FALL = 0.7
@@ -44,35 +45,32 @@ def bin_of(age_s: float) -> int:
 class HazardClass:
     """Those that are alike in what is known of them."""
 
-    __slots__ = ("again", "name", "number", "parent", "through", "values")
+    __slots__ = ("depth", "name", "number", "parent")
 
     def __init__(self, name: Hashable, number: int, parent: HazardClass | None) -> None:
         self.name = name
         self.number = number
         self.parent = parent
-        self.again = [0.0] * BINS
-        """Used again, by bin."""
-        self.through = [0.0] * BINS
-        """Not used again in that bin."""
-        self.values: list[float] = parent.values if parent is not None else [FIRST_RATE * FALL**bin for bin in range(BINS)]
-        """Uses per second of holding one block, by bin."""
+        self.depth: int = 0 if parent is None else parent.depth + 1
 
 
 class Sample:
-    """One that may be used again."""
+    """One that may be used again; ``of``: its class's number."""
 
-    __slots__ = ("last_s", "of", "over")
+    __slots__ = ("bin", "last_s", "of", "over")
 
-    def __init__(self, of: HazardClass, last_s: float) -> None:
+    def __init__(self, of: int, last_s: float) -> None:
         self.of = of
         self.last_s = last_s
+        self.bin = 0
         self.over = False
 
 
 class _Snapshot(NamedTuple):
     parents: NDArray[np.int64]
+    depths: NDArray[np.int64]
     again: NDArray[np.float64]
-    through: NDArray[np.float64]
+    seen: NDArray[np.float64]
 
 
 class HazardTable:
@@ -81,11 +79,19 @@ class HazardTable:
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._classes: dict[Hashable, HazardClass] = {}
-        self._waiting: list[deque[Sample]] = [deque() for _ in range(BINS)]
+        shape = (CLASSES_MAX, BINS)
+        self._again = np.zeros(shape)
+        """Used again, by class and bin."""
+        self._through = np.zeros(shape)
+        """Not used again in that bin."""
+        self._waiting = np.zeros(shape)
+        """In it now."""
+        self._values = np.zeros(shape)
+        """Uses per second of holding one block."""
+        self._values[0] = FIRST_RATE * FALL ** np.arange(BINS)
+        self._samples: list[deque[Sample]] = [deque() for _ in range(BINS)]
         self._faded_s: float | None = None
-        self.root = self.of((), None)
-        self.samples = 0
-        """Not over yet."""
+        self.root = self.of("", None)
 
     def of(self, name: Hashable, parent: HazardClass | None) -> HazardClass:
         """The class of that name, which is a part of ``parent``; that one itself where there are too many."""
@@ -94,109 +100,118 @@ class HazardTable:
             if len(self._classes) >= CLASSES_MAX and parent is not None:
                 return parent
             found = self._classes[name] = HazardClass(name, len(self._classes), parent)
+            if parent is not None:
+                self._values[found.number] = self._values[parent.number]
         return found
+
+    def value(self, number: int, bin: int) -> float:
+        """Of a class, by its number: uses per second of holding one block."""
+        return float(self._values[number, bin])
 
     def begin(self, of: HazardClass, now_s: float) -> Sample:
         """One was used or stored."""
-        sample = Sample(of, now_s)
-        self._waiting[0].append(sample)
-        self.samples += 1
+        sample = Sample(of.number, now_s)
+        self._samples[0].append(sample)
+        self._waiting[of.number, 0] += 1
         return sample
 
     def again(self, sample: Sample, now_s: float) -> None:
         """It was used again."""
         if not sample.over:
-            self._end(sample)
-            sample.of.again[bin_of(now_s - sample.last_s)] += 1.0
+            self.give_up(sample)
+            self._again[sample.of, bin_of(now_s - sample.last_s)] += 1
 
     def give_up(self, sample: Sample) -> None:
         """Nothing more is to be learned of it."""
         if not sample.over:
-            self._end(sample)
-
-    def _end(self, sample: Sample) -> None:
-        sample.over = True
-        self.samples -= 1
+            sample.over = True
+            self._waiting[sample.of, sample.bin] -= 1
 
     def advance(self, now_s: float) -> None:
         """Those that came through a bin are counted."""
-        for bin in range(BINS - 1):
-            waiting, until_s = self._waiting[bin], now_s - EDGES_S[bin + 1]
-            after = self._waiting[bin + 1]
-            while waiting and (waiting[0].over or waiting[0].last_s <= until_s):
-                sample = waiting.popleft()
-                if not sample.over:
-                    sample.of.through[bin] += 1.0
-                    after.append(sample)
-        last = self._waiting[-1]
-        while last and (last[0].over or last[0].last_s <= now_s - 2 * EDGES_S[-1]):
-            sample = last.popleft()
-            if not sample.over:
-                sample.of.through[-1] += 1.0
-                self._end(sample)
+        for bin, samples in enumerate(self._samples):
+            last = bin == BINS - 1
+            until_s = now_s - (2 * EDGES_S[-1] if last else EDGES_S[bin + 1])
+            while samples and (samples[0].over or samples[0].last_s <= until_s):
+                sample = samples.popleft()
+                if sample.over:
+                    continue
+                self._through[sample.of, bin] += 1
+                if last:
+                    self.give_up(sample)
+                else:
+                    self._waiting[sample.of, bin] -= 1
+                    self._waiting[sample.of, bin + 1] += 1
+                    sample.bin = bin + 1
+                    self._samples[bin + 1].append(sample)
 
     def fit(self, now_s: float) -> Callable[[], NDArray[np.float64]]:
         """Work for any thread: the values, by class and bin, for :meth:`adopt`."""
-        classes = list(self._classes.values())
+        count = len(self._classes)
         if self._faded_s is not None and now_s > self._faded_s:
-            fade = float(np.exp((self._faded_s - now_s) / self._window_s))
-            for each in classes:
-                each.again = [count * fade for count in each.again]
-                each.through = [count * fade for count in each.through]
+            fade = math.exp((self._faded_s - now_s) / self._window_s)
+            self._again[:count] *= fade
+            self._through[:count] *= fade
         self._faded_s = now_s
-        through = np.array([each.through for each in classes])
-        for bin, waiting in enumerate(self._waiting):  # who is still in a bin went through half of it
-            for sample in waiting:
-                if not sample.over:
-                    through[sample.of.number, bin] += 0.5
+        classes = self._classes.values()
+        again = self._again[:count].copy()
         snapshot = _Snapshot(
-            np.array([-1 if each.parent is None else each.parent.number for each in classes]),
-            np.array([each.again for each in classes]),
-            through,
+            np.array([0 if each.parent is None else each.parent.number for each in classes]),
+            np.array([each.depth for each in classes]),
+            again,
+            again
+            + self._through[:count]
+            + 0.5 * self._waiting[:count],  # who is still in a bin went through half of it
         )
         return lambda: values_of(hazards_of(snapshot))
 
     def adopt(self, values: NDArray[np.float64]) -> None:
         """Of the classes that there were; those that came since have their parents'."""
-        rows = values.tolist()
-        for number, each in enumerate(self._classes.values()):
-            each.values = rows[number] if number < len(rows) else (each.parent or self.root).values
+        self._values[: len(values)] = values
+        for each in list(self._classes.values())[len(values) :]:
+            if each.parent is not None:
+                self._values[each.number] = self._values[each.parent.number]
 
     def beliefs(self) -> dict[str, Belief]:
-        """Of the classes with a name that is a text."""
+        """Of the classes whose name is a text."""
+        again, through = self._again.copy(), self._through.copy()
+        classes = list(self._classes.values())
+        for each in reversed(classes):  # parts come after what contains them
+            if each.parent is not None:
+                again[each.parent.number] += again[each.number]
+                through[each.parent.number] += through[each.number]
         found = {}
-        for each in self._classes.values():
+        for each in classes:
             if isinstance(each.name, str):
-                again, through = np.array(each.again), np.array(each.through)
-                seen = again + through
-                passed = np.divide(through, seen, out=np.ones(BINS), where=seen > 0)
+                seen = again[each.number] + through[each.number]
+                passed = np.divide(through[each.number], seen, out=np.ones(BINS), where=seen > 0)
                 alive = np.concatenate([[1.0], np.cumprod(passed)])
                 uses = alive[:-1] - alive[1:]
                 share = float(uses.sum())
-                middle = np.array(EDGES_S) + WIDTHS_S / 2
-                found[each.name] = Belief(share, float((uses * middle).sum() / share) if share > 0 else 0.0)
+                mean_s = float((uses * (EDGES_S + WIDTHS_S / 2)).sum()) / share if share > 0 else 0.0
+                found[each.name] = Belief(share, mean_s)
         return found
 
 
 def hazards_of(snapshot: _Snapshot) -> NDArray[np.float64]:
-    """Probability, by class and bin, that one which came so far is used in this bin. Parents come before their parts."""
-    parents, again, through = snapshot
-    whole_again, whole_through = again.copy(), through.copy()
-    for number in range(len(parents) - 1, 0, -1):  # what a part saw, the whole saw
-        whole_again[parents[number]] += whole_again[number]
-        whole_through[parents[number]] += whole_through[number]
-    seen = whole_again + whole_through
+    """Probability, by class and bin, that one which came so far is used in this bin."""
+    parents, depths, again, seen = snapshot
+    for depth in range(depths.max(), 0, -1):  # what a part saw, the whole saw
+        parts = np.flatnonzero(depths == depth)
+        np.add.at(again, parents[parts], again[parts])
+        np.add.at(seen, parents[parts], seen[parts])
     hazards = np.empty_like(seen)
     rate = FIRST_RATE
     for bin in range(BINS):  # nothing was seen of what is older than the table: uses per second go on falling
         usual = 1.0 - np.exp(-rate * WIDTHS_S[bin])
-        hazards[0, bin] = (whole_again[0, bin] + usual) / (seen[0, bin] + 1.0)
+        hazards[0, bin] = (again[0, bin] + usual) / (seen[0, bin] + 1.0)
         rate = -np.log1p(-min(0.999, hazards[0, bin])) / WIDTHS_S[bin] * FALL
-    for number in range(1, len(parents)):
-        expected = hazards[parents[number]]
-        level = (whole_again[number].sum() + LEVEL_PRIOR) / ((seen[number] * expected).sum() + LEVEL_PRIOR)
-        expected = np.minimum(expected * level, 0.999)
-        hazards[number] = (whole_again[number] + PRIOR * expected) / (seen[number] + PRIOR)
+    for depth in range(1, depths.max() + 1):
+        parts = np.flatnonzero(depths == depth)
+        expected = hazards[parents[parts]]
+        level = (again[parts].sum(1) + LEVEL_PRIOR) / ((seen[parts] * expected).sum(1) + LEVEL_PRIOR)
+        expected = np.minimum(expected * level[:, None], 0.999)
+        hazards[parts] = (again[parts] + PRIOR * expected) / (seen[parts] + PRIOR)
     return hazards
 
 

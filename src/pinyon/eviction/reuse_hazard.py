@@ -9,8 +9,7 @@ others leave behind when they go on differently is a class of its own.
 A run goes from its end, and only after everything that extends it: a prefix is worth at least as much as its
 extensions. Nothing is known of the future; if the workload shifts, old counts fade.
 
-Tenants share the room (max-min): while another has more than its share, nothing goes that belongs to one who has not.
-Tenants beyond :data:`GROUPS` share such shares.
+Tenants share the room (:mod:`pinyon.eviction.tenant_shares`).
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from typing import Any, Generic
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardClass, HazardTable, Sample, bin_of
 from pinyon.eviction.policy import Belief, Key, Traits
 from pinyon.eviction.prefix_tree import PrefixTree, Run
+from pinyon.eviction.tenant_shares import TenantShares
 
 __all__ = ["ReuseHazard", "ReuseHazardSettings"]
 
 TENANTS_MAX = 65_536
-GROUPS = 64
 STALE_MIN = 1024
 TURNS = (1, 2, 3, 4, 5, 7, 10, 15, 23, 1 << 62)
 """Turns are told apart up to the next of these."""
@@ -39,7 +38,8 @@ TENANT_PRIOR = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ReuseHazardSettings:
-    """What happened ``window_s`` ago counts 1/e; beliefs are renewed every ``refit_s``; ``fair``: tenants have shares."""
+    """What happened ``window_s`` ago counts 1/e; beliefs are renewed every ``refit_s``. ``fair``: nobody may have it
+    all."""
 
     window_s: float = 3600.0
     refit_s: float = 10.0
@@ -64,7 +64,21 @@ class _Tenant:
 class _Note:
     """What the policy knows of a run."""
 
-    __slots__ = ("bin", "branches", "gap_s", "kind", "last_s", "of", "pending", "pins", "sample", "stamp", "tenant", "turn")
+    __slots__ = (
+        "bin",
+        "branches",
+        "gap_s",
+        "group",
+        "kind",
+        "last_s",
+        "of",
+        "pending",
+        "pins",
+        "sample",
+        "stamp",
+        "tenant",
+        "turn",
+    )
 
     def __init__(self, now_s: float, of: HazardClass) -> None:
         self.last_s = now_s
@@ -77,6 +91,8 @@ class _Note:
         self.kind = ""
         self.turn = 0
         self.tenant = ""
+        self.group = 0
+        """Of tenants."""
         self.gap_s = 0.0
         """Between the uses before: the last one, for what is shared their mean."""
         self.branches = 0
@@ -101,14 +117,15 @@ class ReuseHazard(Generic[Key]):
         self._table = HazardTable(settings.window_s)
         self._pinned: set[Key] = set()
         self._queues: dict[tuple[int, int], deque[tuple[Run[Key], int]]] = {}
-        self._by_number: dict[int, HazardClass] = {}
         self._order: list[tuple[float, int, int]] = []
         self._timers: list[tuple[float, int, int]] = []
         self._ghosts: OrderedDict[Key, tuple[Sample, _Note]] = OrderedDict()
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._all = _Tenant()
         self._refit_at_s = -math.inf
-        self._shares = _Shares() if settings.fair else None
+        self._shares = TenantShares() if settings.fair else None
+        self._parked: dict[int, list[tuple[Run[Key], int]]] = {}
+        """By group of tenants, what would go if they had not less than their share."""
 
     # -- what happens
 
@@ -130,7 +147,7 @@ class ReuseHazard(Generic[Key]):
             return
         note = _Note(now_s, self._table.root)
         note.kind, turn = _kind_and_turn(traits.category)
-        note.tenant = traits.tenant
+        self._whose(note, traits.tenant)
         if came_back is not None:
             note.turn, note.gap_s = came_back.turn + 1, now_s - came_back.last_s
         if parent is not None:
@@ -152,7 +169,7 @@ class ReuseHazard(Generic[Key]):
         run = self._tree.add(keys, offsets[0], parent)
         run.note = note
         self._count(run, len(keys))
-        self._tip(note, now_s)
+        self._tip(note, run.first + len(run.keys), now_s)
         self._enter_queue(run, now_s)
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
@@ -171,7 +188,7 @@ class ReuseHazard(Generic[Key]):
                 self._leave_queue(last.note)
             if traits is not None and run.note.tenant != traits.tenant:
                 self._count(run, -len(run.keys))
-                run.note.tenant = traits.tenant
+                self._whose(run.note, traits.tenant)
                 self._count(run, len(run.keys))
             last = run
         if last is not None:
@@ -235,7 +252,7 @@ class ReuseHazard(Generic[Key]):
         left = len(run.keys) - at
         head = self._tree.cut(run, at)
         head.note = mine = _Note(now_s, note.of)
-        mine.kind, mine.turn, mine.tenant = note.kind, note.turn, note.tenant
+        mine.kind, mine.turn, mine.tenant, mine.group = note.kind, note.turn, note.tenant, note.group
         mine.gap_s = now_s - note.last_s
         if note.pins:
             mine.pins = sum(key in self._pinned for key in head.keys)
@@ -243,7 +260,7 @@ class ReuseHazard(Generic[Key]):
         if not note.branches and not run.children and (left == 1 or left <= at):
             if note.sample is not None:  # the next turn: what it does not use is left behind
                 self._again(note.sample, note, now_s)
-            self._class(note, self._table.of("left", self._table.root))
+            note.of = self._table.of("left", self._table.root)
             note.sample = self._table.begin(note.of, note.last_s)
             note.turn = 0
             self._enter_queue(run, now_s)
@@ -263,8 +280,9 @@ class ReuseHazard(Generic[Key]):
         self._forget(note)
         table = self._table
         common = table.of("shared", table.root)
-        paced = table.of(("shared", _bucket(note.gap_s, GAPS_S)), common)
-        self._class(note, table.of((*paced.name, min(4, note.branches.bit_length())), paced))  # type: ignore[misc]
+        pace = _bucket(note.gap_s, GAPS_S)
+        paced = table.of(("shared", pace), common)
+        note.of = table.of(("shared", pace, min(4, note.branches.bit_length())), paced)
         note.sample = table.begin(note.of, now_s)
 
     def _whole(self, run: Run[Key], now_s: float) -> None:
@@ -296,11 +314,11 @@ class ReuseHazard(Generic[Key]):
         if run.children or note.branches:
             return
         note.pending = True
-        self._tip(note, now_s)
+        self._tip(note, run.first + len(run.keys), now_s)
         self._leave_queue(note)
         self._enter_queue(run, now_s)
 
-    def _tip(self, note: _Note, now_s: float) -> None:
+    def _tip(self, note: _Note, depth: int, now_s: float) -> None:
         """A request ends here."""
         later = note.turn > 1
         tenant = self._tenant(note.tenant)
@@ -315,10 +333,14 @@ class ReuseHazard(Generic[Key]):
         turn = table.of(f"{note.kind or 'any'}/{_bucket(note.turn, TURNS)}", stage)
         usual = (self._all.again[later] + 1.0) / (self._all.began[later] + 2.0)
         rate = (tenant.again[later] + TENANT_PRIOR * usual) / (tenant.began[later] - 1.0 + TENANT_PRIOR)
-        whose = table.of((turn.name, min(7, int(rate * 8))), turn)
-        paced = table.of((turn.name, whose.name, _bucket(note.gap_s, GAPS_S)), whose) if later else whose
-        self._class(note, paced)
-        note.sample = table.begin(paced, now_s)
+        of = turn
+        if later:
+            of = table.of((of.name, "gap", _bucket(note.gap_s, GAPS_S)), of)
+        if note.tenant:
+            of = table.of((of.name, "tenant", min(7, int(rate * 8))), of)
+        of = table.of((of.name, "blocks", depth.bit_length()), of)
+        note.of = of
+        note.sample = table.begin(of, now_s)
 
     def _again(self, sample: Sample, note: _Note, now_s: float) -> None:
         if sample.over:
@@ -333,6 +355,11 @@ class ReuseHazard(Generic[Key]):
             self._table.give_up(note.sample)
             note.sample = None
 
+    def _whose(self, note: _Note, tenant: str) -> None:
+        note.tenant = tenant
+        if self._shares is not None:
+            note.group = self._shares.group(tenant)
+
     def _tenant(self, name: str) -> _Tenant:
         found = self._tenants.get(name)
         if found is None:
@@ -344,10 +371,6 @@ class ReuseHazard(Generic[Key]):
         return found
 
     # -- who is next
-
-    def _class(self, note: _Note, of: HazardClass) -> None:
-        note.of = of
-        self._by_number[of.number] = of
 
     def _enter_queue(self, run: Run[Key], now_s: float) -> None:
         """If it may go."""
@@ -366,7 +389,7 @@ class ReuseHazard(Generic[Key]):
             if note.bin < BINS - 1:
                 heapq.heappush(self._timers, (note.last_s + EDGES_S[note.bin + 1], *name))
         if not queue:
-            heapq.heappush(self._order, (note.of.values[note.bin], *name))
+            heapq.heappush(self._order, (self._table.value(*name), *name))
         queue.append((run, note.stamp))
 
     @staticmethod
@@ -413,11 +436,28 @@ class ReuseHazard(Generic[Key]):
         self._table.advance(now_s)
         self._advance(now_s)
         gone: list[Key] = []
-        while len(gone) < count and (found := self._coldest()) is not None:
-            run = found[1]
-            gone.extend(self._evict(run, count - len(gone), now_s))
-        if len(gone) < count:
-            gone.extend(self._anything(count - len(gone), now_s))
+        fair = self._shares
+        if fair is not None:
+            for group in [group for group in self._parked if fair.above(group)]:
+                self._unpark(group)
+        while len(gone) < count:
+            found = self._coldest()
+            if found is not None:
+                run, most = found[1], count - len(gone)
+                if fair is not None:
+                    above = fair.above(run.note.group)
+                    if not above:
+                        self._park(run)
+                        continue
+                    most = min(most, above)
+                gone.extend(self._evict(run, most, now_s))
+            elif self._parked:  # nobody has more than a share
+                fair = None
+                for group in list(self._parked):
+                    self._unpark(group)
+            else:
+                gone.extend(self._anything(count - len(gone), now_s))
+                break
         return gone
 
     def _evict(self, run: Run[Key], count: int, now_s: float) -> list[Key]:
@@ -475,7 +515,23 @@ class ReuseHazard(Generic[Key]):
         return key in self._tree and key not in self._pinned
 
     def _count(self, run: Run[Key], more: int) -> None:
-        """Of its tenant."""
+        """The tenant of this run has so many more keys."""
+        shares = self._shares
+        if shares is not None:
+            group = run.note.group
+            shares.add(group, more)
+
+    def _park(self, run: Run[Key]) -> None:
+        note: _Note = run.note
+        self._leave_queue(note)
+        self._parked.setdefault(note.group, []).append((run, note.stamp))
+
+    def _unpark(self, group: int) -> None:
+        for run, stamp in self._parked.pop(group):
+            note: _Note = run.note
+            if note.stamp == stamp and run.keys and not note.pins and not run.children:
+                note.stamp += 1
+                self._append(run, note)
 
     # -- what is learned
 
@@ -488,7 +544,7 @@ class ReuseHazard(Generic[Key]):
 
     def adopt(self, fit: Any) -> None:
         self._table.adopt(fit)
-        order = [(self._by_number[number].values[bin], number, bin) for number, bin in self._queues]
+        order = [(self._table.value(*name), *name) for name in self._queues]
         heapq.heapify(order)
         self._order = order
 
@@ -500,7 +556,3 @@ def _kind_and_turn(category: str) -> tuple[str, int]:
     """Of ``text/3``."""
     kind, _, turn = category.rpartition("/")
     return (kind, int(turn)) if turn.isdecimal() and len(turn) < 10 else (category, 0)
-
-
-class _Shares:
-    pass

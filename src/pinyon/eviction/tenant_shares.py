@@ -1,0 +1,54 @@
+"""Who holds how much of a pool, and who is to give (the problem of FairRide, NSDI '16).
+
+Up to :data:`GROUPS` tenants have equal shares, and nothing is taken from one who has not more than that while another
+has (max-min). With more, shares would be smaller than single conversations, and keeping to them would cost more than it
+is worth: then nobody may have more than 1 / :data:`FLOOD` of the pool while another wants room.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+__all__ = ["GROUPS", "TenantShares"]
+
+GROUPS = 64
+"""More tenants than that are put together by hash."""
+FLOOD = 8
+
+
+class TenantShares:
+    """Groups of tenants are numbers below :data:`GROUPS`."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, int] = {}
+        self._held = [0] * GROUPS
+        self._total = 0
+        self._holding = 0
+        """Groups that hold something."""
+        self._many = False
+
+    def group(self, tenant: str) -> int:
+        found = self._named.get(tenant)
+        if found is not None:
+            return found
+        if len(self._named) < GROUPS:
+            return self._named.setdefault(tenant, len(self._named))
+        self._many = True
+        return zlib.crc32(tenant.encode("utf-8", "surrogatepass")) % GROUPS
+
+    def add(self, group: int, keys: int) -> None:
+        """It holds so many more (or fewer)."""
+        before = self._held[group]
+        after = self._held[group] = before + keys
+        self._total += keys
+        self._holding += (after > 0) - (before > 0)
+
+    def above(self, group: int) -> int:
+        """How many keys may be taken from it now, 0: none, while others have more."""
+        held = self._held[group]
+        if self._holding <= 1:
+            return held
+        if not self._many:
+            return max(0, held - self._total // self._holding)
+        most = self._total // FLOOD
+        return max(0, held - most) if max(self._held) > most else held

@@ -1,0 +1,239 @@
+"""pinyon's own policy: prefixes outlive what extends them, tenants keep their shares, books stay small, and what it
+learns is what happens."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.eviction import Traits
+from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
+from pinyon.eviction.replay import Asked, CacheReplay, replay
+from pinyon.eviction.reuse_hazard import STALE_MIN, ReuseHazard, ReuseHazardSettings
+from pinyon.eviction.tenant_shares import FLOOD, GROUPS, TenantShares
+
+
+def own(**values: float) -> ReuseHazard[int]:
+    return ReuseHazard(ReuseHazardSettings(**values))  # type: ignore[arg-type]
+
+
+class Prompts:
+    """Chains of blocks that share prefixes, by a generator: a block says what all before it were."""
+
+    def __init__(self, rng: Random, tenants: int = 3) -> None:
+        self._rng = rng
+        self._tenants = tenants
+        self._asked: list[tuple[int, ...]] = [()]
+        self._ids = 0
+        self.before: dict[int, int | None] = {}
+
+    def next(self) -> tuple[tuple[int, ...], Traits]:
+        rng = self._rng
+        known = rng.choice(self._asked[-40:])
+        kept = known[: rng.randint(0, len(known))] if rng.random() < 0.5 else known
+        new = []
+        for _ in range(rng.randint(0, 6)):
+            self._ids += 1
+            new.append(self._ids)
+        blocks = (*kept, *new) or (0,)
+        for number, block in enumerate(blocks):
+            self.before.setdefault(block, blocks[number - 1] if number else None)
+        self._asked.append(blocks)
+        tenant = str(rng.randrange(self._tenants))
+        return blocks, Traits(f"text/{rng.randint(1, 4)}", tenant)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(5, 60), st.booleans())
+def test_what_extends_a_block_never_outlives_it(seed: int, capacity: int, fair: bool) -> None:
+    rng = Random(seed)
+    prompts = Prompts(rng)
+    policy = own(refit_s=1.0, fair=fair)
+    cache = CacheReplay(policy, capacity)
+    now_s = 0.0
+    for _ in range(120):
+        now_s += rng.choice((0.0, 0.1, 3.0, 70.0))
+        blocks, traits = prompts.next()
+        cache.request(blocks, now_s, traits)
+        for block, before in prompts.before.items():
+            assert not (block in cache and before is not None and before not in cache), f"{block} without {before}"
+        assert len(policy) == cache.resident <= capacity
+        assert len(policy._ghosts) <= len(policy) + STALE_MIN
+    assert sorted(policy.victims(capacity + 1, now_s)) == sorted(block for block in prompts.before if block in cache), (
+        "some cannot be had"
+    )
+
+
+def test_a_flooding_tenant_takes_no_more_than_its_share() -> None:
+    """Two others ask for the same again and again; one asks for what nobody asked before, ten times as often."""
+    held = {"quiet": list(range(40)), "calm": list(range(100, 140))}
+    cache = CacheReplay(own(), 120)
+    fresh = iter(range(1_000, 1_000_000))
+    hits = blocks = 0
+    for step in range(600):
+        now_s = step * 7.0
+        for tenant, mine in held.items():
+            hits += cache.request(mine, now_s, Traits("text/1", tenant))
+            blocks += len(mine)
+        for _ in range(10):
+            cache.request([next(fresh) for _ in range(40)], now_s + 1.0, Traits("text/1", "flood"))
+    assert hits == blocks - 80, "what is not above its share was taken"
+
+
+def test_shares() -> None:
+    shares = TenantShares()
+    few = [shares.group(name) for name in ("a", "b", "c")]
+    assert few == [0, 1, 2]
+    for group, keys in zip(few, (10, 20, 60), strict=True):
+        shares.add(group, keys)
+    assert [shares.above(group) for group in few] == [0, 0, 30]
+    shares.add(2, -60)
+    assert [shares.above(group) for group in few] == [0, 5, 0]
+    for number in range(2 * GROUPS):
+        shares.add(shares.group(f"t{number}"), 1)
+    shares.add(0, 90)
+    total = 10 + 20 + 2 * GROUPS + 90
+    assert shares.above(0) == 100 + (shares.group("a") == 0 and 0) - total // FLOOD
+    assert shares.above(1) == 0, "while another floods"
+    shares.add(0, -100)
+    shares.add(1, -20)
+    assert shares.above(5) > 0, "nobody floods"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 5000), st.floats(0.01, 9000) | st.none()), min_size=1, max_size=60))
+def test_the_life_table_counts_what_happens(lives: list[tuple[float, float | None]]) -> None:
+    """Against counting each one by itself. ``None``: never used again."""
+    table = HazardTable(1e12)
+    of = table.of("x", table.root)
+    end_s = 200_000.0
+    events = sorted(
+        [(begun, 0, number) for number, (begun, _) in enumerate(lives)]
+        + [(begun + after, 1, number) for number, (begun, after) in enumerate(lives) if after is not None]
+    )
+    samples = {}
+    for at_s, what, number in events:
+        table.advance(at_s)
+        if what == 0:
+            samples[number] = table.begin(of, at_s)
+        else:
+            table.again(samples[number], at_s)
+    table.advance(end_s)
+    again, through = np.zeros(BINS), np.zeros(BINS)
+    for begun, after in lives:
+        age = (begun + after) - begun if after is not None else end_s - begun
+        last = bin_of(age)
+        for bin in range(last):
+            through[bin] += 1
+        if after is not None:
+            again[last] += 1
+        elif age >= 2 * EDGES_S[-1]:
+            through[last] += 1
+    assert table._again[of.number].tolist() == again.tolist()
+    assert table._through[of.number].tolist() == through.tolist()
+
+
+def test_what_is_learned_of_an_exponential_is_its_hazard() -> None:
+    """Half are used again, after 100 s on average: what is worth most is the youngest, as the posterior says."""
+    rng = Random(5)
+    table = HazardTable(1e12)
+    of = table.of("x", table.root)
+    events: list[tuple[float, int, int]] = []
+    for number in range(20_000):
+        begun = number * 0.5
+        events.append((begun, 0, number))
+        if rng.random() < 0.5:
+            events.append((begun - 100.0 * math.log(1 - rng.random()), 1, number))
+    samples = {}
+    for at_s, what, number in sorted(events):
+        table.advance(at_s)
+        if what == 0:
+            samples[number] = table.begin(of, at_s)
+        else:
+            table.again(samples[number], at_s)
+    table.adopt(table.fit(10_000.0)())
+    for bin in range(3, 9):
+        middle_s = (EDGES_S[bin] + EDGES_S[bin + 1]) / 2
+        alive = 0.5 * math.exp(-middle_s / 100.0)
+        hazard = alive / (alive + 0.5) / 100.0
+        assert table.value(of.number, bin) == pytest.approx(hazard, rel=0.12), f"bin {bin}"
+    belief = table.beliefs()["x"]
+    assert belief.share == pytest.approx(0.5, abs=0.02)
+    assert belief.mean_s == pytest.approx(100.0, rel=0.15)
+
+
+def conversations(seed: int, count: int, again: float) -> list[Asked]:
+    """Two kinds: one goes on with probability ``again`` after 50 s, and one never does, which is four times as common."""
+    rng = Random(seed)
+    asked: list[Asked] = []
+    ids = iter(range(10_000_000))
+    for number in range(count):
+        start_s = number * 1.0
+        if number % 5:
+            asked.append(Asked([next(ids) for _ in range(8)], start_s, Traits("once/1", "t")))
+            continue
+        blocks: list[int] = []
+        turn = 1
+        while True:
+            blocks = [*blocks, *(next(ids) for _ in range(8))]
+            asked.append(Asked(blocks, start_s, Traits(f"chat/{turn}", "t")))
+            if rng.random() >= again:
+                break
+            start_s += -50.0 * math.log(1 - rng.random())
+            turn += 1
+    asked.sort(key=lambda each: each.now_s)
+    return asked
+
+
+def test_it_keeps_what_comes_back() -> None:
+    asked = conversations(3, 6_000, 0.8)
+    hits = {name: replay(asked, name, 600).hit_blocks for name in ("lru", "reuse_hazard", "belady")}
+    assert hits["reuse_hazard"] > hits["lru"] + 0.1 * (hits["belady"] - hits["lru"]), hits
+
+
+def test_it_follows_when_the_workload_shifts() -> None:
+    """The kinds change their roles in the middle: in the last third it is as good as one that began there."""
+    first = conversations(4, 6_000, 0.8)
+    names = {"once": "chat", "chat": "once"}
+    shift_s = first[-1].now_s + 1.0
+    later = [
+        Asked(
+            [block + 20_000_000 for block in each.blocks],
+            each.now_s + shift_s,
+            Traits("/".join((names[each.traits.category.split("/")[0]], each.traits.category.split("/")[1])), "t"),
+        )
+        for each in conversations(5, 9_000, 0.8)
+    ]
+    shifted, fresh = CacheReplay(own(window_s=600.0), 600), CacheReplay(own(window_s=600.0), 600)
+    for each in first:
+        shifted.request(*each)
+    seen = {}
+    for name, cache in (("shifted", shifted), ("fresh", fresh)):
+        for number, each in enumerate(later):
+            if number == len(later) * 2 // 3:
+                seen[name] = -cache.hit_blocks
+            cache.request(*each)
+        seen[name] += cache.hit_blocks
+    assert seen["shifted"] > 0.97 * seen["fresh"], seen
+
+
+def test_what_is_pinned_stays_even_if_all_else_must_go() -> None:
+    policy = own()
+    policy.stored([1, 2, 3], 0.0, Traits(), range(3))
+    policy.stored([4, 5], 1.0, Traits(), range(3, 5), 3)
+    policy.pinned([4, 5], 1.0)
+    assert policy.victims(9, 2.0) == [3, 2, 1], "what is before something pinned goes if nothing else can"
+    policy.unpinned([4, 5], 3.0)
+    assert policy.victims(9, 4.0) == [5, 4]
+    assert len(policy) == 0
+
+
+@pytest.mark.parametrize("values", [{"window_s": 0.0}, {"refit_s": math.inf}])
+def test_settings_are_checked(values: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be from"):
+        own(**values)
