@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -125,6 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PinyonError as error:
         sys.stderr.write(f"pinyon: {error.grpc_code}: {error.message}\n")
         return 1
+    except BrokenPipeError:  # who read it has enough (``| head``): what is still held must not be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         return 130
     return status

@@ -6,10 +6,13 @@ import gzip
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, cast
 
+from pinyon.core.errors import InvalidArgument
 from pinyon.traces.row import TraceRow
 
 __all__ = ["TraceWriter", "line_of"]
@@ -57,39 +60,56 @@ def _mooncake(row: TraceRow) -> str:
 class TraceWriter:
     """Of one file (``-``: standard output; a name that ends in ``.gz``: gzipped, the same bytes for the same rows).
 
-    As a context. The file has its name only once it is whole: what was begun is removed after an error.
+    As a context. The file has its name only once it is whole: what was begun is removed after an error. Raises
+    :class:`InvalidArgument` where it cannot be written.
     """
 
     def __init__(self, path: Path, format_name: str = "qwen") -> None:
         self._path = path
         self._format_name = format_name
-        self._unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-        self._files: list[IO[bytes]] = []
+        self._unfinished = path.parent / f".{path.name}.{os.getpid()}.part"
+        self._files = ExitStack()
         self._to: IO[bytes] = sys.stdout.buffer
         self.rows = 0
 
     def __enter__(self) -> TraceWriter:
         if self._path != STDOUT:
-            raw = self._unfinished.open("wb")
-            self._files.append(raw)
+            if self._path.exists() and not self._path.is_file():  # a device would be replaced
+                raise self._refused("it is there and no file")
+            with self._refusing():
+                self._to = self._files.enter_context(self._unfinished.open("wb"))
             if self._path.suffix == ".gz":
-                zipped = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0)
-                self._files.insert(0, zipped)  # type: ignore[arg-type]
-            self._to = self._files[0]
+                zipped = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=self._to, mtime=0)
+                self._files.callback(zipped.close)
+                self._to = cast("IO[bytes]", zipped)
         return self
 
     def write(self, row: TraceRow) -> None:
-        self._to.write(line_of(row, self._format_name).encode())
+        line = line_of(row, self._format_name).encode()
+        with self._refusing():
+            self._to.write(line)
         self.rows += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            for file in self._files:
-                file.close()
-            if self._files and kind is None:
-                self._unfinished.replace(self._path)
-        finally:
-            if self._files:
-                self._unfinished.unlink(missing_ok=True)
-            else:
+        with self._refusing():
+            if self._path == STDOUT:
                 self._to.flush()
+                return
+            try:
+                self._files.close()
+                if kind is None:
+                    self._unfinished.replace(self._path)
+            finally:
+                self._unfinished.unlink(missing_ok=True)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # who reads standard output has enough: no error of ours
+            raise
+        except OSError as error:
+            raise self._refused(error.strerror) from None
+
+    def _refused(self, why: str | None) -> InvalidArgument:
+        return InvalidArgument(f"cannot write {self._path}: {why}", field="out")

@@ -59,6 +59,21 @@ def test_sessions_of_mooncakes_format_have_turns(tmp_path: Path) -> None:
     assert [row.category for row in TraceFile(write(tmp_path, *rows)).rows()] == ["session/1", "session/1", "session/2"]
 
 
+def test_mooncakes_format_may_have_types_turns_and_users(tmp_path: Path) -> None:
+    """As pinyon writes it. A session's turns are counted instead."""
+    rows = [
+        MOONCAKE | {"type": "tool", "turn": 2, "user_id": "u"},
+        MOONCAKE | {"user_id": 7},
+        MOONCAKE | {"session_id": "s", "type": "tool", "turn": 5, "user_id": "u"},
+    ]
+    trace = TraceFile(write(tmp_path, *rows))
+    first, second, third = trace.rows()
+    assert first == TraceRow(1.5, 600, 7, (4, 9), "tool", 2, user="u")
+    assert first.category == "tool/2"
+    assert second == TraceRow(1.5, 600, 7, (4, 9), user="7")
+    assert third == TraceRow(1.5, 600, 7, (4, 9), "session", 1, "s", user="u")
+
+
 def test_qwen(tmp_path: Path) -> None:
     root = QWEN | {"chat_id": 1, "parent_chat_id": -1, "turn": 1, "user_id": "u"}
     trace = TraceFile(write(tmp_path, root, QWEN))
@@ -102,6 +117,10 @@ def test_azure_has_lengths_only(tmp_path: Path) -> None:
         (MOONCAKE | {"hash_ids": [1 << 63]}, "hash_ids is no list of ids"),
         ({"timestamp": 1}, "input_length is no count"),
         (MOONCAKE | {"session_id": "x" * 129}, "session_id has more than"),
+        (MOONCAKE | {"user_id": 1.5}, "user_id is neither a text nor an integer"),
+        (MOONCAKE | {"type": ["tool"]}, "type is neither a text nor an integer"),
+        (MOONCAKE | {"type": "tool", "turn": -1}, "turn is no count"),
+        (MOONCAKE | {"turn": None}, "turn is no count"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )

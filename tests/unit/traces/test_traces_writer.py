@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from pinyon.core.errors import InvalidArgument
 from pinyon.traces import TraceFile, TraceRow, TraceWriter
+from pinyon.traces.writer import line_of
 
 ROWS = [
     TraceRow(0.0, 33, 5, (1, 2, 3), "text", 1, "7", "", "u1", (4,)),
@@ -50,3 +53,52 @@ def test_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     with TraceWriter(Path("-")) as writer:
         writer.write(ROWS[0])
     assert capfdbinary.readouterr().out.startswith(b'{"chat_id":"7","parent_chat_id":-1,')
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_mooncakes_form_has_no_ids_of_requests(tmp_path: Path, name: str) -> None:
+    """Whole milliseconds, and type, turn and user where there are any."""
+    path = tmp_path / name
+    with TraceWriter(path, "mooncake") as writer:
+        for row in ROWS:
+            writer.write(row)
+    trace = TraceFile(path)
+    assert (trace.format.name, trace.broken) == ("mooncake", 0)
+    assert list(trace.rows()) == [row._replace(chat="", parent="", output_blocks=()) for row in ROWS]
+    assert line_of(ROWS[1], "mooncake") == (
+        '{"timestamp":125,"input_length":60,"output_length":1,"hash_ids":[1,2,3,5],"type":"text","turn":2,"user_id":"u1"}\n'
+    )
+    assert line_of(ROWS[2], "mooncake") == '{"timestamp":9500,"input_length":0,"output_length":0,"hash_ids":[]}\n'
+
+
+def test_only_these_two_forms_are_written(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="writes qwen and mooncake, not azure"),
+        TraceWriter(tmp_path / "a", "azure") as writer,
+    ):
+        writer.write(ROWS[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """Said before anything is made: a folder, a device or a pipe by that name would be replaced in the end."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path(".")):
+        with pytest.raises(InvalidArgument, match="it is there and no file"), TraceWriter(path):
+            pass
+    with pytest.raises(InvalidArgument, match="No such file or directory"), TraceWriter(tmp_path / "none" / "a"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_file_that_cannot_be_finished_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with (
+        pytest.raises(InvalidArgument, match=r"cannot write .*a\.jsonl: No space left"),
+        TraceWriter(tmp_path / "a.jsonl") as writer,
+    ):
+        writer.write(ROWS[0])
+    assert list(tmp_path.iterdir()) == []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from heapq import heappop, heappush
 from random import Random
 
 from pinyon.traces.formats import FORMATS
 from pinyon.traces.generate.chats import ChatSource
+from pinyon.traces.generate.draws import exponential
 from pinyon.traces.generate.profile import DAY_S, Chats, Profile
 from pinyon.traces.generate.programs import ProgramSource
-from pinyon.traces.generate.source import Ids, Made, Source, chance_to_exponential
+from pinyon.traces.generate.source import Ids, Made, Source, Then
 from pinyon.traces.generate.users import Users, weights
 from pinyon.traces.row import TraceRow
 
@@ -18,16 +19,16 @@ __all__ = ["generate"]
 
 
 def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
-    """The same rows for the same profile and seed, on every machine. The busiest user is 0. Memory: the conversations
-    and programs that go on."""
+    """The same rows for the same profile and seed (from 0). The busiest user is 0. Memory: the conversations and jobs
+    that go on, and a program per user."""
     rng = Random(seed)
     ids = Ids(FORMATS[profile.format].block_tokens)
     users = Users(weights(profile.users.number, profile.users.points, profile.users.steepness))
     chatty = [rng.random() < profile.chatty_users for _ in range(profile.users.number)]
     sources: list[Source] = [
-        ChatSource(profile, part, users, chatty.__getitem__, ids)
+        ChatSource(profile, part, users, chatty, ids)
         if isinstance(part, Chats)
-        else ProgramSource(profile, part, users, ids, rng)
+        else ProgramSource(profile, part, users, ids)
         for part in profile.parts
     ]
     hours = profile.hours
@@ -36,29 +37,27 @@ def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
     ]
     busiest = max(days)
     number = len(sources)
-    heap: list[tuple[float, int, Source | None, Callable[[float, Random], Made] | None]] = [
-        (-profile.warm_up_s, place, source, None) for place, source in enumerate(sources)
+    # when, a number that no other has, and what happens then: perhaps a beginning of a source, or what goes on
+    heap: list[tuple[float, int, Source | Then]] = [
+        (-profile.warm_up_s, place, source) for place, source in enumerate(sources)
     ]
     while heap:
-        now_s, _, source, then = heapq.heappop(heap)
+        now_s, _, what = heappop(heap)
         if now_s >= profile.duration_s:
-            continue
-        made: Made | None = None
-        if source is not None:
-            per_s = profile.per_s * busiest * source.begins_per_request
+            return
+        if callable(what):
+            made = what(now_s, rng)
+        else:
             number += 1
-            after_s = chance_to_exponential(rng.random(), 1.0 / per_s)
-            heapq.heappush(heap, (now_s + after_s, number, source, None))
+            after_s = exponential(rng, 1.0 / (profile.per_s * busiest * what.begins_per_request))
+            heappush(heap, (now_s + after_s, number, what))
             rate = hours.rate(profile.start_s + now_s) * days[max(0, _day(profile, now_s))]
-            if rng.random() * busiest < rate:
-                made = source.begin(now_s, rng)
-        elif then is not None:
-            made = then(now_s, rng)
-        if made is None:
-            continue
+            if rng.random() * busiest >= rate:
+                continue
+            made = what.begin(now_s, rng)
         if made.then is not None:
             number += 1
-            heapq.heappush(heap, (made.then_s, number, None, made.then))
+            heappush(heap, (made.then_s, number, made.then))
         if now_s >= 0:
             yield _row(now_s, made)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pinyon.traces.generate.quantiles import Quantiles
 
-__all__ = ["Chats", "Free", "Hours", "Profile", "ProfileSpec", "Programs", "UserGroups"]
+__all__ = ["DAY_S", "Chats", "Free", "Hours", "Profile", "ProfileSpec", "Programs", "UserGroups"]
 
 DAY_S = 86_400.0
 
@@ -80,7 +80,6 @@ class Chats:
     """Share of the conversations that begin with it."""
     context_max: int = 26_624
     """Prompts that would be longer lose the older half of the conversation."""
-    answer_s_per_token: float = 0.02
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Programs:
     per_s: Quantiles
     """Calls of a job."""
     tokens: Quantiles
-    """Of a prompt, the program's own; its calls' spread around it by ``spread``."""
+    """Of a prompt: a program's own, its calls are spread around it; of one that all users share, what a call adds."""
     fixed: tuple[float, float]
     """Share of a prompt that is instructions: from, to."""
     output: Quantiles
@@ -111,7 +110,6 @@ class Programs:
     """that long before."""
     second_turn: float = 0.0
     """Share of calls that are followed up."""
-    spread: float = 0.4
     hot: tuple[tuple[float, int], ...] = ()
     """(share of these calls, blocks of instructions) of programs that all users share."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pinyon.core.errors import InvalidArgument
 from pinyon.traces.generate.profile import Chats, Free, Hours, Profile, ProfileSpec, Programs, UserGroups
 from pinyon.traces.generate.quantiles import Quantiles
 
@@ -220,17 +221,17 @@ PROFILES: Mapping[str, ProfileSpec] = {
 """By name."""
 
 
-def profile(name: str, **free: float) -> Profile:
-    """With these values of free parameters. Raises ``ValueError`` for a name or a value that is out of range."""
+def profile(name: str, /, **free: float) -> Profile:
+    """With these values of free parameters. Raises :class:`InvalidArgument`, for a name or a value out of range."""
     if name not in PROFILES:
-        raise ValueError(f"no profile {name!r}; known: {', '.join(PROFILES)}")
+        raise InvalidArgument(f"no profile {name!r}; known: {', '.join(PROFILES)}", field="profile")
     spec = PROFILES[name]
     values = {key: each.usual for key, each in spec.free.items()}
     for key, value in free.items():
         if key not in values:
-            raise ValueError(f"profile {name} has no parameter {key!r}; known: {', '.join(values)}")
+            raise InvalidArgument(f"profile {name} has no parameter {key!r}; known: {', '.join(values)}", field=key)
         low, high = spec.free[key].low, spec.free[key].high
         if not low <= value <= high:
-            raise ValueError(f"{key} of profile {name} must be from {low:g} to {high:g}, got {value:g}")
+            raise InvalidArgument(f"{key} of profile {name} must be from {low:g} to {high:g}, got {value:g}", field=key)
         values[key] = value
     return spec.make(values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 
 __all__ = ["Quantiles"]
 
@@ -13,12 +12,21 @@ class Quantiles:
     """Between the points the logarithm is linear, so that what lies between P90 and P99 is spread as long tails are."""
 
     def __init__(self, *points: tuple[float, float]) -> None:
-        """``(share, value)``, rising, from share 0 to 1; values are positive."""
-        shares = [share for share, _ in points]
-        if shares[0] != 0 or shares[-1] != 1 or shares != sorted(shares) or min(value for _, value in points) <= 0:
-            raise ValueError(f"no quantiles: {points}")
-        self._shares: Sequence[float] = shares
-        self._logs = [math.log(value) for _, value in points]
+        """``(share, value)``, rising in both, from share 0 to 1; values are positive. Raises ``ValueError``."""
+        shares, values = [share for share, _ in points], [value for _, value in points]
+        if shares[:1] != [0] or shares[-1] != 1 or shares != sorted(shares):
+            raise ValueError(f"no quantiles, shares do not rise from 0 to 1: {points}")
+        if values[0] <= 0 or values != sorted(values):
+            raise ValueError(f"no quantiles, values do not rise from above 0: {points}")
+        self._points = points
+        self._shares = shares
+        self._logs = [math.log(value) for value in values]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Quantiles) and self._points == other._points
+
+    def __hash__(self) -> int:
+        return hash(self._points)
 
     def at(self, share: float) -> float:
         """The value below which that share in [0, 1) of all lies."""

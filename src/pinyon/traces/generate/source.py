@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from random import Random
 from typing import NamedTuple, Protocol
 
-__all__ = ["Ids", "Made", "Source", "chance_to_exponential", "chance_to_normal"]
+__all__ = ["Ids", "Made", "Source", "Then"]
 
 
 class Ids:
@@ -23,13 +22,17 @@ class Ids:
         self._block += max(0, count)
         return list(range(first, self._block))
 
+    def extended(self, kept: list[int], tokens: int) -> list[int]:
+        """``kept`` and as many fresh ones as a prompt of that many tokens has beyond it."""
+        return kept + self.fresh(-(-tokens // self.block_tokens) - len(kept))
+
     def name(self) -> str:
         self._name += 1
         return str(self._name)
 
 
 class Made(NamedTuple):
-    """A request, and when which one follows it."""
+    """A request, and what follows it."""
 
     input_tokens: int
     output_tokens: int
@@ -39,8 +42,13 @@ class Made(NamedTuple):
     chat: str
     parent: str
     user: int
-    then_s: float
-    then: Callable[[float, Random], Made] | None
+    then_s: float = 0.0
+    """When ``then`` makes the next one."""
+    then: Then | None = None
+
+
+Then = Callable[[float, Random], Made]
+"""What goes on: makes a request at the time it is given."""
 
 
 class Source(Protocol):
@@ -50,13 +58,3 @@ class Source(Protocol):
     def begin(self, now_s: float, rng: Random) -> Made:
         """The first request of a series that begins now."""
         ...
-
-
-def chance_to_exponential(chance: float, mean: float) -> float:
-    """A chance in [0, 1) as a time of an exponential distribution."""
-    return -mean * math.log(1.0 - chance)
-
-
-def chance_to_normal(rng: Random) -> float:
-    """Box-Muller, so that a seed means the same in every version of Python."""
-    return math.sqrt(-2.0 * math.log(1.0 - rng.random())) * math.cos(2 * math.pi * rng.random())

@@ -11,9 +11,10 @@ __all__ = ["Users", "weights"]
 
 
 def weights(count: int, points: Sequence[tuple[float, float]], steepness: float) -> list[float]:
-    """Of ``count`` users, the busiest first, in all 1. ``points``: (share of the users, the busiest first; share of the
-    requests that they send), rising, the last one (1, 1). Within a group the busiest sends ``steepness`` times what the
-    last one does, geometrically between (less, where the next group would be busier otherwise)."""
+    """Of ``count`` users, group by group, in all 1. ``points``: (share of the users, the busiest first; share of the
+    requests that they send), rising, the last one (1, 1). Within a group the first sends ``steepness`` times what the
+    last one does, geometrically between; the first of the next group may send more than that last one. Raises
+    ``ValueError``."""
     result: list[float] = []
     last_share, last_sent = 0.0, 0.0
     for share, sent in points:

@@ -1,0 +1,282 @@
+"""What papers print of the workloads that are generated, beside what the profiles' traces have.
+
+A statistic that a profile does not meet says why: it is in the same table, and the test sees to it that it stays there
+only as long as it is not met. The tables are those of docs/traces.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from pinyon.traces.generate import DAY_S, generate, profile
+from tests.unit.traces.measured import Measured
+
+
+class Statistic(NamedTuple):
+    name: str
+    section: str
+    paper: float
+    within: float
+    """Tolerance. ``inf``: anything beyond ``paper`` is right, -``inf``: anything below it."""
+    of: Callable[[Measured], float]
+    digits: int = 1
+    unit: str = " %"
+    because: str = ""
+    """It is not met."""
+
+    def met(self, seen: float) -> bool:
+        if np.isinf(self.within):
+            return bool((seen - self.paper) * self.within > 0)
+        return abs(seen - self.paper) <= self.within
+
+    def line(self, seen: float) -> str:
+        """Of the docs' table."""
+        unit = " points" if self.unit == " %" else self.unit
+        sign, within = "", f"± {self.within:,g}{unit}" if self.within else "exactly"
+        if np.isinf(self.within):
+            sign, within = "> " if self.within > 0 else "< ", ""
+        paper, found = f"{sign}{self.paper:,g}{self.unit}", f"{seen:,.{self.digits}f}{self.unit}"
+        return f"| {self.name} | {self.section} | {paper} | {found} | {self.because or within} |"
+
+
+def measured(name: str) -> Measured:
+    """A day of seed 1, with fewer users than in the service and as many requests of each as there (toolagent: its hour,
+    whole)."""
+    made = profile(name)
+    scale = {"qwen-a": (0.6, 1017), "qwen-b": (0.8, 80)}.get(name)
+    if scale is not None:
+        users = dataclasses.replace(made.users, number=scale[1])
+        made = dataclasses.replace(made, per_s=scale[0], users=users, duration_s=DAY_S, start_s=0.0)
+    return Measured(generate(made, 1))
+
+
+def share(
+    name: str, section: str, paper: float, within: float, of: Callable[[Measured], float], because: str = ""
+) -> Statistic:
+    """In percent."""
+    return Statistic(name, section, paper, within, lambda seen: 100.0 * float(of(seen)), 1, " %", because)
+
+
+def number(
+    name: str,
+    section: str,
+    paper: float,
+    within: float,
+    of: Callable[[Measured], float],
+    unit: str = "",
+    because: str = "",
+    digits: int = 0,
+) -> Statistic:
+    return Statistic(name, section, paper, within, lambda seen: float(of(seen)), digits, unit, because)
+
+
+def of_kind(kind: str, of_all: float, multi: float, within: float) -> list[Statistic]:
+    return [
+        share(f"{kind} requests", "Fig. 5", of_all, 1, lambda seen: (seen.kinds == kind).mean()),
+        share(
+            f"{kind} requests, multi-turn", "Fig. 5", multi, within, lambda seen: seen.multi[seen.kinds == kind].mean()
+        ),
+    ]
+
+
+def lengths(multi: bool, mean: float, *of_hbm: float) -> list[Statistic]:
+    """Input and output of text requests. For the quantiles §3.5 prints shares of the memory for KV; for the mean of
+    multi-turn requests both that, 0.56 %, and the tokens, 5,953."""
+    name = f"text, {'multi' if multi else 'single'}-turn, input and output"
+
+    def tokens(seen: Measured) -> np.ndarray:
+        return (seen.inputs + seen.outputs)[(seen.kinds == "text") & (seen.multi == multi)]
+
+    result = [number(f"{name}, mean", "§3.5", mean, round(0.1 * mean), lambda seen: tokens(seen).mean(), " tokens")]
+    for rank, percent in zip((50, 90, 99), of_hbm, strict=True):
+        paper = round(percent * 5_953 / 0.56)
+        section, within = f"§3.5: {percent} % of the HBM", round(0.1 * paper)
+        of = partial(lambda seen, rank: np.percentile(tokens(seen), rank), rank=rank)
+        result.append(number(f"{name}, P{rank}", section, paper, within, of, " tokens"))
+    return result
+
+
+def slower(kind: str, other: str) -> Statistic:
+    def ratio(seen: Measured) -> float:
+        means = [seen.gaps_s(seen.multi & (seen.kinds == each)).mean() for each in (kind, other)]
+        return means[0] / means[1]
+
+    name = f"reuse time, multi-turn: mean of {kind} over that of {other}"
+    return number(name, "§3.4, Fig. 14", 1, np.inf, ratio, digits=2)
+
+
+def lifespan(percent: float) -> Callable[[Measured], float]:
+    return lambda seen: float(np.percentile(seen.lifespans_s, percent))
+
+
+def by_the_owner(seen: Measured) -> float:
+    return float((seen.reuse_owners == seen.users[seen.reuse_rows]).mean())
+
+
+def first_half(seen: Measured) -> float:
+    return float((seen.reuse_offsets < seen.blocks[seen.reuse_rows] / 2).sum() / seen.blocks.sum())
+
+
+def most_hits(seen: Measured) -> float:
+    cumulative = np.cumsum(np.sort(seen.hits)[::-1])
+    return float(np.searchsorted(cumulative, 0.9 * cumulative[-1]) / len(cumulative))
+
+
+def top_tenth(seen: Measured) -> float:
+    turns = seen.user_turns()
+    return float(turns[: len(turns) // 10].mean() / turns.mean())
+
+
+def widest(seen: Measured) -> float:
+    return max(float(seen.turns[seen.users == user].std()) for user in np.unique(seen.users))
+
+
+def key_length(blocks: int) -> Callable[[Measured], float]:
+    """DualMap's hash key is one block longer than a hot prefix: here one that a tenth of all requests have."""
+    return lambda seen: float((seen.hot + 1 == blocks).mean())
+
+
+def half_shared(seen: Measured) -> float:
+    return float((np.minimum(512 * seen.hits, seen.inputs) >= seen.inputs / 2).mean())
+
+
+QWEN_A = [
+    *of_kind("text", 78, 47, 2),
+    *of_kind("file", 4, 51, 7),
+    *of_kind("multimodal", 3, 10, 2),
+    *of_kind("search", 15, 49, 3),
+    share("single-turn requests", "§3.3, Fig. 9", 54, 2.5, lambda seen: (~seen.multi).mean()),
+    number("turn of a request, P50", "§3.3, Fig. 9", 1, 0, lambda seen: np.percentile(seen.turns, 50)),
+    number("turn of a request, P90", "§3.3, Fig. 9", 5, 0, lambda seen: np.percentile(seen.turns, 90)),
+    number("longest session", "§3.3, Fig. 9", 232, 150, lambda seen: seen.turns.max(), " turns"),
+    number("largest deviation of a user's turns", "§3.3, Fig. 10", 44, 22, widest),
+    share("ideal hit ratio", "§3.2, Fig. 4", 62, 2, lambda seen: seen.hit_ratio()),
+    share("hits on what the same user used last", "§3.2, Fig. 6: most", 50, np.inf, by_the_owner),
+    share("requests of the busiest 19 % of users", "§3.2, Fig. 8", 50, 5, lambda seen: seen.of_busiest(0.19)),
+    share("requests of the busiest 72 % of users", "§3.2, Fig. 8", 90, 5, lambda seen: seen.of_busiest(0.72)),
+    share("reuse within 600 s", "§3.4, Fig. 12", 80, 6, lambda seen: (seen.reuse_gaps_s <= 600).mean()),
+    slower("file", "search"),
+    slower("search", "text"),
+    slower("text", "multimodal"),
+    share("hit ratio of single-turn requests", "§3.4, Fig. 13", 30, -np.inf, lambda seen: seen.hit_ratio(~seen.multi)),
+    *lengths(False, 973, 0.09, 0.15, 0.37),
+    *lengths(True, 5_953, 0.36, 1.31, 2.21),
+    share(
+        "first turns that have a next one",
+        "§3.3, Fig. 11",
+        50,
+        5,
+        lambda seen: seen.followed[~seen.multi].mean(),
+        "0.5 and then 0.8 make sessions of 1 + 0.5 / (1 − 0.8) = 3.5 turns, 71 % of the requests multi-turn; "
+        "Fig. 5 has 46 %",
+    ),
+    share(
+        "later turns that have a next one",
+        "§3.3, Fig. 11",
+        80,
+        5,
+        lambda seen: seen.followed[seen.multi].mean(),
+        "as above: 46 % multi-turn with P90 = 5 turns needs both to be lower",
+    ),
+    number(
+        "mean turn of the top tenth of users over all users'",
+        "§3.3, Fig. 10",
+        8.9,
+        1,
+        top_tenth,
+        because="needs 140 requests a day of each user, (1) below",
+        digits=1,
+    ),
+    share(
+        "hits of the 19 % of users who have most",
+        "§3.2, Fig. 7",
+        90,
+        5,
+        lambda seen: seen.of_busiest(0.19, seen.hits),
+        "needs those who send most to be those who go on talking, (2) below",
+    ),
+    share(
+        "requests with 90 % of the hits, those with most",
+        "§3.2, Fig. 7, read as requests",
+        19,
+        5,
+        most_hits,
+        "sessions of P90 = 5 turns spread their hits wider",
+    ),
+    number(
+        "lifespan of a block, P90",
+        "§3.5, Fig. 19",
+        612,
+        100,
+        lifespan(90),
+        " s",
+        "needs 3.3 reuses after long gaps of each block that lives longer, (3) below",
+    ),
+    number(
+        "longest lifespan",
+        "§3.5",
+        800,
+        100,
+        lambda seen: seen.lifespans_s.max() / 60,
+        " min",
+        "a session of 232 turns lives longer, (4) below",
+    ),
+]
+
+QWEN_B = [
+    share("multi-turn requests", "Fig. 5", 0.08, 0.03, lambda seen: seen.multi.mean())._replace(digits=2),
+    share("ideal hit ratio", "§3.2, Fig. 4", 54, 3, lambda seen: seen.hit_ratio()),
+    share("hits of single-turn requests", "§3.2", 97, 3, lambda seen: seen.share_of_hits(~seen.multi)),
+    share("requests of the busiest 15 % of users", "§3.2, Fig. 8", 90, 5, lambda seen: seen.of_busiest(0.15)),
+    share(
+        "hits of the 4 % of users who have most", "§3.2, Fig. 7", 90, 5, lambda seen: seen.of_busiest(0.04, seen.hits)
+    ),
+    share("reuse within 10 s", "§3.4, Fig. 12", 80, 10, lambda seen: (seen.reuse_gaps_s <= 10).mean()),
+    share("hit ratio of single-turn requests", "§3.4, Fig. 13", 50, np.inf, lambda seen: seen.hit_ratio(~seen.multi)),
+    share("hit ratio with the first half of each request cached", "§3.4, Fig. 18", 50, 5, first_half),
+    number("longest lifespan", "§3.5", 1_200, 20, lambda seen: seen.lifespans_s.max() / 60, " min"),
+    number(
+        "lifespan of a block, P90",
+        "§3.5, Fig. 19",
+        0.3,
+        0.2,
+        lifespan(90),
+        " s",
+        "88 % of the blocks are used once: P90 is at the foot of the others' lifespans, where a little moves it far",
+        digits=1,
+    ),
+    number(
+        "lifespan of a block, P99",
+        "§3.5, Fig. 19",
+        97,
+        20,
+        lifespan(99),
+        " s",
+        "98 % of the texts that come again do within 97 s; as they are an eighth of all blocks, 92 % would have to",
+    ),
+]
+
+TOOLAGENT = [
+    number("requests in an hour", "Mooncake Table 2", 23_608, 1_180, lambda seen: len(seen.turns)),
+    number("input, mean", "Mooncake Table 2", 8_596, 260, lambda seen: seen.inputs.mean(), " tokens"),
+    number("output, mean", "Mooncake Table 2", 182, 10, lambda seen: seen.outputs.mean(), " tokens"),
+    share("ideal hit ratio", "Mooncake Table 2", 59, 3, lambda seen: seen.hit_ratio()),
+    share("hash keys of 2 blocks", "DualMap A.2.1", 45.2, 3, key_length(2)),
+    share("hash keys of 6 blocks", "DualMap A.2.1", 14.9, 3, key_length(6)),
+    share("hash keys of 13 blocks", "DualMap A.2.1", 37.8, 3, key_length(13)),
+    share(
+        "requests that share at least half",
+        "DualMap A.5, Fig. 14b",
+        76,
+        5,
+        half_shared,
+        "those with the two hot prefixes do; of the others half would have to, and a third does",
+    ),
+]
+
+STATISTICS = {"qwen-a": QWEN_A, "qwen-b": QWEN_B, "toolagent": TOOLAGENT}
