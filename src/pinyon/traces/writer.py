@@ -60,8 +60,12 @@ class TraceWriter:
         return self
 
     def write(self, row: TraceRow) -> None:
-        self._to.write(line_of(row).encode())
+        self.write_line(line_of(row).encode())
         self.rows += 1
+
+    def write_line(self, line: bytes) -> None:
+        """One that is as it should be, of any format; its end is added where it has none."""
+        self._to.write(line if line.endswith(b"\n") else line + b"\n")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:

@@ -29,6 +29,7 @@ __all__ = ["ReuseTimes"]
 REUSES_MIN = 32
 """A category and hour with fewer has no fit."""
 FITS_DRAWN = 4
+SHOWN_LEAST_S = 0.1
 NO_TURNS = "the trace tells neither turns nor sessions"
 Counts = NDArray[np.float64]
 
@@ -157,14 +158,21 @@ class ReuseTimes:
             counts = fits[at, hour].astype(np.float64)
             if counts.sum() >= REUSES_MIN:
                 mean_s = float(self._sums_s.reshape(fits.shape[:2])[at, hour] / counts.sum())
-                x = np.unique(np.concatenate([np.flatnonzero(counts), np.arange(0, BINS, 32)]))
-                x = x[(EDGES_S[x] >= 0.1) & (EDGES_S[x] <= 1e5)]
+                x = _bins_drawn(counts)
                 lines.append(Line(name, EDGES_S[x].tolist(), (np.cumsum(counts) / counts.sum())[x].tolist()))
                 if mean_s > 0:
                     fitted = -np.expm1(-EDGES_S[x] / mean_s)
                     lines.append(Line("exponential", EDGES_S[x].tolist(), fitted.tolist(), dashed=True))
         title = f"Reuse time and its fit, hour from {self._hours.labels()[hour]}"
         return Lines(title, "reuse time, s", "reuses up to it", lines, log_x=True)
+
+
+def _bins_drawn(counts: Counts) -> NDArray[np.int64]:
+    """Where a course bends, and a few between; from 0.1 s to a little after the last."""
+    x = np.unique(np.concatenate([np.flatnonzero(counts), np.arange(0, BINS, 16)]))
+    most_s = max(10.0, 2 * float(EDGES_S[np.flatnonzero(counts)[-1]]))
+    found: NDArray[np.int64] = x[(EDGES_S[x] >= SHOWN_LEAST_S) & (EDGES_S[x] <= most_s)]
+    return found
 
 
 def _quantiles(figure: Figure, named: list[tuple[str, Counts]]) -> None:
@@ -177,8 +185,7 @@ def _quantiles(figure: Figure, named: list[tuple[str, Counts]]) -> None:
     figure.tables.append(Table("quantiles", "reuse time", heads, rows))
     lines = []
     for name, counts in named[:8]:
-        x = np.unique(np.concatenate([np.flatnonzero(counts), np.arange(0, BINS, 32)]))
-        x = x[(EDGES_S[x] >= 0.1) & (EDGES_S[x] <= max(10.0, 2 * EDGES_S[np.flatnonzero(counts).max()]))]
+        x = _bins_drawn(counts)
         lines.append(Line(name, EDGES_S[x].tolist(), (np.cumsum(counts) / counts.sum())[x].tolist()))
     title = figure.title[0].upper() + figure.title[1:]
     figure.plots.append(Lines(title, "reuse time, s", "reuses up to it", lines, log_x=True))

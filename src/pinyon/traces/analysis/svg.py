@@ -13,7 +13,7 @@ __all__ = ["svg"]
 
 COLOURS = ("#1f6fb4", "#d1662b", "#3a8f4d", "#8a4fa3", "#7a7a7a", "#b3942b", "#2aa3a3", "#c04a6e")
 WIDTH, HEIGHT = 460, 250
-LEFT, RIGHT, TOP, BOTTOM = 64, 22, 36, 44
+LEFT, RIGHT, TOP, BOTTOM = 64, 22, 40, 44
 LEGEND_LINE = 17
 ACROSS = 2
 LABEL_CHARS = 7
@@ -87,7 +87,7 @@ def _lines(plot: Lines, left: float, top: float) -> list[str]:
     low, high = min(xs), max(xs)
     if low == high:
         low, high = (low / 2, high * 2) if plot.log_x else (low - 0.5, high + 0.5)
-    scale = _ceiling(max([*ys, 1e-9]))
+    scale = _scale(ys)
 
     def x_of(value: float) -> float:
         part = math.log(value / low) / math.log(high / low) if plot.log_x else (value - low) / (high - low)
@@ -123,7 +123,7 @@ def _colours(dashed: Sequence[bool]) -> list[str]:
 def _x_ticks(plot: Lines, low: float, high: float) -> list[tuple[float, str]]:
     if plot.log_x:
         decades = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
-        if len(decades) < 2:
+        if len(decades) < 3:
             ticks = [s * 10.0**d for d in range(math.floor(math.log10(low)), decades.stop + 1) for s in (1, 2, 5)]
             return [(each, f"{each:g}") for each in ticks if low * 0.999 <= each <= high * 1.001]
         every = -(-len(decades) // 8)
@@ -138,7 +138,7 @@ def _x_ticks(plot: Lines, low: float, high: float) -> list[tuple[float, str]]:
 
 
 def _bars(plot: Bars, left: float, top: float) -> list[str]:
-    scale = _ceiling(max([1e-9, *(value for _, values in plot.bars for value in values)]))
+    scale = _scale([value for _, values in plot.bars for value in values])
     out = _y_axis(left, top, scale, plot.y_label)
     slot = WIDTH / max(1, len(plot.categories))
     wide = 0.8 * slot / len(plot.bars)
@@ -173,7 +173,7 @@ def _heat(plot: Heat, left: float, top: float, tall: float) -> list[str]:
                 size = f'width="{wide + 0.4:.2f}" height="{high + 0.4:.2f}"'
                 out.append(f'<rect x="{x:.2f}" y="{y:.2f}" {size} fill="{_shade(value / most)}"/>')
                 if plot.numbers:
-                    ink = "#fff" if value / most > 0.55 else "#222"
+                    ink = "#fff" if value / most > 0.45 else "#222"
                     at_middle = f'text-anchor="middle" font-size="11" fill="{ink}"'
                     out.append(_text(x + wide / 2, y + high / 2 + 4, f"{value:.0%}", at_middle))
     every = -(-len(plot.columns) // CELLS_LABELLED) if all(plot.columns) else 1
@@ -210,6 +210,13 @@ def _y_axis(left: float, top: float, scale: float, label: str) -> list[str]:
         out.append(_text(left - 6, y + 4, f"{at * step:.6g}", 'text-anchor="end" font-size="11"'))
     x, y = left - 46, top + HEIGHT / 2
     return [*out, _text(x, y, label, f'text-anchor="middle" transform="rotate(-90 {x:.0f} {y:.0f})"')]
+
+
+def _scale(values: Sequence[float]) -> float:
+    """Where an axis from 0 ends: the first tick that none is above."""
+    most = max([*values, 1e-9])
+    step = _ceiling(most / TICKS)
+    return step * math.ceil(most / step - 1e-9)
 
 
 def _ceiling(value: float) -> float:
