@@ -101,12 +101,12 @@ def _title(figure: Figure) -> str:
 
 
 def _show(figures: Sequence[Figure]) -> None:
-    console = Console()
+    console = Console(markup=False, highlight=False)  # types of requests are anybody's text
     for figure in figures:
         if figure.left_out:
-            console.print(f"[bold]{_title(figure)}[/]: left out, {figure.left_out}\n", highlight=False)
+            console.print(f"{_title(figure)}: left out, {figure.left_out}\n")
             continue
-        console.print(f"[bold]{_title(figure)}[/]", highlight=False)
+        console.print(_title(figure), style="bold")
         if figure.facts:
             facts = RichTable(box=None, pad_edge=False, show_header=any(each.paper for each in figure.facts))
             for head, justify in (("", "left"), ("this trace", "right"), ("the paper prints", "left")):
@@ -117,7 +117,7 @@ def _show(figures: Sequence[Figure]) -> None:
         for table in figure.tables:
             _show_table(console, table)
         for note in figure.notes:
-            console.print(note, style="dim", highlight=False)
+            console.print(note, style="dim")
         console.print()
 
 
@@ -133,4 +133,4 @@ def _show_table(console: Console, table: Table) -> None:
         shown.add_row(*(column.shown(value) for column, value in zip(table.columns, row, strict=True)))
     console.print(shown)
     if every > 1:
-        console.print(f"one row in {every}; all {len(table.rows)} are in the JSON", style="dim", highlight=False)
+        console.print(f"one row in {every}; all {len(table.rows)} are in the JSON", style="dim")

@@ -40,7 +40,7 @@ class Columns:
     input_tokens: Longs
     output_tokens: Longs
     kind: Ints
-    """Into ``kinds``."""
+    """Into ``kinds``, whose names can be shown: what is not printable is ``?``."""
     kinds: list[str]
     turn: Ints
     """0: unknown."""
@@ -128,8 +128,9 @@ def read_columns(
         times(row.time_s)  # type: ignore[arg-type]
         inputs(row.input_tokens)
         outputs(row.output_tokens)
-        known = len(kinds.numbers) < KINDS_MAX or row.kind in kinds.numbers
-        kind_of(kinds.number(row.kind if known else "other"))
+        kind = row.kind if row.kind.isprintable() else "".join(c if c.isprintable() else "?" for c in row.kind)
+        known = len(kinds.numbers) < KINDS_MAX or kind in kinds.numbers
+        kind_of(kinds.number(kind if known else "other"))
         turns(min(row.turn, TURN_MAX))
         user_of(users.number(row.user) if row.user else -1)
         session, parent = sessions.place(row)
@@ -143,11 +144,13 @@ def read_columns(
     if not count:
         raise InvalidArgument("the trace has no whole row", field="trace")
     _check(count, len(pieces), memory_bytes)
-    time_s, input_tokens, output_tokens, kind, turn, user, session_number, parent_row, length = map(np.asarray, numbers)
+    time_s, input_tokens, output_tokens, kind_number, turn, user, session_number, parent_row, length = map(
+        np.asarray, numbers
+    )
     blocks, bound = pieces.numbered()
     columns = Columns(
         block_tokens,
-        *(time_s, input_tokens, output_tokens, kind, list(kinds.numbers), turn),
+        *(time_s, input_tokens, output_tokens, kind_number, list(kinds.numbers), turn),
         *(user, len(users.numbers), session_number, sessions.count, parent_row),
         *(np.concatenate(([0], np.cumsum(length))), blocks, bound),
     )

@@ -42,8 +42,9 @@ def share_within(counts: Floats, limit_s: float) -> float | None:
 
 def ks_exponential(counts: Floats, mean_s: float) -> float | None:
     """Kolmogorov-Smirnov distance from an exponential distribution of this mean, at the ends of the classes: no more
-    than the true one, and less by at most the greatest share that a class has in either distribution."""
+    than the true one, and less by at most the greatest share that a class has in either distribution. None: no times,
+    or a mean within the first class."""
     total = counts.sum()
-    if not total or mean_s <= 0:
+    if not total or mean_s < LEAST_S:
         return None
     return float(np.abs(np.cumsum(counts) / total + np.expm1(-EDGES_S / mean_s)).max())

@@ -75,6 +75,8 @@ class Locality:
             return figure
         for name, counts in zip(self._names[: self._singles], self._counts, strict=False):
             _grid(figure, name, counts)
+        if not figure.tables:
+            figure.left_out = "no single-turn requests"
         return figure
 
 
