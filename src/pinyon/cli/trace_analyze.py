@@ -43,7 +43,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write analysis.json and the pictures there")
     parser.add_argument("--window-s", type=float, default=600.0, help="of figures over time (default 600)")
-    parser.add_argument("--memory-gib", type=float, default=8.0, help="what it may take at most (default 8)")
+    parser.add_argument("--memory-gib", type=float, default=12.0, help="what it may take at most (default 12)")
     parser.set_defaults(run=analyze)
 
 

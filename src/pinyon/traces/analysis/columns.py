@@ -22,9 +22,9 @@ Floats = NDArray[np.float64]
 ROW_BYTES = 640
 """Bound on the memory of one row: 56 in these columns, some 300 for the names of its chat, user and parent in
 dictionaries while it is read, the rest in the figures."""
-ID_BYTES = 40
-"""Bound on the memory of one block id in a row: 12 while it is numbered, 4 then, 14 of each block's state (as many
-blocks as ids at worst, twice that many numbers), 8 for its lifespan."""
+ID_BYTES = 48
+"""Bound on the memory of one block id in a row: 32 while it is numbered; then 4 for it, 14 for the state of its block
+and 12 for its lifespan and reuses, if no other row has that block, and 16 more if only every other number is in use."""
 KINDS_MAX = 64
 """Types beyond these are one: ``other``."""
 TURN_MAX = (1 << 31) - 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,26 +11,32 @@ from pinyon.traces.analysis.categories import Categories
 from pinyon.traces.analysis.figure import Column, Figure, Table
 from pinyon.traces.analysis.plots import Line, Lines
 from pinyon.traces.analysis.survey import Survey
-from pinyon.traces.analysis.turns import category_windows
+from pinyon.traces.analysis.turns import WindowMeans
 from pinyon.traces.analysis.windows import Windows
 
 __all__ = ["lifespans", "lifespans_by_category"]
 
 SHOWN_LEAST_S = 0.1
+STEP_BLOCKS = 1 << 20
 
 
-def _spans_s(survey: Survey) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Of each block the row that stored it and its lifespan."""
+def _spans_s(survey: Survey) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
+    """Of each block the row that stored it and its lifespan; some blocks at a time, to save memory."""
     blocks, time_s = survey.blocks, survey.columns.time_s
-    some = blocks.first >= 0
-    first = blocks.first[some]
-    return first, time_s[blocks.last[some]] - time_s[first]
+    for begin in range(0, len(blocks.first), STEP_BLOCKS):
+        first, last = blocks.first[begin : begin + STEP_BLOCKS], blocks.last[begin : begin + STEP_BLOCKS]
+        some = first >= 0
+        yield first[some], time_s[last[some]] - time_s[first[some]]
 
 
 def lifespans(survey: Survey) -> Figure:
     """Fig. 19. A block that is never used again has lived for 0 s."""
     figure = Figure("19", "lifespan of blocks")
-    _, spans_s = _spans_s(survey)
+    spans_s = np.empty(np.count_nonzero(survey.blocks.first >= 0))
+    at = 0
+    for _, some_s in _spans_s(survey):
+        spans_s[at : at + len(some_s)] = some_s
+        at += len(some_s)
     if not len(spans_s):
         figure.left_out = "no request has a block"
         return figure
@@ -58,12 +66,12 @@ def lifespans(survey: Survey) -> Figure:
 def lifespans_by_category(survey: Survey, categories: Categories, windows: Windows) -> Figure:
     """Fig. 20: the mean, by category and window of the request that stored the block."""
     figure = Figure("20", "mean lifespan of blocks by category")
-    first, spans_s = _spans_s(survey)
-    if not len(spans_s):
+    means = WindowMeans(categories, windows)
+    for first, spans_s in _spans_s(survey):
+        means.add(first, spans_s)
+    if not means.counts.any():
         figure.left_out = "no request has a block"
         return figure
-    category_windows(
-        figure, categories, windows, categories.of[first], windows.of[first], spans_s, "mean lifespan", "s"
-    )
+    means.show(figure, "mean lifespan", "s")
     figure.notes.append("Blocks that are stored near the trace's end have less time to be used again than others.")
     return figure

@@ -12,7 +12,7 @@ from pinyon.traces.analysis.plots import Heat, Line, Lines
 from pinyon.traces.analysis.users import NO_USERS
 from pinyon.traces.analysis.windows import Windows
 
-__all__ = ["category_windows", "next_turns", "turn_numbers", "turns_by_user"]
+__all__ = ["WindowMeans", "next_turns", "turn_numbers", "turns_by_user"]
 
 NO_SESSIONS = "the trace names no chats, so that it has no sessions"
 SHARES = (0.5, 0.9, 0.99, 1.0)
@@ -121,40 +121,46 @@ def next_turns(columns: Columns, categories: Categories, windows: Windows) -> Fi
     ):
         figure.fact(key, label, float(followed[of].mean()) if of.any() else None, ".2f", paper)
     figure.notes.append("A request near the trace's end has less time to be followed than others.")
-    category_windows(figure, categories, windows, categories.of, windows.of, followed, "frequency", ".2f")
+    means = WindowMeans(categories, windows)
+    means.add(np.arange(len(columns), dtype=np.int32), followed)
+    means.show(figure, "frequency", ".2f")
     return figure
 
 
-def category_windows(
-    figure: Figure,
-    categories: Categories,
-    windows: Windows,
-    category: NDArray[np.signedinteger],
-    window: NDArray[np.signedinteger],
-    values: NDArray[np.float64],
-    what: str,
-    form: str,
-) -> None:
-    """The mean of ``values``, an element each, by category and window: over all, its spread, and each one."""
-    cells = category.astype(np.int64) * len(windows) + window
-    shape = (len(categories.names), len(windows))
-    counts = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
-    sums = np.bincount(cells, values, shape[0] * shape[1]).reshape(shape)
-    means = np.divide(sums, counts, out=np.full(shape, np.nan), where=counts > 0)
-    rows = []
-    for name, count, total, line in zip(categories.names, counts, sums, means, strict=True):
-        some = line[count > 0]
-        if len(some):
-            least, most = float(some.min()), float(some.max())
-            rows.append((name, int(count.sum()), float(total.sum() / count.sum()), least, most))
-    heads: tuple[Column, ...] = (
-        *(Column("category", "category"), Column("count", "number", ","), Column("mean", what, form)),
-        *(Column("min", "least window", form), Column("max", "greatest window", form)),
-    )
-    figure.tables.append(Table("categories", "by category", heads, list(rows)))
-    labels = windows.labels()
-    heads = (Column("start", "from"), *(Column(name, name, form) for name in categories.names))
-    none_as_none = [[None if np.isnan(each) else each for each in line] for line in means.tolist()]
-    figure.tables.append(Table("windows", "by window", heads, list(zip(labels, *none_as_none, strict=True))))
-    drawn = [(name, line) for name, line in zip(categories.names, none_as_none, strict=True)]
-    figure.plots.append(Heat(figure.title, "time", what, labels, drawn))
+class WindowMeans:
+    """The mean of some value by category and window of a request."""
+
+    def __init__(self, categories: Categories, windows: Windows) -> None:
+        self._categories = categories
+        self._windows = windows
+        self._shape = (len(categories.names), len(windows))
+        self.counts = np.zeros(self._shape, np.int64)
+        self._sums = np.zeros(self._shape)
+
+    def add(self, rows: NDArray[np.int32], values: NDArray[np.float64]) -> None:
+        """A value each, of these requests; a request may have several."""
+        cells = self._categories.of[rows].astype(np.int64) * len(self._windows) + self._windows.of[rows]
+        self.counts += np.bincount(cells, minlength=self.counts.size).reshape(self._shape)
+        self._sums += np.bincount(cells, values, self.counts.size).reshape(self._shape)
+
+    def show(self, figure: Figure, what: str, form: str) -> None:
+        """Over all, its spread, and each window, into ``figure``."""
+        names, counts, sums = self._categories.names, self.counts, self._sums
+        means = np.divide(sums, counts, out=np.full(self._shape, np.nan), where=counts > 0)
+        rows = []
+        for name, count, total, line in zip(names, counts, sums, means, strict=True):
+            some = line[count > 0]
+            if len(some):
+                least, most = float(some.min()), float(some.max())
+                rows.append((name, int(count.sum()), float(total.sum() / count.sum()), least, most))
+        heads: tuple[Column, ...] = (
+            *(Column("category", "category"), Column("count", "number", ","), Column("mean", what, form)),
+            *(Column("min", "least window", form), Column("max", "greatest window", form)),
+        )
+        figure.tables.append(Table("categories", "by category", heads, list(rows)))
+        labels = self._windows.labels()
+        heads = (Column("start", "from"), *(Column(name, name, form) for name in names))
+        none_as_none = [[None if np.isnan(each) else each for each in line] for line in means.tolist()]
+        figure.tables.append(Table("windows", "by window", heads, list(zip(labels, *none_as_none, strict=True))))
+        drawn = [(name, line) for name, line in zip(names, none_as_none, strict=True)]
+        figure.plots.append(Heat(figure.title, "time", what, labels, drawn))

@@ -98,9 +98,10 @@ def hits_by_user(survey: Survey) -> Figure:
     """Fig. 7: how few have how much of the hits; and the skew of blocks (§1)."""
     columns = survey.columns
     figure = Figure("7", "hits by user")
-    uses = survey.blocks.uses[survey.blocks.first >= 0].astype(np.float64) - 1
-    top = max(1, round(len(uses) / 10))
-    most = float(np.partition(uses, len(uses) - top)[-top:].sum() / uses.sum()) if uses.sum() else None
+    reuses = survey.blocks.uses[survey.blocks.uses > 0] - 1
+    top, total = max(1, round(len(reuses) / 10)), int(reuses.sum())
+    reuses.partition(len(reuses) - top)
+    most = float(reuses[-top:].sum() / total) if total else None
     figure.fact("top_tenth_of_blocks", "reuses on the most reused 10 % of the blocks", most, ".1%", "77 % (§1)")
     by_request = survey.hits.astype(np.float64)
     figure.fact("requests_for_90", "requests with 90 % of the hits", share_with(by_request, 0.9), ".1%")
