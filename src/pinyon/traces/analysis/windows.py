@@ -22,7 +22,8 @@ class Windows:
         first, last = np.floor(time_s[[0, -1]] / length_s)
         if last - first >= WINDOWS_MAX:
             raise InvalidArgument(
-                f"the trace takes {last - first + 1:,.0f} windows of {length_s:g} s; {WINDOWS_MAX} are allowed",
+                f"the trace takes {last - first + 1:,.0f} windows of {length_s:g} s; {WINDOWS_MAX} are allowed "
+                "(--window-s)",
                 field="trace",
             )
         self.of: NDArray[np.int64] = (np.floor(time_s / length_s) - first).astype(np.int64)
