@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinyon.cli import trace_generate
+from pinyon.cli import trace_analyze, trace_generate, trace_scale
 
 __all__ = ["add_command"]
 
@@ -13,4 +13,6 @@ def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("trace", help="traces of requests: make, record, analyse them")
     group = parser.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
+    trace_analyze.add_command(group)
     trace_generate.add_command(group)
+    trace_scale.add_command(group)

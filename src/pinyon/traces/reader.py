@@ -36,6 +36,8 @@ class TraceFile:
         """Of the first broken rows, with their lines' numbers."""
         self.read_bytes = 0
         """Of the file, as it is, so far: for a progress bar."""
+        self.header = b""
+        """The line before the rows, in formats that have one, once a row is read."""
 
     def _detect(self) -> Format:
         with self._open() as (_, lines):
@@ -49,12 +51,17 @@ class TraceFile:
 
     def rows(self, limit: int = 0) -> Iterator[TraceRow]:
         """In the order of the file, at most ``limit`` (0: all)."""
+        return (row for _, row in self.lines(limit))
+
+    def lines(self, limit: int = 0) -> Iterator[tuple[bytes, TraceRow]]:
+        """As :meth:`rows`, each with its line as it is in the file."""
         self.broken, self.reasons, self.read_bytes = 0, [], 0
         parse, count, skip = self.format.make(), 0, self.format.header
         with self._open() as (raw, lines):
             try:
                 for number, line in enumerate(lines, 1):
                     if skip or not line.strip():
+                        self.header = line if skip else self.header
                         skip = False
                         continue
                     try:
@@ -63,7 +70,7 @@ class TraceFile:
                         self._broke(f"line {number}: {error}")
                         continue
                     self.read_bytes = raw.tell()
-                    yield row
+                    yield line, row
                     count += 1
                     if count == limit:
                         return

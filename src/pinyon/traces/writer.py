@@ -85,10 +85,13 @@ class TraceWriter:
         return self
 
     def write(self, row: TraceRow) -> None:
-        line = line_of(row, self._format_name).encode()
-        with self._refusing():
-            self._to.write(line)
+        self.write_line(line_of(row, self._format_name).encode())
         self.rows += 1
+
+    def write_line(self, line: bytes) -> None:
+        """One that is as it should be, of any format; its end is added where it has none."""
+        with self._refusing():
+            self._to.write(line if line.endswith(b"\n") else line + b"\n")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._refusing():

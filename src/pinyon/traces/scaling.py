@@ -1,0 +1,63 @@
+"""Which rows a smaller trace keeps: whole users or sessions, so that what they reuse stays, at their own times.
+
+The down-scaling of "KVCache cache in the wild" §4.3, which cites TraceSplitter for keeping the temporal pattern: times
+are not stretched, so that bursts and the course of the day stay; the load falls because some who ask are absent.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterable
+from typing import Literal
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.traces.row import TraceRow
+
+__all__ = ["Unit", "Units"]
+
+Unit = Literal["user", "session", "request"]
+ROWS_MAX = 1 << 24
+"""Rows of a trace; at some 200 bytes each, for the names of chats, 3 GiB."""
+
+
+class Units:
+    """Of each row, in their order, the unit that it belongs to."""
+
+    def __init__(self, rows: Iterable[TraceRow], unit: Unit) -> None:
+        """Raises :class:`InvalidArgument` if a row does not say which, or there are too many."""
+        self._of = array("i")
+        self._numbers: dict[str, int] = {}
+        self._unit = unit
+        for row in rows:
+            if len(self._of) == ROWS_MAX:
+                raise InvalidArgument(f"the trace has more than {ROWS_MAX:,} rows: read fewer (--limit)", field="trace")
+            self._of.append(self._number(row))
+
+    def _number(self, row: TraceRow) -> int:
+        numbers = self._numbers
+        if self._unit == "request":
+            return len(self._of)
+        name = row.user if self._unit == "user" else row.chat
+        if not name:
+            raise InvalidArgument(f"row {len(self._of) + 1} names no {self._unit}", field="by")
+        if self._unit == "user":
+            return numbers.setdefault(name, len(numbers))
+        # a session has the number of its first chat, or of the chat that this one follows, perhaps before the trace
+        number = numbers.setdefault(row.parent or name, len(self._of))
+        return numbers.setdefault(name, number)
+
+    def chosen(self, factor: float, generator: random.Random) -> array[int]:
+        """Of each row whether it is kept (0 or 1). Units are taken in a random order as long as the rows stay within
+        ``factor`` of all, or come nearer to it; one that alone has more than what is left is passed over."""
+        sizes: dict[int, int] = {}
+        for unit in self._of:
+            sizes[unit] = sizes.get(unit, 0) + 1
+        order = list(sizes)
+        generator.shuffle(order)
+        kept, rows, aim = set[int](), 0, factor * len(self._of)
+        for unit in order:
+            if rows + sizes[unit] - aim <= aim - rows:
+                kept.add(unit)
+                rows += sizes[unit]
+        return array("b", (unit in kept for unit in self._of))
