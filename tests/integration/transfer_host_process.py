@@ -143,9 +143,9 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     die_with_parent()
-    with make_engine(json.loads(sys.argv[1])) as engine:
+    with make_engine(json.loads(arguments[0])) as engine:
         host = TransferHost(engine)
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
@@ -158,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

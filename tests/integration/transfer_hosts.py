@@ -24,6 +24,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tests.forks import DrivenChild, forked, until_stopped
+
 WAIT_S = 30.0
 """Longest wait for anything that must happen: far above what it takes, far below a hang."""
 _ROOT = Path(__file__).resolve().parents[2]
@@ -66,13 +68,17 @@ class HostProcess:
         self, config: dict[str, Any], netns: str = "", module: str = "tests.integration.transfer_host_process"
     ) -> None:
         """Returns at once; the first ``ask`` waits until the process is up. ``netns``: where it lives."""
-        inside = ["ip", "netns", "exec", netns] if netns else []
-        self._process = subprocess.Popen(
-            [*inside, sys.executable, "-m", module, json.dumps(config)],
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        arguments = [json.dumps(config)]
+        self._process: DrivenChild | subprocess.Popen[bytes]
+        if netns:
+            self._process = subprocess.Popen(
+                ["ip", "netns", "exec", netns, sys.executable, "-m", module, *arguments],
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        else:
+            self._process = forked.driven(module, arguments)
         self._buffer = b""
         self._owed = 1  # the line that says it is ready
 
@@ -120,8 +126,7 @@ class HostProcess:
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
-        # Stopped once every thread is: wait until the kernel says so.
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        until_stopped(self.pid)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)

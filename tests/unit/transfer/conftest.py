@@ -6,13 +6,10 @@ import functools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +17,7 @@ import pytest
 
 from pinyon.transfer import Nic, Opcode, Region, SegmentDescriptor, TransferEngine, TransferLimits, TransferRequest
 from pinyon.transfer.transports.shm.transport import shm_available
+from tests.forks import forked, until_stopped
 from tests.unit.transfer.fake_device import fake_device
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
@@ -125,14 +123,7 @@ class Peer:
     """An engine in another process, with one region of ``size`` bytes."""
 
     def __init__(self, size: int, secret: str = "") -> None:
-        script = Path(__file__).with_name("transfer_peer.py")
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), str(size), secret],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
+        self._process = forked.driven("tests.unit.transfer.transfer_peer", [str(size), secret])
         self.segment = SegmentDescriptor.from_dict(json.loads(self._process.stdout.readline()))
         self.key = self.segment.regions[0].key
 
@@ -142,8 +133,7 @@ class Peer:
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
-        # Stopped once every thread is: wait until the kernel says so.
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        until_stopped(self._process.pid)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -152,9 +142,8 @@ class Peer:
         if self._process.poll() is None:
             self.thaw()
             self.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        self._process.stdin.close()
+        self._process.stdout.close()
 
 
 @pytest.fixture
