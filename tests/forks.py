@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -33,6 +34,8 @@ __all__ = ["DrivenChild", "forked", "until_stopped"]
 MODULES = ("services.conductor", "services.kvstore", "services.lb", "services.worker")
 MESSAGE_BYTES_MAX = 65_536
 ANSWER_S = 60.0
+CLONE_NEWNS, CLONE_NEWNET, MS_REC, MS_SLAVE, MNT_DETACH = 0x20000, 0x40000000, 0x4000, 0x80000, 2
+"""Of ``sched.h`` and ``sys/mount.h``."""
 
 
 class ForkedChild:
@@ -103,12 +106,12 @@ class ForkServer:
     def __call__(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
         return ForkedChild(*self._forked("service", module, arguments, (log.fileno(), ready_fd)))
 
-    def driven(self, module: str, arguments: Sequence[str]) -> DrivenChild:
-        """A module's ``main(arguments)``."""
+    def driven(self, module: str, arguments: Sequence[str], netns: str = "") -> DrivenChild:
+        """A module's ``main(arguments)``, in a network namespace as ``ip netns exec`` would start it."""
         stdin, ours_in = os.pipe()
         ours_out, stdout = os.pipe()
         try:
-            pid, status_fd = self._forked("driven", module, arguments, (stdout, stdin))
+            pid, status_fd = self._forked(f"driven {netns}", module, arguments, (stdout, stdin))
         except BaseException:
             os.close(ours_in)
             os.close(ours_out)
@@ -186,6 +189,9 @@ def serve(asked: socket.socket) -> Callable[[], None] | None:
             for fd in (*status_fds.values(), fds[2], wake_reader, wake_writer, asked.detach()):
                 os.close(fd)
             kind, *what = json.loads(message)
+            kind, _, netns = kind.partition(" ")
+            if netns:
+                enter(netns)
             return (service if kind == "service" else driven)(*what, *fds[:2])
         status_fds[pid] = fds[2]
         os.close(fds[0])
@@ -216,6 +222,22 @@ def move(fd: int, *targets: int) -> None:
     for target in targets:
         os.dup2(fd, target)
     os.close(fd)
+
+
+def enter(netns: str) -> None:
+    """What ``ip netns exec`` does: the network namespace, and a ``/sys`` that shows its devices."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(result: int) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {netns}")
+
+    with open(f"/run/netns/{netns}", "rb") as namespace:
+        check(libc.setns(namespace.fileno(), CLONE_NEWNET))
+    check(libc.unshare(CLONE_NEWNS))
+    check(libc.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None))
+    libc.umount2(b"/sys", MNT_DETACH)
+    check(libc.mount(netns.encode(), b"/sys", b"sysfs", 0, None))
 
 
 def service(
