@@ -1,7 +1,7 @@
 """A process with one transfer engine, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
 
-``main([CONFIG])``, CONFIG a JSON object of the engine's keyword arguments in plain values. The first line on stdout says that
-the engine serves. The process ends when its stdin does, and is killed when its parent dies.
+``main([CONFIG])``, CONFIG a JSON object of the engine's keyword arguments in plain values. The first line on stdout
+says that the engine serves. The process ends when its stdin does, and is killed when its parent dies.
 """
 
 from __future__ import annotations
