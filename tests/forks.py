@@ -1,6 +1,7 @@
-"""Services forked from a process that has imported them already.
+"""Services, and peers that tests drive, forked from a process that has imported them already.
 
-A service takes a second of processor time until it serves, nearly all of it imports, and the tests start hundreds.
+A service takes a second of processor time until it serves, nearly all of it imports, and the tests start hundreds; a
+peer with a transfer engine takes a quarter of one.
 What is forked runs the same ``main`` with the same arguments, in a session of its own, and ends with the process that
 forked it. That ``python -m services.NAME`` starts as well is seen by the tests of ``services up``, of containers and of
 network namespaces, and by ``./dev demo``.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -20,17 +22,20 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from services.process import ROOT, Child, child_environment
 
-__all__ = ["forked"]
+__all__ = ["DrivenChild", "forked", "until_stopped"]
 
 MODULES = ("services.conductor", "services.kvstore", "services.lb", "services.worker")
 MESSAGE_BYTES_MAX = 65_536
 ANSWER_S = 60.0
+CLONE_NEWNS, CLONE_NEWNET, MS_REC, MS_SLAVE, MNT_DETACH = 0x20000, 0x40000000, 0x4000, 0x80000, 2
+"""Of ``sched.h`` and ``sys/mount.h``."""
 
 
 class ForkedChild:
@@ -74,6 +79,22 @@ class ForkedChild:
             return self.returncode
 
 
+def until_stopped(pid: int) -> None:
+    """Wait until SIGSTOP has reached every thread. (``waitid`` says it to the parent only.)"""
+    end, tick = time.monotonic() + ANSWER_S, threading.Event()
+    while {stat.read_text().rpartition(") ")[2][0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")} != {"T"}:
+        assert time.monotonic() < end, f"process {pid} does not stop"
+        tick.wait(0.001)
+
+
+class DrivenChild(ForkedChild):
+    """It reads ``stdin`` and writes ``stdout``, which are pipes; the end of either ends it."""
+
+    def __init__(self, pid: int, status_fd: int, stdin: BinaryIO, stdout: BinaryIO) -> None:
+        super().__init__(pid, status_fd)
+        self.stdin, self.stdout = stdin, stdout
+
+
 class ForkServer:
     """Starts at first use, ends with this process."""
 
@@ -83,17 +104,36 @@ class ForkServer:
         self._socket: socket.socket | None = None
 
     def __call__(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
+        return ForkedChild(*self._forked("service", module, arguments, (log.fileno(), ready_fd)))
+
+    def driven(self, module: str, arguments: Sequence[str], netns: str = "") -> DrivenChild:
+        """A module's ``main(arguments)``, in a network namespace as ``ip netns exec`` would start it."""
+        stdin, ours_in = os.pipe()
+        ours_out, stdout = os.pipe()
+        try:
+            pid, status_fd = self._forked(f"driven {netns}", module, arguments, (stdout, stdin))
+        except BaseException:
+            os.close(ours_in)
+            os.close(ours_out)
+            raise
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        return DrivenChild(pid, status_fd, open(ours_in, "wb"), open(ours_out, "rb"))
+
+    def _forked(self, kind: str, module: str, arguments: Sequence[str], fds: tuple[int, int]) -> tuple[int, int]:
+        """The new process's id, and where its end is said."""
         reader, writer = os.pipe()
         try:
             with self._lock:
                 asked = self._started()
                 environment = child_environment(self._process.pid if self._process else 0)
-                message = json.dumps([module, list(arguments), environment]).encode()
-                socket.send_fds(asked, [message], [log.fileno(), ready_fd, writer])
+                message = json.dumps([kind, module, list(arguments), environment]).encode()
+                socket.send_fds(asked, [message], [*fds, writer])
                 answer = asked.recv(64)
             if not answer:
                 raise RuntimeError("the fork server ended")
-            return ForkedChild(int(answer), reader)
+            return int(answer), reader
         except BaseException:
             os.close(reader)
             raise
@@ -148,7 +188,11 @@ def serve(asked: socket.socket) -> Callable[[], None] | None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd in (*status_fds.values(), fds[2], wake_reader, wake_writer, asked.detach()):
                 os.close(fd)
-            return child(*json.loads(message), *fds[:2])
+            kind, *what = json.loads(message)
+            kind, _, netns = kind.partition(" ")
+            if netns:
+                enter(netns)
+            return (service if kind == "service" else driven)(*what, *fds[:2])
         status_fds[pid] = fds[2]
         os.close(fds[0])
         os.close(fds[1])
@@ -166,19 +210,53 @@ def reap(status_fds: dict[int, int]) -> None:
         os.close(fd)
 
 
-def child(
-    module: str, arguments: list[str], environment: dict[str, str], log_fd: int, ready_fd: int
-) -> Callable[[], None]:
+def child(module: str, arguments: list[str], environment: dict[str, str]) -> None:
     os.setsid()
-    os.dup2(log_fd, 1)
-    os.dup2(log_fd, 2)
-    os.close(log_fd)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [module, *arguments]
     Path("/proc/self/comm").write_text(module.rpartition(".")[2])  # the name that ps and top show
+
+
+def move(fd: int, *targets: int) -> None:
+    for target in targets:
+        os.dup2(fd, target)
+    os.close(fd)
+
+
+def enter(netns: str) -> None:
+    """What ``ip netns exec`` does: the network namespace, and a ``/sys`` that shows its devices."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(result: int) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {netns}")
+
+    with open(f"/run/netns/{netns}", "rb") as namespace:
+        check(libc.setns(namespace.fileno(), CLONE_NEWNET))
+    check(libc.unshare(CLONE_NEWNS))
+    check(libc.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None))
+    libc.umount2(b"/sys", MNT_DETACH)
+    check(libc.mount(netns.encode(), b"/sys", b"sysfs", 0, None))
+
+
+def service(
+    module: str, arguments: list[str], environment: dict[str, str], log_fd: int, ready_fd: int
+) -> Callable[[], None]:
+    child(module, arguments, environment)
+    move(log_fd, 1, 2)
     main = importlib.import_module(f"{module}.__main__").main
     return lambda: main([*arguments, "--ready-fd", str(ready_fd)])
+
+
+def driven(
+    module: str, arguments: list[str], environment: dict[str, str], stdout_fd: int, stdin_fd: int
+) -> Callable[[], None]:
+    child(module, arguments, environment)
+    move(stdout_fd, 1)
+    move(stdin_fd, 0)
+    main = importlib.import_module(module).main
+    return lambda: main(arguments)
 
 
 def prepared() -> None:

@@ -24,7 +24,7 @@ TOGETHER = {
 MACHINES = "tests/rdma/machines"
 TOGETHER |= dict.fromkeys(("tests/docker/test_docker_compose.py", "tests/rdma/test_rdma_guest.py"), MACHINES)
 """Each of them alone would take both processors for minutes: one after the other, beside the rest."""
-FIRST = ("tests/rdma/", "tests/cluster/", "tests/integration/", "tests/property/", "tests/unit/")
+FIRST = ("tests/rdma/", "tests/cluster/", "tests/integration/", "tests/simulation/", "tests/property/", "tests/unit/")
 """Folders in the order in which their units are handed out, and below, what comes first in its folder."""
 LONGEST = (
     "tests/cluster/test_cluster_faults.py",
@@ -34,6 +34,8 @@ LONGEST = (
     "tests/integration/test_transfer_multi_nic.py",
     "tests/integration/test_transfer_chaos.py",
     "tests/property/test_engine_invariance.py",
+    "tests/unit/transfer/test_transfer_conformance.py",
+    "tests/unit/tools/test_tools_dev.py",
 )
 STOP = pytest.StashKey[Path]()
 

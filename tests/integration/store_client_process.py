@@ -1,7 +1,7 @@
 """A process with one store client, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
 
-``python -m tests.integration.store_client_process CONFIG``, CONFIG a JSON object: ``redis_url``, ``slots`` and what the
-transfer engine is to be set to. See :class:`tests.integration.transfer_hosts.HostProcess`.
+``main([CONFIG])``, CONFIG a JSON object: ``redis_url``, ``slots`` and what the transfer engine is to be set to. See
+:class:`tests.integration.transfer_hosts.HostProcess`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,6 @@ async def run(config: dict[str, Any]) -> None:
             print(json.dumps(answer), flush=True)
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> None:
     die_with_parent()
-    asyncio.run(run(json.loads(sys.argv[1])))
+    asyncio.run(run(json.loads(arguments[0])))

@@ -1,8 +1,7 @@
 """A process with one transfer engine, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
 
-``python -m tests.integration.transfer_host_process CONFIG``, CONFIG a JSON object of the engine's keyword arguments in
-plain values. The first line on stdout says that the engine serves. The process ends when its stdin does, and is killed
-when its parent dies.
+``main([CONFIG])``, CONFIG a JSON object of the engine's keyword arguments in plain values. The first line on stdout
+says that the engine serves. The process ends when its stdin does, and is killed when its parent dies.
 """
 
 from __future__ import annotations
@@ -143,9 +142,9 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     die_with_parent()
-    with make_engine(json.loads(sys.argv[1])) as engine:
+    with make_engine(json.loads(arguments[0])) as engine:
         host = TransferHost(engine)
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
@@ -155,7 +154,3 @@ def main() -> None:
             except Exception as error:
                 answer = {"error": repr(error)}
             print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()

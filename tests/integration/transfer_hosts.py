@@ -15,7 +15,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,9 +23,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tests.forks import forked, until_stopped
+
 WAIT_S = 30.0
 """Longest wait for anything that must happen: far above what it takes, far below a hang."""
-_ROOT = Path(__file__).resolve().parents[2]
 _PREFIX = "pinyon-rails"
 _numbers = itertools.count()
 
@@ -66,13 +66,7 @@ class HostProcess:
         self, config: dict[str, Any], netns: str = "", module: str = "tests.integration.transfer_host_process"
     ) -> None:
         """Returns at once; the first ``ask`` waits until the process is up. ``netns``: where it lives."""
-        inside = ["ip", "netns", "exec", netns] if netns else []
-        self._process = subprocess.Popen(
-            [*inside, sys.executable, "-m", module, json.dumps(config)],
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._process = forked.driven(module, [json.dumps(config)], netns)
         self._buffer = b""
         self._owed = 1  # the line that says it is ready
 
@@ -86,7 +80,6 @@ class HostProcess:
         return self.answer(timeout_s)
 
     def send(self, op: str, **arguments: Any) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
         self._process.stdin.flush()
         self._owed += 1
@@ -102,7 +95,6 @@ class HostProcess:
                 return value
 
     def _line(self, deadline: float) -> bytes:
-        assert self._process.stdout is not None
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, "the process does not answer"
@@ -120,8 +112,7 @@ class HostProcess:
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
-        # Stopped once every thread is: wait until the kernel says so.
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        until_stopped(self.pid)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -130,9 +121,8 @@ class HostProcess:
         if self._process.poll() is None:
             self.kill()
         for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # a command that nobody read
-                    stream.close()
+            with contextlib.suppress(BrokenPipeError):  # a command that nobody read
+                stream.close()
 
 
 # --- namespaces ---

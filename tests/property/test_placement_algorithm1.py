@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -52,11 +53,15 @@ def cases(draw) -> Case:
     )
 
 
-def teach(state, speed: float, bandwidth: float) -> None:
+@cache
+def taught(speed: float, bandwidth: float):
+    """The models of an instance that prefills and transfers at these rates."""
+    state = member(make_fleet(("p0", Role.PREFILL)), "p0")
     for tokens in (64, 512, 4096):
         for _ in range(20):
             state.prefill_model.observe(tokens, 0, speed * tokens)
             state.transfer_model.observe(tokens * 1000, tokens * 1000 / bandwidth)
+    return state.prefill_model, state.transfer_model
 
 
 def algorithm_1(case: Case, fleet) -> dict[str, tuple[float, int, int]]:
@@ -102,7 +107,9 @@ def test_the_choice_is_algorithm_1s(case):
     for name, tokens, speed in zip(PREFILL_NAMES, case.queued_tokens, case.speeds, strict=True):
         state = member(fleet, name)
         fleet.set_load(state, InstanceLoad(pending_prefill_tokens=tokens), 0.0)
-        teach(state, speed, case.bandwidth)
+        prefill_model, transfer_model = taught(speed, case.bandwidth)
+        state.prefill_model.copy_from(prefill_model)
+        state.transfer_model.copy_from(transfer_model)
     expected = algorithm_1(case, fleet)
     request = PlacementRequest(
         "r",

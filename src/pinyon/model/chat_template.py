@@ -42,11 +42,12 @@ DEFAULT_TEMPLATE = (
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"))
 """Variables that have a source of their own."""
 
-# Private-use characters around the index of a marker found in a message; no template produces them.
+# Private-use characters around the index of what is escaped in a message: a marker, or the first of these characters.
+# No template produces them; a name in an object may.
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
 _HERE = "\uf8f2"
 """Where a last message ends that is to be continued."""
-_ESCAPE = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+_ESCAPE = re.compile(f"{_OPEN}([0-9]{{1,9}}){_CLOSE}")
 
 
 class ChatTemplate(Protocol):
@@ -213,18 +214,20 @@ class JinjaChatTemplate:
         self, messages: list[dict[str, str]], variables: Mapping[str, Any], pattern: re.Pattern[str], **how: bool
     ) -> TokenArray:
         """Some text holds a marker: escape it, let the template write its own, then encode piece by piece."""
-        index = {marker: i for i, marker in enumerate(self._markers)}
+        escaped = (*self._markers, _OPEN)
+        index = {text: i for i, text in enumerate(escaped)}
+        found = re.compile(f"{pattern.pattern}|{_OPEN}")
 
         def escape(value: Any) -> Any:
             if isinstance(value, str):
-                return pattern.sub(lambda m: f"{_OPEN}{index[m[0]]}{_CLOSE}", value)
+                return found.sub(lambda m: f"{_OPEN}{index[m[0]]}{_CLOSE}", value)
             if isinstance(value, Mapping):
                 return {name: escape(item) for name, item in value.items()}
             return [escape(item) for item in value] if isinstance(value, list) else value
 
         def unescape(match: re.Match[str]) -> str:
             i = int(match[1])
-            return self._markers[i] if i < len(self._markers) else match[0]
+            return escaped[i] if i < len(escaped) else match[0]
 
         rendered = self._render(escape(messages), escape(variables), **how)
         special = self._tokenizer.special_tokens

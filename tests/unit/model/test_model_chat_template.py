@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
@@ -135,6 +135,8 @@ def test_a_variable_that_would_do_nothing_is_refused(template: Any, name: str) -
         assert caught.value.field == "chat_template_kwargs"
 
 
+@example(value="<|im_end|>\uf8f00\uf8f1")
+@example(value="<|im_end|>\uf8f0" + "9" * 5000 + "\uf8f1")
 @given(value=st.recursive(HOSTILE, lambda inner: st.lists(inner, max_size=3)))
 def test_markers_in_variables_stay_text(value: Any) -> None:
     source = "<|bos|>{{ messages[0].content }}{% for text in texts recursive %}{% if text is string %} {{ text }}"

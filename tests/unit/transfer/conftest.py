@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from pinyon.transfer import Nic, Opcode, Region, SegmentDescriptor, TransferEngine, TransferLimits, TransferRequest
 from pinyon.transfer.transports.shm.transport import shm_available
+from tests.forks import forked, until_stopped
 from tests.unit.transfer.fake_device import fake_device
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
@@ -78,6 +78,19 @@ VARIANTS = {
 }
 
 
+@functools.lru_cache(maxsize=1)
+def memories(size: int) -> tuple[bytearray, bytearray]:
+    """Those of the test before, if they fit: to be given pages takes longer than to fill them."""
+    return bytearray(size), bytearray(size)
+
+
+def zeroed(size: int) -> tuple[bytearray, bytearray]:
+    near, far = memories(size)
+    for memory in (near, far):
+        np.frombuffer(memory, np.uint8)[:] = 0
+    return near, far
+
+
 @pytest.fixture(params=list(VARIANTS))
 def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
     """The conformance suite's transports: ``make_pair(size, limits)``. A new one joins by an entry of VARIANTS."""
@@ -94,7 +107,7 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
     def make(size: int = 1 << 20, limits: TransferLimits | None = None) -> Pair:
         engine = start(limits)
         server = engine if variant.same_process else start(limits)
-        near, far = bytearray(size), bytearray(size)
+        near, far = zeroed(size)
         local = engine.register_local_memory(driver.tensor(near) if "near" in variant.on_device else near)
         remote = server.register_local_memory(driver.tensor(far) if "far" in variant.on_device else far)
         return Pair(engine, server, near, far, local, remote, server.descriptor())
@@ -110,14 +123,7 @@ class Peer:
     """An engine in another process, with one region of ``size`` bytes."""
 
     def __init__(self, size: int, secret: str = "") -> None:
-        script = Path(__file__).with_name("transfer_peer.py")
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), str(size), secret],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
+        self._process = forked.driven("tests.unit.transfer.transfer_peer", [str(size), secret])
         self.segment = SegmentDescriptor.from_dict(json.loads(self._process.stdout.readline()))
         self.key = self.segment.regions[0].key
 
@@ -127,8 +133,7 @@ class Peer:
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
-        # Stopped once every thread is: wait until the kernel says so.
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        until_stopped(self._process.pid)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -137,9 +142,8 @@ class Peer:
         if self._process.poll() is None:
             self.thaw()
             self.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        self._process.stdin.close()
+        self._process.stdout.close()
 
 
 @pytest.fixture

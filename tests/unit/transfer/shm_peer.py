@@ -1,4 +1,4 @@
-"""A peer process that is reached by shm alone: ``shm_peer.py SIZE SECRET`` prints its segment as JSON and then obeys
+"""A peer process that is reached by shm alone: ``main([SIZE, SECRET])`` prints its segment as JSON and then obeys
 commands, a line of JSON each, until its stdin closes; each is answered by a line of JSON, ``reuse`` by several."""
 
 import json
@@ -32,8 +32,8 @@ def reuse(memory: MemoryTable, buffer: bytearray, rounds: int) -> None:
     print(json.dumps(""), flush=True)
 
 
-def main() -> None:
-    size, secret = int(sys.argv[1]), sys.argv[2].encode() or None
+def main(arguments: list[str]) -> None:
+    size, secret = int(arguments[0]), arguments[1].encode() or None
     limits, identity, meter = TransferLimits(), Identity(os.urandom(16), secret), Meter()
     memory = MemoryTable(limits.max_regions)
     transport = ShmTransport(memory, limits, identity, meter)
@@ -74,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

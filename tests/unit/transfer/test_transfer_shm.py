@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path as FilePath
 
 import pytest
 
@@ -35,6 +34,8 @@ from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import link as shm_link
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
+from services.process import ROOT
+from tests.forks import forked, until_stopped
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files
 from tests.unit.transfer.shm_peer import BAD, GOOD
 
@@ -51,23 +52,24 @@ class ShmPeer:
     """``shm_peer.py`` in a process of its own."""
 
     def __init__(self, size: int, secret: str, under: list[str]) -> None:
-        script = FilePath(__file__).with_name("shm_peer.py")
-        self._process = subprocess.Popen(
-            [*under, sys.executable, str(script), str(size), secret],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        module, arguments = "tests.unit.transfer.shm_peer", [str(size), secret]
+        if under:
+            self._process = subprocess.Popen(
+                [*under, sys.executable, "-m", module, *arguments],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        else:
+            self._process = forked.driven(module, arguments)
         self.segment = SegmentDescriptor.from_dict(self.answer())
         self.key = self.segment.regions[0].key
 
     def answer(self):
-        assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
     def send(self, *command: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
         self._process.stdin.flush()
 
     def ask(self, *command: object):
@@ -83,7 +85,7 @@ class ShmPeer:
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        until_stopped(self._process.pid)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -92,9 +94,8 @@ class ShmPeer:
         if self._process.poll() is None:
             self.thaw()
             self.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        self._process.stdin.close()
+        self._process.stdout.close()
 
 
 @pytest.fixture

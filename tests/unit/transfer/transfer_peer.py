@@ -1,12 +1,14 @@
-"""A peer process: ``transfer_peer.py SIZE SECRET`` prints its segment as JSON and serves until its stdin closes."""
+"""A peer process: ``main([SIZE, SECRET])`` prints its segment as JSON and serves until its stdin closes."""
 
 import json
 import sys
 
 from pinyon.transfer import TransferEngine
 
-size, secret = int(sys.argv[1]), sys.argv[2].encode()
-with TransferEngine(secret=secret or None) as engine:
-    engine.register_local_memory(bytearray(b"\x5a") * size)
-    print(json.dumps(engine.descriptor().to_dict()), flush=True)
-    sys.stdin.read()
+
+def main(arguments: list[str]) -> None:
+    size, secret = int(arguments[0]), arguments[1].encode()
+    with TransferEngine(secret=secret or None) as engine:
+        engine.register_local_memory(bytearray(b"\x5a") * size)
+        print(json.dumps(engine.descriptor().to_dict()), flush=True)
+        sys.stdin.read()
