@@ -13,6 +13,8 @@ _COLOURS = ("#1f6fb4", "#d1662b", "#3a8f4d", "#8a4fa3", "#7a7a7a", "#b3942b", "#
 _WIDTH, _HEIGHT, _LEFT, _GAP, _TOP, _BOTTOM = 560, 300, 64, 78, 40, 56
 _ACROSS = 2
 """Panels."""
+_NOTHING = 1e-12
+"""Values below are drawn as 0."""
 _LETTER = 7
 """Width of one, on average at most."""
 
@@ -175,7 +177,7 @@ def _scale(values: Sequence[float]) -> tuple[float, int]:
     """The end of an axis from 0 that is above all of them, and how many steps of 1, 2 or 5 times a power of ten lead
     there."""
     most = max(values, default=0.0)
-    if most <= 0:
+    if most < _NOTHING:
         return 1.0, 5
     scale = 10.0 ** math.floor(math.log10(most))
     step = next(each * scale for each in (0.2, 0.5, 1.0, 2.0) if each * scale * 6 >= most)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pinyon.reproduction.picture import Bars, Course, Courses, Mark, Picture, svg
@@ -43,6 +43,7 @@ def test_courses(courses: list[tuple[str, list[tuple[float, float]]]], title: st
     assert all(label in texts for label, _ in courses)
 
 
+@example({"denormal": [5e-324, 0.0]})
 @given(st.dictionaries(labels, st.lists(st.none() | y_values, min_size=2, max_size=2), min_size=1, max_size=6))
 def test_bars(values: dict[str, list[float | None]]) -> None:
     root = drawn(Picture("bars", [Bars("one", "y", ["a & b", "<c>"], dict(values))]))
