@@ -88,41 +88,45 @@ class BlockPool:
         """
         by_key, refs = self._contents.block_of, self._refs
         below: Container[bytes] = self.below if self.below is not None and promote else ()
-        places: list[int] = []
-        revived: dict[bytes, bool] = {}
-        """Keys that nobody used until now, and whether they are to be promoted."""
+        found: list[tuple[int, int]] = []
+        revived: list[bytes] = []
+        promoted: dict[bytes, None] = {}
+        later: list[int] = []  # places in ``found`` of what is to be promoted
         room = len(self._free) + len(self._eviction)
         for index, key in enumerate(keys):
             block = by_key.get(key)
             if block is None or not refs[block]:
-                if (block is None and key not in below) or (key not in revived and len(revived) >= room):
+                full = len(revived) + len(promoted) >= room and key not in promoted
+                if full or (block is None and key not in below):
                     if allow_gaps:
                         continue
                     break
-                revived[key] = block is None
-            places.append(index)
-        if revived:
-            self._revive(revived, now_s)
-        found = [(index, by_key[keys[index]]) for index in places]
-        for _, block in found:
+                if block is None:
+                    promoted[key] = None
+                    later.append(len(found))
+                    found.append((index, 0))
+                    continue
+                revived.append(key)
             refs[block] += 1
+            found.append((index, block))
+        self._eviction.pinned(revived, now_s)
+        if self.below is not None:
+            self.below.eviction.pinned([*revived, *promoted], now_s)
+            self._promote(list(promoted), self.below, now_s)
+        for place in later:
+            index = found[place][0]
+            block = by_key[keys[index]]
+            refs[block] += 1
+            found[place] = (index, block)
         if use is not None and found:
             self._hits += len(found)
             first = use.first
             whole = len(found) == len(keys)
-            used = keys if whole else [keys[index] for index in places]
-            offsets = range(first, first + len(keys)) if whole else [first + index for index in places]
+            used = keys if whole else [keys[index] for index, _ in found]
+            offsets = range(first, first + len(keys)) if whole else [first + index for index, _ in found]
             for policy in self._policies:
                 policy.used(used, now_s, use.traits, offsets)
         return found
-
-    def _revive(self, revived: dict[bytes, bool], now_s: float) -> None:
-        here = [key for key, promoted in revived.items() if not promoted]
-        if here:
-            self._eviction.pinned(here, now_s)
-        if self.below is not None:
-            self.below.eviction.pinned(list(revived), now_s)
-            self._promote([key for key, promoted in revived.items() if promoted], self.below, now_s)
 
     def _promote(self, keys: list[bytes], below: SecondTier, now_s: float) -> None:
         """They get blocks, which there are; as many others take their places there, as far as that is needed."""
