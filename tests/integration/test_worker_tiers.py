@@ -119,8 +119,9 @@ async def test_the_turns_of_talks_that_do_not_fit_into_the_pool_hit_in_the_secon
     assert len(pool.keys()) == pool.cached + gauge(m, "dram_blocks")
 
 
-@pytest.mark.parametrize("dram", [1, 16, 300])
-@pytest.mark.parametrize(("blocks", "chunk", "batch"), [(40, 7, 3), (24, 64, 2)], ids=["odd-chunks", "tight"])
+@pytest.mark.parametrize(
+    ("blocks", "chunk", "batch", "dram"), [(40, 7, 3, 300), (24, 64, 2, 1), (24, 7, 2, 16), (24, 64, 2, 300)], ids=str
+)
 async def test_a_pair_gives_the_tokens_of_one_engine(fleet, monkeypatch, blocks, chunk, batch, dram):
     slow_copies(monkeypatch)
     p, d = await fleet.pair(blocks=blocks, prefill_chunk_tokens=chunk, max_batch=batch, dram_blocks=dram)
