@@ -44,6 +44,7 @@ from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import BlockSource, Fetcher
 from services.worker.kv.lending import CachedBlockServicer, LeaseLimits
 from services.worker.kv.storage import ObjectStore, Storage
+from services.worker.kv.swaps import Swaps
 from services.worker.ledger import Ledger
 from services.worker.metrics import WorkerMetrics, register_gauges
 from services.worker.parts import Parts
@@ -110,7 +111,12 @@ class Worker:
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
         decisions = self._decisions()
         readers = LeaseKeys(self.transfer, region)
-        cache = KvCache(*(served.layout, decisions.pool, decisions.admission, decisions.reservations, readers, clock))
+        swaps = None
+        if settings.dram_blocks:
+            swaps = Swaps(self.engine.pool, settings.dram_blocks, decisions.reservations.swapped)
+            swaps.start()
+        books = (decisions.pool, decisions.admission, decisions.reservations)
+        cache = KvCache(served.layout, *books, readers, clock, swaps)
         cache.on_admitted = self._metrics.room_wait
         members = StepMembers(decisions.steps, decisions.admission, cache)
         engine_loop = EngineLoop(self.engine, members, clock, self._observe, settings.step_timeout_s)
@@ -243,6 +249,7 @@ class Worker:
             eviction=settings.eviction,
             batching=settings.batching,
             first_lease_id=1 + secrets.randbits(48),
+            dram_blocks=settings.dram_blocks,
         )
         header = journal_header(config, service="worker", instance_id=served.instance_id, role=served.role.value)
         self._journal = settings.open_journal(JOURNAL_TYPES, header, self._clock)

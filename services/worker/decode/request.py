@@ -257,6 +257,7 @@ class DecodeRequest:
         parts, order = self._parts, self.order
         layout, first = parts.served.layout, reservation.held
         targets = reservation.table[first : layout.blocks_for(len(order.tokens))]
+        await self.abort.wait(parts.cache.settled(reservation.table))
         offsets = [block * layout.block_bytes for block in targets]
         left_s = max(0.0, order.timeout_s - (parts.clock() - self._arrived_s))
         start = prefill_to_proto(order, first, offsets, left_s, span.traceparent)

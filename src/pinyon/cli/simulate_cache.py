@@ -15,8 +15,9 @@ from pinyon.cli.trace_input import add_trace, bar, open_trace, tell_broken
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.eviction.pool_replay import PoolSize
-from pinyon.eviction.pools import LOOK_AHEAD, POOLS, pool
+from pinyon.eviction.pools import LOOK_AHEAD, POOLS, Build, pool
 from pinyon.eviction.replay import BELADY, Asked, replayed
+from pinyon.paging.replay import TierReplay
 
 __all__ = ["add_command", "simulate_cache"]
 
@@ -30,7 +31,9 @@ are used or stored, and the policy evicts until the rest fits; the request's own
 time. The last line is one JSON object.
 
 With --nodes the cache is a pool of nodes with so many blocks each. Local caches (cache_affinity, round_robin): a hit is
-a block on the node that the request runs on. One pool (global, coldest): a hit is a block on any node."""
+a block on the node that the request runs on. One pool (global, coldest): a hit is a block on any node.
+
+With --dram it is the books of a worker's two tiers, where a request's own blocks are spared."""
 
 
 def add_command(commands: Any) -> None:
@@ -56,6 +59,9 @@ def add_command(commands: Any) -> None:
         metavar="VICTIMS",
         help=f"local caches: of the next victims (default {LOOK_AHEAD}) one with another copy in the pool goes first",
     )
+    parser.add_argument(
+        "--dram", type=int, default=0, metavar="BLOCKS", help="a second tier of so many blocks below the capacity"
+    )
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     parser.set_defaults(run=simulate_cache)
 
@@ -64,12 +70,18 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
     """Replay and print. Raises :class:`PinyonError`."""
     if arguments.capacity < 1:
         raise InvalidArgument(f"--capacity must be at least 1, got {arguments.capacity}", field="capacity")
+    if arguments.dram < 0:
+        raise InvalidArgument(f"--dram must be at least 0, got {arguments.dram}", field="dram")
     choice = arguments.policy
+    if choice == BELADY and arguments.dram:
+        raise InvalidArgument(f"--dram replays what workers do, and none has {BELADY}", field="policy")
     if choice != BELADY:
         try:
             EVICTION_POLICIES.checked(choice)
         except ValueError as error:
             raise InvalidArgument(f"{error}, {BELADY}", field="policy") from None
+    if arguments.nodes is not None and arguments.dram:
+        raise InvalidArgument("--dram replays one worker, --nodes a pool: give one of them", field="dram")
     if arguments.nodes is None:
         if arguments.last_copies or arguments.router:
             raise InvalidArgument("--router and --last-copies are for a pool: add --nodes", field="nodes")
@@ -77,9 +89,11 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
     else:
         router, nodes = arguments.router or DEFAULT_ROUTER, arguments.nodes
     try:
-        build = pool(router, PoolSize(nodes, arguments.capacity), arguments.last_copies)
+        build: Build = pool(router, PoolSize(nodes, arguments.capacity), arguments.last_copies)
     except ValueError as error:
         raise InvalidArgument(str(error), field="nodes") from None
+    if arguments.dram:
+        build = lambda _: TierReplay(choice, arguments.capacity, arguments.dram)  # noqa: E731
     trace = open_trace(arguments)
     with bar("reading", trace.size_bytes) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
@@ -105,6 +119,8 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
     }
     if arguments.nodes is not None:
         result |= {"nodes": nodes, "router": router, "last_copies": arguments.last_copies, **seen}
+    elif arguments.dram:
+        result |= seen
     if not arguments.json:
         size = nodes * arguments.capacity
         each = f"{nodes} nodes with {arguments.capacity:,} blocks each" if nodes > 1 else f"{size:,} blocks"
@@ -116,8 +132,11 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
         if "duplicate_blocks" in seen:
             table.add_row("if all nodes were read", f"{seen['pool_hit_blocks']:,} hits")
             table.add_row("held more than once", f"{seen['duplicate_blocks']:,} of {seen['resident_blocks']:,} blocks")
+        if arguments.dram:
+            moved = f"{seen['swapped_out_blocks']:,} down, {seen['swapped_in_blocks']:,} up"
+            table.add_row("in the second tier", f"{seen['dram_hit_blocks']:,} of {arguments.dram:,} blocks; {moved}")
         Console().print(table)
-        if seen["per_node"]:
+        if seen.get("per_node"):
             Console().print(_nodes(seen["per_node"]))
     sys.stdout.write(json.dumps(result) + "\n")
     return 0

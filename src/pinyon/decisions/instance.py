@@ -9,7 +9,7 @@ from pinyon.batching import BATCHING_POLICIES, PromptQueue, StepLimits, StepSche
 from pinyon.core.journal import Journal
 from pinyon.decisions.admission import Admission
 from pinyon.eviction import EVICTION_POLICIES
-from pinyon.paging import BlockPool, LeaseTable, Reservations
+from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 
 __all__ = ["InstanceConfig", "InstanceDecisions"]
 
@@ -21,7 +21,7 @@ them away again."""
 
 INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe"),
-    "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue"),
+    "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue", "take_swaps", "swapped"),
     "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
     "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "fill", "grown", "decide", "fold"),
 }
@@ -42,6 +42,8 @@ class InstanceConfig:
     eviction: str = "lru"
     batching: str = "fcfs"
     first_lease_id: int = 1
+    dram_blocks: int = 0
+    """Of the second tier; 0: there is none."""
 
 
 class InstanceDecisions:
@@ -50,7 +52,8 @@ class InstanceDecisions:
     def __init__(self, config: InstanceConfig, journal: Journal | None = None) -> None:
         """Raises ``ValueError`` for an unknown policy."""
         limits = StepLimits(config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens)
-        self.pool = BlockPool(config.pool_blocks, EVICTION_POLICIES.make(config.eviction))
+        below = SecondTier(config.dram_blocks, EVICTION_POLICIES.make(config.eviction)) if config.dram_blocks else None
+        self.pool = BlockPool(config.pool_blocks, EVICTION_POLICIES.make(config.eviction), below)
         reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id))
         self.reservations = reservations
         self.admission = Admission(

@@ -25,14 +25,16 @@ class LastCopies:
         self._next: dict[int, None] = {}
         """The policy's victims, in their order, that are still held."""
 
-    def stored(self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
-        self._policy.stored(keys, now_s, traits, offsets)
+    def stored(
+        self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int], after: int | None = None
+    ) -> None:
+        self._policy.stored(keys, now_s, traits, offsets, after)
 
     def used(self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
         for start, end, passed_over in runs(keys, self._next):
             run, at = keys[start:end], offsets[start:end]
             if passed_over:
-                self._policy.stored(run, now_s, traits, at)
+                self._policy.stored(run, now_s, traits, at, keys[start - 1] if start else None)
                 for key in run:
                     del self._next[key]
             else:

@@ -98,8 +98,8 @@ class EvictionPolicy(Protocol[Key]):
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
     ) -> None:
-        """These are held from now on; none of them was. ``after``: the key before the first one in its prompt; None: there
-        is none, or nobody knows."""
+        """These are held from now on; none of them was. ``after``: the key before the first one in its prompt; None:
+        there is none, or nobody knows."""
         ...
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:

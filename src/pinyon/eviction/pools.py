@@ -12,7 +12,7 @@ from pinyon.eviction.policy import EvictionPolicy, Traits
 from pinyon.eviction.pool_replay import Coldest, GlobalPool, LocalCaches, PoolSize
 from pinyon.eviction.pool_routers import Affinity, CacheAffinity, RoundRobin, Router
 
-__all__ = ["LOOK_AHEAD", "LOOK_AHEAD_MAX", "POOLS", "Pool", "pool"]
+__all__ = ["LOOK_AHEAD", "LOOK_AHEAD_MAX", "POOLS", "Build", "Pool", "pool"]
 
 LOOK_AHEAD = 8
 LOOK_AHEAD_MAX = 1024

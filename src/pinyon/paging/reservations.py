@@ -13,6 +13,7 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.eviction.policy import NO_TRAITS, Traits, Use
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.leases import LeaseTable
+from pinyon.paging.second_tier import Swap
 
 __all__ = ["Reservation", "Reservations"]
 
@@ -91,12 +92,23 @@ class Reservations:
         return [(index, block) for index, (_, block) in zip(held, found, strict=True)]
 
     def hold(self, keys: Sequence[BlockKey], now_s: float) -> list[tuple[int, int]]:
-        """``(index in keys, block)`` of every key that is held, with one reference each until :meth:`release`."""
-        return self._pool.acquire(keys, allow_gaps=True, now_s=now_s)
+        """``(index in keys, block)`` of every key that is in a block, with one reference each until :meth:`release`."""
+        return self._pool.acquire(keys, allow_gaps=True, promote=False, now_s=now_s)
 
     def release(self, blocks: Iterable[int], now_s: float) -> None:
         """Give references back, in prompt order."""
         self._pool.release(blocks, now_s=now_s)
+
+    # -- the second tier
+
+    def take_swaps(self) -> list[Swap]:
+        """See :meth:`SecondTier.take_swaps`: what reserving, growing, extending and leasing made necessary."""
+        return [] if self._pool.below is None else self._pool.below.take_swaps()
+
+    def swapped(self, out: int) -> None:
+        """See :meth:`SecondTier.swapped`."""
+        if self._pool.below is not None:
+            self._pool.below.swapped(out)
 
     # -- leases
 
