@@ -54,7 +54,7 @@ def register_metrics(
             counters=[
                 ("hit_blocks", "Blocks asked for and leased", lambda: counters.hits),
                 ("miss_blocks", "Blocks asked for and not held", lambda: counters.misses),
-                ("evicted_objects", "Objects evicted", lambda: counters.evictions),
+                ("evicted_objects", "Objects evicted", lambda: table.eviction.evicted),
                 ("put_objects", "Objects that became readable", lambda: counters.stored),
                 ("put_bytes", "Bytes of objects that became readable", lambda: counters.stored_bytes),
                 ("get_bytes", "Bytes of objects that were leased", lambda: counters.leased_bytes),

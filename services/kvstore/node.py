@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, NotFound, PinyonError, Unavailable
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.eviction import EVICTION_POLICIES, Traits, Use
+from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy, Traits, Use
 from pinyon.paging import LeaseTable
 from pinyon.runtime.logging import get_logger
 from pinyon.store.allocator import OffsetAllocator
@@ -196,6 +196,10 @@ class StoreNode:
         if removed:
             self._changed()
         return removed
+
+    def switch(self, eviction: EvictionPolicy[bytes]) -> None:
+        """See :meth:`ObjectTable.switch`."""
+        self.table.switch(eviction, self._clock())
 
     # -- time
 

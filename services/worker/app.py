@@ -15,10 +15,11 @@ from pinyon.batching import StepSeen
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header
+from pinyon.eviction import EVICTION_POLICIES
 from pinyon.messages.segment import segment_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
-from pinyon.runtime.admin import add_admin, changeable_flag
+from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
@@ -147,7 +148,7 @@ class Worker:
         self.sessions = LbSessions(self.decodes)
         register_gauges(self._registry, self.parts, self.prefills, self.peers, self.decodes, self.sessions)
         chosen = {"engine": settings.engine, "eviction": settings.eviction, "batching": settings.batching}
-        show_policies(self._registry, "worker", **chosen)
+        show_policy = show_policies(self._registry, "worker", **chosen)
         register_transfer_metrics(self._registry, self.transfer)
         engine_loop.start()
         self.parts.storage.start()
@@ -169,12 +170,19 @@ class Worker:
             kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"],
             BLOCK_READ_CALLERS,
         )
+
+        def use(_: object, choice: str) -> None:
+            decisions.eviction.switch(choice, clock())  # it makes one of its own: a journal holds no policies
+            show_policy("eviction", choice)
+
         add_admin(
             self.server,
-            [changeable_flag("draining", lambda: self.parts.draining, self._set_draining)],
+            [
+                changeable_flag("draining", lambda: self.parts.draining, self._set_draining),
+                changeable_policy(EVICTION_POLICIES, settings.eviction, use),
+            ],
             fixed={
                 "batching": "what waits is in the policy's own order",
-                "eviction": "the order of the blocks that are cached is the policy's own",
                 "role": "the conductor knows an instance by it",
             },
         )

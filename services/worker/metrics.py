@@ -161,7 +161,7 @@ def register_gauges(
                     "Requests that gave up their KV blocks for others and are computed again.",
                     lambda: parts.members.preemptions,
                 ),
-                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: parts.cache.pool.evicted),
+                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: parts.cache.pool.eviction.evicted),
                 "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
                 "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),
                 "pinyon_worker_cut_sessions": ("Sessions cut off as too slow.", lambda: sessions.cut),

@@ -23,6 +23,8 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(BLOCKS, EVICTION_POLICIES.make(self.policy))
+        self.ordered = self.policy == "lru"
+        """The policy is LRU and has been told of everything."""
         self.evicted = 0
         self.held: Counter[int] = Counter()  # block → references this test holds
         self.keyed: dict[bytes, int] = {}
@@ -41,7 +43,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert not any(self.held[block] for block in blocks)
         victims = sorted(set(self.keyed) - set(self.pool.keys()), key=self.cached.index)
         assert len(victims) == max(0, count - free)
-        if self.policy == "lru":
+        if self.ordered:
             assert victims == self.cached[: len(victims)]
         for key in victims:
             self.cached.remove(key)
@@ -101,6 +103,12 @@ class PoolMachine(RuleBasedStateMachine):
         if key in self.cached:
             self.cached.remove(key)
 
+    @rule(policy=st.sampled_from(EVICTION_POLICIES.names))
+    def switch(self, policy: str) -> None:
+        """Nothing is lost, and LRU that takes over from LRU goes on."""
+        self.pool.switch(EVICTION_POLICIES.make(policy), 0.0)
+        self.ordered = self.ordered and policy == "lru"
+
     @rule()
     def listen(self) -> None:
         stored, removed = self.pool.drain_changes()
@@ -115,7 +123,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(self.pool.keys()) == set(self.keyed)
         assert self.pool.used == len(set(+self.held))
         assert self.pool.cached == len(self.cached)
-        assert self.pool.evicted == self.evicted
+        assert self.pool.eviction.evicted == self.evicted
         assert self.pool.free + self.pool.used + self.pool.cached == self.pool.total == BLOCKS
 
 

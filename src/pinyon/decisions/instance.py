@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pinyon.batching import BATCHING_POLICIES, PromptQueue, StepLimits, StepScheduler
 from pinyon.core.journal import Journal
 from pinyon.decisions.admission import Admission
+from pinyon.decisions.eviction import Eviction
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.paging import BlockPool, LeaseTable, Reservations
 
@@ -21,6 +22,7 @@ them away again."""
 
 INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe"),
+    "eviction": ("switch",),
     "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue"),
     "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
     "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "fill", "grown", "decide", "fold"),
@@ -52,6 +54,7 @@ class InstanceDecisions:
         limits = StepLimits(config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens)
         self.pool = BlockPool(config.pool_blocks, EVICTION_POLICIES.make(config.eviction))
         reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id))
+        self.eviction = Eviction(self.pool)
         self.reservations = reservations
         self.admission = Admission(
             BATCHING_POLICIES.make(config.batching),
@@ -64,6 +67,7 @@ class InstanceDecisions:
         self.steps = StepScheduler(limits)
         if journal is not None:
             self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])
+            self.eviction = journal.record("eviction", self.eviction, INSTANCE_INPUTS["eviction"])
             self.reservations = journal.record("reservations", self.reservations, INSTANCE_INPUTS["reservations"])
             self.prompts = journal.record("prompts", self.prompts, INSTANCE_INPUTS["prompts"])
             self.steps = journal.record("steps", self.steps, INSTANCE_INPUTS["steps"])

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, hand_over, learner
+from pinyon.eviction.evictor import Evictor
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use
 from pinyon.paging.key_changes import KeyChanges
 
 __all__ = ["BlockPool"]
@@ -32,8 +33,8 @@ class BlockPool:
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
         self._total = num_blocks
-        self._eviction = eviction
-        self._learn = learner(eviction)
+        self.eviction = Evictor(eviction)
+        """To look at."""
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
@@ -41,7 +42,6 @@ class BlockPool:
         self._offsets = [0] * num_blocks
         self._by_key: dict[bytes, int] = {}
         self._changes = KeyChanges()
-        self._evicted = 0
 
     # -- reading
 
@@ -92,13 +92,13 @@ class BlockPool:
             refs[block] += 1
             found.append((index, block))
         if revived:
-            self._eviction.pinned(revived, now_s)
+            self.eviction.pinned(revived, now_s)
         if use is not None and found:
             first = use.first
             whole = len(found) == len(keys)
             used = keys if whole else [keys[index] for index, _ in found]
             offsets = range(first, first + len(keys)) if whole else [first + index for index, _ in found]
-            self._eviction.used(used, now_s, use.traits, offsets)
+            self.eviction.used(used, now_s, use.traits, offsets)
         return found
 
     # -- writing
@@ -110,17 +110,16 @@ class BlockPool:
         """
         if count < 0:
             raise ValueError(f"count must not be negative, got {count}")
-        if count > len(self._free) + len(self._eviction):
+        if count > len(self._free) + len(self.eviction):
             return None
         missing = count - len(self._free)
         if missing > 0:
-            self._learn(now_s)
-            victims = self._eviction.victims(missing, now_s)
+            self.eviction.learn(now_s)
+            victims = self.eviction.victims(missing, now_s)
             if len(victims) != missing:
                 raise RuntimeError("the eviction policy lost a key")
             for key in victims:
                 self._free.append(self._forget(key))
-            self._evicted += missing
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._refs[block] = 1
@@ -144,8 +143,8 @@ class BlockPool:
             self._keys[block] = key
             self._traits[block] = traits
             self._offsets[block] = offset
-            self._eviction.stored((key,), now_s, traits, (offset,))
-            self._eviction.pinned((key,), now_s)
+            self.eviction.stored((key,), now_s, traits, (offset,))
+            self.eviction.pinned((key,), now_s)
             self._changes.add(key)
         elif present != key:
             del self._by_key[key]
@@ -182,8 +181,8 @@ class BlockPool:
                 fresh.append(key)
                 offsets.append(offset)
         finally:
-            self._eviction.stored(fresh, now_s, traits, offsets)
-            self._eviction.pinned(fresh, now_s)
+            self.eviction.stored(fresh, now_s, traits, offsets)
+            self.eviction.pinned(fresh, now_s)
             self._changes.add_all(fresh)
         return held
 
@@ -209,13 +208,13 @@ class BlockPool:
                         cached.append(key)
         finally:
             cached.reverse()
-            self._eviction.unpinned(cached, now_s)
+            self.eviction.unpinned(cached, now_s)
 
     def remove(self, key: bytes, *, now_s: float = 0.0) -> bool:
         """Forget the key. Its block is free as soon as nobody uses it. Whether it was held."""
         if key not in self._by_key:
             return False
-        self._eviction.dropped((key,), now_s)
+        self.eviction.dropped((key,), now_s)
         block = self._forget(key)
         if not self._refs[block]:
             self._free.append(block)
@@ -230,13 +229,9 @@ class BlockPool:
         return block
 
     def switch(self, eviction: EvictionPolicy[bytes], now_s: float) -> None:
-        """From now on this one chooses, see :func:`pinyon.eviction.policy.hand_over`."""
-        if len(eviction):
-            raise ValueError("the eviction policy belongs to another pool")
+        """From now on this one chooses. See :meth:`Evictor.switch`."""
         in_use = [key for key, block in self._by_key.items() if self._refs[block]]
-        hand_over(self._eviction, eviction, in_use, self._known_of, now_s)
-        self._eviction = eviction
-        self._learn = learner(eviction)
+        self.eviction.switch(eviction, in_use, self._known_of, now_s)
 
     def _known_of(self, key: bytes) -> tuple[Traits, int]:
         block = self._by_key[key]
@@ -271,17 +266,12 @@ class BlockPool:
     @property
     def cached(self) -> int:
         """Blocks kept only for reuse."""
-        return len(self._eviction)
+        return len(self.eviction)
 
     @property
     def used(self) -> int:
         """Blocks with references."""
-        return self._total - len(self._free) - len(self._eviction)
-
-    @property
-    def evicted(self) -> int:
-        """Blocks evicted since the start."""
-        return self._evicted
+        return self._total - len(self._free) - len(self.eviction)
 
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
@@ -297,13 +287,13 @@ class BlockPool:
             ),
             (
                 any(
-                    (self._keys[block] in self._eviction) != (not self._refs[block] and self._keys[block] is not None)
+                    (self._keys[block] in self.eviction) != (not self._refs[block] and self._keys[block] is not None)
                     for block in range(self._total)
                 ),
                 "evictable is not what is cached",
             ),
             (
-                len(free) + len(self._eviction) + sum(refs > 0 for refs in self._refs) != self._total,
+                len(free) + len(self.eviction) + sum(refs > 0 for refs in self._refs) != self._total,
                 "free + cached + used is not the total",
             ),
             (

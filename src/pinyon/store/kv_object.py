@@ -69,7 +69,6 @@ class TableCounters:
     """Keys that were asked for by ``acquire`` and leased."""
     misses: int = 0
     """Keys that were asked for and not held (after the first gap, unless gaps were allowed)."""
-    evictions: int = 0
     stored: int = 0
     stored_bytes: int = 0
     leased_bytes: int = 0

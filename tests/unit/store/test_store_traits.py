@@ -68,5 +68,5 @@ def test_another_policy_takes_over():
     assert told.take() == [*stored, ("pinned", [A])]
     table.release(lease.lease_id, 2.0)
     table.check_integrity()
-    with pytest.raises(ValueError, match="another table"):
+    with pytest.raises(ValueError, match="another pool"):
         table.switch(told, 3.0)
