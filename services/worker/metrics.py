@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.request import FinishReason
 from pinyon.messages.finish_reason import finish_reason_to_proto
+from pinyon.runtime.eviction_metrics import show_eviction
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.kv.storage import Drop, Storage
@@ -161,7 +162,6 @@ def register_gauges(
                     "Requests that gave up their KV blocks for others and are computed again.",
                     lambda: parts.members.preemptions,
                 ),
-                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: parts.cache.pool.eviction.evicted),
                 "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
                 "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),
                 "pinyon_worker_cut_sessions": ("Sessions cut off as too slow.", lambda: sessions.cut),
@@ -169,3 +169,4 @@ def register_gauges(
         )
     )
     registry.register(_Dropped(parts.storage))
+    show_eviction(registry, "worker", "blocks", parts.cache.pool.eviction)

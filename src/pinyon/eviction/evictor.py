@@ -12,10 +12,9 @@ __all__ = ["Evictor", "Regrets"]
 
 
 class Regrets(NamedTuple):
-    """Of what went and came back before as much had gone after it as is held: a pool twice as large would have kept
-    most of it."""
+    """Of keys that came back before as many had gone after them as are held: twice the room would have kept most."""
 
-    blocks: int
+    keys: int
     seconds: float
     """From going to coming back, together."""
 
