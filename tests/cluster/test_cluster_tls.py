@@ -359,4 +359,6 @@ def test_an_admin_changes_what_runs_and_nobody_else(
     monkeypatch.setenv("PINYON_TLS_DIR", str(certs / "worker" / "decode-0"))
     assert admin("worker", worker.endpoints["grpc"], "draining=true") == 1
     assert "role worker may not call" in capsys.readouterr().err
+    assert main(["trace", "record", "-", "--lb", lb.endpoints["admin"]]) == 1
+    assert "role worker may not call" in capsys.readouterr().err
     assert schedulable("prefill-0")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from pinyon.cli import trace_record
+
 __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("trace", help="traces of requests: make, record, analyse them")
-    parser.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
+    group = parser.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
+    trace_record.add_command(group)
