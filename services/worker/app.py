@@ -25,6 +25,7 @@ from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
+from pinyon.runtime.refit_thread import RefitThread
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
@@ -109,6 +110,7 @@ class Worker:
         self.transfer = start_transfer_engine(settings, security)
         # Peers reach what a lease or a prefill's targets open, and nothing else.
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
+        self._refits = RefitThread()
         decisions = self._decisions()
         readers = LeaseKeys(self.transfer, region)
         cache = KvCache(*(served.layout, decisions.pool, decisions.admission, decisions.reservations, readers, clock))
@@ -232,6 +234,7 @@ class Worker:
         await self._reader.close()
         await self._channels.close()
         await self.parts.cache.close()
+        await self._refits.close()
         if self._announcing is not None:
             await asyncio.wait((self._announcing,))
         if self._journal is not None:
@@ -250,11 +253,12 @@ class Worker:
             max_prefills=settings.max_prefills,
             eviction=settings.eviction,
             batching=settings.batching,
+            refits_apart=True,
             first_lease_id=1 + secrets.randbits(48),
         )
         header = journal_header(config, service="worker", instance_id=served.instance_id, role=served.role.value)
         self._journal = settings.open_journal(JOURNAL_TYPES, header, self._clock)
-        return InstanceDecisions(config, self._journal)
+        return InstanceDecisions(config, self._journal, self._refits)
 
     def load(self) -> InstanceLoad:
         """How busy it is now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pinyon.cli import main
-from pinyon.core.request import SamplingParams
+from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.decisions import replay_journal
 from pinyon.eviction import EVICTION_POLICIES
+from pinyon.messages.request_class import class_to_proto
 from pinyon.runtime.redis_server import find_redis
 from tests.integration.kvstore_parts import OBJECT, Node, client_of, empty, running_node
 from tests.integration.test_worker_exactness import check, make_asks, run_all
@@ -78,7 +80,26 @@ async def test_a_worker_keeps_its_blocks_and_its_journal_says_who_chose(fleet: F
     with path.open(encoding="utf-8") as lines:
         seen = replay_journal(lines)
     assert seen.differences == []
-    assert path.read_text().count('"c":"switch"') == 3 * len(choices)
+    calls = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert sum(call["c"] == "switch" for call in calls) == 3 * len(choices)
+
+
+async def test_what_is_learned_in_a_thread_is_in_the_journal(fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    m = await fleet.start("mixed", "m0", blocks=24, journal=str(path), eviction="workload_aware:refit_s=0.001")
+    client = await fleet.client(m)
+    asks = make_asks(40, seed=6)
+    check(asks, await run_all(client, None, None, asks, request_class=class_to_proto(RequestClass("chat", 2))))
+    await fleet.idle()
+    fleet.workers.remove(m)
+    await m.stop(0)
+    with path.open(encoding="utf-8") as lines:
+        seen = replay_journal(lines)
+    assert seen.differences == []
+    calls = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    adopted = [call["r"] for call in calls if call["c"] == "adopt"]
+    assert adopted
+    assert all(adopted)
 
 
 async def test_an_unknown_policy_changes_nothing(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:

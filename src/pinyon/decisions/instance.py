@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pinyon.batching import BATCHING_POLICIES, PromptQueue, StepLimits, StepScheduler
 from pinyon.core.journal import Journal
 from pinyon.decisions.admission import Admission
 from pinyon.decisions.eviction import Eviction
 from pinyon.eviction import EVICTION_POLICIES
+from pinyon.eviction.policy import Refit, at_once
 from pinyon.paging import BlockPool, LeaseTable, Reservations
 
 __all__ = ["InstanceConfig", "InstanceDecisions"]
@@ -22,7 +25,7 @@ them away again."""
 
 INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe"),
-    "eviction": ("switch",),
+    "eviction": ("switch", "adopt"),
     "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue"),
     "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
     "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "fill", "grown", "decide", "fold"),
@@ -43,16 +46,23 @@ class InstanceConfig:
     max_prefills: int
     eviction: str = "lru"
     batching: str = "fcfs"
+    refits_apart: bool = False
+    """What a policy learns is told by :meth:`Eviction.adopt`, not worked out where something is evicted."""
     first_lease_id: int = 1
 
 
 class InstanceDecisions:
     """The parts, wired. With a ``journal``, whatever they are told is written down."""
 
-    def __init__(self, config: InstanceConfig, journal: Journal | None = None) -> None:
-        """Raises ``ValueError`` for an unknown policy."""
+    def __init__(self, config: InstanceConfig, journal: Journal | None = None, apart: Refit | None = None) -> None:
+        """``apart`` does the work of ``refits_apart`` and calls back in the owner's thread; a replay has none.
+
+        Raises ``ValueError`` for an unknown policy.
+        """
+        self._apart = apart
         limits = StepLimits(config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens)
-        self.pool = BlockPool(config.pool_blocks, EVICTION_POLICIES.make(config.eviction))
+        refit = self._refit if config.refits_apart else at_once
+        self.pool = BlockPool(config.pool_blocks, EVICTION_POLICIES.make(config.eviction), refit)
         reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id))
         self.eviction = Eviction(self.pool)
         self.reservations = reservations
@@ -71,3 +81,9 @@ class InstanceDecisions:
             self.reservations = journal.record("reservations", self.reservations, INSTANCE_INPUTS["reservations"])
             self.prompts = journal.record("prompts", self.prompts, INSTANCE_INPUTS["prompts"])
             self.steps = journal.record("steps", self.steps, INSTANCE_INPUTS["steps"])
+
+    def _refit(self, work: Callable[[], Any], _: Callable[[Any], object]) -> None:
+        """Its result comes back as an input."""
+        if self._apart is not None:
+            switches = self.eviction.switches
+            self._apart(work, lambda fit: self.eviction.adopt(fit, switches))

@@ -14,13 +14,14 @@ from pinyon.decisions.admission import Grant
 from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
 from pinyon.eviction import Traits, Use
+from pinyon.eviction.workload_aware import Fit
 from pinyon.paging import Reservation
 from pinyon.routing.rates import Rates
 
 __all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
 
 JOURNAL_TYPES = (
-    *(BatchRequest, Grant, Prompt, PromptWork, Rates, RequestClass),
+    *(BatchRequest, Fit, Grant, Prompt, PromptWork, Rates, RequestClass),
     *(Reservation, StepPlan, StepSeen, Traits, Use),
 )
 """The values that the decisions are told and that they answer."""

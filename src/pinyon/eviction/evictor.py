@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
-from pinyon.eviction.policy import Belief, EvictionPolicy, Key, Learning, Traits, hand_over, learner
+from pinyon.eviction.policy import (
+    Belief,
+    EvictionPolicy,
+    Key,
+    Learning,
+    Refit,
+    Traits,
+    at_once,
+    hand_over,
+    learner,
+)
 
 __all__ = ["Evictor", "Regrets"]
 
@@ -25,9 +35,11 @@ class Evictor(Generic[Key]):
     Of what went it remembers when, of as many keys as were held at the last eviction.
     """
 
-    def __init__(self, policy: EvictionPolicy[Key]) -> None:
+    def __init__(self, policy: EvictionPolicy[Key], refit: Refit = at_once) -> None:
+        """``refit``: how a policy that learns has its work done."""
         self._policy = policy
-        self._learn = learner(policy)
+        self._refit = refit
+        self._learn = learner(policy, refit)
         self._held = 0
         self._ghosts: OrderedDict[Key, float] = OrderedDict()
         self._evicted = 0
@@ -103,7 +115,12 @@ class Evictor(Generic[Key]):
             raise ValueError("the eviction policy belongs to another pool")
         hand_over(self._policy, policy, pinned, known_of, now_s)
         self._policy = policy
-        self._learn = learner(policy)
+        self._learn = learner(policy, self._refit)
+
+    def adopt(self, fit: Any) -> None:
+        """What the policy learned holds from now on; it is the one whose work that was."""
+        if isinstance(self._policy, Learning):
+            self._policy.adopt(fit)
 
     # -- for people
 

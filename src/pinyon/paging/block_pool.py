@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Refit, Traits, Use, at_once
 from pinyon.paging.key_changes import KeyChanges
 
 __all__ = ["BlockPool"]
@@ -27,13 +27,13 @@ class BlockPool:
     ``now_s`` and ``traits`` only reach the eviction policy; policies that go by order ignore them.
     """
 
-    def __init__(self, num_blocks: int, eviction: EvictionPolicy[bytes]) -> None:
+    def __init__(self, num_blocks: int, eviction: EvictionPolicy[bytes], refit: Refit = at_once) -> None:
         if num_blocks <= 0:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
         self._total = num_blocks
-        self.eviction = Evictor(eviction)
+        self.eviction = Evictor(eviction, refit)
         """To look at."""
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks

@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Refit, Traits, Use, at_once
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
@@ -45,9 +45,10 @@ class ObjectTable:
         first_put_id: int = 1,
         max_open_puts: int = 1024,
         max_objects: int = 1 << 20,
+        refit: Refit = at_once,
     ) -> None:
         self._allocator = allocator
-        self.eviction = Evictor(eviction)
+        self.eviction = Evictor(eviction, refit)
         """To look at."""
         self._leases = leases
         self._next_put_id = first_put_id
