@@ -253,6 +253,7 @@ class Worker:
             max_prefills=settings.max_prefills,
             eviction=settings.eviction,
             batching=settings.batching,
+            spare_queued=settings.spare_queued,
             refits_apart=True,
             first_lease_id=1 + secrets.randbits(48),
         )

@@ -147,6 +147,7 @@ def register_gauges(
         "engine_hangs": ("1 while an engine step takes too long.", lambda: parts.engine_loop.hangs),
         "store_queue_blocks": ("Blocks that wait for the KV store.", lambda: parts.storage.pending),
         "used_blocks": ("KV blocks with references.", lambda: parts.cache.pool.used),
+        "spared_blocks": ("KV blocks that requests want that wait here.", lambda: parts.cache.pool.eviction.wanted),
         "cached_blocks": ("KV blocks kept only for reuse.", lambda: parts.cache.pool.cached),
         "free_blocks": ("KV blocks without content.", lambda: parts.cache.pool.free),
         "total_blocks": ("KV blocks of the pool.", lambda: parts.cache.pool.total),

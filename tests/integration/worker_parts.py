@@ -49,6 +49,7 @@ IDLE_GAUGES = (
     "outbox_tokens",
     "engine_hangs",
     "store_queue_blocks",
+    "spared_blocks",
     "used_blocks",
 )
 

@@ -22,9 +22,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(BLOCKS, EVICTION_POLICIES.make(self.policy))
+        self.pool = BlockPool(BLOCKS, EVICTION_POLICIES.make(self.policy), spares=True)
         self.ordered = self.policy == "lru"
-        """The policy is LRU and has been told of everything."""
+        """The policy is LRU, has been told of everything, and nothing was ever wanted."""
+        self.wants: list[list[bytes]] = []
         self.evicted = 0
         self.held: Counter[int] = Counter()  # block → references this test holds
         self.keyed: dict[bytes, int] = {}
@@ -43,6 +44,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert not any(self.held[block] for block in blocks)
         victims = sorted(set(self.keyed) - set(self.pool.keys()), key=self.cached.index)
         assert len(victims) == max(0, count - free)
+        wanted = {key for keys in self.wants for key in keys}
+        if wanted & set(victims):
+            assert set(self.cached) - set(victims) <= wanted, "what is wanted goes last"
         if self.ordered:
             assert victims == self.cached[: len(victims)]
         for key in victims:
@@ -102,6 +106,22 @@ class PoolMachine(RuleBasedStateMachine):
         self.keyed.pop(key, None)
         if key in self.cached:
             self.cached.remove(key)
+
+    @rule(keys=key_lists)
+    def want(self, keys: list[bytes]) -> None:
+        keys = list(dict.fromkeys(keys))
+        count = self.pool.want(keys)
+        assert count <= self.pool.match_prefix(keys)
+        self.wants.append(keys[:count])
+        wanted = {key for keys in self.wants for key in keys}
+        assert len(wanted) == self.pool.eviction.wanted <= BLOCKS // 2
+        assert count == self.pool.match_prefix(keys) or len(wanted) == BLOCKS // 2
+        self.ordered = False
+
+    @rule(data=st.data())
+    def unwant(self, data: st.DataObject) -> None:
+        if self.wants:
+            self.pool.unwant(self.wants.pop(data.draw(st.integers(0, len(self.wants) - 1))))
 
     @rule(policy=st.sampled_from(EVICTION_POLICIES.names))
     def switch(self, policy: str) -> None:

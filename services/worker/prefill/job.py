@@ -130,6 +130,7 @@ class PrefillJob:
         self.abort.check()
         queue_s = parts.clock() - self.prompt.arrived_s
         reservation = await self._reserve()
+        self._queue.reserved(self.prompt.number)
         local = reservation.held
         parts.storage.reused(self._reusable[:local], reservation.table, self._runs, order.request_class)
         fetched = await self._fetch(reservation, span)

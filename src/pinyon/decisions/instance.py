@@ -27,7 +27,7 @@ INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe"),
     "eviction": ("switch", "adopt"),
     "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue"),
-    "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
+    "prompts": ("add", "start", "waits_for_room", "has_room", "reserved", "published", "advanced", "end"),
     "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "fill", "grown", "decide", "fold"),
 }
 """The methods that change something, by module."""
@@ -46,6 +46,8 @@ class InstanceConfig:
     max_prefills: int
     eviction: str = "lru"
     batching: str = "fcfs"
+    spare_queued: bool = False
+    """What requests and prompts that wait want is evicted last."""
     refits_apart: bool = False
     """What a policy learns is told by :meth:`Eviction.adopt`, not worked out where something is evicted."""
     first_lease_id: int = 1
@@ -62,7 +64,8 @@ class InstanceDecisions:
         self._apart = apart
         limits = StepLimits(config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens)
         refit = self._refit if config.refits_apart else at_once
-        self.pool = BlockPool(config.pool_blocks, EVICTION_POLICIES.make(config.eviction), refit)
+        policy = EVICTION_POLICIES.make(config.eviction)
+        self.pool = BlockPool(config.pool_blocks, policy, refit, spares=config.spare_queued)
         reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id))
         self.eviction = Eviction(self.pool)
         self.reservations = reservations

@@ -27,13 +27,16 @@ class BlockPool:
     ``now_s`` and ``traits`` only reach the eviction policy; policies that go by order ignore them.
     """
 
-    def __init__(self, num_blocks: int, eviction: EvictionPolicy[bytes], refit: Refit = at_once) -> None:
+    def __init__(
+        self, num_blocks: int, eviction: EvictionPolicy[bytes], refit: Refit = at_once, *, spares: bool = False
+    ) -> None:
+        """``spares``: what is wanted is spared, up to half of the blocks."""
         if num_blocks <= 0:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
         self._total = num_blocks
-        self.eviction = Evictor(eviction, refit)
+        self.eviction = Evictor(eviction, refit, num_blocks // 2 if spares else 0)
         """To look at."""
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
@@ -100,6 +103,17 @@ class BlockPool:
             offsets = range(first, first + len(keys)) if whole else [first + index for index, _ in found]
             self.eviction.used(used, now_s, use.traits, offsets)
         return found
+
+    def want(self, keys: Sequence[bytes]) -> int:
+        """A request that waits will use the leading run of these that is held: other blocks are evicted before it.
+
+        Returns how many keys that are, to be given back to :meth:`unwant`. See :meth:`Evictor.want`.
+        """
+        return self.eviction.want(keys[: self.match_prefix(keys)])
+
+    def unwant(self, keys: Sequence[bytes]) -> None:
+        """The request has got them, or waits no more."""
+        self.eviction.unwant(keys)
 
     # -- writing
 
