@@ -15,6 +15,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.request import FinishReason
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.paging import BlockPool, SecondTier
+from pinyon.runtime.eviction_metrics import show_eviction
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.kv.storage import Drop, Storage
@@ -176,6 +177,7 @@ def register_gauges(
         "store_queue_blocks": ("Blocks that wait for the KV store.", lambda: parts.storage.pending),
         "swapping_blocks": ("Blocks copied between the tiers now.", lambda: 0 if swaps is None else swaps.under_way),
         "used_blocks": ("KV blocks with references.", lambda: parts.cache.pool.used),
+        "spared_blocks": ("KV blocks that requests want that wait here.", lambda: parts.cache.pool.eviction.wanted),
         "cached_blocks": ("KV blocks kept only for reuse.", lambda: parts.cache.pool.cached),
         "free_blocks": ("KV blocks without content.", lambda: parts.cache.pool.free),
         "total_blocks": ("KV blocks of the pool.", lambda: parts.cache.pool.total),
@@ -195,7 +197,6 @@ def register_gauges(
                     "Requests that gave up their KV blocks for others and are computed again.",
                     lambda: parts.members.preemptions,
                 ),
-                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: parts.cache.pool.evicted),
                 "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
                 "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),
                 "pinyon_worker_cut_sessions": ("Sessions cut off as too slow.", lambda: sessions.cut),
@@ -203,3 +204,4 @@ def register_gauges(
         )
     )
     registry.register(_Dropped(parts.storage))
+    show_eviction(registry, "worker", "blocks", parts.cache.pool.of_all)

@@ -55,6 +55,9 @@ class WorkerSettings(TransferSettings, JournalSettings):
         "lru", description=f"which cached blocks go when room is needed: {EVICTION_POLICIES.described}"
     )
 
+    spare_queued: bool = Field(
+        True, description="evict what requests and prompts that wait here want only when nothing else is left"
+    )
     batching: Annotated[str, AfterValidator(BATCHING_POLICIES.checked)] = Field(
         "fcfs", description=f"who enters the batch: {BATCHING_POLICIES.described}"
     )

@@ -50,6 +50,7 @@ IDLE_GAUGES = (
     "engine_hangs",
     "store_queue_blocks",
     "swapping_blocks",
+    "spared_blocks",
     "used_blocks",
 )
 

@@ -24,7 +24,7 @@ CATEGORIES = st.sampled_from(KINDS)
 
 def pools(policy: str, blocks: int, slots: int, **limits: int) -> tuple[BlockPool, Reservations]:
     below = SecondTier(slots, EVICTION_POLICIES.make(policy), **limits) if slots else None
-    pool = BlockPool(blocks, EVICTION_POLICIES.make(policy), below)
+    pool = BlockPool(blocks, EVICTION_POLICIES.make(policy), below, spares=True)
     return pool, Reservations(pool, LeaseTable())
 
 
@@ -64,6 +64,8 @@ class TierMachine(RuleBasedStateMachine):
         self.one_pool, self.one = pools(self.policy, BLOCKS + SLOTS, 0)
         assert self.pool.below is not None
         self.below = self.pool.below
+        self.one_pool.eviction.spared_max = self.pool.eviction.spared_max
+        self.wants: list[Sequence[bytes]] = []
         self.memory = Memory()
         self.now_s = 0.0
         self.running: list[tuple[Sequence[bytes], Traits, Reservation, Reservation]] = []
@@ -119,9 +121,24 @@ class TierMachine(RuleBasedStateMachine):
     def _publish(
         self, tiers: Reservations, own: Reservation, keys: Sequence[bytes], traits: Traits, first: int, last: int
     ) -> None:
-        for index, block in tiers.publish(own.table[first:last], keys[first:last], self.now_s, traits, first):
+        after = keys[first - 1] if first else None
+        for index, block in tiers.publish(own.table[first:last], keys[first:last], self.now_s, traits, first, after):
             duplicate, own.table[first + index] = own.table[first + index], block
             tiers.release([duplicate], self.now_s)
+
+    @rule(keys=st.sampled_from(PROMPTS))
+    def want(self, keys: Sequence[bytes]) -> None:
+        count = self.pool.want(keys)
+        assert count == self.one_pool.want(keys)
+        assert self.pool.eviction.wanted <= BLOCKS // 2
+        self.wants.append(keys[:count])
+
+    @precondition(lambda self: self.wants)
+    @rule(data=st.data())
+    def unwant(self, data: st.DataObject) -> None:
+        keys = self.wants.pop(data.draw(st.integers(0, len(self.wants) - 1)))
+        self.pool.unwant(keys)
+        self.one_pool.unwant(keys)
 
     @rule(key=st.sampled_from(PROMPTS[0] + PROMPTS[3]))
     def remove(self, key: bytes) -> None:
@@ -154,6 +171,7 @@ class TierMachine(RuleBasedStateMachine):
         assert set(self.pool.keys()) == set(self.one_pool.keys())
         assert self.pool.evicted == self.one_pool.evicted
         assert self.pool.hits == self.one_pool.hits
+        assert self.pool.of_all.regrets == self.one_pool.eviction.regrets
         self.pool.check_integrity()
 
     def teardown(self) -> None:
@@ -262,7 +280,7 @@ def test_integrity_check_sees_a_broken_book() -> None:
     with pytest.raises(ValueError, match="positive"):
         SecondTier(0, Lru())
     with pytest.raises(ValueError, match="belongs to another"):
-        SecondTier(1, pool._eviction)
+        SecondTier(1, pool.eviction._policy)
 
 
 @pytest.mark.parametrize("split", [(8, 24), (16, 16), (31, 1)], ids=str)

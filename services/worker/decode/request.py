@@ -337,7 +337,8 @@ class DecodeRequest:
 
     def _publish(self, table: list[int], keys: list[BlockKey], first: int) -> None:
         """Between steps, or before it is in any: nobody reads the blocks whose places others take."""
-        self._parts.cache.release(self._parts.cache.publish(table, keys, self._traits, first))
+        after = self._keys[first - 1] if first else None
+        self._parts.cache.release(self._parts.cache.publish(table, keys, self._traits, first, after))
 
     def _failed(self, error: Exception) -> None:
         self.abort.fire(error if isinstance(error, PinyonError) else Internal("the engine failed on this request"))

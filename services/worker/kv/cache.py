@@ -179,7 +179,12 @@ class KvCache:
             self.settle()
 
     def publish(
-        self, table: list[int], keys: Sequence[BlockKey], traits: Traits = NO_TRAITS, first: int = 0
+        self,
+        table: list[int],
+        keys: Sequence[BlockKey],
+        traits: Traits = NO_TRAITS,
+        first: int = 0,
+        after: BlockKey | None = None,
     ) -> list[int]:
         """The blocks of a table from ``first`` on, one per key, are complete: see :meth:`Reservations.publish`.
 
@@ -190,7 +195,7 @@ class KvCache:
         if self.on_published is not None:
             self.on_published(blocks)
         duplicates: list[int] = []
-        for index, block in self._reservations.publish(blocks, keys, self.clock(), traits, first):
+        for index, block in self._reservations.publish(blocks, keys, self.clock(), traits, first, after):
             duplicates.append(table[first + index])
             table[first + index] = block
         return duplicates

@@ -135,6 +135,7 @@ class PrefillJob:
         self.abort.check()
         queue_s = parts.clock() - self.prompt.arrived_s
         reservation = await self._reserve()
+        self._queue.reserved(self.prompt.number)
         local = reservation.held
         parts.storage.reused(self._reusable[:local], reservation.table, self._runs, order.request_class)
         fetched = await self._fetch(reservation, span)
@@ -347,14 +348,15 @@ class PrefillJob:
         until = min(end // self._parts.served.layout.block_tokens, len(order.keys))
         if not order.shares or reservation is None or until <= self._published:
             return
-        keys = order.keys[self._published : until]
-        duplicates = self._parts.cache.publish(reservation.table, keys, self._traits, self._published)
+        first = self._published
+        keys, after = order.keys[first:until], order.keys[first - 1] if first else None
+        duplicates = self._parts.cache.publish(reservation.table, keys, self._traits, first, after)
         if self._owned is None:
             self._duplicates += duplicates  # they may be being sent
         else:
             self._parts.cache.release(duplicates)
         if store:  # what was fetched is in the store, or on its way there from where it was computed
-            self._parts.storage.offer(keys, self._runs, order.request_class, self._published)
+            self._parts.storage.offer(keys, self._runs, order.request_class, first)
         self._published = until
         self._queue.published(self.prompt.number, keys)
         self._wake()

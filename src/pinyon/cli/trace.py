@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinyon.cli import trace_generate
+from pinyon.cli import trace_generate, trace_record
 
 __all__ = ["add_command"]
 
@@ -14,3 +14,4 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("trace", help="traces of requests: make, record, analyse them")
     group = parser.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
     trace_generate.add_command(group)
+    trace_record.add_command(group)

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, hand_over, learner
+from pinyon.eviction.cache import runs
+from pinyon.eviction.evictor import Evictor
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Refit, Traits, Use, at_once
 from pinyon.paging.contents import Contents
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.second_tier import SecondTier
@@ -29,22 +31,34 @@ class BlockPool:
     ``now_s`` and ``traits`` only reach the eviction policy; policies that go by order ignore them.
     """
 
-    def __init__(self, num_blocks: int, eviction: EvictionPolicy[bytes], below: SecondTier | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        eviction: EvictionPolicy[bytes],
+        below: SecondTier | None = None,
+        refit: Refit = at_once,
+        *,
+        spares: bool = False,
+    ) -> None:
+        """``spares``: what is wanted is spared, up to half of the blocks."""
         if num_blocks <= 0:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
         self._total = num_blocks
-        self._eviction = eviction
+        self.eviction = Evictor(eviction, refit)
+        """To look at: of the keys that are in blocks."""
         self.below = below
         """To look at."""
-        self._policies = (eviction,) if below is None else (eviction, below.eviction)
-        self._learners = [learner(each) for each in self._policies]
+        self.of_all = self.eviction if below is None else below.eviction
+        """To look at: of the keys of both tiers."""
+        self._evictors = (self.eviction,) if below is None else (self.eviction, below.eviction)
+        for evictor in self._evictors if spares else ():
+            evictor.spared_max = num_blocks // 2
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
         self._contents = Contents(num_blocks)
         self._changes = KeyChanges()
-        self._evicted = 0
         self._hits = 0
 
     # -- reading
@@ -90,9 +104,9 @@ class BlockPool:
         below: Container[bytes] = self.below if self.below is not None and promote else ()
         found: list[tuple[int, int]] = []
         revived: list[bytes] = []
-        promoted: dict[bytes, None] = {}
+        promoted: dict[bytes, int] = {}
         later: list[int] = []  # places in ``found`` of what is to be promoted
-        room = len(self._free) + len(self._eviction)
+        room = len(self._free) + len(self.eviction)
         for index, key in enumerate(keys):
             block = by_key.get(key)
             if block is None or not refs[block]:
@@ -102,17 +116,17 @@ class BlockPool:
                         continue
                     break
                 if block is None:
-                    promoted[key] = None
+                    promoted[key] = index
                     later.append(len(found))
                     found.append((index, 0))
                     continue
                 revived.append(key)
             refs[block] += 1
             found.append((index, block))
-        self._eviction.pinned(revived, now_s)
+        self.eviction.pinned(revived, now_s)
         if self.below is not None:
             self.below.eviction.pinned([*revived, *promoted], now_s)
-            self._promote(list(promoted), self.below, now_s)
+            self._promote(keys, list(promoted.values()), self.below, now_s)
         for place in later:
             index = found[place][0]
             block = by_key[keys[index]]
@@ -124,26 +138,50 @@ class BlockPool:
             whole = len(found) == len(keys)
             used = keys if whole else [keys[index] for index, _ in found]
             offsets = range(first, first + len(keys)) if whole else [first + index for index, _ in found]
-            for policy in self._policies:
-                policy.used(used, now_s, use.traits, offsets)
+            for evictor in self._evictors:
+                evictor.used(used, now_s, use.traits, offsets)
         return found
 
-    def _promote(self, keys: list[bytes], below: SecondTier, now_s: float) -> None:
-        """They get blocks, which there are; as many others take their places there, as far as that is needed."""
-        demoted = self._eviction.victims(len(keys) - len(self._free), now_s) if len(keys) > len(self._free) else []
-        for key in reversed(keys):  # as if they were stored in one go: the deepest first
+    def _promote(self, keys: Sequence[bytes], places: Sequence[int], below: SecondTier, now_s: float) -> None:
+        """Those of a prompt's keys at these places get blocks, which there are; as many others take their places there,
+        as far as that is needed."""
+        excess = len(places) - len(self._free)
+        demoted = self.eviction.victims(excess, now_s) if excess > 0 else []
+        alike: list[tuple[Traits, list[int]]] = []  # neighbours, the deepest ones first
+        for place in reversed(places):
+            key = keys[place]
             if self._free:
                 block = self._free.pop()
                 traits, offset = below.promote(key, block)
             else:
                 other = demoted.pop()
-                block, others, place = self._contents.take(other)
-                (traits, offset), kept = below.exchange(key, block, other, others, place, now_s)
+                block, others, others_offset = self._contents.take(other)
+                (traits, offset), kept = below.exchange(key, block, other, others, others_offset, now_s)
                 if not kept:
-                    self._lost(other)
+                    self._changes.remove(other)
             self._contents.put(block, key, traits, offset)
-            self._eviction.stored((key,), now_s, traits, (offset,))
-        self._eviction.pinned(keys, now_s)
+            if not alike or alike[-1][0] != traits or alike[-1][1][-1] != place + 1:
+                alike.append((traits, []))
+            alike[-1][1].append(place)
+        for traits, run in alike:
+            start, end = run[-1], run[0] + 1
+            offsets = [self._contents.known_of(key)[1] for key in keys[start:end]]
+            self.eviction.stored(keys[start:end], now_s, traits, offsets, keys[start - 1] if start else None)
+        self.eviction.pinned([keys[place] for place in places], now_s)
+
+    def want(self, keys: Sequence[bytes]) -> int:
+        """A request that waits will use the leading run of these that is held: others go before it, from both tiers.
+
+        Returns how many keys that are, to be given back to :meth:`unwant`. See :meth:`Evictor.want`.
+        """
+        keys = keys[: self.match_prefix(keys)]
+        (count,) = {evictor.want(keys) for evictor in self._evictors}
+        return count
+
+    def unwant(self, keys: Sequence[bytes]) -> None:
+        """The request has got them, or waits no more."""
+        for evictor in self._evictors:
+            evictor.unwant(keys)
 
     # -- writing
 
@@ -154,14 +192,12 @@ class BlockPool:
         """
         if count < 0:
             raise ValueError(f"count must not be negative, got {count}")
-        if count > len(self._free) + len(self._eviction):
+        if count > len(self._free) + len(self.eviction):
             return None
         if count > len(self._free):
-            for learn in self._learners:
-                learn(now_s)
             if self.below is None:
-                for key in self._victims(self._eviction, count - len(self._free), now_s):
-                    self._lost(key)
+                for key in self._victims(self.eviction, count - len(self._free), now_s):
+                    self._changes.remove(key)
                     self._free.append(self._contents.take(key)[0])
             else:
                 self._demote(count, self.below, now_s)
@@ -171,8 +207,9 @@ class BlockPool:
         return blocks
 
     @staticmethod
-    def _victims(policy: EvictionPolicy[bytes], count: int, now_s: float) -> list[bytes]:
-        victims = policy.victims(count, now_s)
+    def _victims(evictor: Evictor[bytes], count: int, now_s: float) -> list[bytes]:
+        evictor.learn(now_s)
+        victims = evictor.victims(count, now_s)
         if len(victims) != count:
             raise RuntimeError("the eviction policy lost a key")
         return victims
@@ -181,48 +218,16 @@ class BlockPool:
         """Make so many blocks free: some contents are lost, if both tiers are full, and others move down."""
         excess = count - len(self._free) - below.free
         for key in self._victims(below.eviction, excess, now_s) if excess > 0 else ():
-            self._lost(key)
+            self._changes.remove(key)
             if not below.forget(key):
-                self._eviction.dropped((key,), now_s)
+                self.eviction.dropped((key,), now_s)
                 self._free.append(self._contents.take(key)[0])
         missing = count - len(self._free)
-        for key in self._victims(self._eviction, missing, now_s) if missing > 0 else ():
+        for key in self._victims(self.eviction, missing, now_s) if missing > 0 else ():
             block, traits, offset = self._contents.take(key)
             self._free.append(block)
             if not below.demote(block, key, traits, offset, now_s):
-                self._lost(key)
-
-    def _lost(self, key: bytes) -> None:
-        self._changes.remove(key)
-        self._evicted += 1
-
-    def publish(
-        self, block: int, key: bytes, *, traits: Traits = NO_TRAITS, offset: int = 0, now_s: float = 0.0
-    ) -> int:
-        """The block's content is complete and never changes again: ``key`` is readable from now on.
-
-        If another block holds the key, that one keeps it and this one stays unkeyed; the second tier does not keep it.
-        Returns the block that holds it.
-        Raises ``ValueError`` if the block is not in use or holds another key.
-        """
-        if not self._refs[block]:
-            raise ValueError(f"block {block} is not in use")
-        holder = self._contents.block_of.get(key, block)
-        if holder != block:
-            return holder
-        present = self._contents.key_of[block]
-        if present is None:
-            self._contents.put(block, key, traits, offset)
-            known = self.below is not None and self.below.forget(key)
-            for policy in self._policies:
-                if policy is self._eviction or not known:
-                    policy.stored((key,), now_s, traits, (offset,))
-                policy.pinned((key,), now_s)
-            if not known:
-                self._changes.add(key)
-        elif present != key:
-            raise ValueError(f"block {block} holds another key")
-        return block
+                self._changes.remove(key)
 
     def publish_all(
         self,
@@ -232,29 +237,43 @@ class BlockPool:
         traits: Traits = NO_TRAITS,
         first: int = 0,
         now_s: float = 0.0,
+        after: bytes | None = None,
     ) -> list[int]:
-        """:meth:`publish` for each, with offsets from ``first`` on; in one go, because a chunk has dozens.
+        """The blocks' content is complete and never changes again: the keys are readable from now on. They follow each
+        other in a prompt, from the place ``first`` on; ``after`` is the key before them, if there is one.
 
+        If another block holds a key, that one keeps it and this one stays unkeyed; the second tier does not keep it.
         Returns the indexes of those whose key another block holds.
+        Raises ``ValueError`` if a block is not in use or holds another key (nothing after it is published).
         """
-        refs, present, by_key, below = self._refs, self._contents.key_of, self._contents.block_of, self.below or ()
-        fresh: list[bytes] = []
-        offsets: list[int] = []
+        refs, present, by_key = self._refs, self._contents.key_of, self._contents.block_of
+        put: list[int] = []
+        came_up: list[int] = []
         held: list[int] = []
         try:
-            for offset, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
-                if not refs[block] or present[block] is not None or key in by_key or key in below:
-                    if self.publish(block, key, traits=traits, offset=offset, now_s=now_s) != block:
-                        held.append(offset - first)
+            for index, (block, key) in enumerate(zip(blocks, keys, strict=True)):
+                if not refs[block]:
+                    raise ValueError(f"block {block} is not in use")
+                if by_key.get(key, block) != block:
+                    held.append(index)
                     continue
-                self._contents.put(block, key, traits, offset)
-                fresh.append(key)
-                offsets.append(offset)
+                if present[block] is None:
+                    self._contents.put(block, key, traits, first + index)
+                    put.append(index)
+                    if self.below is not None and self.below.forget(key):
+                        came_up.append(index)
+                elif present[block] != key:
+                    raise ValueError(f"block {block} holds another key")
         finally:
-            for policy in self._policies:
-                policy.stored(fresh, now_s, traits, offsets)
-                policy.pinned(fresh, now_s)
-            self._changes.add_all(fresh)
+            new = set(put)
+            for evictor in self._evictors:
+                for start, end, told in runs(range(len(keys)), new):
+                    if told:
+                        before = keys[start - 1] if start else after
+                        evictor.stored(keys[start:end], now_s, traits, range(first + start, first + end), before)
+                evictor.pinned([keys[index] for index in put], now_s)
+                new.difference_update(came_up)  # those are no news to the evictor of both tiers
+            self._changes.add_all([keys[index] for index in put if index in new])
         return held
 
     def release(self, blocks: Iterable[int], *, now_s: float = 0.0) -> None:
@@ -279,8 +298,8 @@ class BlockPool:
                         cached.append(key)
         finally:
             cached.reverse()
-            for policy in self._policies:
-                policy.unpinned(cached, now_s)
+            for evictor in self._evictors:
+                evictor.unpinned(cached, now_s)
 
     def remove(self, key: bytes, *, now_s: float = 0.0) -> bool:
         """Forget the key. Its block is free as soon as nobody uses it. Whether it was held."""
@@ -291,7 +310,7 @@ class BlockPool:
             self.below.eviction.dropped((key,), now_s)
             if self.below.forget(key):
                 return True
-        self._eviction.dropped((key,), now_s)
+        self.eviction.dropped((key,), now_s)
         block = self._contents.take(key)[0]
         if not self._refs[block]:
             self._free.append(block)
@@ -300,20 +319,16 @@ class BlockPool:
     def switch(
         self, eviction: EvictionPolicy[bytes], now_s: float, of_both: EvictionPolicy[bytes] | None = None
     ) -> None:
-        """From now on this one chooses, see :func:`pinyon.eviction.policy.hand_over`; and ``of_both`` of the keys of
-        both tiers, if there are two."""
+        """From now on this one chooses, see :meth:`Evictor.switch`; and ``of_both`` of the keys of both tiers, if there
+        are two."""
         if (of_both is None) != (self.below is None):
             raise ValueError("one eviction policy is needed, and another one if there is a second tier")
-        if len(eviction) or (of_both is not None and len(of_both)):
+        policies = (eviction,) if of_both is None else (eviction, of_both)
+        if any(map(len, policies)):
             raise ValueError("the eviction policy belongs to another pool")
         in_use = [key for key, block in self._contents.block_of.items() if self._refs[block]]
-        hand_over(self._eviction, eviction, in_use, self._known_of, now_s)
-        self._eviction, self._policies = eviction, (eviction,)
-        if self.below is not None and of_both is not None:
-            hand_over(self.below.eviction, of_both, in_use, self._known_of, now_s)
-            self.below.eviction = of_both
-            self._policies = (eviction, of_both)
-        self._learners = [learner(each) for each in self._policies]
+        for evictor, policy in zip(self._evictors, policies, strict=True):
+            evictor.switch(policy, in_use, self._known_of, now_s)
 
     def _known_of(self, key: bytes) -> tuple[Traits, int]:
         if self.below is not None and key in self.below:
@@ -349,17 +364,17 @@ class BlockPool:
     @property
     def cached(self) -> int:
         """Blocks kept only for reuse."""
-        return len(self._eviction)
+        return len(self.eviction)
 
     @property
     def used(self) -> int:
         """Blocks with references."""
-        return self._total - len(self._free) - len(self._eviction)
+        return self._total - len(self._free) - len(self.eviction)
 
     @property
     def evicted(self) -> int:
         """Blocks whose content was lost to make room, since the start."""
-        return self._evicted
+        return self.of_all.evicted
 
     @property
     def hits(self) -> int:
@@ -378,21 +393,21 @@ class BlockPool:
             (any(refs < 0 for refs in self._refs), "a negative reference count"),
             (
                 any(
-                    (self._contents.key_of[block] in self._eviction)
+                    (self._contents.key_of[block] in self.eviction)
                     != (not self._refs[block] and self._contents.key_of[block] is not None)
                     for block in range(self._total)
                 ),
                 "evictable is not what is cached",
             ),
             (
-                len(free) + len(self._eviction) + sum(refs > 0 for refs in self._refs) != self._total,
+                len(free) + len(self.eviction) + sum(refs > 0 for refs in self._refs) != self._total,
                 "free + cached + used is not the total",
             ),
         ]
         broken = [text for wrong, text in faults if wrong] + self._contents.faults()
         if (below := self.below) is not None:
             broken += below.faults()
-            both = len(below.eviction) != len(self._eviction) + len(below)
+            both = len(below.eviction) != len(self.eviction) + len(below)
             broken += ["a key in both tiers"] * any(key in below for key in self._contents.block_of)
             broken += ["evictable in both tiers is not what is cached in both"] * both
         if broken:

@@ -39,7 +39,8 @@ class TierReplay:
             raise RuntimeError("a pool that nobody uses has no room")
         hits = reservation.held
         own = reservation.table[hits:]
-        duplicates = self._reservations.publish(own, keys[hits:], now_s, traits, hits)
+        after = keys[hits - 1] if hits else None
+        duplicates = self._reservations.publish(own, keys[hits:], now_s, traits, hits, after)
         for index, block in duplicates:
             own[index], reservation.table[hits + index] = reservation.table[hits + index], block
         self._reservations.release([own[index] for index, _ in duplicates], now_s)

@@ -78,16 +78,17 @@ class Reservations:
         now_s: float,
         traits: Traits = NO_TRAITS,
         first: int = 0,
+        after: BlockKey | None = None,
     ) -> list[tuple[int, int]]:
         """The blocks' content is complete and correct: they may be reused and read by others from now on.
 
-        ``traits`` are those of the request they were made for, ``first`` the place of the first one in its prompt: what
-        the eviction policy is told of them.
+        ``traits`` are those of the request they were made for, ``first`` the place of the first one in its prompt and
+        ``after`` the key before it, if there is one: what the eviction policy is told of them.
 
         Returns ``(index, block)`` where another block holds that content already: it has one reference more, for the
         caller, who uses it from now on and releases its own when nobody reads that any more.
         """
-        held = self._pool.publish_all(blocks, keys, traits=traits, first=first, now_s=now_s)
+        held = self._pool.publish_all(blocks, keys, traits=traits, first=first, now_s=now_s, after=after)
         found = self._pool.acquire([keys[index] for index in held], now_s=now_s)
         return [(index, block) for index, (_, block) in zip(held, found, strict=True)]
 

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pinyon.eviction.policy import EvictionPolicy, Traits
+from pinyon.eviction.evictor import Evictor
+from pinyon.eviction.policy import EvictionPolicy, Refit, Traits, at_once
 
 __all__ = ["NO_SLOT", "SecondTier", "Swap"]
 
@@ -45,13 +46,20 @@ class _Below(NamedTuple):
 class SecondTier:
     """Slots ``0 .. slots - 1``. Owned by one :class:`pinyon.paging.BlockPool`."""
 
-    def __init__(self, slots: int, eviction: EvictionPolicy[bytes], *, swaps_out_max: int = SWAPS_OUT_MAX) -> None:
+    def __init__(
+        self,
+        slots: int,
+        eviction: EvictionPolicy[bytes],
+        refit: Refit = at_once,
+        *,
+        swaps_out_max: int = SWAPS_OUT_MAX,
+    ) -> None:
         """``eviction``: of the keys of both tiers."""
         if slots <= 0:
             raise ValueError(f"slots must be positive, got {slots}")
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
-        self.eviction = eviction
+        self.eviction = Evictor(eviction, refit)
         self._slots = slots
         self._free = deque(range(slots - 1, -1, -1))
         self._held: dict[bytes, _Below] = {}
@@ -96,7 +104,7 @@ class SecondTier:
 
     def _move(self, block: int, into: int, key: bytes, traits: Traits, offset: int, now_s: float) -> bool:
         if self._leaving >= self._swaps_out_max:
-            self.eviction.dropped((key,), now_s)
+            self.eviction.evict((key,), now_s)
             self.lost += 1
             return False
         slot = self._free.pop()
