@@ -57,6 +57,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         default=ClusterSpec.pool_blocks,
         help="KV blocks per worker (default 1280: 40,960 tokens, the built-in model's longest context)",
     )
+    add("--dram-blocks", type=int, default=0, help="KV blocks of a second tier per worker (default 0: none)")
     add("--block-tokens", type=int, default=32, help="tokens per KV block (default 32)")
     add("--store-mib", type=int, default=256, help="DRAM pool of each store node in MiB (default 256)")
     add("--tls", action="store_true", help="TLS between all services, HTTPS for clients; the files are made for it")

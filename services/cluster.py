@@ -76,6 +76,7 @@ class ClusterSpec:
     batching: str = ""
     eviction: str = ""
     pool_blocks: int = 1280
+    dram_blocks: int = 0
     block_tokens: int = 32
     store_mib: int = 256
     api_keys_file: str = ""
@@ -361,6 +362,7 @@ class LocalCluster:
             *("--role", role, "--conductor", self.conductor, "--redis-url", self.redis.url if self.redis else ""),
             *("--model", folder, "--served-model-name", model_name, "--engine", spec.engine),
             *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
+            *("--dram-blocks", str(spec.dram_blocks)),
             *("--transfer-listen", f"{spec.host}:0", *self._chosen("engine_profile", "batching", "eviction")),
             *(*self._common("worker", name), *self._journal(name)),
             *spec.extra.get(role, ()),

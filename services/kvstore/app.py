@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import InvalidArgument
+from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy
+from pinyon.runtime.admin import add_admin, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
@@ -62,6 +64,13 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
             services["BlockReadService"],
             BLOCK_READ_CALLERS,
         )
+        show_policy = show_policies(context.registry, "kvstore", eviction=settings.eviction)
+
+        def use(policy: EvictionPolicy[bytes], choice: str) -> None:
+            node.switch(policy)
+            show_policy("eviction", choice)
+
+        add_admin(server, [changeable_policy(EVICTION_POLICIES, settings.eviction, use)])
         bound = await server.start()
         stack.push_async_callback(_drain, server, node, settings.drain_s)
         address = settings.reachable(bound)
@@ -83,7 +92,6 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
             node.on_change(session.wake)
             session.start()
             stack.push_async_callback(session.close)
-        show_policies(context.registry, "kvstore", eviction=settings.eviction)
         register_metrics(
             context.registry, node, publisher, lambda: float(session is not None and session.registered.is_set())
         )

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pinyon.runtime.eviction_metrics import show_eviction
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher
 
@@ -54,7 +55,6 @@ def register_metrics(
             counters=[
                 ("hit_blocks", "Blocks asked for and leased", lambda: counters.hits),
                 ("miss_blocks", "Blocks asked for and not held", lambda: counters.misses),
-                ("evicted_objects", "Objects evicted", lambda: counters.evictions),
                 ("put_objects", "Objects that became readable", lambda: counters.stored),
                 ("put_bytes", "Bytes of objects that became readable", lambda: counters.stored_bytes),
                 ("get_bytes", "Bytes of objects that were leased", lambda: counters.leased_bytes),
@@ -68,3 +68,4 @@ def register_metrics(
             ],
         )
     )
+    show_eviction(registry, "kvstore", "objects", table.eviction)

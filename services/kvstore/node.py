@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, NotFound, PinyonError, Unavailable
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.eviction import EVICTION_POLICIES, Traits, Use
+from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy, Traits, Use
 from pinyon.paging import LeaseTable
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.refit_thread import RefitThread
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.background import Background
 from pinyon.store.kv_object import Lease, PutSlot, SlotState
@@ -44,6 +45,7 @@ class StoreNode:
         self._engine = engine
         self._clock = clock
         self._pool = memoryview(mmap.mmap(-1, settings.pool_mib << 20))  # page-aligned, taken from the system on use
+        self._refits = RefitThread()
         # Ids start anywhere: what was meant for the process before a restart must not hit something of this one.
         self.table = ObjectTable(
             OffsetAllocator(self._pool.nbytes, ALIGNMENT_BYTES),
@@ -51,6 +53,7 @@ class StoreNode:
             LeaseTable(first_id=1 + secrets.randbits(62), max_leases=settings.leases_max),
             first_put_id=1 + secrets.randbits(62),
             max_open_puts=settings.open_puts_max,
+            refit=self._refits,
         )
         # Peers reach what a lease or a put opens, and nothing else.
         self._region = engine.register_local_memory(self._pool, access=Access.NONE)
@@ -101,6 +104,7 @@ class StoreNode:
                 self._duties.run(self._end(put_id, commit=False), "put end")
         await self._duties.close(END_S)
         await self._readers.close()
+        await self._refits.close()
 
     # -- puts
 
@@ -196,6 +200,10 @@ class StoreNode:
         if removed:
             self._changed()
         return removed
+
+    def switch(self, eviction: EvictionPolicy[bytes]) -> None:
+        """See :meth:`ObjectTable.switch`."""
+        self.table.switch(eviction, self._clock())
 
     # -- time
 

@@ -53,6 +53,7 @@ from services.lb.models import Models
 from services.lb.off_loop import OffLoop
 from services.lb.prompts import Prompts
 from services.lb.readiness import Readiness
+from services.lb.recorder import Recorder
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
 from services.lb.tokenizer_process import strftime_now
@@ -81,6 +82,7 @@ class Lb:
     keys: ApiKeys
     journal: JournalFile | None
     readiness: Readiness
+    recorder: Recorder
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
@@ -103,6 +105,7 @@ class Lb:
             await asyncio.sleep(lame_duck_s)
         started_s = time.monotonic()
         await self.http.drain(drain_s)
+        self.recorder.close()
         await self.grpc.drain(max(0.0, drain_s - (time.monotonic() - started_s)))
         await self.readiness.close()
         await self.workers.close()
@@ -169,11 +172,13 @@ def build(
     )
     default = Rates(settings.tenant_rpm, settings.tenant_tpm)
     admission = Admission(line, decisions.rates, default, metrics, clock)
+    recorder = Recorder(clock)
     dispatcher = Dispatcher(
         conductor,
         workers,
         view,
         metrics,
+        recorder,
         telemetry,
         clock,
         settings.attempts,
@@ -240,6 +245,7 @@ def build(
             changeable_policy(ROUTING_POLICIES, settings.routing, use),
             changeable_flag("draining", lambda: app.draining, drain),
         ],
+        record=recorder.record,
     )
     return Lb(
         view,
@@ -256,6 +262,7 @@ def build(
         keys,
         journal,
         readiness,
+        recorder,
     )
 
 

@@ -15,6 +15,7 @@ from services.lb.admission import Turn
 from services.lb.conductor_session import ConductorAway, ConductorSession
 from services.lb.instances import InstanceView
 from services.lb.metrics import LbMetrics
+from services.lb.recorder import Recorder
 from services.lb.request import RETRY_CODES, Delta, Request
 from services.lb.worker_sessions import WorkerSessions
 
@@ -36,6 +37,7 @@ class Dispatcher:
         workers: WorkerSessions,
         view: InstanceView,
         metrics: LbMetrics,
+        recorder: Recorder,
         telemetry: Telemetry,
         clock: Clock,
         attempts: int,
@@ -45,6 +47,7 @@ class Dispatcher:
         self._workers = workers
         self._view = view
         self._metrics = metrics
+        self._recorder = recorder
         self._telemetry = telemetry
         self._clock = clock
         self._attempts = attempts
@@ -87,6 +90,7 @@ class Dispatcher:
                     outcome = "deadline_exceeded"
                 span.set("outcome", outcome)
                 self._metrics.ended(request, outcome, now_s)
+                self._recorder.ended(request)
 
     async def _attempt(self, request: Request, placement: common_pb2.Placement) -> AsyncGenerator[Delta, None]:
         """One instance's part. Afterwards the request has a ``finish_reason`` or an ``error``."""

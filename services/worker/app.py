@@ -15,15 +15,17 @@ from pinyon.batching import StepSeen
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header
+from pinyon.eviction import EVICTION_POLICIES
 from pinyon.messages.segment import segment_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
-from pinyon.runtime.admin import add_admin, changeable_flag
+from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
+from pinyon.runtime.refit_thread import RefitThread
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
@@ -44,6 +46,7 @@ from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import BlockSource, Fetcher
 from services.worker.kv.lending import CachedBlockServicer, LeaseLimits
 from services.worker.kv.storage import ObjectStore, Storage
+from services.worker.kv.swaps import Swaps
 from services.worker.ledger import Ledger
 from services.worker.metrics import WorkerMetrics, register_gauges
 from services.worker.parts import Parts
@@ -108,9 +111,15 @@ class Worker:
         self.transfer = start_transfer_engine(settings, security)
         # Peers reach what a lease or a prefill's targets open, and nothing else.
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
+        self._refits = RefitThread(policies=1 if settings.dram_blocks == 0 else 2)
         decisions = self._decisions()
         readers = LeaseKeys(self.transfer, region)
-        cache = KvCache(*(served.layout, decisions.pool, decisions.admission, decisions.reservations, readers, clock))
+        swaps = None
+        if settings.dram_blocks:
+            swaps = Swaps(self.engine.pool, settings.dram_blocks, decisions.reservations.swapped)
+            swaps.start()
+        books = (decisions.pool, decisions.admission, decisions.reservations)
+        cache = KvCache(served.layout, *books, readers, clock, swaps)
         cache.on_admitted = self._metrics.room_wait
         members = StepMembers(decisions.steps, decisions.admission, cache)
         engine_loop = EngineLoop(self.engine, members, clock, self._observe, settings.step_timeout_s)
@@ -147,7 +156,7 @@ class Worker:
         self.sessions = LbSessions(self.decodes)
         register_gauges(self._registry, self.parts, self.prefills, self.peers, self.decodes, self.sessions)
         chosen = {"engine": settings.engine, "eviction": settings.eviction, "batching": settings.batching}
-        show_policies(self._registry, "worker", **chosen)
+        show_policy = show_policies(self._registry, "worker", **chosen)
         register_transfer_metrics(self._registry, self.transfer)
         engine_loop.start()
         self.parts.storage.start()
@@ -169,12 +178,19 @@ class Worker:
             kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"],
             BLOCK_READ_CALLERS,
         )
+
+        def use(_: object, choice: str) -> None:
+            decisions.eviction.switch(choice, clock())  # it makes one of its own: a journal holds no policies
+            show_policy("eviction", choice)
+
         add_admin(
             self.server,
-            [changeable_flag("draining", lambda: self.parts.draining, self._set_draining)],
+            [
+                changeable_flag("draining", lambda: self.parts.draining, self._set_draining),
+                changeable_policy(EVICTION_POLICIES, settings.eviction, use),
+            ],
             fixed={
                 "batching": "what waits is in the policy's own order",
-                "eviction": "the order of the blocks that are cached is the policy's own",
                 "role": "the conductor knows an instance by it",
             },
         )
@@ -224,6 +240,7 @@ class Worker:
         await self._reader.close()
         await self._channels.close()
         await self.parts.cache.close()
+        await self._refits.close()
         if self._announcing is not None:
             await asyncio.wait((self._announcing,))
         if self._journal is not None:
@@ -242,11 +259,14 @@ class Worker:
             max_prefills=settings.max_prefills,
             eviction=settings.eviction,
             batching=settings.batching,
+            spare_queued=settings.spare_queued,
+            refits_apart=True,
             first_lease_id=1 + secrets.randbits(48),
+            dram_blocks=settings.dram_blocks,
         )
         header = journal_header(config, service="worker", instance_id=served.instance_id, role=served.role.value)
         self._journal = settings.open_journal(JOURNAL_TYPES, header, self._clock)
-        return InstanceDecisions(config, self._journal)
+        return InstanceDecisions(config, self._journal, self._refits)
 
     def load(self) -> InstanceLoad:
         """How busy it is now."""

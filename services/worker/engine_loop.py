@@ -171,6 +171,7 @@ class EngineLoop:
     def _step(self, step: EngineStep) -> StepOutcome:
         start = time.perf_counter()
         try:
+            _settle(step)
             result = self._compute(step.chunks, step.slots)
             seconds = time.perf_counter() - start
             return StepOutcome(result.prefill_tokens, result.decode_tokens, seconds, True, result.logprobs)
@@ -182,7 +183,7 @@ class EngineLoop:
         # A step that failed has advanced nobody and can be repeated: each member alone, so that only the guilty pay.
         told = StepLogprobs()
         prefills = [self._prefill_alone(chunk, place, told) for place, chunk in enumerate(step.chunks)]
-        decodes = [self._decode_alone(slot, place, told) for place, slot in enumerate(step.slots)]
+        decodes = [self._decode_alone(step, place, told) for place in range(len(step.slots))]
         return StepOutcome(prefills, decodes, time.perf_counter() - start, logprobs=told)
 
     def _compute(self, chunks: Sequence[PrefillChunk], slots: Sequence[DecodeSlot]) -> StepResult:
@@ -200,15 +201,22 @@ class EngineLoop:
             told.prompts.update((place, rows) for rows in own.prompts.values())
         return result.prefill_tokens[0]
 
-    def _decode_alone(self, slot: DecodeSlot, place: int, told: StepLogprobs) -> int | Exception:
+    def _decode_alone(self, step: EngineStep, place: int, told: StepLogprobs) -> int | Exception:
         try:
-            result = self._compute([], [slot])
+            _settle(step)
+            result = self._compute([], [step.slots[place]])
         except Exception as error:
             _report(error)
             return error
         if result.logprobs is not None:
             told.decodes.update((place, logprob) for logprob in result.logprobs.decodes.values())
         return result.decode_tokens[0]
+
+
+def _settle(step: EngineStep) -> None:
+    """What is decoded is where it belongs: all layers of it."""
+    if step.swapping is not None:
+        step.swapping.wait_all()
 
 
 def _report(error: Exception) -> None:

@@ -14,9 +14,12 @@ from prometheus_client.registry import Collector
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.request import FinishReason
 from pinyon.messages.finish_reason import finish_reason_to_proto
+from pinyon.paging import BlockPool, SecondTier
+from pinyon.runtime.eviction_metrics import show_eviction
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.kv.storage import Drop, Storage
+from services.worker.kv.swaps import Swaps
 from services.worker.orders import PrefillOutcome
 from services.worker.parts import Parts
 from services.worker.prefill.peers import PrefillPeers
@@ -118,6 +121,32 @@ class _Dropped(Collector):
         yield dropped
 
 
+class _Tiers(Collector):
+    """What the second tier does, and how often blocks were found in which one."""
+
+    def __init__(self, pool: BlockPool, below: SecondTier, swaps: Swaps) -> None:
+        self._pool = pool
+        self._below = below
+        self._swaps = swaps
+
+    def collect(self) -> Iterable[Metric]:
+        below, swaps = self._below, self._swaps
+        hits = CounterMetricFamily("pinyon_worker_hit_blocks", "Blocks that were found and reused.", labels=("tier",))
+        hits.add_metric(("pool",), self._pool.hits - below.swapped_in)
+        hits.add_metric(("dram",), below.swapped_in)
+        yield hits
+        moved = CounterMetricFamily("pinyon_worker_swapped_blocks", "Blocks moved between the tiers.", labels=("to",))
+        moved.add_metric(("dram",), below.swapped_out)
+        moved.add_metric(("pool",), below.swapped_in)
+        yield moved
+        for name, text, value in (
+            ("lost_swaps", "Blocks lost because too many others were being moved.", below.lost),
+            ("swapped_bytes", "Bytes copied between the tiers.", swaps.bytes),
+            ("swap_seconds", "Time that this took.", swaps.seconds),
+        ):
+            yield CounterMetricFamily(f"pinyon_worker_{name}", text, value=value)
+
+
 def register_gauges(
     registry: CollectorRegistry,
     parts: Parts,
@@ -126,7 +155,8 @@ def register_gauges(
     decodes: Decodes,
     sessions: LbSessions,
 ) -> None:
-    """Gauges of a running worker. All but the last five are zero when it is idle."""
+    """Gauges of a running worker. All but the last seven are zero when it is idle."""
+    below, swaps = parts.cache.pool.below, parts.cache.swaps
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
         "owned_requests": ("Requests that hold anything here.", lambda: decodes.owned),
         "pending_requests": ("Requests accepted and not yet in the batch.", lambda: decodes.pending),
@@ -145,15 +175,21 @@ def register_gauges(
         "outbox_tokens": ("Tokens not sent yet.", lambda: sessions.unsent),
         "engine_hangs": ("1 while an engine step takes too long.", lambda: parts.engine_loop.hangs),
         "store_queue_blocks": ("Blocks that wait for the KV store.", lambda: parts.storage.pending),
+        "swapping_blocks": ("Blocks copied between the tiers now.", lambda: 0 if swaps is None else swaps.under_way),
         "used_blocks": ("KV blocks with references.", lambda: parts.cache.pool.used),
+        "spared_blocks": ("KV blocks that requests want that wait here.", lambda: parts.cache.pool.eviction.wanted),
         "cached_blocks": ("KV blocks kept only for reuse.", lambda: parts.cache.pool.cached),
         "free_blocks": ("KV blocks without content.", lambda: parts.cache.pool.free),
         "total_blocks": ("KV blocks of the pool.", lambda: parts.cache.pool.total),
+        "dram_blocks": ("KV blocks kept in the second tier.", lambda: 0 if below is None else len(below)),
+        "dram_free_blocks": ("Blocks of the second tier without content.", lambda: 0 if below is None else below.free),
         "lb_sessions": ("Load balancers connected.", lambda: sessions.count),
         "prefill_peers": ("Prefill instances connected.", lambda: peers.sessions),
     }
     for name, (text, read) in gauges.items():
         Gauge(f"pinyon_worker_{name}", text, registry=registry).set_function(read)
+    if below is not None and swaps is not None:
+        registry.register(_Tiers(parts.cache.pool, below, swaps))
     registry.register(
         _Totals(
             {
@@ -161,7 +197,6 @@ def register_gauges(
                     "Requests that gave up their KV blocks for others and are computed again.",
                     lambda: parts.members.preemptions,
                 ),
-                "pinyon_worker_evicted_blocks": ("KV blocks evicted.", lambda: parts.cache.pool.evicted),
                 "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
                 "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),
                 "pinyon_worker_cut_sessions": ("Sessions cut off as too slow.", lambda: sessions.cut),
@@ -169,3 +204,4 @@ def register_gauges(
         )
     )
     registry.register(_Dropped(parts.storage))
+    show_eviction(registry, "worker", "blocks", parts.cache.pool.of_all)

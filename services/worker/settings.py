@@ -44,11 +44,20 @@ class WorkerSettings(TransferSettings, JournalSettings):
     pool_blocks: int = Field(
         1280, ge=2, le=1 << 20, description="KV blocks of the pool; with blocks of 32 the built-in model's context"
     )
+    dram_blocks: int = Field(
+        0,
+        ge=0,
+        le=1 << 22,
+        description="KV blocks of a second tier, which keeps what the pool has no room for; 0: none",
+    )
     block_tokens: int = Field(32, ge=1, le=1024, description="tokens per KV block")
     eviction: Annotated[str, AfterValidator(EVICTION_POLICIES.checked)] = Field(
         "lru", description=f"which cached blocks go when room is needed: {EVICTION_POLICIES.described}"
     )
 
+    spare_queued: bool = Field(
+        True, description="evict what requests and prompts that wait here want only when nothing else is left"
+    )
     batching: Annotated[str, AfterValidator(BATCHING_POLICIES.checked)] = Field(
         "fcfs", description=f"who enters the batch: {BATCHING_POLICIES.described}"
     )

@@ -6,7 +6,7 @@ may be removed: their result is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import Admission, Room, make_room
 from services.worker.engines.protocol import StepLogprobs
+from services.worker.kv.swaps import Swapping
 
 __all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome", "StepRoom"]
 
@@ -96,6 +97,8 @@ class EngineStep:
     chunks: list[PrefillChunk]
     decodes: list[DecodeMember]
     slots: list[DecodeSlot]
+    swapping: Swapping | None = None
+    """Copies between the tiers to be waited for before anything is decoded; chunks wait for theirs layer by layer."""
 
 
 @dataclass(slots=True)
@@ -115,6 +118,10 @@ class StepRoom(Room, Protocol):
 
     def settle(self) -> None:
         """Admit whoever has his turn."""
+        ...
+
+    def swapping(self, tables: Iterable[Sequence[int]]) -> Swapping | None:
+        """Copies that touch these blocks and are not over."""
         ...
 
 
@@ -182,7 +189,8 @@ class StepMembers:
             decodes.append(member)
             table, sampling, index = member.table, member.sampling, member.sample_index
             slots.append(DecodeSlot(member.token, member.position, table, sampling, index, member.counts))
-        return EngineStep(plan, tokens, prefills, chunks, decodes, slots)
+        swapping = self._room.swapping(member.table for member in decodes)
+        return EngineStep(plan, tokens, prefills, chunks, decodes, slots, swapping)
 
     def _table(self, number: int) -> list[int]:
         return self._decodes[number].table

@@ -36,6 +36,7 @@ IDLE_GAUGES = (
     "pinyon_worker_leases",
     "pinyon_worker_outbox_tokens",
     "pinyon_worker_store_queue_blocks",
+    "pinyon_worker_spared_blocks",
     "pinyon_worker_used_blocks",
     "pinyon_transfer_grants",
 )

@@ -320,7 +320,7 @@ def test_an_admin_changes_what_runs_and_nobody_else(
     secured: LocalCluster, certs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PINYON_TLS_DIR", str(certs / "admin" / "admin"))
-    worker, conductor, lb = (secured.services[name] for name in ("prefill-0", "conductor", "lb-0"))
+    worker, conductor, lb, store = (secured.services[name] for name in ("prefill-0", "conductor", "lb-0", "kvstore-0"))
 
     def schedulable(name: str) -> bool:
         return next(each.schedulable for each in listed(secured) if each.info.instance_id == name)
@@ -339,16 +339,26 @@ def test_an_admin_changes_what_runs_and_nobody_else(
     assert admin("conductor", conductor.endpoints["grpc"], "placement=kvcache_centric") == 0
     assert admin("lb", lb.endpoints["admin"], "routing=round_robin") == 0
     assert admin("lb", lb.endpoints["admin"], "routing=least_loaded") == 0
+    for role, service in (("worker", worker), ("kvstore", store)):
+        assert admin(role, service.endpoints["grpc"], "eviction=workload_aware:life_s=30") == 0
+        shown = (service.name, f"pinyon_{role}_policies_info", "workload_aware:life_s=30")
+        assert any(
+            (name, metric) == shown[:2] and shown[2] in labels for name, metric, labels in Scrape(secured).samples
+        )
+        assert admin(role, service.endpoints["grpc"], "eviction=lru") == 0
     capsys.readouterr()
 
     for role, address, changes, said in (
         ("conductor", conductor.endpoints["grpc"], ["placement=nonsense"], "no placement policy 'nonsense'"),
-        ("worker", worker.endpoints["grpc"], ["eviction=fifo"], "needs a restart"),
+        ("worker", worker.endpoints["grpc"], ["batching=fcfs"], "needs a restart"),
+        ("kvstore", store.endpoints["grpc"], ["eviction=nonsense"], "known: lru, fifo"),
         ("lb", lb.endpoints["grpc"], [], "UNAUTHENTICATED"),  # the port of people's programs
     ):
         assert admin(role, address, *changes) == 1
         assert said in capsys.readouterr().err
     monkeypatch.setenv("PINYON_TLS_DIR", str(certs / "worker" / "decode-0"))
     assert admin("worker", worker.endpoints["grpc"], "draining=true") == 1
+    assert "role worker may not call" in capsys.readouterr().err
+    assert main(["trace", "record", "-", "--lb", lb.endpoints["admin"]]) == 1
     assert "role worker may not call" in capsys.readouterr().err
     assert schedulable("prefill-0")

@@ -49,6 +49,8 @@ IDLE_GAUGES = (
     "outbox_tokens",
     "engine_hangs",
     "store_queue_blocks",
+    "swapping_blocks",
+    "spared_blocks",
     "used_blocks",
 )
 
@@ -233,6 +235,7 @@ class Fleet:
             assert await worker.decodes.drained(WAIT_S)
             assert await worker.prefills.drained(WAIT_S)
             await worker.parts.step_over()
+            await worker.parts.cache.settled(range(worker.parts.cache.pool.total))
         for worker in self.workers:
             left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
             assert not left, f"{worker.served.instance_id}: {left}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,6 +33,16 @@ class Model(RuleBasedStateMachine):
         self.roomless: set[int] = set()
         self.claims: dict[int, set[bytes]] = {}
         self.left: dict[int, int] = {}
+        self.wanted: Counter[bytes] = Counter()
+        self.wants: dict[int, list[bytes]] = {}
+        """Of each prompt without blocks, what was held of it when it came."""
+
+    def want(self, keys) -> int:
+        self.wanted.update(keys[: self.match_prefix(keys)])
+        return self.match_prefix(keys)
+
+    def unwant(self, keys) -> None:
+        self.wanted.subtract(keys)
 
     def match_prefix(self, keys) -> int:
         return next((index for index, key in enumerate(keys) if key not in self.held), len(keys))
@@ -56,6 +68,8 @@ class Model(RuleBasedStateMachine):
                 self.queue.add(prompt, 0.0)
             return
         self.queue.add(prompt, 0.0)
+        keys = prompt.keys[: prompt.reusable]
+        self.wants[self.next] = list(keys[: self.match_prefix(keys)])
         self.prompts[self.next] = prompt
         self.waiting.append(self.next)
         self.left[self.next] = tokens
@@ -97,6 +111,13 @@ class Model(RuleBasedStateMachine):
 
     @precondition(lambda self: set(self.running) - self.roomless)
     @rule(data=st.data())
+    def reserved(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(set(self.running) - self.roomless)))
+        self.queue.reserved(number)
+        self.wants.pop(number, None)
+
+    @precondition(lambda self: set(self.running) - self.roomless)
+    @rule(data=st.data())
     def compute(self, data: st.DataObject) -> None:
         """One block more, which can be reused from now on if the prompt is shared."""
         number = data.draw(st.sampled_from(sorted(set(self.running) - self.roomless)))
@@ -123,6 +144,7 @@ class Model(RuleBasedStateMachine):
         assert not self.queue.end(number)
         del self.prompts[number], self.left[number]
         self.claims.pop(number, None)
+        self.wants.pop(number, None)
         self.roomless.discard(number)
         (self.waiting if number in self.waiting else self.running).remove(number)
 
@@ -133,6 +155,7 @@ class Model(RuleBasedStateMachine):
         assert (queue.queued, queue.active) == (len(self.waiting), len(self.running))
         assert queue.foreign == sum(not prompt.owned for prompt in self.prompts.values())
         assert queue.pending_tokens == sum(self.left.values())
+        assert +self.wanted == Counter(key for keys in self.wants.values() for key in keys)
 
     def teardown(self) -> None:
         """Whatever state it is in, everybody gets through."""
@@ -147,6 +170,7 @@ class Model(RuleBasedStateMachine):
             assert self.queue.end(number)
         self.queue.check_integrity()
         assert (self.queue.queued, self.queue.active, self.queue.pending_tokens) == (0, 0, 0)
+        assert not +self.wanted
 
 
 Model.TestCase.settings = settings(max_examples=80, stateful_step_count=40)

@@ -31,7 +31,7 @@ class Model(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.next = 0
-        self.pool = BlockPool(BLOCKS, Lru())
+        self.pool = BlockPool(BLOCKS, Lru(), spares=True)
         self.reservations = Reservations(self.pool, LeaseTable(max_leases=3))
         self.admission = Admission(Fcfs, self.pool, self.reservations, self.slots, self.headroom)
         self.waiting: list[BatchRequest] = []
@@ -230,6 +230,7 @@ class Model(RuleBasedStateMachine):
         running = [end for lease_id, (end, _) in self.leases.items() if lease_id not in self.overdue]
         assert self.reservations.next_deadline() == min(running, default=None)
         assert self.pool.used == len(self.references())
+        assert self.waiting or not self.pool.eviction.wanted
 
     def teardown(self) -> None:
         """Whoever waits gets its blocks when the others gave theirs back, and then nothing is left."""
@@ -246,7 +247,7 @@ class Model(RuleBasedStateMachine):
             self.end(min(self.granted))
             self.admit()
         assert not self.waiting
-        assert self.pool.used == 0
+        assert (self.pool.used, self.pool.eviction.wanted) == (0, 0)
         self.admission.check_integrity()
 
 
@@ -305,3 +306,31 @@ def test_misuse_is_refused() -> None:
     for number in (2, 7):
         with pytest.raises(KeyError):
             admission.end(number)
+
+
+@pytest.mark.parametrize("spares", [True, False])
+def test_what_one_that_waits_will_reuse_is_evicted_last(spares: bool) -> None:
+    """It is the oldest, and the request that runs needs room before the other one enters."""
+    pool = BlockPool(8, Lru(), spares=spares)
+    reservations = Reservations(pool, LeaseTable())
+    admission = Admission(Fcfs, pool, reservations, slots=1, headroom=0)
+    for number, keys in enumerate((KEYS[:3], KEYS[3:])):
+        admission.enqueue(asked(number, 3, keys))
+        ((_, reservation),) = admission.admit(0.0)
+        reservations.publish(reservation.table, keys, 0.0)
+        admission.end(number)
+        reservations.release(reservation.table, float(number))
+    admission.enqueue(asked(2, 2))
+    ((_, running),) = admission.admit(2.0)
+    admission.enqueue(asked(3, 4, KEYS[:3]))
+    assert admission.admit(2.0) == [], "there is one slot"
+    for left in (3, 3, 3, 2) if spares else (2, 1, 0, 0):
+        grown = admission.grow(2, 1, 3.0)
+        assert grown
+        running.table += grown
+        assert pool.match_prefix(KEYS[:3]) == left, "and the deepest first"
+    admission.end(2)
+    reservations.release(running.table, 4.0)
+    ((_, entered),) = admission.admit(4.0)
+    assert entered.held == (2 if spares else 0)
+    assert pool.eviction.wanted == 0

@@ -22,7 +22,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(BLOCKS, EVICTION_POLICIES.make(self.policy))
+        self.pool = BlockPool(BLOCKS, EVICTION_POLICIES.make(self.policy), spares=True)
+        self.ordered = self.policy == "lru"
+        """The policy is LRU, has been told of everything, and nothing was ever wanted."""
+        self.wants: list[list[bytes]] = []
         self.evicted = 0
         self.held: Counter[int] = Counter()  # block → references this test holds
         self.keyed: dict[bytes, int] = {}
@@ -41,7 +44,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert not any(self.held[block] for block in blocks)
         victims = sorted(set(self.keyed) - set(self.pool.keys()), key=self.cached.index)
         assert len(victims) == max(0, count - free)
-        if self.policy == "lru":
+        wanted = {key for keys in self.wants for key in keys}
+        if wanted & set(victims):
+            assert set(self.cached) - set(victims) <= wanted, "what is wanted goes last"
+        if self.ordered:
             assert victims == self.cached[: len(victims)]
         for key in victims:
             self.cached.remove(key)
@@ -56,7 +62,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not unkeyed:
             return
         block = data.draw(st.sampled_from(unkeyed))
-        assert self.pool.publish(block, key) == self.keyed.setdefault(key, block)
+        assert self.pool.publish_all([block], [key]) == [0] * (self.keyed.setdefault(key, block) != block)
 
     @rule(data=st.data(), keys=key_lists)
     def publish_all(self, data: st.DataObject, keys: list[bytes]) -> None:
@@ -101,6 +107,28 @@ class PoolMachine(RuleBasedStateMachine):
         if key in self.cached:
             self.cached.remove(key)
 
+    @rule(keys=key_lists)
+    def want(self, keys: list[bytes]) -> None:
+        keys = list(dict.fromkeys(keys))
+        count = self.pool.want(keys)
+        assert count <= self.pool.match_prefix(keys)
+        self.wants.append(keys[:count])
+        wanted = {key for keys in self.wants for key in keys}
+        assert len(wanted) == self.pool.eviction.wanted <= BLOCKS // 2
+        assert count == self.pool.match_prefix(keys) or len(wanted) == BLOCKS // 2
+        self.ordered = False
+
+    @rule(data=st.data())
+    def unwant(self, data: st.DataObject) -> None:
+        if self.wants:
+            self.pool.unwant(self.wants.pop(data.draw(st.integers(0, len(self.wants) - 1))))
+
+    @rule(policy=st.sampled_from(EVICTION_POLICIES.names))
+    def switch(self, policy: str) -> None:
+        """Nothing is lost, and LRU that takes over from LRU goes on."""
+        self.pool.switch(EVICTION_POLICIES.make(policy), 0.0)
+        self.ordered = self.ordered and policy == "lru"
+
     @rule()
     def listen(self) -> None:
         stored, removed = self.pool.drain_changes()
@@ -115,7 +143,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(self.pool.keys()) == set(self.keyed)
         assert self.pool.used == len(set(+self.held))
         assert self.pool.cached == len(self.cached)
-        assert self.pool.evicted == self.evicted
+        assert self.pool.eviction.evicted == self.evicted
         assert self.pool.free + self.pool.used + self.pool.cached == self.pool.total == BLOCKS
 
 
@@ -130,8 +158,7 @@ def pool_with(keys: list[bytes], blocks: int = 4) -> BlockPool:
     pool = BlockPool(blocks, Lru())
     taken = pool.allocate(len(keys))
     assert taken is not None
-    for block, key in zip(taken, keys, strict=True):
-        pool.publish(block, key)
+    assert pool.publish_all(taken, keys) == []
     pool.release(taken)
     return pool
 
@@ -146,10 +173,10 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     pool = pool_with(KEYS[:2])
     (_, block), _ = pool.acquire(KEYS[:2])
     with pytest.raises(ValueError, match="holds another key"):
-        pool.publish(block, KEYS[5])
+        pool.publish_all([block], KEYS[5:6])
     assert KEYS[5] not in pool
     with pytest.raises(ValueError, match="not in use"):
-        pool.publish(3, KEYS[5])
+        pool.publish_all([3], KEYS[5:6])
     pool.release([block])
     with pytest.raises(ValueError, match="not in use"):
         pool.release([block])

@@ -66,6 +66,12 @@ class TableMachine(RuleBasedStateMachine):
             assert put_id not in self.puts
             self.puts[put_id] = (objects, self.now + timeout, False)
 
+    @rule(policy=st.sampled_from(EVICTION_POLICIES.names))
+    def switch(self, policy: str) -> None:
+        before = self.expected_readable()
+        self.table.switch(EVICTION_POLICIES.make(policy), self.now)
+        assert self.expected_readable() == before
+
     @rule()
     def write(self) -> None:
         """Writers that are not shut out may write at any time."""
@@ -205,7 +211,7 @@ def test_the_least_recently_used_goes_first_and_the_end_of_a_run_before_its_star
     objects.release(lease.lease_id, 0.0)
     store(objects, *KEYS[4:7])
     assert objects.exists(KEYS[:7]) == [True, False, False, False, True, True, True]
-    assert objects.counters.evictions == 3
+    assert objects.eviction.evicted == 3
 
 
 def test_what_is_read_or_written_makes_no_room() -> None:
@@ -240,7 +246,7 @@ def test_idle_objects_that_are_not_side_by_side_are_not_evicted_for_one_that_fit
     large = KEYS[4:5]
     assert objects.put_start(large, 512, 0.0, 1.0) == (0, [PutSlot(SlotState.NO_SPACE)])
     assert objects.exists(KEYS[:4]) == [True] * 4
-    assert objects.counters.evictions == 0
+    assert objects.eviction.evicted == 0
     objects.release(lease.lease_id, 0.5)
     assert objects.put_start(large, 512, 0.5, 1.0)[0] == 0, "what was refused a moment ago is not looked at again"
     _, slots = objects.put_start(large, 512, 1.0, 1.0)
@@ -260,7 +266,7 @@ def test_one_object_finds_room_exactly_when_a_piece_is_free_or_idle(data: st.Dat
     held = data.draw(st.lists(st.sampled_from(KEYS[:7]), unique=True))
     leased = objects.acquire(held, 0.0, 9.0, allow_gaps=True).blocks
     objects.remove(data.draw(st.lists(st.sampled_from(KEYS[:7]), unique=True)))
-    before, evicted = set(objects.keys()), objects.counters.evictions
+    before, evicted = set(objects.keys()), objects.eviction.evicted
     room = ["."] * CAPACITY
     for _, each in leased:
         end = each.offset + -(-each.size // 64) * 64
@@ -272,7 +278,7 @@ def test_one_object_finds_room_exactly_when_a_piece_is_free_or_idle(data: st.Dat
     objects.check_integrity()
     if not fits:
         assert set(objects.keys()) == before
-        assert objects.counters.evictions == evicted
+        assert objects.eviction.evicted == evicted
 
 
 def test_a_removed_object_disappears_with_its_last_lease_and_may_come_again() -> None:

@@ -118,7 +118,8 @@ class Instance:
         self.name = name
         self.world = world
         plan = world.plan
-        config = InstanceConfig(plan.pool_blocks, BLOCK, 16, 256, 128, 3, 64, plan.eviction, plan.batching)
+        policies = {"eviction": plan.eviction, "batching": plan.batching, "spare_queued": True}
+        config = InstanceConfig(plan.pool_blocks, BLOCK, 16, 256, 128, 3, 64, **policies)
         decisions = InstanceDecisions(config, world.journal(f"{name}/{boot}", config))
         self.pool, self.reservations, self.admission = decisions.pool, decisions.reservations, decisions.admission
         self.prompts, self.steps = decisions.prompts, decisions.steps
@@ -237,6 +238,7 @@ class Instance:
         if attempt.roomless:
             attempt.roomless = False
             self.prompts.has_room(attempt.job)
+        self.prompts.reserved(attempt.job)
         attempt.job_room = room
         if not self._fetch(attempt, room):
             self._compute(attempt, room)

@@ -257,6 +257,7 @@ class DecodeRequest:
         parts, order = self._parts, self.order
         layout, first = parts.served.layout, reservation.held
         targets = reservation.table[first : layout.blocks_for(len(order.tokens))]
+        await self.abort.wait(parts.cache.settled(reservation.table))
         offsets = [block * layout.block_bytes for block in targets]
         left_s = max(0.0, order.timeout_s - (parts.clock() - self._arrived_s))
         start = prefill_to_proto(order, first, offsets, left_s, span.traceparent)
@@ -336,7 +337,8 @@ class DecodeRequest:
 
     def _publish(self, table: list[int], keys: list[BlockKey], first: int) -> None:
         """Between steps, or before it is in any: nobody reads the blocks whose places others take."""
-        self._parts.cache.release(self._parts.cache.publish(table, keys, self._traits, first))
+        after = self._keys[first - 1] if first else None
+        self._parts.cache.release(self._parts.cache.publish(table, keys, self._traits, first, after))
 
     def _failed(self, error: Exception) -> None:
         self.abort.fire(error if isinstance(error, PinyonError) else Internal("the engine failed on this request"))

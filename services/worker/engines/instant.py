@@ -40,10 +40,10 @@ class InstantEngine:
         for chunk in prefills:
             if chunk.wait_layer is not None or chunk.on_layer is not None:
                 for layer in range(self.layout.layers):
-                    if chunk.on_layer is not None:
-                        chunk.on_layer(layer)
                     if chunk.wait_layer is not None:
                         chunk.wait_layer(layer)
+                    if chunk.on_layer is not None:
+                        chunk.on_layer(layer)
         return StepResult(
             [None if chunk.sampling is None else self._token(chunk.sample_index) for chunk in prefills],
             [self._token(slot.sample_index) for slot in decodes],

@@ -187,16 +187,16 @@ class NumpyLlamaEngine:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             for number, layer in enumerate(self._weights.layers):
                 queries, keys, values = self._project(layer, hidden, turn, count)
+                for chunk, _, _ in plan.chunks:
+                    if chunk.wait_layer is not None:
+                        chunk.wait_layer(number)
                 attention.write(number, plan.blocks, plan.offsets, keys, values)
                 for chunk, _, _ in plan.chunks:
                     if chunk.on_layer is not None:
                         chunk.on_layer(number)
-                # Decoded tokens first: they have all they need while a chunk may have to wait.
                 for group in plan.groups:
                     attention.attend_group(number, queries, group, attended)
                 for chunk, rows, table in plan.chunks:
-                    if chunk.wait_layer is not None:
-                        chunk.wait_layer(number)
                     attention.attend(number, queries[rows], chunk.start, table, attended[rows])
                 hidden += np.matmul(layer.output, _to_lanes(attended.reshape(count, -1)))
                 self._feed_forward(layer, hidden)

@@ -69,12 +69,12 @@ class PacedEngine:
         for layer in range(layers) if hooked else ():
             self._sleep_until(end_s - seconds * (1 - layer / layers))
             for chunk in hooked:
-                if chunk.on_layer is not None:
-                    chunk.on_layer(layer)
                 if chunk.wait_layer is not None:
                     waiting_s = self._clock()
                     chunk.wait_layer(layer)
                     end_s += self._clock() - waiting_s  # a GPU would stand still, too
+                if chunk.on_layer is not None:
+                    chunk.on_layer(layer)
         self._sleep_until(end_s)
         self._ended_s = end_s
         return StepResult(

@@ -15,8 +15,10 @@ from pinyon.core.layout import KvLayout
 from pinyon.decisions import Admission
 from pinyon.eviction import NO_TRAITS, Traits, Use
 from pinyon.paging import BlockPool, Reservation, Reservations
+from pinyon.paging.second_tier import NO_SLOT
 from pinyon.store.lease_keys import LeaseKeys
 from pinyon.transfer import RegionDescriptor
+from services.worker.kv.swaps import Swapping, Swaps
 
 __all__ = ["KvCache"]
 
@@ -39,10 +41,13 @@ class KvCache:
         reservations: Reservations,
         keys: LeaseKeys,
         clock: Clock,
+        swaps: Swaps | None = None,
     ) -> None:
-        """``keys``: by which peers read what they leased."""
+        """``keys``: by which peers read what they leased; ``swaps``: if there is a second tier."""
         self.layout = layout
         self._keys = keys
+        self.swaps = swaps
+        """To look at."""
         self.pool = pool
         """To look at: whatever changes it goes through the reservations."""
         self.admission = admission
@@ -129,6 +134,7 @@ class KvCache:
         if blocks is None:
             self._ask_back(lambda: self.pool.free + self.pool.cached >= count)
             blocks = self.admission.grow(number, count, self.clock())
+        self._swap()
         return blocks
 
     def observe(self, step: StepSeen) -> None:
@@ -143,7 +149,9 @@ class KvCache:
     def _served(self) -> bool:
         """Admit whoever has his turn; whether nobody waits any more."""
         now_s = self.clock()
-        for number, reservation in self.admission.admit(now_s):
+        granted = self.admission.admit(now_s)
+        self._swap()
+        for number, reservation in granted:
             future, since_s = self._waiting.pop(number)
             future.set_result(reservation)
             self.on_admitted(now_s - since_s)
@@ -165,11 +173,18 @@ class KvCache:
 
     def extend(self, reservation: Reservation, keys: Sequence[BlockKey], traits: Traits | None = None) -> None:
         """See :meth:`Reservations.extend`."""
-        if self._reservations.extend(reservation, keys, self.clock(), traits):
+        taken_over = self._reservations.extend(reservation, keys, self.clock(), traits)
+        self._swap()
+        if taken_over:
             self.settle()
 
     def publish(
-        self, table: list[int], keys: Sequence[BlockKey], traits: Traits = NO_TRAITS, first: int = 0
+        self,
+        table: list[int],
+        keys: Sequence[BlockKey],
+        traits: Traits = NO_TRAITS,
+        first: int = 0,
+        after: BlockKey | None = None,
     ) -> list[int]:
         """The blocks of a table from ``first`` on, one per key, are complete: see :meth:`Reservations.publish`.
 
@@ -180,7 +195,7 @@ class KvCache:
         if self.on_published is not None:
             self.on_published(blocks)
         duplicates: list[int] = []
-        for index, block in self._reservations.publish(blocks, keys, self.clock(), traits, first):
+        for index, block in self._reservations.publish(blocks, keys, self.clock(), traits, first, after):
             duplicates.append(table[first + index])
             table[first + index] = block
         return duplicates
@@ -194,6 +209,33 @@ class KvCache:
         self._reservations.release(blocks, self.clock())
         self.settle()
 
+    # -- the second tier
+
+    def _swap(self) -> None:
+        """Begin the copies that handing out blocks made necessary."""
+        if self.swaps is None or self.pool.below is None or not self.pool.below.pending:
+            return
+        swaps = self._reservations.take_swaps()
+        self.swaps.submit(swaps)
+        if self.on_published is not None:
+            self.on_published([swap.block for swap in swaps if swap.into != NO_SLOT])
+
+    def swapping(self, tables: Iterable[Sequence[int]]) -> Swapping | None:
+        """See :meth:`Swaps.of`: copies to be waited for before the engine touches these blocks."""
+        return None if self.swaps is None else self.swaps.of(tables)
+
+    def ready(self, blocks: Sequence[int]) -> int:
+        """See :meth:`Swaps.ready`."""
+        return len(blocks) if self.swaps is None else self.swaps.ready(blocks)
+
+    def settled(self, blocks: Sequence[int]) -> asyncio.Future[None]:
+        """See :meth:`Swaps.settled`: to be awaited before anybody but the engine touches these blocks."""
+        if self.swaps is not None:
+            return self.swaps.settled(blocks)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
+
     # -- leases
 
     def lease(
@@ -204,8 +246,10 @@ class KvCache:
         allow_gaps: bool,
         use: Use = Use(),  # noqa: B008  # a value
     ) -> tuple[int, list[tuple[int, int]], RegionDescriptor | None]:
-        """The lease and what it holds, see :meth:`Reservations.lease`, and the key to read that with, if anything."""
+        """The lease and what it holds, see :meth:`Reservations.lease`, and the key to read that with, if anything. Not
+        to be read before it is :meth:`settled`."""
         lease_id, held = self._reservations.lease(keys, duration_s, self.clock(), allow_gaps, use)
+        self._swap()
         if not lease_id:
             return lease_id, held, None
         size = self.layout.block_bytes
@@ -250,6 +294,8 @@ class KvCache:
         for number in reversed(list(self._waiting)):
             self.withdraw(number, self._waiting[number][0])
         await self._keys.close()
+        if self.swaps is not None:
+            await self.swaps.close()
 
     def check_integrity(self) -> None:
         """See :meth:`Admission.check_integrity`."""

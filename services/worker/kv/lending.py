@@ -49,6 +49,11 @@ class CachedBlockServicer:
                 use=Use.of(request_class, request.first_block),
             )
             span.set("blocks", len(held))
+            try:
+                await self._cache.settled([block for _, block in held])
+            except BaseException:
+                self._cache.end_lease(lease_id)
+                raise
         size = self._cache.layout.block_bytes
         reply = kvstore_pb2.AcquireResponse(
             lease_id=lease_id,

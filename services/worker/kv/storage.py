@@ -310,6 +310,7 @@ class Storage:
         for block in blocks:
             self._asked_at[block] = era
         try:
+            await self._cache.settled(blocks)
             result = await store.put(
                 objects, size, self._timeout_s, runs=runs, request_class=request_class, places=places
             )

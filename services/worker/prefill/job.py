@@ -23,6 +23,7 @@ from services.worker.abort import Abort
 from services.worker.kv.arrivals import LayerLost
 from services.worker.kv.fetch import Fetched, LayeredFetch
 from services.worker.kv.push import Push
+from services.worker.kv.swaps import Swapping
 from services.worker.orders import PrefillOrder, PrefillOutcome, PushTarget
 from services.worker.parts import Parts
 from services.worker.step_members import PrefillMember
@@ -70,6 +71,10 @@ class PrefillJob:
         self._push: Push | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._layered: LayeredFetch | None = None
+        self._swapping: Swapping | None = None
+        """What the present chunk waits for."""
+        self._complete = 0
+        """Leading blocks of the reused ones that were here when computing began."""
         self._member: PrefillMember | None = None
         self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._prompt_logprobs: common_pb2.Logprobs | None = None
@@ -130,6 +135,7 @@ class PrefillJob:
         self.abort.check()
         queue_s = parts.clock() - self.prompt.arrived_s
         reservation = await self._reserve()
+        self._queue.reserved(self.prompt.number)
         local = reservation.held
         parts.storage.reused(self._reusable[:local], reservation.table, self._runs, order.request_class)
         fetched = await self._fetch(reservation, span)
@@ -204,6 +210,7 @@ class PrefillJob:
         first = reservation.held
         if order.no_reuse or not order.fetches or first >= len(self._reusable):
             return Fetched()
+        await self.abort.wait(parts.cache.settled(reservation.table[first:]))
         fetched = await parts.fetcher.fetch(
             order, self._reusable, reservation.table, first, self.abort, span.traceparent
         )
@@ -247,9 +254,11 @@ class PrefillJob:
             LayerLost: reused KV that was under way did not come. Nothing of the engine runs for this job then.
         """
         order, layered = self.order, self._layered
-        complete = reservation.held - (0 if layered is None else layered.blocks)
+        cache = self._parts.cache
+        complete = cache.ready(reservation.table[: reservation.held - (0 if layered is None else layered.blocks)])
         start = reservation.held * self._parts.served.layout.block_tokens
         self._advance_to(start)
+        self._complete = complete
         self._start_push(reservation, complete)
         self._published = local
         if layered is None:
@@ -265,7 +274,7 @@ class PrefillJob:
             sample_index=order.sample_index,
             advanced=self._chunk_computed,
             failed=self._failed,
-            hooks=self._hooks if self._push is not None or layered is not None else None,
+            hooks=self._hooks if self._push is not None or layered is not None or cache.swaps is not None else None,
             counts=TokenCounts.needed(order.sampling, order.tokens, order.sample_index),
             prompt_top=order.sampling.logprobs if order.tells_prompt else -1,
         )
@@ -273,10 +282,10 @@ class PrefillJob:
         self._parts.engine_loop.wake()
         token = await self.abort.wait(self._computed)
         if layered is not None:
-            await self._settle_layers(layered, complete, start)
+            await self._settle_layers(layered, start)
         return token
 
-    async def _settle_layers(self, layered: LayeredFetch, complete: int, start: int) -> None:
+    async def _settle_layers(self, layered: LayeredFetch, start: int) -> None:
         """All layers were used; now the reader says whether they may be."""
         await self.abort.wait(asyncio.ensure_future(asyncio.wait((layered.reading,))))
         if not layered.came:
@@ -288,6 +297,12 @@ class PrefillJob:
 
     def _hooks(self, start: int, end: int) -> tuple[LayerHook | None, LayerHook | None]:
         push, layered, reservation = self._push, self._layered, self._reservation
+        if reservation is None:
+            raise RuntimeError("a prompt is computed without blocks")
+        layout = self._parts.served.layout
+        self._swapping = swapping = self._parts.cache.swapping([reservation.table[: layout.blocks_for(end)]])
+        begins = start == reservation.held * layout.block_tokens
+        first, last = self._complete * layout.block_tokens, reservation.held * layout.block_tokens
         on_layer: LayerHook | None = None
         wait_layer: LayerHook | None = None
         if push is not None:
@@ -295,23 +310,20 @@ class PrefillJob:
             def on_layer(layer: int) -> None:
                 push.layer(layer, start, end)
 
-        if layered is not None and reservation is not None and self._first_chunk(start):
-            size = self._parts.served.layout.block_tokens
-            first, last = (reservation.held - layered.blocks) * size, reservation.held * size
+        if swapping is not None or (begins and first < last):
 
             def wait_layer(layer: int) -> None:
-                layered.arrivals.wait(layer)
-                if push is not None:
+                if swapping is not None:
+                    swapping.wait(layer)
+                if begins and layered is not None:
+                    layered.arrivals.wait(layer)
+                if begins and push is not None:
                     push.layer(layer, first, last)
 
         return wait_layer, on_layer
 
-    def _first_chunk(self, start: int) -> bool:
-        held = 0 if self._reservation is None else self._reservation.held
-        return start == held * self._parts.served.layout.block_tokens
-
     def _chunk_computed(self, start: int, end: int, token: int | None, seconds: float) -> None:
-        self._compute_s += seconds
+        self._compute_s += max(0.0, seconds - (0.0 if self._swapping is None else self._swapping.stalled_s))
         self._advance_to(end)
         member = self._member
         if self._prompt_logprobs is not None and member is not None and member.prompt_logprobs is not None:
@@ -336,14 +348,15 @@ class PrefillJob:
         until = min(end // self._parts.served.layout.block_tokens, len(order.keys))
         if not order.shares or reservation is None or until <= self._published:
             return
-        keys = order.keys[self._published : until]
-        duplicates = self._parts.cache.publish(reservation.table, keys, self._traits, self._published)
+        first = self._published
+        keys, after = order.keys[first:until], order.keys[first - 1] if first else None
+        duplicates = self._parts.cache.publish(reservation.table, keys, self._traits, first, after)
         if self._owned is None:
             self._duplicates += duplicates  # they may be being sent
         else:
             self._parts.cache.release(duplicates)
         if store:  # what was fetched is in the store, or on its way there from where it was computed
-            self._parts.storage.offer(keys, self._runs, order.request_class, self._published)
+            self._parts.storage.offer(keys, self._runs, order.request_class, first)
         self._published = until
         self._queue.published(self.prompt.number, keys)
         self._wake()

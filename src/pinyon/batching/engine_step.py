@@ -27,7 +27,8 @@ class PrefillChunk:
     ``counts``: of all tokens before that one; set with ``sampling`` if that is penalised.
     ``next_tokens``: set if the prompt's log-probabilities are told: the token that follows each of ``tokens`` (none
     follows a prompt's last one), with ``next_top`` likeliest ones beside it.
-    ``wait_layer(layer)``: called once per layer before that layer's reused KV is read; may block until it has arrived.
+    ``wait_layer(layer)``: called once per layer before any block's KV of that layer is touched for these tokens; may
+    block until what is reused has arrived, and what was there before has been copied away.
     ``on_layer(layer)``: called right after that layer's K and V of these tokens are in the pool.
     A hook that raises aborts the step: the exception passes through, and no request of the step has advanced.
     """

@@ -31,6 +31,14 @@ class Prefixes(Protocol):
         """How many leading keys are held."""
         ...
 
+    def want(self, keys: Sequence[BlockKey]) -> int:
+        """Spare the leading ones that are held, for a prompt that waits; how many those are."""
+        ...
+
+    def unwant(self, keys: Sequence[BlockKey]) -> None:
+        """Spare them no more for that prompt."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -64,6 +72,8 @@ class PromptQueue:
         self._roomless: set[int] = set()
         self._claims: dict[BlockKey, int] = {}
         self._left: dict[int, int] = {}
+        self._wanted: dict[int, int] = {}
+        """Of each that has no blocks yet, leading ones that are spared for it."""
         self._pending_tokens = 0
 
     # -- figures
@@ -100,6 +110,7 @@ class PromptQueue:
             raise ValueError(f"prompt {prompt.number} is here already")
         self._queue[prompt.number] = prompt
         self._left[prompt.number] = prompt.tokens
+        self._wanted[prompt.number] = self._prefixes.want(prompt.keys[: prompt.reusable])
         self._pending_tokens += prompt.tokens
 
     def start(self, now_s: float) -> list[int]:
@@ -137,6 +148,13 @@ class PromptQueue:
         self._roomless.remove(number)
         self._claim(self._active[number])
 
+    def reserved(self, number: int) -> None:
+        """What is held of it is its own now."""
+        self._unwant(self._active[number])
+
+    def _unwant(self, prompt: Prompt) -> None:
+        self._prefixes.unwant(prompt.keys[: self._wanted.pop(prompt.number, 0)])
+
     def published(self, number: int, keys: Sequence[BlockKey]) -> None:
         """The prompt's blocks with these keys can be reused now."""
         for key in keys:
@@ -158,6 +176,7 @@ class PromptQueue:
             self._roomless.discard(number)
             self._unclaim(prompt)
         self._pending_tokens -= self._left.pop(number)
+        self._unwant(prompt)
         return True
 
     # -- claims
@@ -177,6 +196,7 @@ class PromptQueue:
             (self._queue.keys() & self._active.keys(), "a prompt is both queued and on its way"),
             (self._left.keys() != self._queue.keys() | self._active.keys(), "tokens of prompts that are not here"),
             (self._pending_tokens != sum(self._left.values()), "pending tokens are not the sum of what is left"),
+            (not self._wanted.keys() <= self._left.keys(), "blocks are spared for prompts that are not here"),
             (not self._roomless <= self._active.keys(), "a prompt that waits for room is not on its way"),
             (
                 not set(self._claims.values()) <= self._active.keys() - self._roomless,

@@ -11,21 +11,21 @@ from rich.table import Table
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.identity import CONDUCTOR, LB, WORKER
+from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER
 
 __all__ = ["add_command", "admin"]
 
 _DESCRIPTION = """\
-Show what can be changed in a conductor, worker or load balancer while it runs, and change it: "draining=true" (a worker
-takes nothing new, a load balancer says that it is not ready), "placement=POLICY" of a conductor, "routing=POLICY" of a
-load balancer. A change lasts until the process ends, and is logged there. With TLS it takes an admin's certificate,
-and the load balancer's address is that of its --admin-listen."""
+Show what can be changed in a service while it runs, and change it: "draining=true" (a worker takes nothing new, a load
+balancer says that it is not ready), "placement=POLICY" of a conductor, "routing=POLICY" of a load balancer,
+"eviction=POLICY" of a worker or a store node, which keeps what it holds. A change lasts until the process ends, and is
+logged there. With TLS it takes an admin's certificate, and the address of a load balancer is its --admin-listen."""
 
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("admin", help="change a running process", description=_DESCRIPTION)
-    parser.add_argument("role", choices=(CONDUCTOR, WORKER, LB))
+    parser.add_argument("role", choices=(CONDUCTOR, WORKER, KVSTORE, LB))
     parser.add_argument("address", metavar="HOST:PORT", help="its gRPC")
     parser.add_argument("changes", metavar="NAME=VALUE", nargs="*", help="none: only show")
     parser.add_argument("--instance-id", default="", help="with TLS: talk to this instance or to nobody")

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import FORMATS, TraceFile
 
-__all__ = ["add_trace", "bar", "open_trace", "tell_broken"]
+__all__ = ["add_trace", "bar", "open_file", "open_trace", "tell_broken"]
 
 
 def _count_rows(text: str) -> int:
@@ -33,8 +33,14 @@ def add_trace(parser: Any) -> None:
 
 
 def open_trace(arguments: argparse.Namespace, *, blocks: bool = True) -> TraceFile:
-    """Raises :class:`PinyonError`. ``blocks``: one without is of no use."""
-    trace = TraceFile(arguments.trace, arguments.format)
+    """As :func:`open_file`, as the arguments name it."""
+    return open_file(arguments.trace, arguments.format, blocks=blocks)
+
+
+def open_file(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
+    """``name``: of its format, empty: its first row tells. ``blocks``: one without is of no use. Raises
+    :class:`PinyonError`."""
+    trace = TraceFile(path, name)
     if blocks and not trace.format.block_tokens:
         raise InvalidArgument(f"{trace.path}: a trace of format {trace.format.name} has no blocks", field="trace")
     return trace

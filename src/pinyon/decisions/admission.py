@@ -42,6 +42,8 @@ class Admission:
         self._headroom = headroom
         self._policy = policy(self)
         self._waiting: dict[int, BatchRequest] = {}
+        self._wanted: dict[int, int] = {}
+        """Of each that waits, leading blocks that are spared for it."""
         self._decoded: set[int] = set()
         """Admitted ones that take a slot."""
         self._blocks: dict[int, int] = {}
@@ -62,11 +64,13 @@ class Admission:
             raise ValueError(f"{request.blocks} blocks are more than the pool's {self._pool.total}")
         self._policy.enqueue(request)
         self._waiting[request.number] = request
+        self._wanted[request.number] = self._pool.want(request.block_keys[: request.reusable])
 
     def withdraw(self, number: int) -> None:
         """It does not wait any more. Raises ``KeyError`` if it does not."""
-        del self._waiting[number]
+        request = self._waiting.pop(number)
         self._policy.remove(number)
+        self._unwant(request)
 
     def end(self, number: int) -> None:
         """An admitted one has given its blocks back, or never will. Raises ``KeyError`` if it is none."""
@@ -100,10 +104,14 @@ class Admission:
         )
         if reservation is None:
             raise RuntimeError("the batching policy admitted somebody for whom there is no room")
+        self._unwant(request)  # they are its own now
         if request.decodes:
             self._decoded.add(number)
         self._blocks[number] = request.blocks
         return Grant(number, reservation)
+
+    def _unwant(self, request: BatchRequest) -> None:
+        self._pool.unwant(request.block_keys[: self._wanted.pop(request.number)])
 
     def _room(self) -> int:
         """Blocks for those that enter."""
@@ -142,7 +150,7 @@ class Admission:
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
         self._pool.check_integrity()
-        if self._policy.waiting != len(self._waiting):
-            raise RuntimeError("admission: the policy knows others than wait")
+        if self._policy.waiting != len(self._waiting) or self._wanted.keys() != self._waiting.keys():
+            raise RuntimeError("admission: others wait for the policy, or have blocks spared, than wait")
         if len(self._decoded) > min(self._slots, self._policy.running):
             raise RuntimeError("admission: more are decoded than there are slots, or than were admitted")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pinyon.batching import BATCHING_POLICIES, PromptQueue, StepLimits, StepScheduler
 from pinyon.core.journal import Journal
 from pinyon.decisions.admission import Admission
+from pinyon.decisions.eviction import Eviction
 from pinyon.eviction import EVICTION_POLICIES
-from pinyon.paging import BlockPool, LeaseTable, Reservations
+from pinyon.eviction.policy import Refit, at_once
+from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 
 __all__ = ["InstanceConfig", "InstanceDecisions"]
 
@@ -21,8 +26,9 @@ them away again."""
 
 INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe"),
-    "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue"),
-    "prompts": ("add", "start", "waits_for_room", "has_room", "published", "advanced", "end"),
+    "eviction": ("switch", "adopt"),
+    "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue", "take_swaps", "swapped"),
+    "prompts": ("add", "start", "waits_for_room", "has_room", "reserved", "published", "advanced", "end"),
     "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "fill", "grown", "decide", "fold"),
 }
 """The methods that change something, by module."""
@@ -41,17 +47,31 @@ class InstanceConfig:
     max_prefills: int
     eviction: str = "lru"
     batching: str = "fcfs"
+    spare_queued: bool = False
+    """What requests and prompts that wait want is evicted last."""
+    refits_apart: bool = False
+    """What a policy learns is told by :meth:`Eviction.adopt`, not worked out where something is evicted."""
     first_lease_id: int = 1
+    dram_blocks: int = 0
+    """Of the second tier; 0: there is none."""
 
 
 class InstanceDecisions:
     """The parts, wired. With a ``journal``, whatever they are told is written down."""
 
-    def __init__(self, config: InstanceConfig, journal: Journal | None = None) -> None:
-        """Raises ``ValueError`` for an unknown policy."""
+    def __init__(self, config: InstanceConfig, journal: Journal | None = None, apart: Refit | None = None) -> None:
+        """``apart`` does the work of ``refits_apart`` and calls back in the owner's thread; a replay has none.
+
+        Raises ``ValueError`` for an unknown policy.
+        """
+        self._apart = apart
         limits = StepLimits(config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens)
-        self.pool = BlockPool(config.pool_blocks, EVICTION_POLICIES.make(config.eviction))
+        make = functools.partial(EVICTION_POLICIES.make, config.eviction)
+        below = SecondTier(config.dram_blocks, make(), self._refit(config, both=True)) if config.dram_blocks else None
+        refit = self._refit(config, both=False)
+        self.pool = BlockPool(config.pool_blocks, make(), below, refit, spares=config.spare_queued)
         reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id))
+        self.eviction = Eviction(self.pool)
         self.reservations = reservations
         self.admission = Admission(
             BATCHING_POLICIES.make(config.batching),
@@ -64,6 +84,17 @@ class InstanceDecisions:
         self.steps = StepScheduler(limits)
         if journal is not None:
             self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])
+            self.eviction = journal.record("eviction", self.eviction, INSTANCE_INPUTS["eviction"])
             self.reservations = journal.record("reservations", self.reservations, INSTANCE_INPUTS["reservations"])
             self.prompts = journal.record("prompts", self.prompts, INSTANCE_INPUTS["prompts"])
             self.steps = journal.record("steps", self.steps, INSTANCE_INPUTS["steps"])
+
+    def _refit(self, config: InstanceConfig, *, both: bool) -> Refit:
+        """Of the policy of ``both`` tiers' keys, or of the pool's. What is worked out apart comes back as an input."""
+
+        def refit(work: Callable[[], Any], _: Callable[[Any], object]) -> None:
+            if self._apart is not None:
+                switches = self.eviction.switches
+                self._apart(work, lambda fit: self.eviction.adopt(fit, switches, both))
+
+        return refit if config.refits_apart else at_once

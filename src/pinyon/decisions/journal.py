@@ -14,14 +14,16 @@ from pinyon.decisions.admission import Grant
 from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
 from pinyon.eviction import Traits, Use
-from pinyon.paging import Reservation
+from pinyon.eviction.evictor import Rows
+from pinyon.eviction.workload_aware import Fit
+from pinyon.paging import Reservation, Swap
 from pinyon.routing.rates import Rates
 
 __all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
 
 JOURNAL_TYPES = (
-    *(BatchRequest, Grant, Prompt, PromptWork, Rates, RequestClass),
-    *(Reservation, StepPlan, StepSeen, Traits, Use),
+    *(BatchRequest, Fit, Grant, Prompt, PromptWork, Rates, RequestClass),
+    *(Reservation, Rows, StepPlan, StepSeen, Swap, Traits, Use),
 )
 """The values that the decisions are told and that they answer."""
 

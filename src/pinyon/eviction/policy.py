@@ -15,7 +15,19 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
-__all__ = ["NO_TRAITS", "Belief", "EvictionPolicy", "Key", "Learning", "Traits", "Use", "hand_over", "learner"]
+__all__ = [
+    "NO_TRAITS",
+    "Belief",
+    "EvictionPolicy",
+    "Key",
+    "Learning",
+    "Refit",
+    "Traits",
+    "Use",
+    "at_once",
+    "hand_over",
+    "learner",
+]
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -73,9 +85,17 @@ class Learning(Protocol):
         ...
 
 
-def learner(policy: object) -> Callable[[float], None]:
-    """What has a policy learn, called with the time, as often as one likes; of others nothing. It does so at once: the
-    fits of today's policies take microseconds."""
+Refit = Callable[[Callable[[], Any], Callable[[Any], object]], None]
+"""Has work done, anywhere, and its result handed to the second by the policy's owner, or forgets about it."""
+
+
+def at_once(work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:
+    """Here and now: what replays and tests have, and what is the same every time."""
+    adopt(work())
+
+
+def learner(policy: object, refit: Refit = at_once) -> Callable[[float], None]:
+    """What has a policy learn, called with the time, as often as one likes; of others nothing."""
     if not isinstance(policy, Learning):
         return lambda now_s: None
     learning = policy
@@ -83,7 +103,7 @@ def learner(policy: object) -> Callable[[float], None]:
     def learn(now_s: float) -> None:
         work = learning.refit(now_s)
         if work is not None:
-            learning.adopt(work())
+            refit(work, learning.adopt)
 
     return learn
 

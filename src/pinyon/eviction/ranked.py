@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic
 
 from pinyon.eviction.policy import Key
@@ -53,6 +53,10 @@ class Ranked(Generic[Key]):
             heapq.heappop(self._heap)
             del self._ranks[found[1]]
         return found
+
+    def __iter__(self) -> Iterator[Key]:
+        """In no order."""
+        return iter(self._ranks)
 
     def __len__(self) -> int:
         return len(self._ranks)

@@ -9,51 +9,58 @@ goes first where a policy has no opinion.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from pinyon.eviction.belady import Belady
+from pinyon.eviction.cache import Cache, each_once, leading_run
 from pinyon.eviction.policies import EVICTION_POLICIES
 from pinyon.eviction.policy import EvictionPolicy, Traits, learner
 
-__all__ = ["BELADY", "Asked", "CacheReplay", "Future", "replay"]
+__all__ = ["BELADY", "Asked", "CacheReplay", "Future", "replay", "replayed"]
 
 NEVER = float("inf")
 BELADY = "belady"
 PROGRESS_EVERY = 256
 
 
+class Replaying(Protocol):
+    """What takes requests: a cache, or a pool of them."""
+
+    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
+        """How many of its blocks were hits."""
+        ...
+
+
+Replay = TypeVar("Replay", bound=Replaying)
+
+
 class CacheReplay:
     """``capacity`` in blocks. Ids are any integers."""
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
-        if capacity <= 0:
-            raise ValueError(f"capacity must be positive, got {capacity}")
-        self._policy = policy
+        self._cache = Cache(policy, capacity)
         self._learn = learner(policy)
-        self._capacity = capacity
-        self._resident: set[int] = set()
         self.requests = 0
         self.blocks = 0
         """Asked for."""
         self.hit_blocks = 0
-        self.evicted = 0
 
     @property
     def resident(self) -> int:
-        return len(self._resident)
+        return len(self._cache.resident)
+
+    @property
+    def evicted(self) -> int:
+        return self._cache.evicted
 
     def __contains__(self, block: object) -> bool:
-        return block in self._resident
+        return block in self._cache.resident
 
     def hits(self, blocks: Sequence[int]) -> int:
         """The longest leading run that is resident."""
-        resident = self._resident
-        for count, block in enumerate(blocks):
-            if block not in resident:
-                return count
-        return len(blocks)
+        return leading_run(blocks, self._cache.resident)
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """How many of its blocks were hits."""
@@ -62,36 +69,9 @@ class CacheReplay:
         self.requests += 1
         self.blocks += len(blocks)
         self.hit_blocks += hits
-        places: Sequence[int] = range(len(blocks))
-        if len(set(blocks)) != len(blocks):  # one that comes twice is used once, where it is first
-            first: dict[int, int] = {}
-            for place, block in enumerate(blocks):
-                first.setdefault(block, place)
-            blocks, places = list(first), list(first.values())
-        self._tell(blocks, places, now_s, traits)
-        excess = len(self._resident) - self._capacity
-        if excess > 0:
-            gone = self._policy.victims(excess, now_s)
-            self._resident.difference_update(gone)
-            self.evicted += len(gone)
+        self._cache.tell(*each_once(blocks), now_s, traits)
+        self._cache.shrink(now_s)
         return hits
-
-    def _tell(self, blocks: Sequence[int], places: Sequence[int], now_s: float, traits: Traits) -> None:
-        """Run by run of resident blocks and others, the deepest first."""
-        policy, resident = self._policy, self._resident
-        end = len(blocks)
-        while end:
-            known = blocks[end - 1] in resident
-            start = end - 1
-            while start and (blocks[start - 1] in resident) is known:
-                start -= 1
-            run, at = blocks[start:end], places[start:end]
-            if known:
-                policy.used(run, now_s, traits, at)
-            else:
-                policy.stored(run, now_s, traits, at, blocks[start - 1] if start else None)
-                resident.update(run)
-            end = start
 
     def result(self) -> dict[str, float]:
         return {
@@ -138,16 +118,27 @@ class Asked(NamedTuple):
 def replay(
     requests: Sequence[Asked], choice: str, capacity: int, progress: Callable[[int], None] = lambda _: None
 ) -> CacheReplay:
-    """All of them, in this order, with the policy of that choice; ``belady`` sees nothing beyond them. ``progress``
-    hears how many are done, now and then. Raises ``ValueError`` for an unknown choice."""
+    """All of them, in this order, with the policy of that choice. As :func:`replayed`."""
+    return replayed(requests, choice, lambda make: CacheReplay(make(), capacity), progress)[0]
+
+
+def replayed(
+    requests: Sequence[Asked],
+    choice: str,
+    build: Callable[[Callable[[], EvictionPolicy[int]]], Replay],
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[Replay, list[int]]:
+    """What ``build`` makes, after all of the requests in this order, and the hits of each; it is given what makes
+    policies of the choice. ``belady`` sees nothing beyond the requests. ``progress`` hears how many are done, now and
+    then. Raises ``ValueError`` for an unknown choice."""
     future = Future([each.blocks for each in requests]) if choice == BELADY else None
-    policy: EvictionPolicy[int] = EVICTION_POLICIES.make(choice) if future is None else Belady(future.next_use)
-    cache = CacheReplay(policy, capacity)
+    cache = build(lambda: EVICTION_POLICIES.make(choice) if future is None else Belady(future.next_use))
+    hits = []
     for number, asked in enumerate(requests):
         if future is not None:
             future.at(number)
-        cache.request(*asked)
+        hits.append(cache.request(*asked))
         if number % PROGRESS_EVERY == 0:
             progress(number)
     progress(len(requests))
-    return cache
+    return cache, hits

@@ -4,5 +4,6 @@ from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
 from pinyon.paging.reservations import Reservation, Reservations
+from pinyon.paging.second_tier import SecondTier, Swap
 
-__all__ = ["BlockPool", "KeyChanges", "LeaseTable", "Reservation", "Reservations"]
+__all__ = ["BlockPool", "KeyChanges", "LeaseTable", "Reservation", "Reservations", "SecondTier", "Swap"]

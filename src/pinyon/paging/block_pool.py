@@ -6,16 +6,21 @@ Every block is in exactly one state::
      ▲                      │ release                                                  │
      └──────────────────────┴──────────────── evicted by allocate, or removed ─────────┘
 
-A used block has at least one reference; a cached block has none, keeps its key and content, and may be evicted. The
-pool knows block numbers and keys, never memory.
+A used block has at least one reference; a cached block has none, keeps its key and content, and may be evicted. With
+a :class:`pinyon.paging.SecondTier`, its content is not lost then, and comes back when it is acquired. The pool knows
+block numbers and keys, never memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, hand_over, learner
+from pinyon.eviction.cache import runs
+from pinyon.eviction.evictor import Evictor
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Refit, Traits, Use, at_once
+from pinyon.paging.contents import Contents
 from pinyon.paging.key_changes import KeyChanges
+from pinyon.paging.second_tier import SecondTier
 
 __all__ = ["BlockPool"]
 
@@ -26,44 +31,58 @@ class BlockPool:
     ``now_s`` and ``traits`` only reach the eviction policy; policies that go by order ignore them.
     """
 
-    def __init__(self, num_blocks: int, eviction: EvictionPolicy[bytes]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        eviction: EvictionPolicy[bytes],
+        below: SecondTier | None = None,
+        refit: Refit = at_once,
+        *,
+        spares: bool = False,
+    ) -> None:
+        """``spares``: what is wanted is spared, up to half of the blocks."""
         if num_blocks <= 0:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
         self._total = num_blocks
-        self._eviction = eviction
-        self._learn = learner(eviction)
+        self.eviction = Evictor(eviction, refit)
+        """To look at: of the keys that are in blocks."""
+        self.below = below
+        """To look at."""
+        self.of_all = self.eviction if below is None else below.eviction
+        """To look at: of the keys of both tiers."""
+        self._evictors = (self.eviction,) if below is None else (self.eviction, below.eviction)
+        for evictor in self._evictors if spares else ():
+            evictor.spared_max = num_blocks // 2
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
-        self._keys: list[bytes | None] = [None] * num_blocks
-        self._traits = [NO_TRAITS] * num_blocks
-        self._offsets = [0] * num_blocks
-        self._by_key: dict[bytes, int] = {}
+        self._contents = Contents(num_blocks)
         self._changes = KeyChanges()
-        self._evicted = 0
+        self._hits = 0
 
     # -- reading
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:
         """How many leading blocks are held. Takes nothing."""
-        by_key = self._by_key
+        by_key, below = self._contents.block_of, self.below or ()
         for index, key in enumerate(keys):
-            if key not in by_key:
+            if key not in by_key and key not in below:
                 return index
         return len(keys)
 
     def need(self, keys: Sequence[bytes], total: int) -> tuple[int, int]:
         """Of ``total`` blocks, of which the first ones are the leading run of ``keys`` that is held: how many that are,
         and by how many fewer blocks can be had afterwards."""
-        by_key, refs = self._by_key, self._refs
+        by_key, refs, below = self._contents.block_of, self._refs, self.below or ()
         held = used = 0
         for key in keys[:total]:
             block = by_key.get(key)
-            if block is None:
+            if block is not None:
+                used += refs[block] > 0  # one that nobody uses is not to be evicted then
+            elif key not in below:  # one that is needs a block
                 break
             held += 1
-            used += refs[block] > 0  # one that nobody uses is not to be evicted then
         return held, total - used
 
     def acquire(
@@ -71,35 +90,98 @@ class BlockPool:
         keys: Sequence[bytes],
         *,
         allow_gaps: bool = False,
+        promote: bool = True,
         now_s: float = 0.0,
         use: Use | None = None,
     ) -> list[tuple[int, int]]:
         """``(index in keys, block)`` of the leading run that is held, with one reference each.
 
-        With ``allow_gaps``, of every key that is held. ``use``: of the request that reads them; None: no request does.
+        With ``allow_gaps``, of every key that is held. What is in the second tier gets a block, unless ``promote`` is
+        false or there is no room; else it counts as not held. ``use``: of the request that reads them; None: no request
+        does.
         """
-        by_key, refs = self._by_key, self._refs
+        by_key, refs = self._contents.block_of, self._refs
+        below: Container[bytes] = self.below if self.below is not None and promote else ()
         found: list[tuple[int, int]] = []
         revived: list[bytes] = []
+        promoted: dict[bytes, int] = {}
+        later: list[int] = []  # places in ``found`` of what is to be promoted
+        room = len(self._free) + len(self.eviction)
         for index, key in enumerate(keys):
             block = by_key.get(key)
-            if block is None:
-                if allow_gaps:
+            if block is None or not refs[block]:
+                full = len(revived) + len(promoted) >= room and key not in promoted
+                if full or (block is None and key not in below):
+                    if allow_gaps:
+                        continue
+                    break
+                if block is None:
+                    promoted[key] = index
+                    later.append(len(found))
+                    found.append((index, 0))
                     continue
-                break
-            if not refs[block]:
                 revived.append(key)
             refs[block] += 1
             found.append((index, block))
-        if revived:
-            self._eviction.pinned(revived, now_s)
+        self.eviction.pinned(revived, now_s)
+        if self.below is not None:
+            self.below.eviction.pinned([*revived, *promoted], now_s)
+            self._promote(keys, list(promoted.values()), self.below, now_s)
+        for place in later:
+            index = found[place][0]
+            block = by_key[keys[index]]
+            refs[block] += 1
+            found[place] = (index, block)
         if use is not None and found:
+            self._hits += len(found)
             first = use.first
             whole = len(found) == len(keys)
             used = keys if whole else [keys[index] for index, _ in found]
             offsets = range(first, first + len(keys)) if whole else [first + index for index, _ in found]
-            self._eviction.used(used, now_s, use.traits, offsets)
+            for evictor in self._evictors:
+                evictor.used(used, now_s, use.traits, offsets)
         return found
+
+    def _promote(self, keys: Sequence[bytes], places: Sequence[int], below: SecondTier, now_s: float) -> None:
+        """Those of a prompt's keys at these places get blocks, which there are; as many others take their places there,
+        as far as that is needed."""
+        excess = len(places) - len(self._free)
+        demoted = self.eviction.victims(excess, now_s) if excess > 0 else []
+        alike: list[tuple[Traits, list[int]]] = []  # neighbours, the deepest ones first
+        for place in reversed(places):
+            key = keys[place]
+            if self._free:
+                block = self._free.pop()
+                traits, offset = below.promote(key, block)
+            else:
+                other = demoted.pop()
+                block, others, others_offset = self._contents.take(other)
+                (traits, offset), kept = below.exchange(key, block, other, others, others_offset, now_s)
+                if not kept:
+                    self._changes.remove(other)
+            self._contents.put(block, key, traits, offset)
+            if not alike or alike[-1][0] != traits or alike[-1][1][-1] != place + 1:
+                alike.append((traits, []))
+            alike[-1][1].append(place)
+        for traits, run in alike:
+            start, end = run[-1], run[0] + 1
+            offsets = [self._contents.known_of(key)[1] for key in keys[start:end]]
+            self.eviction.stored(keys[start:end], now_s, traits, offsets, keys[start - 1] if start else None)
+        self.eviction.pinned([keys[place] for place in places], now_s)
+
+    def want(self, keys: Sequence[bytes]) -> int:
+        """A request that waits will use the leading run of these that is held: others go before it, from both tiers.
+
+        Returns how many keys that are, to be given back to :meth:`unwant`. See :meth:`Evictor.want`.
+        """
+        keys = keys[: self.match_prefix(keys)]
+        (count,) = {evictor.want(keys) for evictor in self._evictors}
+        return count
+
+    def unwant(self, keys: Sequence[bytes]) -> None:
+        """The request has got them, or waits no more."""
+        for evictor in self._evictors:
+            evictor.unwant(keys)
 
     # -- writing
 
@@ -110,47 +192,42 @@ class BlockPool:
         """
         if count < 0:
             raise ValueError(f"count must not be negative, got {count}")
-        if count > len(self._free) + len(self._eviction):
+        if count > len(self._free) + len(self.eviction):
             return None
-        missing = count - len(self._free)
-        if missing > 0:
-            self._learn(now_s)
-            victims = self._eviction.victims(missing, now_s)
-            if len(victims) != missing:
-                raise RuntimeError("the eviction policy lost a key")
-            for key in victims:
-                self._free.append(self._forget(key))
-            self._evicted += missing
+        if count > len(self._free):
+            if self.below is None:
+                for key in self._victims(self.eviction, count - len(self._free), now_s):
+                    self._changes.remove(key)
+                    self._free.append(self._contents.take(key)[0])
+            else:
+                self._demote(count, self.below, now_s)
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._refs[block] = 1
         return blocks
 
-    def publish(
-        self, block: int, key: bytes, *, traits: Traits = NO_TRAITS, offset: int = 0, now_s: float = 0.0
-    ) -> int:
-        """The block's content is complete and never changes again: ``key`` is readable from now on.
+    @staticmethod
+    def _victims(evictor: Evictor[bytes], count: int, now_s: float) -> list[bytes]:
+        evictor.learn(now_s)
+        victims = evictor.victims(count, now_s)
+        if len(victims) != count:
+            raise RuntimeError("the eviction policy lost a key")
+        return victims
 
-        If another block holds the key, that one keeps it and this one stays unkeyed. Returns the block that holds it.
-        Raises ``ValueError`` if the block is not in use or holds another key.
-        """
-        if not self._refs[block]:
-            raise ValueError(f"block {block} is not in use")
-        holder = self._by_key.setdefault(key, block)
-        if holder != block:
-            return holder
-        present = self._keys[block]
-        if present is None:
-            self._keys[block] = key
-            self._traits[block] = traits
-            self._offsets[block] = offset
-            self._eviction.stored((key,), now_s, traits, (offset,))
-            self._eviction.pinned((key,), now_s)
-            self._changes.add(key)
-        elif present != key:
-            del self._by_key[key]
-            raise ValueError(f"block {block} holds another key")
-        return block
+    def _demote(self, count: int, below: SecondTier, now_s: float) -> None:
+        """Make so many blocks free: some contents are lost, if both tiers are full, and others move down."""
+        excess = count - len(self._free) - below.free
+        for key in self._victims(below.eviction, excess, now_s) if excess > 0 else ():
+            self._changes.remove(key)
+            if not below.forget(key):
+                self.eviction.dropped((key,), now_s)
+                self._free.append(self._contents.take(key)[0])
+        missing = count - len(self._free)
+        for key in self._victims(self.eviction, missing, now_s) if missing > 0 else ():
+            block, traits, offset = self._contents.take(key)
+            self._free.append(block)
+            if not below.demote(block, key, traits, offset, now_s):
+                self._changes.remove(key)
 
     def publish_all(
         self,
@@ -160,31 +237,43 @@ class BlockPool:
         traits: Traits = NO_TRAITS,
         first: int = 0,
         now_s: float = 0.0,
+        after: bytes | None = None,
     ) -> list[int]:
-        """:meth:`publish` for each, with offsets from ``first`` on; in one go, because a chunk has dozens.
+        """The blocks' content is complete and never changes again: the keys are readable from now on. They follow each
+        other in a prompt, from the place ``first`` on; ``after`` is the key before them, if there is one.
 
+        If another block holds a key, that one keeps it and this one stays unkeyed; the second tier does not keep it.
         Returns the indexes of those whose key another block holds.
+        Raises ``ValueError`` if a block is not in use or holds another key (nothing after it is published).
         """
-        refs, present, by_key = self._refs, self._keys, self._by_key
-        fresh: list[bytes] = []
-        offsets: list[int] = []
+        refs, present, by_key = self._refs, self._contents.key_of, self._contents.block_of
+        put: list[int] = []
+        came_up: list[int] = []
         held: list[int] = []
         try:
-            for offset, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
-                if not refs[block] or present[block] is not None or key in by_key:
-                    if self.publish(block, key, traits=traits, offset=offset, now_s=now_s) != block:
-                        held.append(offset - first)
+            for index, (block, key) in enumerate(zip(blocks, keys, strict=True)):
+                if not refs[block]:
+                    raise ValueError(f"block {block} is not in use")
+                if by_key.get(key, block) != block:
+                    held.append(index)
                     continue
-                by_key[key] = block
-                present[block] = key
-                self._traits[block] = traits
-                self._offsets[block] = offset
-                fresh.append(key)
-                offsets.append(offset)
+                if present[block] is None:
+                    self._contents.put(block, key, traits, first + index)
+                    put.append(index)
+                    if self.below is not None and self.below.forget(key):
+                        came_up.append(index)
+                elif present[block] != key:
+                    raise ValueError(f"block {block} holds another key")
         finally:
-            self._eviction.stored(fresh, now_s, traits, offsets)
-            self._eviction.pinned(fresh, now_s)
-            self._changes.add_all(fresh)
+            new = set(put)
+            for evictor in self._evictors:
+                for start, end, told in runs(range(len(keys)), new):
+                    if told:
+                        before = keys[start - 1] if start else after
+                        evictor.stored(keys[start:end], now_s, traits, range(first + start, first + end), before)
+                evictor.pinned([keys[index] for index in put], now_s)
+                new.difference_update(came_up)  # those are no news to the evictor of both tiers
+            self._changes.add_all([keys[index] for index in put if index in new])
         return held
 
     def release(self, blocks: Iterable[int], *, now_s: float = 0.0) -> None:
@@ -193,7 +282,7 @@ class BlockPool:
         Give the blocks in prompt order: the last ones will be evicted first, because a block without those before it
         is of no use. Raises ``ValueError`` for a block without references (nothing after it is released).
         """
-        refs, keys = self._refs, self._keys
+        refs, keys = self._refs, self._contents.key_of
         cached: list[bytes] = []
         try:
             for block in reversed(list(blocks)):
@@ -209,38 +298,42 @@ class BlockPool:
                         cached.append(key)
         finally:
             cached.reverse()
-            self._eviction.unpinned(cached, now_s)
+            for evictor in self._evictors:
+                evictor.unpinned(cached, now_s)
 
     def remove(self, key: bytes, *, now_s: float = 0.0) -> bool:
         """Forget the key. Its block is free as soon as nobody uses it. Whether it was held."""
-        if key not in self._by_key:
+        if key not in self:
             return False
-        self._eviction.dropped((key,), now_s)
-        block = self._forget(key)
+        self._changes.remove(key)
+        if self.below is not None:
+            self.below.eviction.dropped((key,), now_s)
+            if self.below.forget(key):
+                return True
+        self.eviction.dropped((key,), now_s)
+        block = self._contents.take(key)[0]
         if not self._refs[block]:
             self._free.append(block)
         return True
 
-    def _forget(self, key: bytes) -> int:
-        """Its block, which has no key now."""
-        block = self._by_key.pop(key)
-        self._keys[block] = None
-        self._traits[block] = NO_TRAITS
-        self._changes.remove(key)
-        return block
-
-    def switch(self, eviction: EvictionPolicy[bytes], now_s: float) -> None:
-        """From now on this one chooses, see :func:`pinyon.eviction.policy.hand_over`."""
-        if len(eviction):
+    def switch(
+        self, eviction: EvictionPolicy[bytes], now_s: float, of_both: EvictionPolicy[bytes] | None = None
+    ) -> None:
+        """From now on this one chooses, see :meth:`Evictor.switch`; and ``of_both`` of the keys of both tiers, if there
+        are two."""
+        if (of_both is None) != (self.below is None):
+            raise ValueError("one eviction policy is needed, and another one if there is a second tier")
+        policies = (eviction,) if of_both is None else (eviction, of_both)
+        if any(map(len, policies)):
             raise ValueError("the eviction policy belongs to another pool")
-        in_use = [key for key, block in self._by_key.items() if self._refs[block]]
-        hand_over(self._eviction, eviction, in_use, self._known_of, now_s)
-        self._eviction = eviction
-        self._learn = learner(eviction)
+        in_use = [key for key, block in self._contents.block_of.items() if self._refs[block]]
+        for evictor, policy in zip(self._evictors, policies, strict=True):
+            evictor.switch(policy, in_use, self._known_of, now_s)
 
     def _known_of(self, key: bytes) -> tuple[Traits, int]:
-        block = self._by_key[key]
-        return self._traits[block], self._offsets[block]
+        if self.below is not None and key in self.below:
+            return self.below.known_of(key)
+        return self._contents.known_of(key)
 
     # -- telling others
 
@@ -250,10 +343,10 @@ class BlockPool:
 
     def keys(self) -> list[bytes]:
         """All keys held."""
-        return list(self._by_key)
+        return [*self._contents.block_of, *(self.below.keys() if self.below is not None else ())]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._by_key
+        return key in self._contents.block_of or (self.below is not None and key in self.below)
 
     def references(self, block: int) -> int:
         """How many hold this block."""
@@ -271,49 +364,51 @@ class BlockPool:
     @property
     def cached(self) -> int:
         """Blocks kept only for reuse."""
-        return len(self._eviction)
+        return len(self.eviction)
 
     @property
     def used(self) -> int:
         """Blocks with references."""
-        return self._total - len(self._free) - len(self._eviction)
+        return self._total - len(self._free) - len(self.eviction)
 
     @property
     def evicted(self) -> int:
-        """Blocks evicted since the start."""
-        return self._evicted
+        """Blocks whose content was lost to make room, since the start."""
+        return self.of_all.evicted
+
+    @property
+    def hits(self) -> int:
+        """Blocks that requests found, since the start; those that were promoted for them among them."""
+        return self._hits
 
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
         free = set(self._free)
         faults = [
             (len(free) != len(self._free), "a block is free twice"),
-            (any(self._refs[block] or self._keys[block] is not None for block in free), "a free block is in use"),
+            (
+                any(self._refs[block] or self._contents.key_of[block] is not None for block in free),
+                "a free block is in use",
+            ),
             (any(refs < 0 for refs in self._refs), "a negative reference count"),
             (
-                any(self._keys[block] != key for key, block in self._by_key.items())
-                or len(self._by_key) != sum(key is not None for key in self._keys),
-                "keys and blocks disagree",
-            ),
-            (
                 any(
-                    (self._keys[block] in self._eviction) != (not self._refs[block] and self._keys[block] is not None)
+                    (self._contents.key_of[block] in self.eviction)
+                    != (not self._refs[block] and self._contents.key_of[block] is not None)
                     for block in range(self._total)
                 ),
                 "evictable is not what is cached",
             ),
             (
-                len(free) + len(self._eviction) + sum(refs > 0 for refs in self._refs) != self._total,
+                len(free) + len(self.eviction) + sum(refs > 0 for refs in self._refs) != self._total,
                 "free + cached + used is not the total",
             ),
-            (
-                any(
-                    traits is not NO_TRAITS and key is None
-                    for key, traits in zip(self._keys, self._traits, strict=True)
-                ),
-                "traits of a block without a key",
-            ),
         ]
-        broken = [text for wrong, text in faults if wrong]
+        broken = [text for wrong, text in faults if wrong] + self._contents.faults()
+        if (below := self.below) is not None:
+            broken += below.faults()
+            both = len(below.eviction) != len(self.eviction) + len(below)
+            broken += ["a key in both tiers"] * any(key in below for key in self._contents.block_of)
+            broken += ["evictable in both tiers is not what is cached in both"] * both
         if broken:
             raise RuntimeError(f"block pool: {'; '.join(broken)}")

@@ -13,6 +13,7 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.eviction.policy import NO_TRAITS, Traits, Use
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.leases import LeaseTable
+from pinyon.paging.second_tier import Swap
 
 __all__ = ["Reservation", "Reservations"]
 
@@ -77,26 +78,38 @@ class Reservations:
         now_s: float,
         traits: Traits = NO_TRAITS,
         first: int = 0,
+        after: BlockKey | None = None,
     ) -> list[tuple[int, int]]:
         """The blocks' content is complete and correct: they may be reused and read by others from now on.
 
-        ``traits`` are those of the request they were made for, ``first`` the place of the first one in its prompt: what
-        the eviction policy is told of them.
+        ``traits`` are those of the request they were made for, ``first`` the place of the first one in its prompt and
+        ``after`` the key before it, if there is one: what the eviction policy is told of them.
 
         Returns ``(index, block)`` where another block holds that content already: it has one reference more, for the
         caller, who uses it from now on and releases its own when nobody reads that any more.
         """
-        held = self._pool.publish_all(blocks, keys, traits=traits, first=first, now_s=now_s)
+        held = self._pool.publish_all(blocks, keys, traits=traits, first=first, now_s=now_s, after=after)
         found = self._pool.acquire([keys[index] for index in held], now_s=now_s)
         return [(index, block) for index, (_, block) in zip(held, found, strict=True)]
 
     def hold(self, keys: Sequence[BlockKey], now_s: float) -> list[tuple[int, int]]:
-        """``(index in keys, block)`` of every key that is held, with one reference each until :meth:`release`."""
-        return self._pool.acquire(keys, allow_gaps=True, now_s=now_s)
+        """``(index in keys, block)`` of every key that is in a block, with one reference each until :meth:`release`."""
+        return self._pool.acquire(keys, allow_gaps=True, promote=False, now_s=now_s)
 
     def release(self, blocks: Iterable[int], now_s: float) -> None:
         """Give references back, in prompt order."""
         self._pool.release(blocks, now_s=now_s)
+
+    # -- the second tier
+
+    def take_swaps(self) -> list[Swap]:
+        """See :meth:`SecondTier.take_swaps`: what reserving, growing, extending and leasing made necessary."""
+        return [] if self._pool.below is None else self._pool.below.take_swaps()
+
+    def swapped(self, out: int) -> None:
+        """See :meth:`SecondTier.swapped`."""
+        if self._pool.below is not None:
+            self._pool.below.swapped(out)
 
     # -- leases
 

@@ -1,12 +1,14 @@
-"""``AdminService``: the one call that changes how a process behaves while it runs.
+"""``AdminService``: the one call that changes how a process behaves while it runs, and the one that records what it
+serves.
 
-A service names what can be changed there, and for what cannot, why not. Only admins may call it; where nobody has an
+A service names what can be changed there, and for what cannot, why not. Only admins may call; where nobody has an
 identity (no TLS), only processes of this machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +21,14 @@ from pinyon.runtime.identity import ADMIN, caller
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.settings import is_loopback
 
-__all__ = ["Changeable", "add_admin", "changeable_flag", "changeable_policy"]
+__all__ = ["Changeable", "Record", "add_admin", "changeable_flag", "changeable_policy"]
 
 SETTINGS_MAX = 16
-_CALLERS: Callers = {"Apply": frozenset((ADMIN,))}
+SALT_BYTES = range(16, 65)
+_CALLERS: Callers = {"Apply": frozenset((ADMIN,)), "Record": frozenset((ADMIN,))}
+
+Record = Callable[[bytes], AsyncGenerator[admin_pb2.RecordResponse, None]]
+"""By its salt: what a recording's caller is told."""
 
 _log = get_logger("admin")
 
@@ -66,11 +72,17 @@ def changeable_policy(registry: Registry[Any], chosen: str, use: Callable[[Any, 
     return Changeable(registry.kind, lambda: now, parse)
 
 
-def add_admin(server: GrpcServer, changeable: Sequence[Changeable], fixed: Mapping[str, str] | None = None) -> None:
-    """Let the server serve it. ``fixed`` names settings that people may expect here, and why they cannot be changed."""
+def add_admin(
+    server: GrpcServer,
+    changeable: Sequence[Changeable],
+    fixed: Mapping[str, str] | None = None,
+    record: Record | None = None,
+) -> None:
+    """Let the server serve it. ``fixed`` names settings that people may expect here, and why they cannot be changed;
+    without ``record`` there is nothing to record."""
     server.add(
         admin_pb2_grpc.add_AdminServiceServicer_to_server,
-        AdminServicer(changeable, fixed or {}),
+        AdminServicer(changeable, fixed or {}, record),
         admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
         _CALLERS,
     )
@@ -79,9 +91,12 @@ def add_admin(server: GrpcServer, changeable: Sequence[Changeable], fixed: Mappi
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Checks everything first, then changes everything."""
 
-    def __init__(self, changeable: Sequence[Changeable], fixed: Mapping[str, str]) -> None:
+    def __init__(
+        self, changeable: Sequence[Changeable], fixed: Mapping[str, str], record: Record | None = None
+    ) -> None:
         self._changeable = {each.name: each for each in changeable}
         self._fixed = fixed
+        self._record = record
 
     async def Apply(self, request: admin_pb2.ApplyRequest, context: Any) -> admin_pb2.ApplyResponse:
         who = _who(context)
@@ -95,6 +110,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.ApplyResponse(
             changes=[admin_pb2.Change(name=name, before=before[name], after=after[name]) for name in sorted(before)]
         )
+
+    async def Record(self, request: admin_pb2.RecordRequest, context: Any) -> None:
+        """Writes by itself: a cancel then arrives in here."""
+        who = _who(context)
+        if self._record is None:
+            raise FailedPrecondition("only a load balancer sees whole requests")
+        if len(request.salt) not in SALT_BYTES:
+            raise InvalidArgument(f"a salt has {SALT_BYTES[0]} to {SALT_BYTES[-1]} bytes", field="salt")
+        _log.warning("%s records a trace", who)
+        async with aclosing(self._record(request.salt)) as messages:
+            async for message in messages:
+                await context.write(message)
 
     def _checked(self, settings: Sequence[admin_pb2.Setting]) -> dict[str, Callable[[], None]]:
         if len(settings) > SETTINGS_MAX:

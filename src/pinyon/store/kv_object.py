@@ -42,6 +42,8 @@ class KvObject:
     """Of the request it was put for, for the eviction policy."""
     place: int = 0
     """In that one's prompt, in blocks."""
+    after: bytes | None = None
+    """The key before it there, if the same put named it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +71,6 @@ class TableCounters:
     """Keys that were asked for by ``acquire`` and leased."""
     misses: int = 0
     """Keys that were asked for and not held (after the first gap, unless gaps were allowed)."""
-    evictions: int = 0
     stored: int = 0
     stored_bytes: int = 0
     leased_bytes: int = 0

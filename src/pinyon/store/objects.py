@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Traits, Use, hand_over, learner
+from pinyon.eviction.evictor import Evictor
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Refit, Traits, Use, at_once
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
@@ -44,10 +45,11 @@ class ObjectTable:
         first_put_id: int = 1,
         max_open_puts: int = 1024,
         max_objects: int = 1 << 20,
+        refit: Refit = at_once,
     ) -> None:
         self._allocator = allocator
-        self._eviction = eviction
-        self._learn = learner(eviction)
+        self.eviction = Evictor(eviction, refit)
+        """To look at."""
         self._leases = leases
         self._next_put_id = first_put_id
         self._max_open_puts = max_open_puts
@@ -89,16 +91,16 @@ class ObjectTable:
             )
         if len(self._puts) >= self._max_open_puts:
             raise ResourceExhausted(f"{self._max_open_puts} puts are open", retry_after_s=1.0)
-        self._learn(now_s)
+        self.eviction.learn(now_s)
         offsets = offsets or range(len(keys))
         # Objects this put found here are about to be counted on: they must not make room for its other objects.
-        kept = {key: offset for key, offset in zip(keys, offsets, strict=True) if key in self._eviction}
-        self._eviction.pinned(list(kept), now_s)
+        kept = {key: offset for key, offset in zip(keys, offsets, strict=True) if key in self.eviction}
+        self.eviction.pinned(list(kept), now_s)
         try:
-            self._eviction.used(list(kept), now_s, traits, list(kept.values()))
+            self.eviction.used(list(kept), now_s, traits, list(kept.values()))
             slots, objects = self._reserve(keys, object_bytes, now_s, traits, offsets, kept)
         finally:
-            self._eviction.unpinned(list(kept), now_s)
+            self.eviction.unpinned(list(kept), now_s)
         if not objects:
             return 0, slots
         put = Put(self._next_put_id, objects, now_s + timeout_s)
@@ -118,7 +120,7 @@ class ObjectTable:
     ) -> tuple[list[PutSlot], list[KvObject]]:
         slots: list[PutSlot] = []
         objects: list[KvObject] = []
-        for key, place in zip(keys, offsets, strict=True):
+        for index, (key, place) in enumerate(zip(keys, offsets, strict=True)):
             if key in self._readable:
                 slots.append(PutSlot(SlotState.EXISTS))
                 continue
@@ -130,7 +132,8 @@ class ObjectTable:
                 self.counters.refused_slots += 1
                 slots.append(PutSlot(SlotState.NO_SPACE))
                 continue
-            made = KvObject(key, offset, object_bytes, traits=traits, place=place)
+            after = keys[index - 1] if index and offsets[index - 1] == place - 1 else None
+            made = KvObject(key, offset, object_bytes, traits=traits, place=place, after=after)
             self._reserved[key] = made
             objects.append(made)
             slots.append(PutSlot(SlotState.RESERVED, offset))
@@ -219,8 +222,8 @@ class ObjectTable:
                 self._count_idle(held, -1)
             held.readers += 1
             self.counters.leased_bytes += held.size
-        self._eviction.pinned(idle, now_s)
-        self._eviction.used(
+        self.eviction.pinned(idle, now_s)
+        self.eviction.used(
             [held.key for _, held in found], now_s, use.traits, [use.first + index for index, _ in found]
         )
         return Lease(lease_id, found)
@@ -251,12 +254,17 @@ class ObjectTable:
             else:
                 self._unlisted -= 1
                 self._allocator.free(held.offset)
-        self._eviction.unpinned(idle, now_s)
+        self.eviction.unpinned(idle, now_s)
 
     def _tell_stored(self, objects: Sequence[KvObject], now_s: float) -> None:
-        """All of one put: they have the same traits."""
-        traits = objects[0].traits
-        self._eviction.stored([each.key for each in objects], now_s, traits, [each.place for each in objects])
+        """All of one put: they have the same traits. Run by run, the last one first."""
+        end = len(objects)
+        for start in range(end - 1, -1, -1):
+            if start and objects[start].after == objects[start - 1].key:
+                continue
+            run, traits, after = objects[start:end], objects[start].traits, objects[start].after
+            self.eviction.stored([each.key for each in run], now_s, traits, [each.place for each in run], after)
+            end = start
 
     def _count_idle(self, held: KvObject, change: int) -> None:
         size = self._allocator.rounded(held.size)
@@ -279,7 +287,7 @@ class ObjectTable:
             held = self._readable.get(key)
             if held is None:
                 continue
-            self._eviction.dropped((key,), now_s)
+            self.eviction.dropped((key,), now_s)
             self._unlist(held)
             removed += 1
         return removed
@@ -308,12 +316,13 @@ class ObjectTable:
         if needed > max(
             allocator.largest_hole_bytes, max(self._idle_sizes, default=0)
         ):  # several must go, side by side
-            for key in self._side_by_side(object_bytes, now_s, kept):
-                self._eviction.dropped((key,), now_s)
-                self._evict(key)
+            beside = self._side_by_side(object_bytes, now_s, kept)
+            self.eviction.evict(beside, now_s)
+            for key in beside:
+                self._unlist(self._readable[key])
             return allocator.allocate(object_bytes)
-        while victims := self._eviction.victims(1, now_s):
-            self._evict(victims[0])
+        while victims := self.eviction.victims(1, now_s):
+            self._unlist(self._readable[victims[0]])
             offset = allocator.allocate(object_bytes)
             if offset is not None:
                 return offset
@@ -334,18 +343,10 @@ class ObjectTable:
             return []
         return [idle[offset] for offset in found]
 
-    def _evict(self, key: bytes) -> None:
-        self._unlist(self._readable[key])
-        self.counters.evictions += 1
-
     def switch(self, eviction: EvictionPolicy[bytes], now_s: float) -> None:
         """From now on this one chooses. See :meth:`pinyon.paging.BlockPool.switch`."""
-        if len(eviction):
-            raise ValueError("the eviction policy belongs to another table")
         read = [held.key for held in self._readable.values() if held.readers]
-        hand_over(self._eviction, eviction, read, self._known_of, now_s)
-        self._eviction = eviction
-        self._learn = learner(eviction)
+        self.eviction.switch(eviction, read, self._known_of, now_s)
 
     def _known_of(self, key: bytes) -> tuple[Traits, int]:
         held = self._readable[key]
@@ -403,12 +404,12 @@ class ObjectTable:
     @property
     def idle_objects(self) -> int:
         """Readable, and read by nobody: what may be evicted."""
-        return len(self._eviction)
+        return len(self.eviction)
 
     @property
     def leased_objects(self) -> int:
         """Being read; the removed ones, too."""
-        return len(self._readable) - len(self._eviction) + self._unlisted
+        return len(self._readable) - len(self.eviction) + self._unlisted
 
     @property
     def reserved_objects(self) -> int:
@@ -426,8 +427,8 @@ class ObjectTable:
         evictable = [held for held in self._readable.values() if not held.readers]
         faults = [
             (set(self._readable) & set(self._reserved), "a key is readable and reserved"),
-            (any((held.key in self._eviction) == bool(held.readers) for held in self._readable.values()), "evictable"),
-            (len(self._eviction) != len(evictable), "the eviction policy holds something else"),
+            (any((held.key in self.eviction) == bool(held.readers) for held in self._readable.values()), "evictable"),
+            (len(self.eviction) != len(evictable), "the eviction policy holds something else"),
             (Counter(self._allocator.rounded(held.size) for held in evictable) != self._idle_sizes, "idle sizes"),
             (sum(len(put.objects) for put in self._puts.values()) != len(self._reserved), "reservations without a put"),
             (not self.leases and (self._unlisted or len(evictable) != len(self._readable)), "readers without a lease"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from pinyon.batching import Prompt, PromptQueue
@@ -16,9 +18,17 @@ class Held:
 
     def __init__(self, *keys: bytes) -> None:
         self.keys = set(keys)
+        self.wanted: Counter[bytes] = Counter()
 
     def match_prefix(self, keys) -> int:
         return next((index for index, key in enumerate(keys) if key not in self.keys), len(keys))
+
+    def want(self, keys) -> int:
+        self.wanted.update(keys[: self.match_prefix(keys)])
+        return self.match_prefix(keys)
+
+    def unwant(self, keys) -> None:
+        self.wanted.subtract(keys)
 
 
 def prompt(number: int, *keys: bytes, owned: bool = False, shared: bool = True) -> Prompt:
@@ -105,3 +115,21 @@ def test_integrity_check_sees_a_broken_book(queue):
     with pytest.raises(RuntimeError, match="pending tokens"):
         queue.check_integrity()
     queue._pending_tokens -= 1
+
+
+def test_what_a_queued_prompt_would_reuse_is_spared_until_it_has_it(queue, held):
+    held.keys = {A, B}
+    for number in range(5):
+        queue.add(prompt(number, A, B, C), 0.0)
+    assert held.wanted == {A: 5, B: 5}
+    held.keys.remove(B)
+    queue.add(prompt(5, A, B), 0.0)
+    queue.add(prompt(6, A, shared=False), 0.0)
+    assert held.wanted == {A: 6, B: 5}
+    assert queue.start(0.0) == [0, 6], "the others wait for what the first one computes"
+    assert held.wanted == {A: 6, B: 5}, "they have no blocks yet"
+    queue.reserved(0)
+    assert held.wanted == {A: 5, B: 4}
+    for number in range(7):
+        assert queue.end(number)
+    assert not +held.wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,31 @@ def test_the_last_line_is_the_result(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out)["requests"] == 3
 
 
+def test_a_pool_says_what_its_nodes_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write(tmp_path, [1, 2], [3], [1, 2, 4], [3, 5])
+    asked = ["simulate-cache", trace, "--capacity", "4", "--nodes", "2"]
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    assert (result["nodes"], result["router"], result["hit_blocks"], result["hit_ratio"]) == (
+        2,
+        "cache_affinity",
+        3,
+        0.375,
+    )
+    assert [(node["requests"], node["blocks"], node["hit_blocks"]) for node in result["per_node"]] == [
+        (2, 5, 2),
+        (2, 3, 1),
+    ]
+    assert "node  requests" in "".join(lines)
+    assert main([*asked, "--router", "global", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert (json.loads(line)["hit_blocks"], json.loads(line)["per_node"]) == (3, [])
+    assert main([*asked, "--router", "round_robin", "--last-copies", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["last_copies"], result["hit_blocks"], result["duplicate_blocks"]) == (8, 3, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -45,11 +71,47 @@ def test_the_last_line_is_the_result(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--capacity", "4", "--policy", "nonsense"], "known: lru, fifo"),
         (["--capacity", "4", "--policy", "workload_aware:life=1"], "no option 'life'"),
         (["--capacity", "4", "--format", "azure"], "has no blocks"),
+        (["--capacity", "4", "--nodes", "0"], "nodes must be from 1 to 1024, got 0"),
+        (["--capacity", "4", "--nodes", "2", "--router", "nonsense"], "known: cache_affinity, round_robin"),
+        (["--capacity", "4", "--nodes", "2", "--router", "global", "--last-copies"], "each block is there once"),
+        (["--capacity", "4", "--router", "global"], "add --nodes"),
+        (["--capacity", "4", "--dram", "-1"], "--dram must be at least 0"),
+        (["--capacity", "4", "--dram", "4", "--policy", "belady"], "none has belady"),
+        (["--capacity", "4", "--dram", "4", "--nodes", "2"], "give one of them"),
     ],
 )
 def test_nonsense_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert main(["simulate-cache", write(tmp_path, [1]), *arguments]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_second_tier_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # 1 2 | 3 4: these move down | 1 comes up, 4 goes down for it, 3 for 5 | 2 comes up, 5 goes down | 6: of both tiers
+    # 4 was used longest ago and is lost, 1 goes down | 3 comes up, 2 goes down; 4: 5 is lost, 6 goes down
+    trace = write(tmp_path, [1, 2], [3, 4], [1, 5], [2], [6], [3, 4])
+    assert main(["simulate-cache", trace, "--capacity", "2", "--dram", "3"]) == 0
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    assert "in the second tier" in out
+    assert (result["blocks"], result["hit_blocks"], result["dram_hit_blocks"]) == (10, 3, 3)
+    assert (result["evicted_blocks"], result["dram_blocks"], result["swapped_out_blocks"]) == (2, 3, 8)
+
+
+@pytest.mark.parametrize("split", [(40, 60), (90, 10)], ids=str)
+def test_two_tiers_hit_like_one_cache_of_their_sum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: tuple[int, int]
+) -> None:
+    rng = random.Random(5)
+    rows = [[user * 100 + depth for depth in range(rng.randrange(1, 12))] for user in rng.choices(range(30), k=400)]
+    trace = write(tmp_path, *rows)
+    assert main(["simulate-cache", trace, "--capacity", "100", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert main(["simulate-cache", trace, "--capacity", str(split[0]), "--dram", str(split[1]), "--json"]) == 0
+    two = json.loads(capsys.readouterr().out)
+    assert two["hit_blocks"] == one["hit_blocks"] > 500
+    assert two["dram_hit_blocks"] == two["swapped_in_blocks"] > 20
+    # what moved down came up, was lost, or is there
+    assert 0 <= two["swapped_out_blocks"] - two["swapped_in_blocks"] <= two["evicted_blocks"] + split[1]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,3 +135,11 @@ def test_broken_rows_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_cache_without_end_has_the_ideal_ratio(name: str, ideal: float, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate-cache", str(SHARED / f"{name}.jsonl.gz"), "--capacity", str(1 << 40), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["hit_ratio"] == pytest.approx(ideal, abs=5e-5)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not here")
+@pytest.mark.parametrize(("router", "hits"), [("global", 103511), ("coldest", 103511), ("round_robin", 30047)])
+def test_ten_nodes_of_three_million_tokens(router: str, hits: int, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(SHARED / "mooncake_conversation.jsonl.gz")
+    assert main(["simulate-cache", trace, "--capacity", "5859", "--nodes", "10", "--router", router, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hit_blocks"] == hits

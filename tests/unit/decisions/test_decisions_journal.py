@@ -21,6 +21,7 @@ from pinyon.decisions import (
     journal_header,
     replay_journal,
 )
+from pinyon.decisions.eviction import Eviction
 from pinyon.decisions.front import FRONT_INPUTS
 from pinyon.decisions.instance import INSTANCE_INPUTS
 from pinyon.paging import Reservations
@@ -49,6 +50,7 @@ READS |= {"next_deadline"}
     [
         (Admission, INSTANCE_INPUTS["admission"]),
         (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve", "grow")),  # admission calls these
+        (Eviction, INSTANCE_INPUTS["eviction"]),
         (PromptQueue, INSTANCE_INPUTS["prompts"]),
         (StepScheduler, INSTANCE_INPUTS["steps"]),
         (RequestQueue, FRONT_INPUTS["queue"]),

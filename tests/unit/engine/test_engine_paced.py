@@ -120,8 +120,12 @@ def test_layers_are_spread_over_the_step_and_waiting_for_one_prolongs_it() -> No
 
     profile = replace(ROUND, step_s=0.4, prefill_token_s=0.0, prefill_pair_s=0.0)
     time.engine(profile).step([chunk(16, 16, wait_layer=wait, on_layer=on)], [])
-    starts = [0.0, 0.1, 0.2, 0.4]
-    assert seen == [(what, layer, start) for layer, start in enumerate(starts) for what in ("on", "wait")]
+    starts, waited = [0.0, 0.1, 0.2, 0.4], [0.0, 0.1, 0.3, 0.4]
+    assert seen == [
+        each
+        for layer, (start, over) in enumerate(zip(starts, waited, strict=True))
+        for each in (("wait", layer, start), ("on", layer, over))
+    ]
     assert time.now_s - 1000 == pytest.approx(0.5)
 
 

@@ -54,7 +54,7 @@ def test_given_pool_is_used(numpy_engine: Engine) -> None:
         create_engine("numpy", card, 9, 16, pool)
 
 
-def test_hooks_run_in_layer_order_write_before_wait(engine: Engine) -> None:
+def test_hooks_run_in_layer_order_wait_before_write(engine: Engine) -> None:
     seen: list[tuple[str, int]] = []
     chunk = PrefillChunk(
         TOKENS[16:],
@@ -67,7 +67,7 @@ def test_hooks_run_in_layer_order_write_before_wait(engine: Engine) -> None:
     )
     engine.step([PrefillChunk(TOKENS[:16], 0, range(4))], [])
     engine.step([chunk], [])
-    assert seen == [(what, layer) for layer in range(4) for what in ("on", "wait")]
+    assert seen == [(what, layer) for layer in range(4) for what in ("wait", "on")]
 
 
 def test_kv_of_a_layer_is_in_the_pool_when_its_hook_runs(numpy_engine: Engine) -> None:

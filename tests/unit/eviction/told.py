@@ -9,7 +9,8 @@ from pinyon.eviction import Lru, Traits
 
 
 class Told(Lru[bytes]):
-    """LRU; ``events`` are ``(name, keys, traits, offsets)``, of calls that named any keys."""
+    """LRU; ``events`` are ``(name, keys, traits, offsets, after)``, as far as there are such, of calls that named any
+    keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,9 +20,11 @@ class Told(Lru[bytes]):
         if keys:
             self.events.append((name, list(keys), *more))
 
-    def stored(self, keys: Sequence[bytes], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
-        self._note("stored", keys, traits, list(offsets))
-        super().stored(keys, now_s, traits, offsets)
+    def stored(
+        self, keys: Sequence[bytes], now_s: float, traits: Traits, offsets: Sequence[int], after: bytes | None = None
+    ) -> None:
+        self._note("stored", keys, traits, list(offsets), after)
+        super().stored(keys, now_s, traits, offsets, after)
 
     def used(self, keys: Sequence[bytes], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
         self._note("used", keys, traits, list(offsets))

@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.core.request import RequestClass
 from pinyon.eviction import NO_TRAITS, Lfu, Lru, Traits, Use
-from pinyon.paging import BlockPool, LeaseTable, Reservations
+from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 from tests.unit.eviction.told import Told
 
 KEYS = [bytes([number]) * 16 for number in range(4)]
@@ -29,9 +29,9 @@ def test_the_events_of_a_prompt() -> None:
     reservations.publish(room.table[1:3], KEYS[1:3], 0.5, CHAT, 1)
     reservations.publish(room.table[3:], KEYS[3:], 0.5)
     assert policy.take() == [
-        ("stored", KEYS[1:3], CHAT, [1, 2]),
+        ("stored", KEYS[1:3], CHAT, [1, 2], None),
         ("pinned", KEYS[1:3]),
-        ("stored", KEYS[3:], NO_TRAITS, [0]),
+        ("stored", KEYS[3:], NO_TRAITS, [0], None),
         ("pinned", KEYS[3:]),
     ]
     reservations.release(room.table, 1.0)
@@ -56,6 +56,61 @@ def test_the_events_of_a_prompt() -> None:
     pool.check_integrity()
 
 
+def test_what_comes_before_is_told() -> None:
+    """Chunk by chunk, behind a prefix that was there, and around a block that another request was faster with."""
+    policy = Told()
+    pool = BlockPool(12, policy)
+    reservations = Reservations(pool, LeaseTable())
+    first = reservations.reserve((), 2, 0.0)
+    assert first
+    reservations.publish(first.table[:1], KEYS[:1], 0.0)
+    reservations.publish(first.table[1:], KEYS[1:2], 0.0, first=1, after=KEYS[0])
+    second, third = (reservations.reserve(KEYS, 4, 1.0) for _ in range(2))
+    assert second
+    assert third
+    assert second.held == third.held == 2
+    policy.take()
+    reservations.publish(second.table[2:3], KEYS[2:3], 1.0, first=2, after=KEYS[1])
+    assert reservations.publish(third.table[2:], KEYS[2:], 2.0, first=2, after=KEYS[1]) == [(0, second.table[2])]
+    assert [event for event in policy.take() if event[0] == "stored"] == [
+        ("stored", KEYS[2:3], NO_TRAITS, [2], KEYS[1]),
+        ("stored", KEYS[3:], NO_TRAITS, [3], KEYS[2]),
+    ]
+    more = [bytes([number]) * 16 for number in range(4, 7)]
+    between = reservations.reserve((), 4, 3.0)
+    assert between
+    reservations.publish(between.table[:1], more[1:2], 3.0, first=5)
+    policy.take()
+    reservations.publish(between.table[1:], more, 4.0, first=4, after=KEYS[3])
+    assert (
+        [event for event in policy.take() if event[0] == "stored"]
+        == [
+            ("stored", more[2:], NO_TRAITS, [6], more[1]),  # the deepest first, as one call would have it
+            ("stored", more[:1], NO_TRAITS, [4], KEYS[3]),
+        ]
+    )
+    pool.check_integrity()
+
+
+def test_both_tiers_are_told_what_comes_before() -> None:
+    policy, of_both = Told(), Told()
+    pool = BlockPool(4, policy, SecondTier(8, of_both))
+    reservations = Reservations(pool, LeaseTable())
+    for keys in (KEYS, [b"other" + key for key in KEYS]):
+        room = reservations.reserve((), 4, 0.0)
+        assert room
+        reservations.publish(room.table[:2], keys[:2], 0.0, CHAT)
+        reservations.publish(room.table[2:], keys[2:], 0.0, CHAT, 2, keys[1])
+        reservations.release(room.table, 0.0)
+    stored = [("stored", keys[:2], CHAT, [0, 1], None), ("stored", keys[2:], CHAT, [2, 3], keys[1])]
+    assert [event for event in of_both.take() if event[0] == "stored"][2:] == stored
+    assert [event for event in policy.take() if event[0] == "stored"][2:] == stored
+    assert reservations.reserve(KEYS, 4, 1.0, CHAT) is not None
+    events = policy.take()
+    assert events[:2] == [("stored", KEYS, CHAT, [0, 1, 2, 3], None), ("pinned", KEYS)], "they come up as one run"
+    assert [event[0] for event in of_both.take()] == ["pinned", "used"], "to both tiers that is no news"
+
+
 def test_another_policy_takes_over() -> None:
     """It is told of what is held in the order in which it would have gone, and of what is in use."""
     pool = BlockPool(4, Lru())
@@ -69,7 +124,7 @@ def test_another_policy_takes_over() -> None:
     pool.switch(policy, 3.0)
     pool.check_integrity()
     order = [2, 1, 0, 3]
-    expected = [("stored", [KEYS[at]], CHAT, [at]) for at in order]
+    expected = [("stored", [KEYS[at]], CHAT, [at], None) for at in order]
     assert policy.take() == [*expected, ("pinned", KEYS[3:])]
     assert set(pool.keys()) == set(KEYS)
     reservations.release(room.table[3:], 4.0)

@@ -10,7 +10,7 @@ from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
 from tests.unit.eviction.told import Told
 
-A, B, C = (bytes([number]) * 16 for number in range(3))
+A, B, C, D = (bytes([number]) * 16 for number in range(4))
 FILE = Traits("file/3", "anna")
 
 
@@ -29,11 +29,11 @@ def make() -> tuple[Told, ObjectTable]:
 def test_the_events_of_objects():
     policy, table = make()
     put(table, [A, B], FILE, (7, 8))
-    assert policy.take() == [("stored", [A, B], FILE, [7, 8])]
+    assert policy.take() == [("stored", [A, B], FILE, [7, 8], None)]
     put(table, [B, C], FILE, (2, 3))
     assert policy.take() == [
         *(("pinned", [B]), ("used", [B], FILE, [2]), ("unpinned", [B])),  # it must not make room for C
-        ("stored", [C], FILE, [3]),
+        ("stored", [C], FILE, [3], B),
     ]
     lease = table.acquire([A, B, C], 0.0, 1.0, use=Use(NO_TRAITS, 4))
     assert policy.take() == [("pinned", [A, B, C]), ("used", [A, B, C], NO_TRAITS, [4, 5, 6])]
@@ -46,6 +46,19 @@ def test_the_events_of_objects():
     table.release(other.lease_id, 0.0)
     assert policy.take() == [("unpinned", [A])]
     table.check_integrity()
+
+
+def test_what_comes_before_is_told_where_place_follows_place():
+    policy, table = make()
+    put(table, [A, B, C, D], FILE, (1, 2, 1, 2))  # of two prompts
+    assert policy.take() == [("stored", [C, D], FILE, [1, 2], None), ("stored", [A, B], FILE, [1, 2], None)]
+    table.remove([B, D])
+    policy.take()
+    put(table, [A, B, D], FILE, (1, 2, 4))
+    assert [event for event in policy.take() if event[0] == "stored"] == [
+        ("stored", [D], FILE, [4], None),
+        ("stored", [B], FILE, [2], A),
+    ]
 
 
 def test_a_put_that_fails_says_nothing():
@@ -64,9 +77,9 @@ def test_another_policy_takes_over():
     told = Told()
     table.switch(told, 1.0)
     table.check_integrity()
-    stored = [("stored", [key], FILE, [place]) for key, place in ((C, 9), (B, 8), (A, 7))]
+    stored = [("stored", [key], FILE, [place], None) for key, place in ((C, 9), (B, 8), (A, 7))]
     assert told.take() == [*stored, ("pinned", [A])]
     table.release(lease.lease_id, 2.0)
     table.check_integrity()
-    with pytest.raises(ValueError, match="another table"):
+    with pytest.raises(ValueError, match="another pool"):
         table.switch(told, 3.0)

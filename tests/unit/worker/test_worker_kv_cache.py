@@ -159,7 +159,7 @@ async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, no
     cache._expire()
     waiting.end()
     assert not cache.end_lease(lease)
-    assert cache.pool.evicted == 6
+    assert cache.pool.eviction.evicted == 6
 
 
 async def test_a_short_lease_ends_by_its_own_time_and_not_by_that_of_a_longer_one_before_it(cache, now):

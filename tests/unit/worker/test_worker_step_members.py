@@ -79,6 +79,9 @@ class Pool:
     def settle(self) -> None:
         self.settled += 1
 
+    def swapping(self, tables: object) -> None:
+        return None
+
 
 @pytest.fixture
 def scheduler() -> StepScheduler:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpinyon/api/admin/v1/admin.proto\x12\x13pinyon.api.admin.v1\">\n\x0c\x41pplyRequest\x12.\n\x08settings\x18\x01 \x03(\x0b\x32\x1c.pinyon.api.admin.v1.Setting\"&\n\x07Setting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"=\n\rApplyResponse\x12,\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1b.pinyon.api.admin.v1.Change\"5\n\x06\x43hange\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t2^\n\x0c\x41\x64minService\x12N\n\x05\x41pply\x12!.pinyon.api.admin.v1.ApplyRequest\x1a\".pinyon.api.admin.v1.ApplyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpinyon/api/admin/v1/admin.proto\x12\x13pinyon.api.admin.v1\">\n\x0c\x41pplyRequest\x12.\n\x08settings\x18\x01 \x03(\x0b\x32\x1c.pinyon.api.admin.v1.Setting\"&\n\x07Setting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"=\n\rApplyResponse\x12,\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1b.pinyon.api.admin.v1.Change\"5\n\x06\x43hange\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t\"\x1d\n\rRecordRequest\x12\x0c\n\x04salt\x18\x01 \x01(\x0c\"Y\n\x0eRecordResponse\x12\x36\n\x08requests\x18\x01 \x03(\x0b\x32$.pinyon.api.admin.v1.RecordedRequest\x12\x0f\n\x07\x64ropped\x18\x02 \x01(\x04\"\xa5\x01\n\x0fRecordedRequest\x12\x16\n\x0e\x61rrived_unix_s\x18\x01 \x01(\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04turn\x18\x03 \x01(\r\x12\x0c\n\x04user\x18\x04 \x01(\x0c\x12\x0f\n\x07session\x18\x05 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x18\n\x10generated_tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x62locks\x18\x08 \x01(\x0c\x32\xb3\x01\n\x0c\x41\x64minService\x12N\n\x05\x41pply\x12!.pinyon.api.admin.v1.ApplyRequest\x1a\".pinyon.api.admin.v1.ApplyResponse\x12S\n\x06Record\x12\".pinyon.api.admin.v1.RecordRequest\x1a#.pinyon.api.admin.v1.RecordResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,6 +39,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_APPLYRESPONSE']._serialized_end=221
   _globals['_CHANGE']._serialized_start=223
   _globals['_CHANGE']._serialized_end=276
-  _globals['_ADMINSERVICE']._serialized_start=278
-  _globals['_ADMINSERVICE']._serialized_end=372
+  _globals['_RECORDREQUEST']._serialized_start=278
+  _globals['_RECORDREQUEST']._serialized_end=307
+  _globals['_RECORDRESPONSE']._serialized_start=309
+  _globals['_RECORDRESPONSE']._serialized_end=398
+  _globals['_RECORDEDREQUEST']._serialized_start=401
+  _globals['_RECORDEDREQUEST']._serialized_end=566
+  _globals['_ADMINSERVICE']._serialized_start=569
+  _globals['_ADMINSERVICE']._serialized_end=748
 # @@protoc_insertion_point(module_scope)

@@ -35,3 +35,37 @@ class Change(_message.Message):
     before: str
     after: str
     def __init__(self, name: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ("salt",)
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    salt: bytes
+    def __init__(self, salt: _Optional[bytes] = ...) -> None: ...
+
+class RecordResponse(_message.Message):
+    __slots__ = ("requests", "dropped")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RecordedRequest]
+    dropped: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[RecordedRequest, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class RecordedRequest(_message.Message):
+    __slots__ = ("arrived_unix_s", "kind", "turn", "user", "session", "prompt_tokens", "generated_tokens", "blocks")
+    ARRIVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    arrived_unix_s: float
+    kind: str
+    turn: int
+    user: bytes
+    session: bytes
+    prompt_tokens: int
+    generated_tokens: int
+    blocks: bytes
+    def __init__(self, arrived_unix_s: _Optional[float] = ..., kind: _Optional[str] = ..., turn: _Optional[int] = ..., user: _Optional[bytes] = ..., session: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., blocks: _Optional[bytes] = ...) -> None: ...

@@ -40,6 +40,11 @@ class AdminServiceStub:
                 request_serializer=pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.ApplyRequest.SerializeToString,
                 response_deserializer=pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.ApplyResponse.FromString,
                 _registered_method=True)
+        self.Record = channel.unary_stream(
+                '/pinyon.api.admin.v1.AdminService/Record',
+                request_serializer=pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.RecordRequest.SerializeToString,
+                response_deserializer=pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.RecordResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -53,6 +58,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Record(self, request, context):
+        """What a load balancer serves from now on, without text, tokens, block keys and names, until the caller has enough. An
+        empty message says that it has begun. Requests that arrived before are not in it, nor those without a token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Apply,
                     request_deserializer=pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.ApplyRequest.FromString,
                     response_serializer=pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.ApplyResponse.SerializeToString,
+            ),
+            'Record': grpc.unary_stream_rpc_method_handler(
+                    servicer.Record,
+                    request_deserializer=pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.RecordRequest.FromString,
+                    response_serializer=pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.RecordResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class AdminService:
             '/pinyon.api.admin.v1.AdminService/Apply',
             pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.ApplyRequest.SerializeToString,
             pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.ApplyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Record(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pinyon.api.admin.v1.AdminService/Record',
+            pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.RecordRequest.SerializeToString,
+            pinyon_dot_api_dot_admin_dot_v1_dot_admin__pb2.RecordResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,86 @@
+"""What is resident in one cache of equal blocks, and the policy that says what goes. For replays: nothing is pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from typing import Protocol
+
+from pinyon.eviction.policy import Traits
+
+__all__ = ["Cache", "Chooser", "each_once", "leading_run", "runs"]
+
+
+class Chooser(Protocol):
+    """The part of an eviction policy that a replay needs."""
+
+    def stored(
+        self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int], after: int | None = None
+    ) -> None: ...
+
+    def used(self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int]) -> None: ...
+
+    def victims(self, count: int, now_s: float) -> list[int]: ...
+
+
+class Cache:
+    """``capacity`` in blocks; ids are any integers. More than fits is resident between :meth:`tell` and
+    :meth:`shrink`."""
+
+    def __init__(self, policy: Chooser, capacity: int) -> None:
+        if capacity <= 0:
+            raise ValueError(f"capacity must be positive, got {capacity}")
+        self._policy = policy
+        self.capacity = capacity
+        self.resident: set[int] = set()
+        self.evicted = 0
+
+    def tell(self, blocks: Sequence[int], places: Sequence[int], now_s: float, traits: Traits) -> None:
+        """A request uses these, each once, and stores those that are not resident: run by run, the deepest first."""
+        for start, end, known in runs(blocks, self.resident):
+            run, at = blocks[start:end], places[start:end]
+            if known:
+                self._policy.used(run, now_s, traits, at)
+            else:
+                self._policy.stored(run, now_s, traits, at, blocks[start - 1] if start else None)
+                self.resident.update(run)
+
+    def shrink(self, now_s: float) -> list[int]:
+        """What goes, so that the rest fits."""
+        excess = len(self.resident) - self.capacity
+        if excess <= 0:
+            return []
+        gone = self._policy.victims(excess, now_s)
+        self.resident.difference_update(gone)
+        self.evicted += len(gone)
+        return gone
+
+
+def leading_run(blocks: Sequence[int], inside: Container[int]) -> int:
+    """How many from the start are inside without a gap."""
+    for count, block in enumerate(blocks):
+        if block not in inside:
+            return count
+    return len(blocks)
+
+
+def runs(blocks: Sequence[int], inside: Container[int]) -> Iterator[tuple[int, int, bool]]:
+    """``(start, end, whether they are inside)`` of neighbours that are alike, the last ones first. Who takes a run
+    may change what is inside, of its blocks."""
+    end = len(blocks)
+    while end:
+        known = blocks[end - 1] in inside
+        start = end - 1
+        while start and (blocks[start - 1] in inside) is known:
+            start -= 1
+        yield start, end, known
+        end = start
+
+
+def each_once(blocks: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """The blocks of a request with their places; one that comes twice is there once, where it is first."""
+    if len(set(blocks)) == len(blocks):
+        return blocks, range(len(blocks))
+    first: dict[int, int] = {}
+    for place, block in enumerate(blocks):
+        first.setdefault(block, place)
+    return list(first), list(first.values())

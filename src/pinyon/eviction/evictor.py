@@ -1,0 +1,244 @@
+"""Whom a pool of keys tells and asks: a policy that may be exchanged, and what is the same under all of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+
+from pinyon.eviction.policy import (
+    Belief,
+    EvictionPolicy,
+    Key,
+    Learning,
+    Refit,
+    Traits,
+    at_once,
+    hand_over,
+    learner,
+)
+from pinyon.eviction.ranked import Ranked
+
+__all__ = ["Evictor", "Regrets", "Rows"]
+
+
+class Rows(NamedTuple):
+    """A fit that is an array to its policy, for those who write it down."""
+
+    values: Sequence[Sequence[float]]
+
+
+class Regrets(NamedTuple):
+    """Of keys that came back before as many had gone after them as are held: twice the room would have kept most."""
+
+    keys: int
+    seconds: float
+    """From going to coming back, together."""
+
+
+class Evictor(Generic[Key]):
+    """Calls are those of :class:`pinyon.eviction.policy.EvictionPolicy`, and O(keys) beside the policy's own cost.
+
+    What requests that wait *want* is spared ("KVCache cache in the wild" §4.1): it goes only when nothing else may, the
+    deepest first. To the policy it is pinned until then; to everybody else it may go.
+
+    Of what went it remembers when, of as many keys as were held at the last eviction.
+    """
+
+    def __init__(self, policy: EvictionPolicy[Key], refit: Refit = at_once, spared_max: int = 0) -> None:
+        """``refit``: how a policy that learns has its work done."""
+        self._policy = policy
+        self._refit = refit
+        self._learn = learner(policy, self._refit_plainly)
+        self.spared_max = spared_max
+        """Keys wanted at once; 0: none."""
+        self._wanted: dict[Key, tuple[int, int]] = {}
+        """By how many, and its place in the first one's prompt; held or not."""
+        self._spared: Ranked[Key] = Ranked()
+        """Those of the wanted ones that are held and not pinned by others."""
+        self._number = 0
+        self._now_s = 0.0
+        """As last told."""
+        self._held = 0
+        self._ghosts: OrderedDict[Key, float] = OrderedDict()
+        self._evicted = 0
+        self._regretted, self._regretted_s = 0, 0.0
+
+    # -- what happens
+
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
+        self._now_s = now_s
+        self._held += len(keys)
+        if ghosts := self._ghosts:
+            for key in keys:
+                went_s = ghosts.pop(key, None)
+                if went_s is not None:
+                    self._regretted += 1
+                    self._regretted_s += now_s - went_s
+        self._policy.stored(keys, now_s, traits, offsets, after)
+        if self._wanted:
+            self._spare([key for key in keys if key in self._wanted], now_s)
+
+    def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
+        self._policy.used(keys, now_s, traits, offsets)
+
+    def pinned(self, keys: Sequence[Key], now_s: float) -> None:
+        self._now_s = now_s
+        if self._spared:
+            keys = [key for key in keys if self._spared.take(key) is None]
+        self._policy.pinned(keys, now_s)
+
+    def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
+        self._now_s = now_s
+        if wanted := self._wanted:
+            for key in keys:
+                if key in wanted:
+                    self._put_spared(key)
+            keys = [key for key in keys if key not in wanted]
+        self._policy.unpinned(keys, now_s)
+
+    def dropped(self, keys: Sequence[Key], now_s: float) -> None:
+        self._held -= len(keys)
+        for key in keys if self._spared else ():
+            self._spared.take(key)
+        self._policy.dropped(keys, now_s)
+
+    # -- what is wanted
+
+    def want(self, keys: Sequence[Key]) -> int:
+        """A request that waits will use these, the beginning of its prompt. Returns how many of them count: the first
+        ones, until too many are wanted. It gives them back to :meth:`unwant`, whatever becomes of them."""
+        wanted, policy, fresh = self._wanted, self._policy, []
+        for place, key in enumerate(keys):
+            known = wanted.get(key)
+            if known is not None:
+                wanted[key] = (known[0] + 1, known[1])
+            elif len(wanted) >= self.spared_max:
+                keys = keys[:place]
+                break
+            else:
+                wanted[key] = (1, place)
+                if key in policy:
+                    fresh.append(key)
+        self._spare(fresh, self._now_s)
+        return len(keys)
+
+    def unwant(self, keys: Sequence[Key]) -> None:
+        """It has got them, or waits no more: they count as used until now."""
+        wanted, freed = self._wanted, []
+        for key in keys:
+            count, place = wanted[key]
+            if count > 1:
+                wanted[key] = (count - 1, place)
+                continue
+            del wanted[key]
+            if self._spared.take(key) is not None:
+                freed.append(key)
+        self._policy.unpinned(freed, self._now_s)
+
+    def _spare(self, keys: Sequence[Key], now_s: float) -> None:
+        """Wanted ones that the policy may choose now."""
+        self._policy.pinned(keys, now_s)
+        for key in keys:
+            self._put_spared(key)
+
+    def _put_spared(self, key: Key) -> None:
+        self._number += 1
+        self._spared.put(key, (-self._wanted[key][1], self._number))
+
+    # -- what goes
+
+    def victims(self, count: int, now_s: float) -> list[Key]:
+        self._now_s = now_s
+        gone = self._policy.victims(count, now_s)
+        missing = min(count - len(gone), len(self._spared))
+        if missing:
+            deepest = [found[1] for _ in range(missing) if (found := self._spared.pop()) is not None]
+            self._policy.unpinned(deepest, now_s)
+            gone += self._policy.victims(missing, now_s)
+        self._went(gone, now_s)
+        return gone
+
+    def evict(self, keys: Sequence[Key], now_s: float) -> None:
+        """These, which may go, go whatever the policy would choose."""
+        for key in keys if self._spared else ():
+            self._spared.take(key)
+        self._policy.dropped(keys, now_s)
+        self._went(keys, now_s)
+
+    def _went(self, keys: Sequence[Key], now_s: float) -> None:
+        ghosts, limit = self._ghosts, self._held
+        self._evicted += len(keys)
+        self._held -= len(keys)
+        for key in keys:
+            ghosts[key] = now_s
+        while len(ghosts) > limit:
+            ghosts.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._policy) + len(self._spared)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._policy or key in self._spared
+
+    # -- the policy
+
+    def learn(self, now_s: float) -> None:
+        """A moment at which a policy that learns may: as often as one likes."""
+        self._learn(now_s)
+
+    def switch(
+        self,
+        policy: EvictionPolicy[Key],
+        pinned: Sequence[Key],
+        known_of: Callable[[Key], tuple[Traits, int]],
+        now_s: float,
+    ) -> None:
+        """From now on this one chooses, see :func:`hand_over`. Raises ``ValueError`` if it holds something."""
+        if len(policy):
+            raise ValueError("the eviction policy belongs to another pool")
+        hand_over(self._policy, policy, [*self._spared, *pinned], known_of, now_s)
+        self._policy = policy
+        self._learn = learner(policy, self._refit_plainly)
+
+    def _refit_plainly(self, work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:
+        self._refit(lambda: _plain(work()), lambda fit: adopt(_as_made(fit)))
+
+    def adopt(self, fit: Any) -> None:
+        """What the policy learned holds from now on; it is the one whose work that was."""
+        if isinstance(self._policy, Learning):
+            self._policy.adopt(_as_made(fit))
+
+    # -- for people
+
+    @property
+    def wanted(self) -> int:
+        """Keys, held or not."""
+        return len(self._wanted)
+
+    @property
+    def evicted(self) -> int:
+        """Keys, since the start."""
+        return self._evicted
+
+    @property
+    def regrets(self) -> Regrets:
+        """Since the start."""
+        return Regrets(self._regretted, self._regretted_s)
+
+    def beliefs(self) -> Mapping[str, Belief]:
+        """See :meth:`Learning.beliefs`; nothing of a policy that does not learn."""
+        policy = self._policy
+        return policy.beliefs() if isinstance(policy, Learning) else {}
+
+
+def _plain(fit: Any) -> Any:
+    return Rows(fit.tolist()) if isinstance(fit, np.ndarray) else fit
+
+
+def _as_made(fit: Any) -> Any:
+    return np.array(fit.values) if isinstance(fit, Rows) else fit

@@ -1,0 +1,88 @@
+"""One figure of a paper: what it needs, our numbers, and the paper's words beside them.
+
+Only numbers that are printed in a paper's text count as the paper's: nothing is read off its pictures. Where none is
+printed, the shape that the text states is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from pinyon.reproduction.picture import Picture
+from pinyon.reproduction.workload import Workload
+
+__all__ = ["Basis", "Claim", "Column", "Figure", "Result", "Tell"]
+
+Value = str | int | float | None
+Tell = Callable[[str], None]
+"""Hears what is being done."""
+
+
+class Basis(StrEnum):
+    """What a number of ours rests on."""
+
+    MEASURED = "measured"
+    """Counted in a replay of a trace that somebody recorded or published, by the code that serves."""
+    MODELLED = "modelled"
+    """A formula stands in for a machine."""
+    CONSTRUCTION = "by construction"
+    """The workload was generated, with the paper's statistics put in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    key: str
+    title: str
+    form: str = ""
+    """As :func:`format` has it."""
+    basis: Basis | None = None
+    """None: it says what the row is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the paper's text says, and what we find."""
+
+    said: str
+    """In its words."""
+    section: str
+    printed: Value
+    """The paper's number; None: not printed, only the shape is compared."""
+    ours: Value
+    basis: Basis
+    agrees: bool
+    why: str
+    """Where the two differ, or how they were compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Value]]
+    claims: Sequence[Claim]
+    notes: Sequence[str]
+    picture: Picture
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "columns": [asdict(column) for column in self.columns],
+            "rows": [dict(row) for row in self.rows],
+            "claims": [asdict(claim) for claim in self.claims],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """``needs`` and ``likes`` are names of workloads: those that it cannot and can be made without."""
+
+    name: str
+    paper: str
+    section: str
+    title: str
+    needs: tuple[str, ...]
+    likes: tuple[str, ...]
+    make: Callable[[Sequence[Workload], Tell], Result]

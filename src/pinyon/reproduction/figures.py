@@ -1,0 +1,10 @@
+"""All figures by name."""
+
+from __future__ import annotations
+
+from pinyon.reproduction.figure import Figure
+from pinyon.reproduction.mooncake import FIG9, FIG10
+
+__all__ = ["FIGURES"]
+
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (FIG9, FIG10)}

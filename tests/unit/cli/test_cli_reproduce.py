@@ -1,0 +1,92 @@
+"""``pinyon reproduce`` as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pinyon.cli import main
+from pinyon.reproduction import FIGURES, SOURCES
+from tests.unit.cli.test_cli_simulate_cache import write
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    for name in ("conversation", "synthetic"):
+        made = Path(write(tmp_path, [1, 2], [1, 2, 3], [4]))
+        made.rename(tmp_path / f"{SOURCES[name].stem}.jsonl")
+    return tmp_path
+
+
+def test_the_list_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*FIGURES, *SOURCES))
+    assert main(["reproduce", "--list", "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)["figures"]] == list(FIGURES)
+
+
+@pytest.mark.parametrize("name", ["mooncake-fig9", "mooncake-fig10"])
+def test_a_figure_is_shown_and_written(name: str, traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = traces / "made" / "here"
+    assert main(["reproduce", name, "--traces", str(traces), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "paper: not printed" in shown
+    assert "by construction" not in shown
+    written = json.loads((out / f"{name}.json").read_text())
+    assert written["workloads"]["synthetic"] == {"requests": 3, "generated": False}
+    assert written["rows"][0]["basis"] == "measured"
+    assert (out / f"{name}.svg").read_text().startswith("<svg")
+    assert main(["reproduce", name, "--traces", str(traces), "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == written
+
+
+def test_a_trace_may_be_named(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [7, 8]}
+    for typed in (True, False):
+        made = traces / "mine"
+        made.write_text(json.dumps({**row, **({"type": "tool", "turn": 1} if typed else {})}) + "\n")
+        arguments = ["reproduce", "mooncake-fig9", "--traces", str(traces), "--trace", f"toolagent={made}", "--json"]
+        assert main(arguments) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["workloads"]["toolagent"] == {"requests": 1, "generated": typed}
+        assert len(result["rows"]) == 7, "three, three pairs, all"
+        generated = [row["workload"] for row in result["rows"] if row["basis"] == "by construction"]
+        assert len(generated) == (4 if typed else 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "a figure's name is needed; there are: mooncake-fig9"),
+        (["nonsense"], "no figure 'nonsense'; there are: mooncake-fig9"),
+        (
+            ["mooncake-fig9"],
+            "needs traces that are not there: conversation (mooncake_conversation.jsonl[.gz]), synthetic",
+        ),
+        (["mooncake-fig9", "--trace", "nonsense=x"], "with one of conversation, synthetic, toolagent"),
+        (["mooncake-fig9", "--trace", "conversation"], "--trace takes NAME=FILE"),
+        (["mooncake-fig9", "--traces", "/nowhere/at/all"], "no folder of traces at /nowhere/at/all"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_traces_that_are_of_no_use_are_named(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["reproduce", "mooncake-fig9", "--traces", str(traces), "--trace"]
+    broken = traces / "broken"
+    broken.write_text('{"hash_ids": 3}\n')
+    assert main([*arguments, f"toolagent={broken}"]) == 1
+    assert "has no rows that can be read" in capsys.readouterr().err
+    broken.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    assert main([*arguments, f"toolagent={broken}"]) == 1
+    assert "has no blocks" in capsys.readouterr().err
+    assert main([*arguments, f"toolagent={traces / 'none'}"]) == 1
+    assert "no trace file at" in capsys.readouterr().err
+    assert main([*arguments[:-1], "--out", str(broken)]) == 1
+    assert "cannot write to" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""Mooncake's figures: on small workloads against plain replays, on the public traces against known values."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pinyon.eviction.replay import replay
+from pinyon.reproduction import FIGURES, SOURCES, Basis, Result, Workload
+from pinyon.reproduction.mooncake import CAPACITIES_M, prefill_flops
+from pinyon.reproduction.workload import together
+from pinyon.traces import TraceFile, TraceRow
+from tests.unit.eviction.test_eviction_replay import trace
+
+SHARED = Path(__file__).resolve().parents[4] / "shared"
+BLOCK = 500_000
+"""Tokens: small workloads fill the figures' caches."""
+
+
+def workload(name: str, seed: int, *, generated: bool = False) -> Workload:
+    rows = [
+        TraceRow(5.0 + number, BLOCK * len(blocks), 1, tuple(blocks)) for number, blocks in enumerate(trace(seed, 200))
+    ]
+    return Workload(name, rows, BLOCK, generated)
+
+
+def make(name: str, *workloads: Workload) -> Result:
+    return FIGURES[name].make(workloads, lambda _: None)
+
+
+def test_workloads_together_share_nothing_and_come_in_order_of_time() -> None:
+    one = Workload("one", [TraceRow(7.0, 9, 1, (1, 2)), TraceRow(9.0, 9, 1, (1,))], 16)
+    two = Workload("two", [TraceRow(1.0, 9, 1, (1, 2)), TraceRow(2.0, 9, 1, (2,))], 16, generated=True)
+    both = together([one, two])
+    assert (both.name, both.generated) == ("one + two", True)
+    assert [(row.time_s, row.blocks) for row in both.rows] == [(0.0, (2, 4)), (0.0, (3, 5)), (1.0, (5,)), (2.0, (2,))]
+
+
+def test_fig9_has_the_hits_of_a_replay_for_each_capacity() -> None:
+    given = [workload("conversation", 1), workload("synthetic", 2)]
+    result = make("mooncake-fig9", *given)
+    assert [row["workload"] for row in result.rows] == ["conversation", "synthetic", "conversation + synthetic"]
+    for row, each in zip(result.rows, [*given, together(given)], strict=True):
+        for millions in CAPACITIES_M:
+            cache = replay(each.asked(), "lru", 2 * millions)
+            assert row[f"at_{millions}m"] == cache.hit_blocks / cache.blocks
+        endless = replay(each.asked(), "lru", 1 << 30)
+        assert row["ideal"] == endless.hit_blocks / endless.blocks
+
+
+def test_fig10_has_the_hits_of_nodes_and_of_one_cache() -> None:
+    given = [workload("conversation", 1), workload("toolagent", 3, generated=True)]
+    result = make("mooncake-fig10", *given)
+    for each in given:
+        rows = {row["setup"]: row for row in result.rows if row["workload"] == each.name}
+        asked = each.asked()
+        blocks = sum(len(one.blocks) for one in asked)
+        whole = replay(asked, "lru", 60)
+        assert rows["global"]["hit_ratio"] == whole.hit_blocks / blocks
+        in_turn = sum(replay(asked[node::10], "lru", 6).hit_blocks for node in range(10))
+        assert rows["local, in turn"]["hit_ratio"] == in_turn / blocks
+        assert rows["global"]["global_to_this"] == 1
+        assert rows["local, in turn"]["global_to_this"] == pytest.approx(whole.hit_blocks / in_turn)
+        assert {row["basis"] for row in rows.values()} == {Basis.CONSTRUCTION if each.generated else Basis.MEASURED}
+
+
+def test_blocks_of_different_sizes_are_not_put_together() -> None:
+    other = Workload("synthetic", workload("synthetic", 2).rows, 16)
+    result = make("mooncake-fig9", workload("conversation", 1), other)
+    assert [row["workload"] for row in result.rows] == ["conversation", "synthetic"]
+    assert any("of 16 or 500000 tokens" in note for note in result.notes)
+
+
+def test_prefill_is_equation_1() -> None:
+    assert prefill_flops(8192, 0) == 80 * (4 + 22) * 8192**3
+    assert prefill_flops(8192, 8192) == 0
+    # Eq. 2 with Table 1: what must be loaded per second so that loading 8192 tokens' KV takes as long as computing it
+    loaded = 8192 * 80 * (2 * 8192 / 8) * 2
+    assert round(loaded / (prefill_flops(8192, 0) / (8 * 312e12)) / 1e9) == 6, "GB/s, §2.2"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_can_be_addressed(name: str) -> None:
+    figure = FIGURES[name]
+    assert figure.name == name
+    assert figure.section.startswith("§")
+    assert {*figure.needs, *figure.likes} <= set(SOURCES)
+    assert not set(figure.needs) & set(figure.likes)
+
+
+@pytest.mark.skipif(not (SHARED / "seeds").is_dir(), reason="the papers' texts are not here")
+@pytest.mark.parametrize("name", ["mooncake-fig9", "mooncake-fig10"])
+def test_quotes_are_in_the_paper(name: str) -> None:
+    text = _plain((SHARED / "seeds" / "mooncake.txt").read_text())
+    for claim in make(name, workload("conversation", 1), workload("synthetic", 2)).claims:
+        for part in claim.said.split(" ... "):
+            assert _plain(part) in text
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s+", " ", text.replace("’", "'"))
+
+
+def public(name: str) -> Workload:
+    source = SHARED / "traces" / f"{SOURCES[name].stem}.jsonl.gz"
+    return Workload(name, TraceFile(source).sorted_rows(), 512)
+
+
+@pytest.mark.skipif(not (SHARED / "traces").is_dir(), reason="the public traces are not here")
+def test_the_public_traces() -> None:
+    given = [public("conversation"), public("synthetic")]
+    conversation, synthetic, _ = make("mooncake-fig9", *given).rows
+    # known from an LRU replay that shares no code with this one
+    assert conversation["at_30m"] / conversation["ideal"] == pytest.approx(0.979, abs=5e-4)  # type: ignore[operator]
+    assert synthetic["at_30m"] == synthetic["ideal"], "all of it fits"
+    found = {(row["workload"], row["setup"]): row["hit_ratio"] for row in make("mooncake-fig10", *given).rows}
+    assert found["conversation", "global"] == pytest.approx(103511 / 288500)
+    assert found["conversation", "local, in turn"] == pytest.approx(30047 / 288500)
+    assert found["conversation", "local, cache affinity"] == pytest.approx(39258 / 288500), "one node, all alone"
+    assert found["synthetic", "local, cache affinity"] == found["synthetic", "global"], "nothing to gain"
