@@ -24,7 +24,7 @@ DATA, HEADERS, RST, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 INITIAL_WINDOW, FRAME_BYTES = 65_535, 16_384
 
 
-def frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, data: bytes | memoryview) -> bytes:
     return struct.pack(">I", len(data))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + data
 
 
@@ -39,7 +39,7 @@ class Http2(Connection):
         await super().__aenter__()
         self.windows: dict[int, int] = {0: INITIAL_WINDOW}
         self.initial = INITIAL_WINDOW
-        self.unsent: dict[int, bytes] = {}
+        self.unsent: dict[int, memoryview] = {}
         self.reset: set[int] = set()
         self.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 24)))
         self.task = asyncio.create_task(self._read())
@@ -86,7 +86,7 @@ class Http2(Connection):
             "content-type": "application/grpc",
         }
         self.windows[stream] = self.initial
-        self.unsent[stream] = message
+        self.unsent[stream] = memoryview(message)  # of which the rest is cut off again and again
         self.writer.write(frame(HEADERS, 4, stream, b"".join(literal(*field) for field in fields.items())))
 
     async def push(self, seconds: float) -> None:
