@@ -90,3 +90,33 @@ async def test_an_instance_that_cannot_compute_prompts_says_that_there_is_no_roo
     assert (answer.last.error.code, answer.last.error.field) == ("RESOURCE_EXHAUSTED", "prefill_instance")
     held.end()
     await fleet.idle()
+
+
+async def test_eviction_hears_of_a_prompt_as_one_run(fleet):
+    """What is published chunk by chunk, sent by another instance, or generated names the key before it; what comes
+    behind a prefix that was there does, too."""
+    p, d = await fleet.pair(prefill_chunk_tokens=2 * BLOCK_TOKENS)
+    told = {}
+    for worker in (p, d):
+        evictor = worker.parts.cache.pool.eviction
+        told[worker] = calls = []
+
+        def stored(keys, now_s, traits, offsets, after=None, *, calls=calls, evictor=evictor):
+            calls.append((list(keys), list(offsets), after))
+            type(evictor).stored(evictor, keys, now_s, traits, offsets, after)
+
+        evictor.stored = stored
+    client = await fleet.client(d)
+    for end in ([40], [41] * BLOCK_TOKENS):
+        (answer,) = await client.submit(submission([*PROMPT, *end], SAMPLING, prefill=p, decode=d))
+        assert (await answer.wait()).tokens == reference([*PROMPT, *end], SAMPLING)
+    await fleet.idle()
+    for worker, calls in told.items():
+        chain = {}
+        for keys, offsets, after in calls:
+            assert offsets == list(range(offsets[0], offsets[0] + len(keys)))
+            assert (after is None) == (offsets[0] == 0)
+            assert after is None or chain[after] == offsets[0] - 1, "it was told before, one place before"
+            chain.update(zip(keys, offsets, strict=True))
+        assert len(calls) >= 4, worker.served.instance_id
+    assert max(len(keys) for keys, _, _ in told[p]) == 2, "chunk by chunk"
