@@ -17,6 +17,9 @@ from pinyon.eviction.replay import Asked, CacheReplay, replay
 from pinyon.eviction.reuse_hazard import STALE_MIN, ReuseHazard, ReuseHazardSettings
 from pinyon.eviction.tenant_shares import FLOOD, GROUPS, TenantShares
 
+EIGHTHS = st.integers(1, 72_000).map(lambda eighths: eighths / 8)
+"""Of seconds: they add up without rounding."""
+
 
 def own(**values: float) -> ReuseHazard[int]:
     return ReuseHazard(ReuseHazardSettings(**values))  # type: ignore[arg-type]
@@ -112,7 +115,7 @@ def test_with_many_tenants_nobody_may_flood() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 5000), st.floats(0.01, 9000) | st.none()), min_size=1, max_size=60))
+@given(st.lists(st.tuples(EIGHTHS, EIGHTHS | st.none()), min_size=1, max_size=60))
 def test_the_life_table_counts_what_happens(lives: list[tuple[float, float | None]]) -> None:
     """Against counting each one by itself. ``None``: never used again."""
     table = HazardTable(1e12)
@@ -243,3 +246,25 @@ def test_what_is_pinned_stays_even_if_all_else_must_go() -> None:
 def test_settings_are_checked(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be from"):
         own(**values)
+
+
+def test_what_was_kept_by_a_pinned_prefix_is_found_again() -> None:
+    """A request that goes on differently pins and uses a prefix: what was behind that may go as before."""
+    policy = own()
+    policy.stored([1, 2, 3, 4, 5, 6], 0.0, Traits(), range(6))
+    policy.pinned([1, 2], 5.0)
+    policy.used([1, 2], 5.0, Traits(), range(2))
+    policy.stored([7], 5.0, Traits(), [2], 2)
+    policy.pinned([7], 5.0)
+    assert policy.victims(4, 6.0) == [6, 5, 4, 3]
+    assert policy.peek(6.0) is None
+    policy.unpinned([1, 2, 7], 7.0)
+    assert policy.victims(9, 8.0) == [7, 2, 1]
+
+
+def test_what_only_pins_keep_is_next_where_nothing_else_may_go() -> None:
+    policy = own()
+    policy.stored([1, 2], 0.0, Traits(), range(2))
+    policy.pinned([2], 0.0)
+    assert policy.peek(1.0) == (math.inf, 1)
+    assert policy.victims(5, 1.0) == [1]

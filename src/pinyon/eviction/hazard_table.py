@@ -174,22 +174,23 @@ class HazardTable:
 
     def beliefs(self) -> dict[str, Belief]:
         """Of the classes whose name is a text."""
-        again, through = self._again.copy(), self._through.copy()
         classes = list(self._classes.values())
-        for each in reversed(classes):  # parts come after what contains them
-            if each.parent is not None:
-                again[each.parent.number] += again[each.number]
-                through[each.parent.number] += through[each.number]
+        again, through = self._again[: len(classes)].copy(), self._through[: len(classes)].copy()
+        depths = np.array([each.depth for each in classes])
+        parents = np.array([0 if each.parent is None else each.parent.number for each in classes])
+        for depth in range(depths.max(), 0, -1):
+            parts = np.flatnonzero(depths == depth)
+            np.add.at(again, parents[parts], again[parts])
+            np.add.at(through, parents[parts], through[parts])
+        seen = again + through
+        unused = np.cumprod(np.divide(through, seen, out=np.ones_like(seen), where=seen > 0), axis=1)
+        uses = -np.diff(unused, axis=1, prepend=1.0)
+        shares = uses.sum(1)
+        means_s = uses @ (EDGES_S + WIDTHS_S / 2) / np.maximum(shares, 1e-12)
         found = {}
         for each in classes:
             if isinstance(each.name, str):
-                seen = again[each.number] + through[each.number]
-                passed = np.divide(through[each.number], seen, out=np.ones(BINS), where=seen > 0)
-                alive = np.concatenate([[1.0], np.cumprod(passed)])
-                uses = alive[:-1] - alive[1:]
-                share = float(uses.sum())
-                mean_s = float((uses * (EDGES_S + WIDTHS_S / 2)).sum()) / share if share > 0 else 0.0
-                found[each.name] = Belief(share, mean_s)
+                found[each.name] = Belief(float(shares[each.number]), float(means_s[each.number]))
         return found
 
 

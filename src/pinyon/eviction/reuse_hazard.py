@@ -69,6 +69,7 @@ class _Note:
         "branches",
         "gap_s",
         "group",
+        "growing",
         "kind",
         "last_s",
         "of",
@@ -99,6 +100,8 @@ class _Note:
         """Times that a request went on differently at its end."""
         self.pending = False
         """It was used by a request of which nothing else is known yet."""
+        self.growing = False
+        """It was stored, and not used since."""
 
 
 def _bucket(value: float, edges: Sequence[float]) -> int:
@@ -122,6 +125,9 @@ class ReuseHazard(Generic[Key]):
         self._ghosts: OrderedDict[Key, tuple[Sample, _Note]] = OrderedDict()
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._all = _Tenant()
+        self._beliefs: Mapping[str, Belief] = {}
+        self._waiting: list[Key] = []
+        """See :meth:`_next_of_anything`."""
         self._refit_at_s = -math.inf
         self._shares = TenantShares() if settings.fair else None
         self._parked: dict[int, list[tuple[Run[Key], int]]] = {}
@@ -166,6 +172,7 @@ class ReuseHazard(Generic[Key]):
                 self._branched(before, now_s)
             self._leave_queue(before)
         note.turn = turn or note.turn or 1
+        note.growing = True
         run = self._tree.add(keys, offsets[0], parent)
         run.note = note
         self._count(run, len(keys))
@@ -244,11 +251,12 @@ class ReuseHazard(Generic[Key]):
     def _goes_on(run: Run[Key]) -> bool:
         """It is of a request that is still being computed, chunk by chunk."""
         note: _Note = run.note
-        return not run.children and not note.pending and note.pins == len(run.keys) and note.sample is not None
+        return note.growing and not run.children and note.pins == len(run.keys)
 
     def _cut(self, run: Run[Key], at: int, now_s: float) -> Run[Key]:
         """A request uses the keys before ``at`` and goes on differently."""
         note: _Note = run.note
+        note.growing = False
         left = len(run.keys) - at
         head = self._tree.cut(run, at)
         head.note = mine = _Note(now_s, note.of)
@@ -257,16 +265,17 @@ class ReuseHazard(Generic[Key]):
         if note.pins:
             mine.pins = sum(key in self._pinned for key in head.keys)
             note.pins -= mine.pins
-        if not note.branches and not run.children and (left == 1 or left <= at):
+        if not note.branches and not run.children and left == 1:
             if note.sample is not None:  # the next turn: what it does not use is left behind
                 self._again(note.sample, note, now_s)
             note.of = self._table.of("left", self._table.root)
             note.sample = self._table.begin(note.of, note.last_s)
             note.turn = 0
-            self._enter_queue(run, now_s)
+            self._leave_queue(note)
         else:
             mine.branches = note.branches
             self._branched(mine, now_s)
+        self._enter_queue(run, now_s)  # it may have been kept by what was pinned before it
         return head
 
     def _branched(self, note: _Note, now_s: float) -> None:
@@ -288,6 +297,7 @@ class ReuseHazard(Generic[Key]):
     def _whole(self, run: Run[Key], now_s: float) -> None:
         """A request uses all of it."""
         note: _Note = run.note
+        note.growing = False
         gap_s = now_s - note.last_s
         if note.sample is not None:
             self._again(note.sample, note, now_s)
@@ -491,22 +501,38 @@ class ReuseHazard(Generic[Key]):
     def _anything(self, count: int, now_s: float) -> list[Key]:
         """What is pinned holds what is before it: that goes as well, if there is nothing else."""
         gone: list[Key] = []
-        for run in sorted(self._tree.runs().values(), key=lambda run: -run.first):
-            for key in [key for key in reversed(run.keys) if key not in self._pinned]:
-                if len(gone) == count:
-                    return gone
-                self._tree.remove(key)
-                self._count(run, -1)
-                gone.append(key)
+        while len(gone) < count and (key := self._next_of_anything()) is not None:
+            run = self._tree.remove(key)
+            self._count(run, -1)
+            gone.append(key)
             if not run.keys:
                 self._forget(run.note)
                 self._gone(run, now_s)
         return gone
 
+    def _next_of_anything(self) -> Key | None:
+        """The deepest that is not pinned. Looked for among all, but then for many calls."""
+        waiting = self._waiting
+        for again in (False, True):
+            while waiting and waiting[-1] not in self:
+                waiting.pop()
+            if waiting or again or not len(self):
+                break
+            runs = sorted(self._tree.runs().values(), key=lambda run: run.first)
+            waiting.extend(key for run in runs for key in run.keys)
+        return waiting[-1] if waiting else None
+
     def peek(self, now_s: float) -> tuple[float, Key] | None:
         self._advance(now_s)
         found = self._coldest()
-        return None if found is None else (found[0], found[1].keys[-1])
+        if found is None and self._parked:
+            for group in list(self._parked):
+                self._unpark(group)
+            found = self._coldest()
+        if found is not None:
+            return found[0], found[1].keys[-1]
+        key = self._next_of_anything()
+        return None if key is None else (math.inf, key)
 
     def __len__(self) -> int:
         return len(self._tree) - len(self._pinned)
@@ -544,12 +570,13 @@ class ReuseHazard(Generic[Key]):
 
     def adopt(self, fit: Any) -> None:
         self._table.adopt(fit)
+        self._beliefs = self._table.beliefs()
         order = [(self._table.value(*name), *name) for name in self._queues]
         heapq.heapify(order)
         self._order = order
 
     def beliefs(self) -> Mapping[str, Belief]:
-        return self._table.beliefs()
+        return self._beliefs
 
 
 def _kind_and_turn(category: str) -> tuple[str, int]:
