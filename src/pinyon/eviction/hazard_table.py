@@ -31,6 +31,8 @@ BINS = len(EDGES_S)
 WIDTHS_S = np.array([*np.diff(EDGES_S), EDGES_S[-1]])
 PRIOR = 100.0
 CLASSES_MAX = 2048
+OVER_MIN = 1024
+"""Samples that are over are kept until they are met, but never more than of others and so many."""
 LEVEL_PRIOR = 50.0
 FIRST_RATE = 1e-3
 """Uses per second, before anything was seen."""
@@ -90,6 +92,7 @@ class HazardTable:
         """Uses per second of holding one block."""
         self._values[0] = FIRST_RATE * FALL ** np.arange(BINS)
         self._samples: list[deque[Sample]] = [deque() for _ in range(BINS)]
+        self._alive = self._entries = 0
         self._faded_s: float | None = None
         self.root = self.of("", None)
 
@@ -113,6 +116,11 @@ class HazardTable:
         sample = Sample(of.number, now_s)
         self._samples[0].append(sample)
         self._waiting[of.number, 0] += 1
+        self._alive += 1
+        self._entries += 1
+        if self._entries > 2 * self._alive + OVER_MIN:
+            self._samples = [deque(each for each in samples if not each.over) for samples in self._samples]
+            self._entries = self._alive
         return sample
 
     def again(self, sample: Sample, now_s: float) -> None:
@@ -125,6 +133,7 @@ class HazardTable:
         """Nothing more is to be learned of it."""
         if not sample.over:
             sample.over = True
+            self._alive -= 1
             self._waiting[sample.of, sample.bin] -= 1
 
     def advance(self, now_s: float) -> None:
@@ -134,6 +143,7 @@ class HazardTable:
             until_s = now_s - (2 * EDGES_S[-1] if last else EDGES_S[bin + 1])
             while samples and (samples[0].over or samples[0].last_s <= until_s):
                 sample = samples.popleft()
+                self._entries -= 1
                 if sample.over:
                     continue
                 self._through[sample.of, bin] += 1
@@ -144,6 +154,7 @@ class HazardTable:
                     self._waiting[sample.of, bin + 1] += 1
                     sample.bin = bin + 1
                     self._samples[bin + 1].append(sample)
+                    self._entries += 1
 
     def fit(self, now_s: float) -> Callable[[], NDArray[np.float64]]:
         """Work for any thread: the values, by class and bin, for :meth:`adopt`."""

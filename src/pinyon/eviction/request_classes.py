@@ -1,0 +1,124 @@
+"""Which requests are alike: by kind and turn, pace of the conversation, the tenant so far, length of the prompt."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from pinyon.eviction.hazard_table import HazardTable, Sample
+from pinyon.eviction.run_note import RunNote
+
+__all__ = ["RequestClasses"]
+
+TENANTS_MAX = 65_536
+KINDS_MAX = 16
+"""Clients name kinds: what is beyond counts as one."""
+TURNS = (1, 2, 3, 4, 5, 7, 10, 15, 23)
+"""Turns are told apart up to the next of these,"""
+MORE_TURNS = "more"
+"""and what is beyond."""
+GAPS_S = (4.0, 16.0, 64.0, 256.0, 1024.0)
+TENANT_PRIOR = 3.0
+TENANT_LEVELS = 8
+RECENT = 64.0
+"""Requests of a tenant that count."""
+
+
+class _Tenant:
+    """How often conversations of one tenant went on, after the first turn and after later ones."""
+
+    __slots__ = ("again", "began")
+
+    def __init__(self) -> None:
+        self.began = [0.0, 0.0]
+        self.again = [0.0, 0.0]
+
+
+class RequestClasses:
+    """Gives runs their classes, and tells the table what became of them."""
+
+    def __init__(self, table: HazardTable) -> None:
+        self._table = table
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._all = _Tenant()
+        self._kinds: set[str] = set()
+
+    def tip(self, note: RunNote, blocks: int, now_s: float) -> None:
+        """A request ends here, with a prompt so long."""
+        later = note.turn > 1
+        tenant = self._tenant(note.tenant)
+        for each in (tenant, self._all):
+            each.began[later] += 1.0
+            if each.began[later] > RECENT:
+                each.began[later] /= 2
+                each.again[later] /= 2
+        usual = (self._all.again[later] + 1.0) / (self._all.began[later] + 2.0)
+        rate = (tenant.again[later] + TENANT_PRIOR * usual) / (tenant.began[later] - 1.0 + TENANT_PRIOR)
+        table = self._table
+        kind = table.of(self._kind(note.kind), table.root)
+        stage = table.of((kind.name, later), kind)
+        turns = next((str(turn) for turn in TURNS if note.turn <= turn), MORE_TURNS)
+        of = table.of(f"{kind.name}/{turns}", stage)
+        if later:
+            of = table.of((of.name, "gap", _bucket(note.gap_s, GAPS_S)), of)
+        if note.tenant:
+            of = table.of((of.name, "tenant", min(TENANT_LEVELS - 1, int(rate * TENANT_LEVELS))), of)
+        note.of = table.of((of.name, "blocks", blocks.bit_length()), of)
+        note.sample = table.begin(note.of, now_s)
+
+    def shared(self, note: RunNote, now_s: float) -> None:
+        """Several requests went on differently here: it is judged by its own uses from now on."""
+        self.forget(note)
+        table = self._table
+        common = table.of("shared", table.root)
+        pace = _bucket(note.gap_s, GAPS_S)
+        paced = table.of(("shared", pace), common)
+        note.of = table.of(("shared", pace, min(4, note.branches.bit_length())), paced)
+        note.sample = table.begin(note.of, now_s)
+
+    def left(self, note: RunNote, now_s: float) -> None:
+        """The next turn used what was before it, and not this."""
+        if note.sample is not None:
+            self.again(note.sample, note, now_s)
+        note.of = self._table.of("left", self._table.root)
+        note.sample = self._table.begin(note.of, note.last_s)
+        note.turn = 0
+
+    def again(self, sample: Sample, note: RunNote, now_s: float) -> None:
+        """It was used again."""
+        if sample.over:
+            return
+        self._table.again(sample, now_s)
+        if note.turn:
+            for each in (self._tenant(note.tenant), self._all):
+                each.again[note.turn > 1] += 1.0
+
+    def forget(self, note: RunNote) -> None:
+        """What becomes of it says nothing any more."""
+        if note.sample is not None:
+            self._table.give_up(note.sample)
+            note.sample = None
+
+    def _kind(self, name: str) -> str:
+        if name not in self._kinds:
+            if len(self._kinds) >= KINDS_MAX:
+                return "other"
+            self._kinds.add(name)
+        return name or "any"
+
+    def _tenant(self, name: str) -> _Tenant:
+        found = self._tenants.get(name)
+        if found is None:
+            found = self._tenants[name] = _Tenant()
+            if len(self._tenants) > TENANTS_MAX:
+                self._tenants.popitem(last=False)
+        else:
+            self._tenants.move_to_end(name)
+        return found
+
+
+def _bucket(value: float, edges: Sequence[float]) -> int:
+    for number, edge in enumerate(edges):
+        if value <= edge:
+            return number
+    return len(edges)
