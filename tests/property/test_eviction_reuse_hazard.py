@@ -257,7 +257,9 @@ def test_what_was_kept_by_a_pinned_prefix_is_found_again() -> None:
     policy.used([1, 2], 5.0, Traits(), range(2))
     policy.stored([7], 5.0, Traits(), [2], 2)
     policy.pinned([7], 5.0)
-    assert policy.victims(4, 6.0) == [6, 5, 4, 3]
+    policy.stored([8, 9], 5.5, Traits(), range(2))
+    assert policy.victims(4, 6.0) == [6, 5, 4, 3], "younger ones went first"
+    assert policy.victims(2, 6.0) == [9, 8]
     assert policy.peek(6.0) is None
     policy.unpinned([1, 2, 7], 7.0)
     assert policy.victims(9, 8.0) == [7, 2, 1]
