@@ -29,7 +29,7 @@ def line_of(row: TraceRow, format_name: str = "qwen") -> str:
     fields: dict[str, object] = {
         "chat_id": row.chat,
         "parent_chat_id": row.parent or -1,
-        "timestamp": round(row.time_s, 6),
+        "timestamp": round(row.time_s, 6) + 0.0,  # never -0.0
         "input_length": row.input_tokens,
         "output_length": row.output_tokens,
         "type": row.kind,

@@ -49,6 +49,10 @@ def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path: Path, name: s
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_there_is_no_negative_zero() -> None:
+    assert '"timestamp":0.0,' in line_of(ROWS[0]._replace(time_s=-1e-9))
+
+
 def test_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     with TraceWriter(Path("-")) as writer:
         writer.write(ROWS[0])
