@@ -164,17 +164,18 @@ class HazardTable:
             self._again[:count] *= fade
             self._through[:count] *= fade
         self._faded_s = now_s
-        classes = self._classes.values()
         again = self._again[:count].copy()
-        snapshot = _Snapshot(
-            np.array([0 if each.parent is None else each.parent.number for each in classes]),
-            np.array([each.depth for each in classes]),
-            again,
-            again
-            + self._through[:count]
-            + 0.5 * self._waiting[:count],  # who is still in a bin went through half of it
-        )
+        seen = (
+            again + self._through[:count] + 0.5 * self._waiting[:count]
+        )  # who is still in a bin went through half of it
+        snapshot = _Snapshot(*self._tree(), again, seen)
         return lambda: values_of(hazards_of(snapshot))
+
+    def _tree(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each class the number of what it is a part of, and how often that is one itself."""
+        classes = self._classes.values()
+        parents = np.array([0 if each.parent is None else each.parent.number for each in classes])
+        return parents, np.array([each.depth for each in classes])
 
     def adopt(self, values: NDArray[np.float64]) -> None:
         """Of the classes that there were; those that came since have their parents'."""
@@ -187,12 +188,7 @@ class HazardTable:
         """Of the classes whose name is a text."""
         classes = list(self._classes.values())
         again, through = self._again[: len(classes)].copy(), self._through[: len(classes)].copy()
-        depths = np.array([each.depth for each in classes])
-        parents = np.array([0 if each.parent is None else each.parent.number for each in classes])
-        for depth in range(depths.max(), 0, -1):
-            parts = np.flatnonzero(depths == depth)
-            np.add.at(again, parents[parts], again[parts])
-            np.add.at(through, parents[parts], through[parts])
+        _add_parts(*self._tree(), again, through)
         seen = again + through
         unused = np.cumprod(np.divide(through, seen, out=np.ones_like(seen), where=seen > 0), axis=1)
         uses = -np.diff(unused, axis=1, prepend=1.0)
@@ -205,13 +201,18 @@ class HazardTable:
         return found
 
 
+def _add_parts(parents: NDArray[np.int64], depths: NDArray[np.int64], *counts: NDArray[np.float64]) -> None:
+    """What a part saw, the whole saw."""
+    for depth in range(depths.max(), 0, -1):
+        parts = np.flatnonzero(depths == depth)
+        for each in counts:
+            np.add.at(each, parents[parts], each[parts])
+
+
 def hazards_of(snapshot: _Snapshot) -> NDArray[np.float64]:
     """Probability, by class and bin, that one which came so far is used in this bin."""
     parents, depths, again, seen = snapshot
-    for depth in range(depths.max(), 0, -1):  # what a part saw, the whole saw
-        parts = np.flatnonzero(depths == depth)
-        np.add.at(again, parents[parts], again[parts])
-        np.add.at(seen, parents[parts], seen[parts])
+    _add_parts(parents, depths, again, seen)
     hazards = np.empty_like(seen)
     rate = FIRST_RATE
     for bin in range(BINS):  # nothing was seen of what is older than the table: uses per second go on falling
