@@ -271,3 +271,21 @@ def test_what_only_pins_keep_is_next_where_nothing_else_may_go() -> None:
     policy.pinned([2], 0.0)
     assert policy.peek(1.0) == (math.inf, 1)
     assert policy.victims(5, 1.0) == [1]
+
+
+def test_what_is_not_valid_any_more_does_not_pile_up() -> None:
+    """Runs that grew old and are gone: their entries are in bins where time alone would take hours to meet them."""
+    policy = own(refit_s=1e9)
+    policy.stored([-1], 0.0, Traits(), [0])
+    for number in range(4_000):
+        policy.stored([number], 0.0, Traits(), [0])
+    for now_s in (10.0, 1_000.0, 40_000.0):
+        policy.peek(now_s)
+        policy._table.advance(now_s)
+    policy.dropped(range(4_000), 40_000.0)
+    policy.stored([-2], 40_000.0, Traits(), [0])
+    queues, table = policy._queues, policy._table
+    assert queues._inside == table._alive == len(policy) == 2
+    assert sum(map(len, queues._queues.values())) == queues._entries <= 2 * 2 + STALE_MIN
+    assert sum(map(len, table._samples)) == table._entries <= 2 * 2 + STALE_MIN
+    assert sorted(policy.victims(9, 40_001.0)) == [-2, -1]
