@@ -62,6 +62,8 @@ from services.lb.worker_sessions import WorkerSessions
 __all__ = ["Lb", "build", "run"]
 
 _log = get_logger("lb")
+TELL_S = 1.0
+"""For those who record a trace to be told the rest of it, at least."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,10 @@ class Lb:
             await asyncio.sleep(lame_duck_s)
         started_s = time.monotonic()
         await self.http.drain(drain_s)
+        # Also when all of the time is used up: what an ended call had not sent yet would be lost.
+        tell_s = TELL_S if self.recorder.recordings else 0.0
         self.recorder.close()
-        await self.grpc.drain(max(0.0, drain_s - (time.monotonic() - started_s)))
+        await self.grpc.drain(max(tell_s, drain_s - (time.monotonic() - started_s)))
         await self.readiness.close()
         await self.workers.close()
         await self.conductor.close()

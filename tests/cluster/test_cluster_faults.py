@@ -129,8 +129,8 @@ async def test_an_instance_is_frozen_and_wakes_up(fragile, clients, random_, kin
     victim = await busiest(fragile, kind, metric)
     victim.signal(signal.SIGSTOP)
     try:
-        if kind == "prefill":  # those it had may have ended before the signal; nobody knows yet, so more come to it
-            clients.start(make_asks(random_, 5, 300, max_tokens))
+        # Those it had may have ended before the signal; nobody knows yet, so more come to it.
+        clients.start(make_asks(random_, 5, 300, max_tokens if kind == "prefill" else 40))
         await clients.exact()
         assert await value(fragile, "lb-0", "pinyon_lb_retries_total") > retries, "nothing ran where it was frozen"
         # The memory it was writing to belongs to others when it wakes up and goes on.

@@ -99,6 +99,8 @@ def record(arguments: argparse.Namespace) -> int:
             streams = stack.enter_context(closing(_Streams(addresses, channels)))
             times, ended = _spool(streams, spool, arguments.seconds, arguments.requests)
             streams.close()
+            for reason in ended:
+                sys.stderr.write(f"pinyon: {reason}\n")
             _write(spool, times, out)
     except OSError as error:
         raise FailedPrecondition(f"cannot write {out}: {error.strerror or error}") from None
@@ -106,8 +108,6 @@ def record(arguments: argparse.Namespace) -> int:
     said = f"{len(times)} requests of {len(addresses)} load balancer{'s'[: len(addresses) > 1]} in {out}"
     if dropped:
         said += f"; {dropped} were left out: this command was too slow for them"
-    for reason in ended:
-        sys.stderr.write(f"pinyon: {reason}\n")
     sys.stderr.write(f"pinyon: {said}\n")
     return 1 if ended or dropped else 0
 
