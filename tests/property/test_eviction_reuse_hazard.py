@@ -284,7 +284,7 @@ def test_what_is_not_valid_any_more_does_not_pile_up() -> None:
         policy._table.advance(now_s)
     policy.dropped(range(4_000), 40_000.0)
     policy.stored([-2], 40_000.0, Traits(), [0])
-    queues, table = policy._queues, policy._table
+    queues, table = policy._queues._queues, policy._table
     assert queues._inside == table._alive == len(policy) == 2
     assert sum(map(len, queues._queues.values())) == queues._entries <= 2 * 2 + STALE_MIN
     assert sum(map(len, table._samples)) == table._entries <= 2 * 2 + STALE_MIN

@@ -9,7 +9,8 @@ others leave behind when they go on differently is a class of its own.
 A run goes from its end, and only after everything that extends it: a prefix is worth at least as much as its
 extensions. Nothing is known of the future; if the workload shifts, old counts fade.
 
-Tenants share the room (:mod:`pinyon.eviction.tenant_shares`).
+Tenants share the room (:mod:`pinyon.eviction.tenant_shares`). Where LRU would serve better it is followed for a while
+(:mod:`pinyon.eviction.lru_guard`).
 """
 
 from __future__ import annotations
@@ -20,27 +21,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from pinyon.eviction.hazard_table import HazardTable, Sample
+from pinyon.eviction.fair_queues import FairQueues
+from pinyon.eviction.hazard_table import HazardTable, Sample, bin_of
+from pinyon.eviction.lru_guard import LruGuard
 from pinyon.eviction.policy import Belief, Key, Traits
 from pinyon.eviction.prefix_tree import PrefixTree, Run
 from pinyon.eviction.request_classes import RequestClasses
 from pinyon.eviction.run_note import RunNote
-from pinyon.eviction.run_queues import RunQueues
-from pinyon.eviction.tenant_shares import TenantShares
 
 __all__ = ["ReuseHazard", "ReuseHazardSettings"]
 
 STALE_MIN = 1024
+LATER_MAX = 64
+"""Looked at of those that the guard gives, before it is worth alone that decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseHazardSettings:
     """What happened ``window_s`` ago counts 1/e; beliefs are renewed every ``refit_s``. ``fair``: nobody may have it
-    all."""
+    all. ``guard``: LRU is followed where it would serve better."""
 
     window_s: float = 3600.0
     refit_s: float = 10.0
     fair: bool = True
+    guard: bool = True
 
     def __post_init__(self) -> None:
         for name in ("window_s", "refit_s"):
@@ -57,15 +61,13 @@ class ReuseHazard(Generic[Key]):
         self._table = HazardTable(settings.window_s)
         self._pinned: set[Key] = set()
         self._classes = RequestClasses(self._table)
-        self._queues: RunQueues[Key] = RunQueues(self._table)
+        self._queues: FairQueues[Key] = FairQueues(self._table, settings.fair)
+        self._guard: LruGuard[Key] | None = LruGuard() if settings.guard else None
         self._ghosts: OrderedDict[Key, tuple[Sample, RunNote]] = OrderedDict()
         self._beliefs: Mapping[str, Belief] = {}
         self._waiting: list[Key] = []
         """See :meth:`_next_of_anything`."""
         self._refit_at_s = -math.inf
-        self._shares = TenantShares() if settings.fair else None
-        self._parked: dict[int, dict[Run[Key], None]] = {}
-        """By group of tenants, what would go if they had not less than their share."""
 
     # -- what happens
 
@@ -79,15 +81,17 @@ class ReuseHazard(Generic[Key]):
     ) -> None:
         if not keys:
             return
+        if self._guard is not None:
+            self._guard.asked(keys, held=False)
         came_back = self._returned(keys, now_s)
         parent = self._end_at(after, now_s)
         if parent is not None and self._goes_on(parent):
             self._tree.extend(parent, keys)
-            self._count(parent, len(keys))
+            self._queues.count(parent, len(keys))
             return
         note = RunNote(now_s, self._table.root)
         note.kind, turn = _kind_and_turn(traits.category)
-        self._whose(note, traits.tenant)
+        self._queues.whose(note, traits.tenant)
         if came_back is not None:
             note.turn, note.gap_s = came_back.turn + 1, now_s - came_back.last_s
         if parent is not None:
@@ -104,17 +108,19 @@ class ReuseHazard(Generic[Key]):
                 note.turn, note.gap_s = before.turn + 1, now_s - before.last_s
             else:
                 self._branched(before, now_s)
-            self._queues.leave(before)
+            self._queues.leave(parent)
         note.turn = turn or note.turn or 1
         note.growing = True
         run = self._tree.add(keys, offsets[0], parent)
         run.note = note
-        self._count(run, len(keys))
+        self._queues.count(run, len(keys))
         self._classes.tip(note, run.first + len(run.keys), now_s)
-        self._enter(run, now_s)
+        self._queues.enter(run, now_s)
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
         tree = self._tree
+        if self._guard is not None:
+            self._guard.asked(keys, held=True)
         at, last = 0, None
         while at < len(keys):
             run = tree.run_of(keys[at])
@@ -126,33 +132,37 @@ class ReuseHazard(Generic[Key]):
                 self._whole(run, now_s)
             if last is not None and run.parent is None:
                 tree.follow(run, last)
-                self._queues.leave(last.note)
+                self._queues.leave(last)
             if traits is not None and run.note.tenant != traits.tenant:
-                self._count(run, -len(run.keys))
-                self._whose(run.note, traits.tenant)
-                self._count(run, len(run.keys))
+                self._queues.count(run, -len(run.keys))
+                self._queues.whose(run.note, traits.tenant)
+                self._queues.count(run, len(run.keys))
             last = run
         if last is not None:
             self._used_up_to(last, now_s, traits)
 
     def pinned(self, keys: Sequence[Key], now_s: float) -> None:
         for key in keys:
-            note = self._tree.run_of(key).note
-            note.pins += 1
-            self._queues.leave(note)
+            run = self._tree.run_of(key)
+            run.note.pins += 1
+            self._queues.leave(run)
         self._pinned.update(keys)
 
     def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
         self._pinned.difference_update(keys)
+        if self._guard is not None:
+            self._guard.touched(keys)
         for key in keys:
             run = self._tree.run_of(key)
             run.note.pins -= 1
-            self._enter(run, now_s)
+            self._queues.enter(run, now_s)
 
     def dropped(self, keys: Sequence[Key], now_s: float) -> None:
+        if self._guard is not None:
+            self._guard.dropped(keys)
         for key in keys:
             run = self._tree.remove(key)
-            self._count(run, -1)
+            self._queues.count(run, -1)
             if key in self._pinned:
                 self._pinned.discard(key)
                 run.note.pins -= 1
@@ -160,7 +170,7 @@ class ReuseHazard(Generic[Key]):
                 self._classes.forget(run.note)
                 self._gone(run, now_s)
             else:
-                self._enter(run, now_s)
+                self._queues.enter(run, now_s)
 
     # -- what a request tells of those before
 
@@ -201,11 +211,11 @@ class ReuseHazard(Generic[Key]):
             note.pins -= mine.pins
         if not note.branches and not run.children and left == 1:
             self._classes.left(note, now_s)  # of the next turn
-            self._queues.leave(note)
+            self._queues.leave(run)
         else:
             mine.branches = note.branches
             self._branched(mine, now_s)
-        self._enter(run, now_s)  # it may have been kept by what was pinned before it
+        self._queues.enter(run, now_s)  # it may have been kept by what was pinned before it
         return head
 
     def _branched(self, note: RunNote, now_s: float) -> None:
@@ -228,8 +238,8 @@ class ReuseHazard(Generic[Key]):
             self._classes.shared(note, now_s)
         else:
             note.gap_s = gap_s
-        self._queues.leave(note)
-        self._enter(run, now_s)
+        self._queues.leave(run)
+        self._queues.enter(run, now_s)
 
     def _used_up_to(self, run: Run[Key], now_s: float, traits: Traits | None) -> None:
         """The last run that a request uses: where it goes on, and if it does not, its end."""
@@ -245,54 +255,48 @@ class ReuseHazard(Generic[Key]):
             return
         note.pending = True
         self._classes.tip(note, run.first + len(run.keys), now_s)
-        self._queues.leave(note)
-        self._enter(run, now_s)
-
-    def _whose(self, note: RunNote, tenant: str) -> None:
-        note.tenant = tenant
-        if self._shares is not None:
-            note.group = self._shares.group(tenant)
+        self._queues.leave(run)
+        self._queues.enter(run, now_s)
 
     # -- who is next
-
-    def _enter(self, run: Run[Key], now_s: float) -> None:
-        """If it may go."""
-        if not run.note.pins and not run.children and run.keys:
-            self._queues.enter(run, now_s)
 
     def victims(self, count: int, now_s: float) -> list[Key]:
         self._table.advance(now_s)
         self._queues.advance(now_s)
         gone: list[Key] = []
-        fair = self._shares
-        if fair is not None:
-            for group in [group for group in self._parked if fair.above(group)]:
-                self._unpark(group, now_s)
-        while len(gone) < count:
-            found = self._queues.first()
-            if found is not None:
-                run, most = found[1], count - len(gone)
-                if fair is not None:
-                    above = fair.above(run.note.group)
-                    if not above:
-                        self._park(run)
-                        continue
-                    most = min(most, above)
-                gone.extend(self._evict(run, most, now_s))
-            elif self._parked:  # nobody has more than a share
-                fair = None
-                for group in list(self._parked):
-                    self._unpark(group, now_s)
-            else:
-                gone.extend(self._anything(count - len(gone), now_s))
-                break
+        while len(gone) < count and (found := self._first(count - len(gone), now_s)) is not None:
+            gone.extend(self._evict(*found, now_s))
+        gone.extend(self._anything(count - len(gone), now_s))
         return gone
+
+    def _first(self, count: int, now_s: float) -> tuple[Run[Key], int] | None:
+        """Whose keys are next, and how many of them, at most ``count``."""
+        guard = self._guard
+        if guard is not None:
+            guard.shrink(max(0, len(self._tree) - count), self._group_of)
+            for _ in range(LATER_MAX):
+                key = guard.first(self._queues.above) if guard.on else None
+                if key is None:
+                    break
+                run = self._tree.run_of(key)
+                if not run.children and not run.note.pins and (many := guard.beyond(reversed(run.keys))):
+                    return run, min(many, self._queues.most(run), count)
+                guard.later(key)  # it is pinned, or what LRU has kept extends it
+        found = self._queues.first(now_s)
+        return None if found is None else (found, min(self._queues.most(found), count))
+
+    def _group_of(self, key: Key) -> int | None:
+        """Of tenants."""
+        run = self._tree.get(key)
+        return None if run is None else run.note.group
 
     def _evict(self, run: Run[Key], count: int, now_s: float) -> list[Key]:
         """From its end."""
         first = run.keys[0]
         gone = self._tree.drop_end(run, min(count, len(run.keys)))
-        self._count(run, -len(gone))
+        if self._guard is not None:
+            self._guard.gone(gone)
+        self._queues.count(run, -len(gone))
         if not run.keys:
             note: RunNote = run.note
             if not note.turn and not note.branches:  # left behind
@@ -308,8 +312,7 @@ class ReuseHazard(Generic[Key]):
     def _gone(self, run: Run[Key], now_s: float) -> None:
         """Nothing is left of it: what it extended may be next."""
         note: RunNote = run.note
-        self._queues.leave(note)
-        self._parked.get(note.group, {}).pop(run, None)
+        self._queues.leave(run)
         parent = run.parent
         if parent is None or parent.children or not parent.keys:
             return
@@ -318,7 +321,7 @@ class ReuseHazard(Generic[Key]):
             self._classes.forget(before)
             before.of, before.last_s, before.sample = note.of, note.last_s, note.sample
             before.turn, before.kind, before.gap_s = note.turn, note.kind, note.gap_s
-        self._enter(parent, now_s)
+        self._queues.enter(parent, now_s)
 
     @staticmethod
     def _inherits(run: Run[Key]) -> bool:
@@ -333,7 +336,9 @@ class ReuseHazard(Generic[Key]):
         gone: list[Key] = []
         while len(gone) < count and (key := self._next_of_anything()) is not None:
             run = self._tree.remove(key)
-            self._count(run, -1)
+            if self._guard is not None:
+                self._guard.gone((key,))
+            self._queues.count(run, -1)
             gone.append(key)
             if not run.keys:
                 self._classes.forget(run.note)
@@ -354,13 +359,10 @@ class ReuseHazard(Generic[Key]):
 
     def peek(self, now_s: float) -> tuple[float, Key] | None:
         self._queues.advance(now_s)
-        found = self._queues.first()
-        if found is None and self._parked:
-            for group in list(self._parked):
-                self._unpark(group, now_s)
-            found = self._queues.first()
+        found = self._first(1, now_s)
         if found is not None:
-            return found[0], found[1].keys[-1]
+            note: RunNote = found[0].note
+            return self._table.value(note.of.number, bin_of(now_s - note.last_s)), found[0].keys[-1]
         key = self._next_of_anything()
         return None if key is None else (math.inf, key)
 
@@ -369,22 +371,6 @@ class ReuseHazard(Generic[Key]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._tree and key not in self._pinned
-
-    def _count(self, run: Run[Key], more: int) -> None:
-        """The tenant of this run has so many more keys."""
-        shares = self._shares
-        if shares is not None:
-            group = run.note.group
-            shares.add(group, more)
-
-    def _park(self, run: Run[Key]) -> None:
-        note: RunNote = run.note
-        self._queues.leave(note)
-        self._parked.setdefault(note.group, {})[run] = None
-
-    def _unpark(self, group: int, now_s: float) -> None:
-        for run in self._parked.pop(group):
-            self._enter(run, now_s)
 
     # -- what is learned
 

@@ -86,11 +86,11 @@ class RunQueues(Generic[Key]):
             else:
                 del queues[number, bin]
 
-    def first(self) -> tuple[float, Run[Key]] | None:
-        """What is worth least, and how much."""
+    def first(self) -> Run[Key] | None:
+        """What is worth least."""
         order = self._order
         while order:
-            value, number, bin = order[0]
+            _, number, bin = order[0]
             queue = self._queues.get((number, bin))
             while queue and queue[0][0].note.stamp != queue[0][1]:
                 queue.popleft()
@@ -100,7 +100,7 @@ class RunQueues(Generic[Key]):
                 if queue is not None and bin == BINS - 1:
                     del self._queues[number, bin]
                 continue
-            return value, queue[0][0]
+            return queue[0][0]
         return None
 
     def reorder(self) -> None:

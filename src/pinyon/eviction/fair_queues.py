@@ -1,0 +1,97 @@
+"""The runs that may go, in the order in which they should, where tenants share the room."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from pinyon.eviction.hazard_table import HazardTable
+from pinyon.eviction.policy import Key
+from pinyon.eviction.prefix_tree import Run
+from pinyon.eviction.run_note import RunNote
+from pinyon.eviction.run_queues import RunQueues
+from pinyon.eviction.tenant_shares import TenantShares
+
+__all__ = ["FairQueues"]
+
+MANY = 1 << 62
+
+
+class FairQueues(Generic[Key]):
+    """``fair``: nothing goes of a tenant that has not more than its share while another has; else worth alone
+    decides."""
+
+    def __init__(self, table: HazardTable, fair: bool) -> None:
+        self._queues: RunQueues[Key] = RunQueues(table)
+        self._shares = TenantShares() if fair else None
+        self._parked: dict[int, dict[Run[Key], None]] = {}
+        """By group of tenants, what would go if they had not less than their share."""
+        self._nobody_above = False
+        """Since :meth:`advance`: then shares decide nothing."""
+
+    def whose(self, note: RunNote, tenant: str) -> None:
+        note.tenant = tenant
+        if self._shares is not None:
+            note.group = self._shares.group(tenant)
+
+    def count(self, run: Run[Key], more: int) -> None:
+        """The tenant of this run has so many more keys."""
+        shares = self._shares
+        if shares is not None:
+            note: RunNote = run.note
+            shares.add(note.group, more)
+
+    def most(self, run: Run[Key]) -> int:
+        """Of its keys that may be taken now."""
+        note: RunNote = run.note
+        return min(len(run.keys), self.above(note.group))
+
+    def above(self, group: int) -> int:
+        """How many keys may be taken from these tenants now."""
+        return MANY if self._shares is None or self._nobody_above else self._shares.above(group)
+
+    def enter(self, run: Run[Key], now_s: float) -> None:
+        """It may go, if nothing extends or pins it."""
+        note: RunNote = run.note
+        if not note.pins and not run.children and run.keys:
+            self._queues.enter(run, now_s)
+
+    def leave(self, run: Run[Key]) -> None:
+        """It may not, or is not there any more."""
+        note: RunNote = run.note
+        self._queues.leave(note)
+        if self._parked and (parked := self._parked.get(note.group)) is not None:
+            parked.pop(run, None)
+
+    def advance(self, now_s: float) -> None:
+        """Before others are asked for."""
+        self._queues.advance(now_s)
+        self._nobody_above = False
+        shares = self._shares
+        if shares is not None:
+            for group in [group for group in self._parked if shares.above(group)]:
+                self._unpark(group, now_s)
+
+    def first(self, now_s: float) -> Run[Key] | None:
+        """What is worth least of those that may go."""
+        while True:
+            run = self._queues.first()
+            if run is None:
+                if not self._parked:
+                    return None
+                self._nobody_above = True
+                for group in list(self._parked):
+                    self._unpark(group, now_s)
+                continue
+            if self.most(run):
+                return run
+            note: RunNote = run.note
+            self._queues.leave(note)
+            self._parked.setdefault(note.group, {})[run] = None
+
+    def _unpark(self, group: int, now_s: float) -> None:
+        for run in self._parked.pop(group):
+            self.enter(run, now_s)
+
+    def reorder(self) -> None:
+        """Worths have changed."""
+        self._queues.reorder()

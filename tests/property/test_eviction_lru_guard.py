@@ -1,0 +1,98 @@
+"""The guard of pinyon's own policy: it knows what LRU would hold, and lets nothing else go while it is on."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.eviction import Traits
+from pinyon.eviction.lru import Lru
+from pinyon.eviction.lru_guard import LIMIT, LruGuard
+from pinyon.eviction.replay import Asked, CacheReplay, replayed
+from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
+
+
+def guarded(**values: float) -> tuple[ReuseHazard[int], LruGuard[int]]:
+    policy: ReuseHazard[int] = ReuseHazard(ReuseHazardSettings(**values))  # type: ignore[arg-type]
+    assert policy._guard is not None
+    return policy, policy._guard
+
+
+def prompts(rng: Random, count: int) -> list[Asked]:
+    """Chains that share prefixes: what is asked for again is mostly, not only, what was asked for lately."""
+    asked: list[Asked] = []
+    known: list[tuple[int, ...]] = [()]
+    now_s = 0.0
+    for number in range(count):
+        now_s += rng.choice((0.0, 0.2, 5.0, 40.0))
+        before = rng.choice(known[-rng.choice((3, 30, 300)) :])
+        kept = before[: rng.randint(0, len(before))]
+        blocks = (*kept, *(100 * number + more for more in range(1, rng.randint(1, 7))))
+        known.append(blocks)
+        if blocks:
+            asked.append(Asked(blocks, now_s, Traits(f"text/{rng.randint(1, 3)}", str(rng.randrange(3)))))
+    return asked
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(8, 60), st.booleans())
+def test_it_knows_what_lru_would_hold(seed: int, capacity: int, fair: bool) -> None:
+    """Against LRU itself, in a cache of its own."""
+    policy, guard = guarded(refit_s=1.0, fair=fair)
+    cache, lru = CacheReplay(policy, capacity), CacheReplay(Lru(), capacity)
+    for each in prompts(Random(seed), 120):
+        cache.request(*each)
+        lru.request(*each)
+        kept = list(guard._kept)
+        assert set(kept[-capacity:]) == lru._cache.resident
+        held = cache._cache.resident
+        assert set(guard._group_of) == held - set(kept)
+        assert {key: group for group, keys in guard._beyond.items() for key in keys} == guard._group_of
+        assert len(guard) <= 3 * capacity
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(8, 60))
+def test_while_it_is_on_nothing_goes_that_lru_would_have_kept(seed: int, capacity: int) -> None:
+    policy, guard = guarded(refit_s=1.0, fair=False)
+    cache, lru = CacheReplay(policy, capacity), CacheReplay(Lru(), capacity)
+    asked = prompts(Random(seed), 160)
+    for each in asked[:80]:
+        cache.request(*each)
+        lru.request(*each)
+    guard._hold = 1 << 30
+    guard._turn(True)
+    for each in asked[80:]:
+        both = cache._cache.resident & lru._cache.resident
+        cache.request(*each)
+        lru.request(*each)
+        assert both & lru._cache.resident <= cache._cache.resident
+
+
+def turned_over(rng: Random) -> list[Asked]:
+    """Of two kinds one comes back, after up to a minute, and one does not; in the middle they change their names."""
+    asked: list[Asked] = []
+    for number in range(4_000):
+        at_s = number * 1.0
+        blocks = [10 * number + more for more in range(8)]
+        kind = rng.random() < 0.5
+        asked.append(Asked(blocks, at_s, Traits(f"{'ab'[kind]}/1", "t")))
+        if kind == (number < 2_000):
+            asked.append(Asked(blocks, at_s + rng.uniform(1.0, 60.0), Traits(f"{'ab'[kind]}/1", "t")))
+    return sorted(asked, key=lambda each: each.now_s)
+
+
+def test_it_bounds_what_a_wrong_belief_costs() -> None:
+    capacity = 400
+    asked = turned_over(Random(7))
+    middle = next(number for number, each in enumerate(asked) if each.now_s >= 2_000.0)
+    hits = {}
+    for choice in ("lru", "reuse_hazard:window_s=1e6", "reuse_hazard:window_s=1e6,guard=false"):
+        _, each = replayed(asked, choice, lambda make: CacheReplay(make(), capacity))
+        hits[choice] = sum(each[middle:])
+    print(hits)
+    lru, with_it, without = hits.values()
+    assert without < lru - 4 * LIMIT * capacity, "nothing to guard against"
+    assert lru - with_it < 0.5 * (lru - without)
