@@ -13,7 +13,7 @@ __all__ = ["GROUPS", "TenantShares"]
 
 GROUPS = 64
 """More tenants than that are put together by hash."""
-FLOOD = 8
+FLOOD = 2
 
 
 class TenantShares:
