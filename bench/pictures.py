@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from pinyon.pictures import COLOURS, line, page, polyline, round_ticks, text
 
 __all__ = ["Panel", "Series", "chart"]
 
-_COLOURS = ("#1f6fb4", "#d1662b", "#3a8f4d", "#8a4fa3", "#7a7a7a", "#b3942b", "#2aa3a3", "#c04a6e")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _GAP = 440, 260, 62, 72, 30, 62
 _NUMBER_WIDTH = 36
 """Room for a value's text, so that neighbours do not overlap."""
@@ -46,7 +46,7 @@ def chart(title: str, unit: str, panels: Sequence[Panel], *, joined: bool) -> st
         raise ValueError("nothing to draw")
     low, high = _round(min(numbers), -1), _round(max(numbers), 1)
     labels = list(dict.fromkeys(each.label for panel in panels for each in panel.series))
-    colours = {each.label: _COLOURS[each.colour % len(_COLOURS)] for panel in panels for each in panel.series}
+    colours = {each.label: COLOURS[each.colour % len(COLOURS)] for panel in panels for each in panel.series}
     widest = 0 if joined else max(len(panel.categories) * len(panel.series) for panel in panels)
     panel_width = max(_WIDTH, widest * _NUMBER_WIDTH)
     across = 1 if panel_width > 1.5 * _WIDTH else min(2, len(panels))
@@ -54,22 +54,16 @@ def chart(title: str, unit: str, panels: Sequence[Panel], *, joined: bool) -> st
     head = 34 + 18 * rows
     width = _LEFT + across * (panel_width + _GAP) - _GAP + 20
     height = head + -(-len(panels) // across) * (_HEIGHT + _TOP - 34 + _BOTTOM) + 8
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="13">',
-        f"<title>{escape(title)}</title>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        _text(_LEFT, 22, f"{title}: {unit}", 'font-size="16" font-weight="bold"'),
-    ]
+    out: list[str] = []
     for index, label in enumerate(labels):
         x, y = _LEFT + (index % 4) * (width - _LEFT) / 4, 46 + 18 * (index // 4)
         out.append(f'<circle cx="{x + 6:.0f}" cy="{y - 4}" r="5" fill="{colours[label]}"/>')
-        out.append(_text(x + 16, y, label))
+        out.append(text(x + 16, y, label))
     for index, panel in enumerate(panels):
         left = _LEFT + (index % across) * (panel_width + _GAP)
         top = head + 38 + (index // across) * (_HEIGHT + _TOP - 34 + _BOTTOM)
         out += _panel(panel, _Frame(left, top, panel_width, low, high), colours, joined)
-    return "\n".join([*out, "</svg>", ""])
+    return page(f"{title}: {unit}", width, height, out, left=_LEFT)
 
 
 @dataclass(frozen=True)
@@ -89,51 +83,37 @@ class _Frame:
         return self.left + self.width * column / columns
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, ... from ``low`` to ``high``."""
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
-    steps = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
-    return [step for step in steps if low * 0.999 <= step <= high * 1.001]
-
-
 def _round(value: float, direction: int) -> float:
     """The nearest 1, 2 or 5 times a power of ten beyond ``value``."""
-    steps = _ticks(value / 100, value * 100)
+    steps = round_ticks(value / 100, value * 100)
     return min(step for step in steps if step > value) if direction > 0 else max(s for s in steps if s < value)
 
 
 def _panel(panel: Panel, frame: _Frame, colours: dict[str, str], joined: bool) -> list[str]:
     right, bottom = frame.left + frame.width, frame.top + _HEIGHT
-    out = [_text(frame.left + frame.width / 2, frame.top - 10, panel.title, 'text-anchor="middle" font-weight="bold"')]
-    for tick in _ticks(frame.low, frame.high):
+    out = [text(frame.left + frame.width / 2, frame.top - 10, panel.title, 'text-anchor="middle" font-weight="bold"')]
+    for tick in round_ticks(frame.low, frame.high):
         y = frame.y(tick)
-        out.append(f'<line x1="{frame.left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        out.append(_text(frame.left - 6, y + 4, f"{tick:g}", 'text-anchor="end" font-size="11"'))
+        out.append(line((frame.left, y), (right, y), "#ddd"))
+        out.append(text(frame.left - 6, y + 4, f"{tick:g}", 'text-anchor="end" font-size="11"'))
     columns = len(panel.categories)
     for index, category in enumerate(panel.categories):
-        out.append(_text(frame.x(index + 0.5, columns), bottom + 18, category, 'text-anchor="middle"'))
+        out.append(text(frame.x(index + 0.5, columns), bottom + 18, category, 'text-anchor="middle"'))
         if index and not joined:
             x = frame.x(index, columns)
-            out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{frame.top}" y2="{bottom}" stroke="#bbb"/>')
+            out.append(line((x, frame.top), (x, bottom), "#bbb"))
     for number, each in enumerate(panel.series):
         colour = colours[each.label]
         shift = 0.5 if joined else (number + 0.5) / len(panel.series)
         points = [(frame.x(index + shift, columns), three) for index, three in enumerate(each.values) if three]
         if joined:
-            path = " ".join(f"{x:.1f},{frame.y(value):.1f}" for x, (_, value, _) in points)
-            out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            out.append(polyline([(x, frame.y(value)) for x, (_, value, _) in points], colour, 2))
         for x, (least, value, most) in points:
             y, above, below = frame.y(value), frame.y(most), frame.y(least)
-            out.append(
-                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{above:.1f}" y2="{below:.1f}" stroke="{colour}" opacity="0.6"/>'
-            )
+            out.append(line((x, above), (x, below), colour))
             out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.5 if joined else 4.5}" fill="{colour}"/>')
             if not joined:
                 shown = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
                 at = 'text-anchor="middle" font-size="11"'
-                out.append(_text(x, min(y - 2, above) - 5, shown, f'{at} fill="{colour}"'))
+                out.append(text(x, min(y - 2, above) - 5, shown, f'{at} fill="{colour}"'))
     return out
-
-
-def _text(x: float, y: float, text: str, extra: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {extra}>{escape(text)}</text>'
