@@ -30,6 +30,7 @@ from pinyon.eviction import EVICTION_POLICIES
 from pinyon.messages.role import role_to_proto
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
 from services.access import Access, role_of
@@ -110,7 +111,7 @@ class ClusterSpec:
         for name, registry in POLICIES.items():
             if choice := getattr(self, name):
                 try:
-                    registry.checked(choice)
+                    registry.checked(whole_choice(choice))
                 except ValueError as error:
                     raise InvalidArgument(str(error), field=name) from None
 

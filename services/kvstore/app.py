@@ -70,7 +70,7 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
             node.switch(policy)
             show_policy("eviction", choice)
 
-        add_admin(server, [changeable_policy(EVICTION_POLICIES, settings.eviction, use)])
+        add_admin(server, [changeable_policy(EVICTION_POLICIES, settings.eviction, use, node.policy)])
         bound = await server.start()
         stack.push_async_callback(_drain, server, node, settings.drain_s)
         address = settings.reachable(bound)

@@ -13,6 +13,7 @@ from pinyon.core.errors import FailedPrecondition, NotFound, PinyonError, Unavai
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy, Traits, Use
 from pinyon.paging import LeaseTable
+from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.refit_thread import RefitThread
 from pinyon.store.allocator import OffsetAllocator
@@ -49,7 +50,7 @@ class StoreNode:
         # Ids start anywhere: what was meant for the process before a restart must not hit something of this one.
         self.table = ObjectTable(
             OffsetAllocator(self._pool.nbytes, ALIGNMENT_BYTES),
-            EVICTION_POLICIES.make(settings.eviction),
+            self.policy(settings.eviction),
             LeaseTable(first_id=1 + secrets.randbits(62), max_leases=settings.leases_max),
             first_put_id=1 + secrets.randbits(62),
             max_open_puts=settings.open_puts_max,
@@ -200,6 +201,10 @@ class StoreNode:
         if removed:
             self._changed()
         return removed
+
+    def policy(self, choice: str) -> EvictionPolicy[bytes]:
+        """A new one, as chosen. Raises ``ValueError``."""
+        return EVICTION_POLICIES.make(whole_choice(choice, self._clock))
 
     def switch(self, eviction: EvictionPolicy[bytes]) -> None:
         """See :meth:`ObjectTable.switch`."""

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from pinyon.eviction import EVICTION_POLICIES
+from pinyon.runtime.eviction_choice import checked_eviction
 from pinyon.runtime.settings import Address, plain_redis, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
 
@@ -22,7 +23,7 @@ class KvStoreSettings(TransferSettings):
     conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
     pool_mib: int = Field(256, ge=1, le=1 << 24, description="size of the DRAM pool in MiB")
     geography: str = Field("", max_length=64, description="where this instance stands, such as eu-west")
-    eviction: Annotated[str, AfterValidator(EVICTION_POLICIES.checked)] = Field(
+    eviction: Annotated[str, AfterValidator(checked_eviction)] = Field(
         "lru", description=f"which objects go when room is needed: {EVICTION_POLICIES.described}"
     )
     put_timeout_s: float = Field(10.0, gt=0, le=3600, description="seconds a put may take if it does not say so")

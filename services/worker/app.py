@@ -20,6 +20,7 @@ from pinyon.messages.segment import segment_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
+from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
@@ -179,15 +180,18 @@ class Worker:
             BLOCK_READ_CALLERS,
         )
 
-        def use(_: object, choice: str) -> None:
-            decisions.eviction.switch(choice, clock())  # it makes one of its own: a journal holds no policies
+        def make(choice: str) -> str:
+            return EVICTION_POLICIES.checked(whole_choice(choice, clock))
+
+        def use(whole: str, choice: str) -> None:
+            decisions.eviction.switch(whole, clock())  # it makes one of its own: a journal holds no policies
             show_policy("eviction", choice)
 
         add_admin(
             self.server,
             [
                 changeable_flag("draining", lambda: self.parts.draining, self._set_draining),
-                changeable_policy(EVICTION_POLICIES, settings.eviction, use),
+                changeable_policy(EVICTION_POLICIES, settings.eviction, use, make),
             ],
             fixed={
                 "batching": "what waits is in the policy's own order",
@@ -257,7 +261,7 @@ class Worker:
             chunk_tokens=settings.prefill_chunk_tokens,
             active_prefills=settings.active_prefills,
             max_prefills=settings.max_prefills,
-            eviction=settings.eviction,
+            eviction=whole_choice(settings.eviction, self._clock),
             batching=settings.batching,
             spare_queued=settings.spare_queued,
             refits_apart=True,

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
+from pinyon.runtime.eviction_choice import checked_eviction
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, plain_redis, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
@@ -51,7 +52,7 @@ class WorkerSettings(TransferSettings, JournalSettings):
         description="KV blocks of a second tier, which keeps what the pool has no room for; 0: none",
     )
     block_tokens: int = Field(32, ge=1, le=1024, description="tokens per KV block")
-    eviction: Annotated[str, AfterValidator(EVICTION_POLICIES.checked)] = Field(
+    eviction: Annotated[str, AfterValidator(checked_eviction)] = Field(
         "lru", description=f"which cached blocks go when room is needed: {EVICTION_POLICIES.described}"
     )
 

@@ -14,6 +14,8 @@ from pinyon.cli import main
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.decisions import replay_journal
 from pinyon.eviction import EVICTION_POLICIES
+from pinyon.eviction.day_fits import DayFits
+from pinyon.eviction.fit import Fit
 from pinyon.messages.request_class import class_to_proto
 from pinyon.runtime.redis_server import find_redis
 from tests.integration.kvstore_parts import OBJECT, Node, client_of, empty, running_node
@@ -84,13 +86,22 @@ async def test_a_worker_keeps_its_blocks_and_its_journal_says_who_chose(fleet: F
     assert sum(call["c"] == "switch" for call in calls) == 3 * len(choices)
 
 
-async def test_what_is_learned_in_a_thread_is_in_the_journal(fleet: Fleet, tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    m = await fleet.start("mixed", "m0", blocks=24, journal=str(path), eviction="workload_aware:refit_s=0.001")
+@pytest.mark.parametrize("with_fits", [False, True])
+async def test_what_is_learned_in_a_thread_is_in_the_journal(fleet: Fleet, tmp_path: Path, with_fits: bool) -> None:
+    path, file = tmp_path / "journal.jsonl", tmp_path / "fits.json"
+    file.write_text(json.dumps(DayFits({hour: {"chat/2": Fit(0.25, 5.0)} for hour in range(24)}).json()))
+    eviction = "workload_aware:refit_s=0.001" + (f",fits={file}" if with_fits else "")
+    m = await fleet.start("mixed", "m0", blocks=24, journal=str(path), eviction=eviction)
+    assert in_force(m._registry, "worker") == {eviction}
     client = await fleet.client(m)
     asks = make_asks(40, seed=6)
     check(asks, await run_all(client, None, None, asks, request_class=class_to_proto(RequestClass("chat", 2))))
     await fleet.idle()
+    if with_fits:
+        assert await admin("worker", m.address, "eviction=lru") == 0
+        assert await admin("worker", m.address, f"eviction={eviction}") == 0
+        assert in_force(m._registry, "worker") == {eviction}
+        file.unlink()  # what was in it is in the journal
     fleet.workers.remove(m)
     await m.stop(0)
     with path.open(encoding="utf-8") as lines:

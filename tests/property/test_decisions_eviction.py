@@ -15,7 +15,7 @@ from pinyon.batching import BatchRequest
 from pinyon.core.journal import Codec, Journal
 from pinyon.core.request import RequestClass
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header, replay_journal
-from pinyon.eviction import EVICTION_POLICIES, Traits, workload_aware
+from pinyon.eviction import EVICTION_POLICIES, Traits, fit
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import Learning
 from pinyon.paging.second_tier import NO_SLOT
@@ -37,7 +37,7 @@ events = st.lists(
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_samples_are_enough() -> Iterator[None]:
-    with patch.object(workload_aware, "SAMPLES_MIN", 2):
+    with patch.object(fit, "SAMPLES_MIN", 2):
         yield
 
 
@@ -143,8 +143,8 @@ def test_a_journal_holds_the_fit_of_every_policy_that_learns() -> None:
         fits: list[Any] = []
         evictor = Evictor(policy, lambda work, _, fits=fits: fits.append(work()))
         evictor.learn(1e6)
-        (fit,) = fits
-        again = codec.decode(json.loads(json.dumps(codec.encode(fit))))
-        assert again == fit, name
+        (learned,) = fits
+        again = codec.decode(json.loads(json.dumps(codec.encode(learned))))
+        assert again == learned, name
         evictor.adopt(again)
     assert learning

@@ -18,6 +18,7 @@ from pinyon.eviction.pool_replay import PoolSize
 from pinyon.eviction.pools import LOOK_AHEAD, POOLS, Build, pool
 from pinyon.eviction.replay import BELADY, Asked, replayed
 from pinyon.paging.replay import TierReplay
+from pinyon.runtime.eviction_choice import whole_choice
 
 __all__ = ["add_command", "simulate_cache"]
 
@@ -72,12 +73,12 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
         raise InvalidArgument(f"--capacity must be at least 1, got {arguments.capacity}", field="capacity")
     if arguments.dram < 0:
         raise InvalidArgument(f"--dram must be at least 0, got {arguments.dram}", field="dram")
-    choice = arguments.policy
+    choice = whole = arguments.policy
     if choice == BELADY and arguments.dram:
         raise InvalidArgument(f"--dram replays what workers do, and none has {BELADY}", field="policy")
     if choice != BELADY:
         try:
-            EVICTION_POLICIES.checked(choice)
+            whole = EVICTION_POLICIES.checked(whole_choice(choice))
         except ValueError as error:
             raise InvalidArgument(f"{error}, {BELADY}", field="policy") from None
     if arguments.nodes is not None and arguments.dram:
@@ -93,14 +94,14 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise InvalidArgument(str(error), field="nodes") from None
     if arguments.dram:
-        build = lambda _: TierReplay(choice, arguments.capacity, arguments.dram)  # noqa: E731
+        build = lambda _: TierReplay(whole, arguments.capacity, arguments.dram)  # noqa: E731
     trace = open_trace(arguments)
     with bar("reading", trace.size_bytes) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
     requests = [Asked(row.blocks, row.time_s, Traits(row.category, row.user)) for row in rows]
     tell_broken(trace)
     with bar("replaying", len(requests)) as progress:
-        cache, hits = replayed(requests, choice, build, progress)
+        cache, hits = replayed(requests, whole, build, progress)
     seen = cache.result()
     blocks, hit_blocks = sum(len(asked.blocks) for asked in requests), sum(hits)
     unique = len({block for asked in requests for block in asked.blocks})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinyon.cli import trace_analyze, trace_generate, trace_record, trace_scale
+from pinyon.cli import trace_analyze, trace_fit, trace_generate, trace_record, trace_scale
 
 __all__ = ["add_command"]
 
@@ -14,6 +14,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("trace", help="traces of requests: make, record, analyse them")
     group = parser.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
     trace_analyze.add_command(group)
+    trace_fit.add_command(group)
     trace_generate.add_command(group)
     trace_record.add_command(group)
     trace_scale.add_command(group)

@@ -1,7 +1,8 @@
 """Policies by name: how settings choose one where a seam has several.
 
 A choice is written ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``. Each policy has a settings object of its own, a
-frozen dataclass that checks its bounds in ``__post_init__`` (raising ``ValueError``); its fields are the options.
+frozen dataclass that checks its bounds in ``__post_init__`` (raising ``ValueError``); its fields are the options:
+numbers, booleans, or of a class that has ``of_text``, which raises ``ValueError``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ __all__ = ["NoSettings", "Registry"]
 
 Policy = TypeVar("Policy")
 
-CHOICE_CHARS_MAX = 1024
+CHOICE_CHARS_MAX = 1 << 17
+"""An option may be a table (:class:`pinyon.eviction.day_fits.DayFits`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ def _value(option: str, text: str, kind: type[Any]) -> object:
         if text.lower() not in ("true", "false"):
             raise ValueError(f"{option} must be true or false, got {text!r}")
         return text.lower() == "true"
+    if of_text := getattr(kind, "of_text", None):
+        return of_text(text)
     try:
         value = kind(text)
     except ValueError:

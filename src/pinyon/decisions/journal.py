@@ -15,7 +15,7 @@ from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
 from pinyon.eviction import Traits, Use
 from pinyon.eviction.evictor import Rows
-from pinyon.eviction.workload_aware import Fit
+from pinyon.eviction.fit import Fit
 from pinyon.paging import Reservation, Swap
 from pinyon.routing.rates import Rates
 

@@ -7,6 +7,8 @@ vanish). For each category it is p * (1 - exp(-t / tau)) as fitted to what was s
 that were used again, tau their mean time to that. The probability falls with t, so in each category the block that was
 used longest ago is the only candidate: O(W) per eviction for W categories (Fig. 24 and "Performance optimization").
 
+Where samples are too few, fits of the same hour of an earlier day may stand in (appendix A.1).
+
 The paper does not say what *life* is; hit ratios depend on it. Frequency is not used.
 """
 
@@ -16,45 +18,31 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple
+from typing import Generic
 
+from pinyon.eviction.day_fits import NO_FITS, DayFits
+from pinyon.eviction.fit import PRIOR, UNKNOWN, Fit, Sums, fitted
 from pinyon.eviction.policy import Belief, Key, Traits
 from pinyon.eviction.ranked import Ranked
 
-__all__ = ["Fit", "WorkloadAware", "WorkloadAwareSettings"]
+__all__ = ["WorkloadAware", "WorkloadAwareSettings"]
 
 CATEGORIES_MAX = 256
 """Clients name kinds and turns: what is beyond counts as unknown."""
-SAMPLES_MIN = 32
-"""Blocks used again; a category with fewer is taken as all of them together."""
-UNKNOWN = ""
-
-
-class Fit(NamedTuple):
-    """Blocks used again: ``share`` of all in [0, 1], after ``mean_s`` on average."""
-
-    share: float
-    mean_s: float
-
-    def mass(self, age_s: float, life_s: float) -> float:
-        """Probability that one is used again between ``age_s`` and ``age_s + life_s`` after its last use."""
-        rate = -1.0 / self.mean_s
-        return self.share * (math.exp(age_s * rate) - math.exp((age_s + life_s) * rate))
-
-
-PRIOR = Fit(0.5, 60.0)
-"""Of what nothing is known yet: one for all, so that age decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadAwareSettings:
-    """``life_s``: the expected lifespan, 0 without it. ``fitted`` false: one distribution for all categories. Samples
-    fade with ``window_s``; fits are renewed every ``refit_s``."""
+    """``life_s``: the expected lifespan, 0 without it. ``fitted`` false: nothing is fitted to what is seen; without
+    ``fits`` that is one distribution for all categories. Samples fade with ``window_s``; fits are renewed every
+    ``refit_s``. ``fits``: those of an earlier day (appendix A.1), with the clock's value at some midnight."""
 
     life_s: float = 60.0
     fitted: bool = True
     window_s: float = 1800.0
     refit_s: float = 10.0
+    fits: DayFits = NO_FITS
+    midnight_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.life_s <= 1e9:
@@ -62,14 +50,8 @@ class WorkloadAwareSettings:
         for name in ("window_s", "refit_s"):
             if not 1e-3 <= getattr(self, name) <= 1e9:
                 raise ValueError(f"{name} must be from 0.001 to 1e9, got {getattr(self, name)}")
-
-
-class Sums(NamedTuple):
-    """Of one category, faded: blocks used, those of them used again, the seconds these took."""
-
-    used: float
-    again: float
-    seconds: float
+        if not abs(self.midnight_s) <= 1e12:
+            raise ValueError(f"midnight_s must be from -1e12 to 1e12, got {self.midnight_s}")
 
 
 class _Held:
@@ -215,15 +197,19 @@ class WorkloadAware(Generic[Key]):
 
     def refit(self, now_s: float) -> Callable[[], Mapping[str, Fit]] | None:
         """What makes new fits, in any thread, for :meth:`adopt`; None while it is not time for that."""
-        if not self._settings.fitted or now_s < self._refit_at_s:
+        settings = self._settings
+        if not (settings.fitted or settings.fits) or now_s < self._refit_at_s:
             return None
-        self._refit_at_s = now_s + self._settings.refit_s
-        fade = math.exp(min(0.0, self._faded_s - now_s) / self._settings.window_s)  # not the first time
+        self._refit_at_s = now_s + settings.refit_s
+        earlier = settings.fits.at(now_s - settings.midnight_s)
+        if not settings.fitted:
+            return lambda: {UNKNOWN: PRIOR, **earlier}
+        fade = math.exp(min(0.0, self._faded_s - now_s) / settings.window_s)  # not the first time
         self._faded_s = now_s
         for sums in self._sums.values():
             sums[:] = [each * fade for each in sums]
         samples = {category: Sums(*sums) for category, sums in self._sums.items()}
-        return lambda: fitted(samples)
+        return lambda: {UNKNOWN: PRIOR, **earlier, **fitted(samples)}
 
     def adopt(self, fits: Mapping[str, Fit]) -> None:
         """These hold from now on."""
@@ -231,20 +217,3 @@ class WorkloadAware(Generic[Key]):
 
     def beliefs(self) -> Mapping[str, Belief]:
         return {category: Belief(*fit) for category, fit in self.fits.items()}
-
-
-def fitted(samples: Mapping[str, Sums]) -> dict[str, Fit]:
-    """Exponentials by maximum likelihood: their mean is that of the sample. ``""`` is of all together; of a category
-    with too few samples nothing is said."""
-    together = Sums(*map(sum, zip(*samples.values(), strict=True))) if samples else Sums(0, 0, 0)
-    fits = {UNKNOWN: _fit(together) or PRIOR}
-    for category, sums in samples.items():
-        if category != UNKNOWN and (fit := _fit(sums)) is not None:
-            fits[category] = fit
-    return fits
-
-
-def _fit(sums: Sums) -> Fit | None:
-    if sums.again < SAMPLES_MIN or sums.used <= 0:
-        return None
-    return Fit(min(1.0, sums.again / sums.used), max(1e-3, sums.seconds / sums.again))

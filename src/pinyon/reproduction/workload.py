@@ -29,6 +29,9 @@ SOURCES = {
     "toolagent": Source(
         "toolagent_generated", "made by `pinyon trace generate toolagent` in place of Mooncake's tool&agent trace", True
     ),
+    "qwen_a_5d": Source(
+        "qwen_a_5d_generated", "made by `pinyon trace generate qwen-a --duration 5d --per-s 0.5`: five workdays", True
+    ),
 }
 
 

@@ -55,12 +55,19 @@ def changeable_flag(name: str, read: Callable[[], bool], write: Callable[[bool],
     return Changeable(name, lambda: "true" if read() else "false", parse)
 
 
-def changeable_policy(registry: Registry[Any], chosen: str, use: Callable[[Any, str], None]) -> Changeable:
-    """A policy of that kind, ``chosen`` at the start. ``use`` is given a new policy, and how it was written."""
+def changeable_policy(
+    registry: Registry[Any],
+    chosen: str,
+    use: Callable[[Any, str], None],
+    make: Callable[[str], Any] | None = None,
+) -> Changeable:
+    """A policy of that kind, ``chosen`` at the start. ``use`` is given a new policy, or what else ``make`` makes of a
+    choice, and how it was written."""
     now = chosen
+    make = make or registry.make
 
     def parse(text: str) -> Callable[[], None]:
-        policy = registry.make(text)
+        policy = make(text)
 
         def make_it_count() -> None:
             nonlocal now

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pinyon.core.policies import NoSettings, Registry
+from pinyon.core.policies import CHOICE_CHARS_MAX, NoSettings, Registry
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def test_a_choice(choice: str, made: object) -> None:
         ("tuned:share=", "toy policy tuned: share must be a number, got ''"),
         ("tuned:window=1.5", "toy policy tuned: window must be an integer, got '1.5'"),
         ("tuned:strict=1", "toy policy tuned: strict must be true or false, got '1'"),
-        ("tuned:" + "x" * 1024, "a choice of toy policy has at most 1024 characters"),
+        ("tuned:" + "x" * CHOICE_CHARS_MAX, "a choice of toy policy has at most 131072 characters"),
     ],
 )
 def test_a_bad_choice(choice: str, message: str) -> None:

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from pinyon.eviction import EVICTION_POLICIES, Traits
-from pinyon.eviction.workload_aware import CATEGORIES_MAX, PRIOR, Fit, WorkloadAware, WorkloadAwareSettings
+from pinyon.eviction.fit import PRIOR, Fit
+from pinyon.eviction.workload_aware import CATEGORIES_MAX, WorkloadAware, WorkloadAwareSettings
 
 CHAT, FILE = Traits("chat/1"), Traits("file/1")
 

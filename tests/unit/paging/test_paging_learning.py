@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pinyon.eviction import EVICTION_POLICIES, Traits, Use
-from pinyon.eviction.workload_aware import PRIOR
+from pinyon.eviction.fit import PRIOR
 from pinyon.paging import BlockPool, LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pinyon.eviction.replay import replay
+from pinyon.eviction.replay import CacheReplay, replay, replayed
 from pinyon.reproduction import FIGURES, SOURCES, Basis, Result, Workload
 from pinyon.reproduction.mooncake import CAPACITIES_M, prefill_flops
 from pinyon.reproduction.workload import together
@@ -66,6 +66,26 @@ def test_fig10_has_the_hits_of_nodes_and_of_one_cache() -> None:
         assert {row["basis"] for row in rows.values()} == {Basis.CONSTRUCTION if each.generated else Basis.MEASURED}
 
 
+def test_table2_has_the_hits_of_an_endless_cache() -> None:
+    given = [workload("conversation", 1), workload("toolagent", 3, generated=True)]
+    result = make("mooncake-table2", *given)
+    for row, each in zip(result.rows, given, strict=True):
+        endless, hits = replayed(each.asked(), "lru", lambda make: CacheReplay(make(), 1 << 30))
+        ratio = endless.hit_blocks / endless.blocks
+        assert (row["requests"], row["input"]) == (200, BLOCK * endless.blocks / 200)
+        assert row["of all blocks"] == row["of all tokens"] == pytest.approx(ratio)
+        shares = [count / max(1, len(one.blocks)) for one, count in zip(each.rows, hits, strict=True)]
+        assert row["mean over the requests"] == pytest.approx(sum(shares) / 200)
+    assert not any(claim.agrees for claim in result.claims)
+    assert result.claims[0].ours == "conversation 200", "a generated one proves nothing"
+
+
+def test_of_a_last_block_only_what_is_full_counts_as_tokens() -> None:
+    rows = [TraceRow(0.0, 520, 7, (1, 2)), TraceRow(1.0, 520, 9, (1, 2))]
+    (row,) = make("mooncake-table2", Workload("conversation", rows, 512)).rows
+    assert (row["of all tokens"], row["of all blocks"], row["output"]) == (0.5, 0.5, 8.0)
+
+
 def test_blocks_of_different_sizes_are_not_put_together() -> None:
     other = Workload("synthetic", workload("synthetic", 2).rows, 16)
     result = make("mooncake-fig9", workload("conversation", 1), other)
@@ -91,7 +111,7 @@ def test_figures_can_be_addressed(name: str) -> None:
 
 
 @pytest.mark.skipif(not (SHARED / "seeds").is_dir(), reason="the papers' texts are not here")
-@pytest.mark.parametrize("name", ["mooncake-fig9", "mooncake-fig10"])
+@pytest.mark.parametrize("name", ["mooncake-table2", "mooncake-fig9", "mooncake-fig10"])
 def test_quotes_are_in_the_paper(name: str) -> None:
     text = _plain((SHARED / "seeds" / "mooncake.txt").read_text())
     for claim in make(name, workload("conversation", 1), workload("synthetic", 2)).claims:
@@ -115,6 +135,11 @@ def test_the_public_traces() -> None:
     # known from an LRU replay that shares no code with this one
     assert conversation["at_30m"] / conversation["ideal"] == pytest.approx(0.979, abs=5e-4)  # type: ignore[operator]
     assert synthetic["at_30m"] == synthetic["ideal"], "all of it fits"
+    requests, lengths, answers, ratio = make("mooncake-table2", *given).claims
+    assert requests.agrees
+    assert lengths.agrees
+    assert answers.agrees
+    assert (ratio.ours, ratio.agrees) == ("conversation 37.4%, synthetic 65.1%", False)
     found = {(row["workload"], row["setup"]): row["hit_ratio"] for row in make("mooncake-fig10", *given).rows}
     assert found["conversation", "global"] == pytest.approx(103511 / 288500)
     assert found["conversation", "local, in turn"] == pytest.approx(30047 / 288500)

@@ -1,0 +1,53 @@
+"""Choices of eviction policies that name a file: it is read here, so that policies, replays and journals have what is
+in it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pinyon.core.clock import Clock
+from pinyon.eviction import EVICTION_POLICIES
+from pinyon.eviction.day_fits import DayFits
+
+__all__ = ["checked_eviction", "whole_choice"]
+
+FILE_BYTES_MAX = 1 << 20
+DAY_S = 86_400.0
+
+
+def whole_choice(choice: str, clock: Clock | None = None) -> str:
+    """A choice in which ``fits=FILE`` is the fits themselves and, unless it is told, ``midnight_s`` what the policy's
+    ``clock`` said at the last midnight (UTC); without one that is 0. Raises ``ValueError`` for a file that has no
+    fits."""
+    name, colon, options = choice.partition(":")
+    parts = options.split(",") if colon else []
+    given = {part.partition("=")[0].strip(): at for at, part in enumerate(parts)}
+    at = given.get("fits")
+    if at is None:
+        return choice
+    parts[at] = f"fits={_read(parts[at].partition('=')[2].strip())}"
+    if clock is not None and "midnight_s" not in given:
+        parts.append(f"midnight_s={clock() - time.time() % DAY_S}")
+    return f"{name}:{','.join(parts)}"
+
+
+def checked_eviction(choice: str) -> str:
+    """As it is. What validates a setting."""
+    EVICTION_POLICIES.checked(whole_choice(choice))
+    return choice
+
+
+def _read(path: str) -> DayFits:
+    try:
+        if not Path(path).is_file():  # opening a pipe would wait
+            raise ValueError("no such file")
+        with Path(path).open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise ValueError(f"more than {FILE_BYTES_MAX} bytes")
+        return DayFits.of_json(content.decode("utf-8"))
+    except OSError as error:
+        raise ValueError(f"fits of {path!r:.200}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"fits of {path!r:.200}: {error}") from None

@@ -1,0 +1,99 @@
+"""``pinyon trace fit`` as people call it, and what a cache makes of its file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pinyon.cli import main
+from pinyon.eviction.day_fits import DayFits
+from pinyon.eviction.fit import Fit
+
+Row = tuple[float, str, list[int]]
+
+
+def write(path: Path, rows: list[Row]) -> str:
+    lines = [
+        {"timestamp": at, "input_length": 16 * len(ids), "output_length": 1, "hash_ids": ids}
+        | {"chat_id": number, "parent_chat_id": -1, "type": kind, "turn": 1}
+        for number, (at, kind, ids) in enumerate(rows)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def chats(start_s: float) -> list[Row]:
+    """Chats come again after a minute, files never."""
+    found: list[Row] = []
+    for number in range(20):
+        at, first = start_s + 100 * number, int(1000 * (start_s + number))
+        chat = [*range(first, first + 10)]
+        found += [(at, "chat", chat), (at + 1, "file", [*range(first + 100, first + 130)]), (at + 60, "chat", chat)]
+    return found
+
+
+def test_yesterday_is_written_and_used_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, out = write(tmp_path / "a.jsonl", chats(5.0)), tmp_path / "fits.json"
+    assert main(["trace", "fit", trace, str(out), "--begins", "9:40"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["hours"], said["fits"], said["block_tokens"]) == (2, 4, 16)
+    day = DayFits.of_json(out.read_text())
+    assert [*day.hours] == [9, 10]
+    assert day.hours[9]["chat/1"] == Fit(0.5, 60.0)
+    assert set(day.hours[9]) == {"", "chat/1"}, "too little is known of files"
+
+    today = write(tmp_path / "b.jsonl", chats(1_000_005.0))
+    asked = ["simulate-cache", today, "--capacity", "30", "--json", "--policy"]
+    hits = {}
+    midnight_s = 1_000_000 - 9 * 3600 - 40 * 60
+    file = write_fits(tmp_path, {"": Fit(0.3, 60.0), "chat/1": Fit(0.5, 60.0), "file/1": Fit(0.001, 60.0)})
+    for options in ("fitted=false", f"fits={file},fitted=false,midnight_s={midnight_s}"):
+        policy = f"workload_aware:{options}"
+        assert main([*asked, policy]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["policy"] == policy
+        hits[options[:4]] = result["hit_blocks"]
+    assert hits == {"fitt": 0, "fits": 200}, "a file's blocks are younger and more than there is room for"
+
+
+def write_fits(folder: Path, fits: dict[str, Fit]) -> Path:
+    path = folder / "known.json"
+    path.write_text(json.dumps(DayFits({9: fits, 10: fits}).json()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trace", "fit", "nothing.jsonl", "out.json"], "no trace file at nothing.jsonl"),
+        (["trace", "fit", "once.jsonl", "out.json"], "too few blocks are used again for a fit in any hour"),
+        (["trace", "fit", "a.jsonl", "no/out.json"], "no/out.json: No such file or directory"),
+        (["trace", "fit", "a.jsonl", "out.json", "--memory-gib", "0"], "--memory-gib must be above 0"),
+        (
+            ["simulate-cache", "a.jsonl", "--capacity", "4", "--policy", "workload_aware:fits=once.jsonl"],
+            "fits of 'once.jsonl': no JSON object with hours",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", chats(0.0))
+    write(tmp_path / "once.jsonl", [(0.0, "chat", [1])])
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_time_of_day_is_one() -> None:
+    for text in ("24:00", "9", "9:60", "noon"):
+        with pytest.raises(SystemExit):
+            main(["trace", "fit", "a.jsonl", "out.json", "--begins", text])
