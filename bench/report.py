@@ -19,7 +19,8 @@ __all__ = ["Aim", "Report", "parser", "percentile", "summary"]
 class Aim:
     """One aim. ``measured`` and ``target`` are in the unit the name ends in; ``at_most`` says which side is good.
 
-    ``measured`` is None, and the aim not met, when it could not be measured; ``reason`` then says why.
+    ``measured`` is None, and the aim not met, when it could not be measured; ``reason`` then says why. Else it is what
+    one should know beside the number.
     """
 
     name: str

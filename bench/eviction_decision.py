@@ -1,0 +1,74 @@
+"""What a policy costs: CPU time of all that it is told and asked, per block that it evicts.
+
+A replay is run with the policy, and again with one that only plays back the same victims: what is left is the
+policy's. Fits of policies that learn are in it; in services a thread makes them.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+
+from bench.report import summary
+from pinyon.eviction import EVICTION_POLICIES, Traits
+from pinyon.eviction.cache import Cache, Chooser, each_once
+from pinyon.eviction.policy import learner
+from pinyon.eviction.replay import Asked
+
+__all__ = ["DECISION_US", "Playback", "decision_us", "decisions"]
+
+DECISION_US = 20.0
+"""The paper's policy takes 79 µs for each eviction ("KVCache cache in the wild" §4.2)."""
+
+
+class Playback:
+    """Hears nothing and has the victims of another."""
+
+    def __init__(self, gone: Sequence[list[int]]) -> None:
+        self._gone: Iterator[list[int]] = iter(gone)
+
+    def stored(
+        self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int], after: int | None = None
+    ) -> None:
+        pass
+
+    def used(self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+        pass
+
+    def victims(self, count: int, now_s: float) -> list[int]:
+        return next(self._gone)
+
+
+def _run(requests: Sequence[Asked], policy: Chooser, capacity: int) -> tuple[float, list[list[int]]]:
+    """CPU seconds, and what went."""
+    cache, learn, gone = Cache(policy, capacity), learner(policy), []
+    gc.collect()
+    began_s = time.process_time()
+    for blocks, now_s, traits in requests:
+        learn(now_s)
+        cache.tell(*each_once(blocks), now_s, traits)
+        if victims := cache.shrink(now_s):
+            gone.append(victims)
+    return time.process_time() - began_s, gone
+
+
+def decision_us(requests: Sequence[Asked], choice: str, capacity: int) -> tuple[float, int]:
+    """CPU µs per evicted block, and how many were. Something must be evicted."""
+    whole_s, gone = _run(requests, EVICTION_POLICIES.make(choice), capacity)
+    replay_s, _ = _run(requests, Playback(gone), capacity)
+    evicted = sum(map(len, gone))
+    return 1e6 * (whole_s - replay_s) / evicted, evicted
+
+
+def decisions(
+    requests: Sequence[Asked], capacity: int, policies: Sequence[str], rounds: int
+) -> dict[str, dict[str, float]]:
+    """Of each policy, in turn, median, least and most of the rounds."""
+    seen: dict[str, list[float]] = {policy: [] for policy in policies}
+    evicted: dict[str, int] = {}
+    for _ in range(rounds):
+        for policy in policies:
+            cost_us, evicted[policy] = decision_us(requests, policy, capacity)
+            seen[policy].append(cost_us)
+    return {policy: {**summary(values, 2), "evicted_blocks": evicted[policy]} for policy, values in seen.items()}
