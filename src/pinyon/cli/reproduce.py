@@ -105,7 +105,7 @@ def _read(name: str, path: Path) -> Workload:
     tell_broken(trace)
     if not rows:
         raise InvalidArgument(f"{path} has no rows that can be read", field="trace")
-    generated = SOURCES[name].generated and any(row.kind for row in rows)  # the real one tells no types
+    generated = SOURCES[name].generated and any(row.user for row in rows)  # the published ones name no users
     return Workload(name, rows, trace.format.block_tokens, generated)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pinyon.reproduction.figure import Figure
 from pinyon.reproduction.mooncake import FIG9, FIG10
+from pinyon.reproduction.wild import BY_RATIO
+from pinyon.reproduction.wild_ablation import ABLATION
 
 __all__ = ["FIGURES"]
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (FIG9, FIG10)}
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (FIG9, FIG10, *BY_RATIO, ABLATION)}

@@ -9,7 +9,7 @@ from html import escape
 
 __all__ = ["Bars", "Course", "Courses", "Mark", "Picture", "svg"]
 
-_COLOURS = ("#1f6fb4", "#d1662b", "#3a8f4d", "#8a4fa3", "#7a7a7a", "#b3942b", "#2aa3a3", "#c04a6e")
+_COLOURS = ("#1f6fb4", "#d1662b", "#3a8f4d", "#8a4fa3", "#7a7a7a", "#b3942b", "#2aa3a3", "#c04a6e", "#222222")
 _WIDTH, _HEIGHT, _LEFT, _GAP, _TOP, _BOTTOM = 560, 300, 64, 78, 40, 56
 _ACROSS = 2
 """Panels."""

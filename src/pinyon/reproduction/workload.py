@@ -29,6 +29,13 @@ SOURCES = {
     "toolagent": Source(
         "toolagent_generated", "made by `pinyon trace generate toolagent` in place of Mooncake's tool&agent trace", True
     ),
+    "qwen-a": Source(
+        "qwen_a_generated", 'made by `pinyon trace generate qwen-a` in place of trace A of "in the wild"', True
+    ),
+    "qwen-b": Source(
+        "qwen_b_generated", 'made by `pinyon trace generate qwen-b` in place of trace B of "in the wild"', True
+    ),
+    "claude-code": Source("claude_code_a", "sessions of Claude Code, derived from kv-cache-tester's traces"),
 }
 
 
