@@ -19,7 +19,7 @@ from pinyon.traces.analysis.models import KV_HBM_FORMULA, MODELS, Served
 __all__ = ["BY_RATIO", "PAPER", "SEED", "TESTBED_NOTES"]
 
 PAPER = 'KVCache cache "in the wild" (ATC \'25)'
-RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0)
+RATIOS = (0.0, 1.0, 2.0, 4.0)
 """Ours: the paper's are in its pictures only. 0: the GPU alone, of which the text speaks, too."""
 SHORT = {
     **{name: name for name in ("lru", "fifo", "lfu", "s3fifo", "gdfs", "sieve")},

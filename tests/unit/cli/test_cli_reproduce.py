@@ -34,6 +34,7 @@ def test_a_figure_is_shown_and_written(name: str, traces: Path, capsys: pytest.C
     assert main(["reproduce", name, "--traces", str(traces), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "  paper: " in shown
+    assert "…" not in shown, "nothing is cut off, however narrow the terminal is"
     assert "by construction" not in shown
     written = json.loads((out / f"{name}.json").read_text())
     assert {"requests": 3, "generated": False} in written["workloads"].values()
