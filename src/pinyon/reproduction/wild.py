@@ -88,8 +88,8 @@ def _picture(model: Served, workloads: Sequence[Workload], rows: Sequence[Mappin
     for workload in workloads:
         own = [row for row in rows if row["workload"] == workload.name]
         courses = [
-            Course(short, [(1 + number(row, "ratio"), number(row, policy)) for row in own], policy == BELADY)
-            for policy, short in SHORT.items()
+            Course(policy, [(1 + number(row, "ratio"), number(row, policy)) for row in own], policy == BELADY)
+            for policy in SHORT
         ]
         x_label = "HBM for KV and CPU cache, × HBM for KV"
         panels.append(Courses(shown(workload), x_label, "blocks that hit", courses))
