@@ -147,7 +147,8 @@ def _notes() -> list[str]:
 
 
 def _picture(workload: Workload, rows: Sequence[Mapping[str, Value]]) -> Picture:
-    both = [_of(rows, label) for label in LABELS.values()]
+    labels = [label for choice, label in LABELS.items() if choice != NEITHER]  # which is lru
+    both = [_of(rows, label) for label in labels]
     bars: dict[str, Sequence[float | None]] = {
         "with ②": [number(row, "hit_ratio") for row in both],
         "without ②": [number(row, "without_offset") for row in both],
@@ -161,7 +162,7 @@ def _picture(workload: Workload, rows: Sequence[Mapping[str, Value]]) -> Picture
     return Picture(
         f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {shown(workload)}",
         [
-            Bars("Policies", "blocks that hit", [*LABELS.values()], bars, ".1%"),
+            Bars("Policies", "blocks that hit", labels, bars),
             Courses(
                 "Life",
                 "life, s",
