@@ -26,6 +26,8 @@ them under the names that --list shows (plain or gzipped), --trace a single one.
 GENERATED = " *"
 MODELLED = " ~"
 SUFFIXES = (".jsonl.gz", ".jsonl")
+TABLE_WIDTH_MAX = 200
+"""What is wider than the terminal is broken by it: nothing is cut off."""
 
 
 def add_command(commands: Any) -> None:
@@ -105,7 +107,7 @@ def _read(name: str, path: Path) -> Workload:
     tell_broken(trace)
     if not rows:
         raise InvalidArgument(f"{path} has no rows that can be read", field="trace")
-    generated = SOURCES[name].generated and any(row.kind for row in rows)  # the real one tells no types
+    generated = SOURCES[name].generated and any(row.user for row in rows)  # the published ones name no users
     return Workload(name, rows, trace.format.block_tokens, generated)
 
 
@@ -129,7 +131,8 @@ def _show(figure: Figure, result: Result) -> None:
     for row in result.rows:
         first, *others = (_cell(row[column.key], column) for column in result.columns)
         table.add_row(first + GENERATED * (row.get("basis") == Basis.CONSTRUCTION), *others)
-    console.print(table)
+    needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
+    Console(width=max(console.width, needed)).print(table)
     if any(column.basis is Basis.MODELLED for column in result.columns):
         console.print(f"{MODELLED.strip()} {Basis.MODELLED}: a formula stands in for a machine", highlight=False)
     if any(row.get("basis") == Basis.CONSTRUCTION for row in result.rows):

@@ -89,7 +89,7 @@ class Evictor(Generic[Key]):
     def pinned(self, keys: Sequence[Key], now_s: float) -> None:
         self._now_s = now_s
         if self._spared:
-            keys = [key for key in keys if self._spared.take(key) is None]
+            keys = [key for key in keys if not self._spared.take(key)]
         self._policy.pinned(keys, now_s)
 
     def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
@@ -136,7 +136,7 @@ class Evictor(Generic[Key]):
                 wanted[key] = (count - 1, place)
                 continue
             del wanted[key]
-            if self._spared.take(key) is not None:
+            if self._spared.take(key):
                 freed.append(key)
         self._policy.unpinned(freed, self._now_s)
 

@@ -5,7 +5,8 @@ request that used the block last, t the time since then. ReuseProb is the probab
 [t, t + life]: the mass there, not conditioned on survival (an exponential would be constant then, and the order
 vanish). For each category it is p * (1 - exp(-t / tau)) as fitted to what was sampled lately: p the share of blocks
 that were used again, tau their mean time to that. The probability falls with t, so in each category the block that was
-used longest ago is the only candidate: O(W) per eviction for W categories (Fig. 24 and "Performance optimization").
+used longest ago is the only candidate (Fig. 24 and "Performance optimization"): O(W) for W categories each time that
+room is made, and O(log W) for each block that goes then, as all are judged at one time.
 
 Where samples are too few, fits of the same hour of an earlier day may stand in (appendix A.1).
 
@@ -18,6 +19,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from typing import Generic
 
 from pinyon.eviction.day_fits import NO_FITS, DayFits
@@ -52,6 +54,10 @@ class WorkloadAwareSettings:
                 raise ValueError(f"{name} must be from 0.001 to 1e9, got {getattr(self, name)}")
         if not abs(self.midnight_s) <= 1e12:
             raise ValueError(f"midnight_s must be from -1e12 to 1e12, got {self.midnight_s}")
+
+
+_Candidate = tuple[tuple[float, int, int], str, Key]
+"""Priority, category, key. No two priorities are equal: they end in a number that is given once."""
 
 
 class _Held:
@@ -155,31 +161,37 @@ class WorkloadAware(Generic[Key]):
 
     def victims(self, count: int, now_s: float) -> list[Key]:
         gone: list[Key] = []
-        while len(gone) < count and (found := self._least(now_s)) is not None:
-            key = found[1]
+        candidates = self._candidates(now_s)
+        heapify(candidates)
+        while len(gone) < count and candidates:
+            _, category, key = candidates[0]
             entry = self._held.pop(key)
-            self._queues[entry.category].take(key)
+            self._queues[category].take(key)
             self._remember(key, entry)
             gone.append(key)
+            following = self._candidate(category, now_s)
+            if following is None:
+                heappop(candidates)
+            else:
+                heapreplace(candidates, following)
         return gone
 
     def peek(self, now_s: float) -> tuple[float, Key] | None:
-        return self._least(now_s)
+        least = min(self._candidates(now_s), default=None)
+        return None if least is None else (least[0][0], least[2])
 
-    def _least(self, now_s: float) -> tuple[float, Key] | None:
-        fits, life_s = self.fits, self._life_s
-        common = fits[UNKNOWN]
-        least: tuple[float, int, int] | None = None
-        chosen: Key | None = None
-        for category, queue in self._queues.items():
-            head = queue.first()
-            if head is None:
-                continue
-            (last_s, depth, number), key = head
-            priority = (fits.get(category, common).mass(max(0.0, now_s - last_s), life_s), depth, number)
-            if least is None or priority < least:
-                least, chosen = priority, key
-        return None if least is None or chosen is None else (least[0], chosen)
+    def _candidates(self, now_s: float) -> list[_Candidate[Key]]:
+        """One per category that has one."""
+        found = (self._candidate(category, now_s) for category in self._queues)
+        return [each for each in found if each is not None]
+
+    def _candidate(self, category: str, now_s: float) -> _Candidate[Key] | None:
+        head = self._queues[category].first()
+        if head is None:
+            return None
+        (last_s, depth, number), key = head
+        fit = self.fits.get(category) or self.fits[UNKNOWN]
+        return (fit.mass(max(0.0, now_s - last_s), self._life_s), depth, number), category, key
 
     def _remember(self, key: Key, entry: _Held) -> None:
         self._ghosts[key] = (entry.category, entry.last_s)

@@ -14,7 +14,7 @@ from typing import Any
 from pinyon.reproduction.picture import Picture
 from pinyon.reproduction.workload import Workload
 
-__all__ = ["Basis", "Claim", "Column", "Figure", "Result", "Tell"]
+__all__ = ["Basis", "Claim", "Column", "Figure", "Result", "Tell", "Value"]
 
 Value = str | int | float | None
 Tell = Callable[[str], None]

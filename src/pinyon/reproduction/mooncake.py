@@ -14,6 +14,7 @@ from pinyon.eviction.pools import pool
 from pinyon.eviction.replay import replayed
 from pinyon.reproduction.figure import Basis, Claim, Column, Figure, Result, Tell, Value
 from pinyon.reproduction.picture import Bars, Course, Courses, Mark, Picture
+from pinyon.reproduction.rows import basis, claimed, close, number, share, shown
 from pinyon.reproduction.workload import Workload, together
 
 __all__ = ["FIG9", "FIG10", "prefill_flops"]
@@ -49,39 +50,12 @@ TOOLAGENT_NOTE = (
 )
 
 
-def _basis(workload: Workload) -> Basis:
-    return Basis.CONSTRUCTION if workload.generated else Basis.MEASURED
-
-
-def _shown(workload: Workload) -> str:
-    """In a picture."""
-    return f"{workload.name} ({Basis.CONSTRUCTION})" if workload.generated else workload.name
-
-
 def _notes(workloads: Sequence[Workload]) -> list[str]:
     sizes = sorted({each.block_tokens for each in workloads})
     notes = [BLOCKS_NOTE.format(" or ".join(map(str, sizes)))]
     if not any(each.name == "toolagent" for each in workloads):
         notes.append(TOOLAGENT_NOTE)
     return notes
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
-
-
-def _number(row: Mapping[str, Value], key: str) -> float:
-    value = row[key]
-    assert isinstance(value, int | float)
-    return value
-
-
-def _claimed(*rows: Mapping[str, Value]) -> Basis:
-    return Basis.CONSTRUCTION if any(row["basis"] == Basis.CONSTRUCTION for row in rows) else Basis.MEASURED
-
-
-def _close(ours: float, printed: float) -> bool:
-    return abs(ours - printed) <= printed / 5
 
 
 # -- Fig. 9
@@ -97,7 +71,7 @@ def _with_combinations(workloads: Sequence[Workload]) -> Iterable[Workload]:
 
 
 def _hit_ratio(curve: LruCurve, block_tokens: int, tokens: float) -> float:
-    return _share(curve.hits(int(tokens) // block_tokens), curve.blocks)
+    return share(curve.hits(int(tokens) // block_tokens), curve.blocks)
 
 
 def _fig9(workloads: Sequence[Workload], tell: Tell) -> Result:
@@ -107,22 +81,22 @@ def _fig9(workloads: Sequence[Workload], tell: Tell) -> Result:
         tell(f"LRU at every capacity: {workload.name}")
         curve = LruCurve([row.blocks for row in workload.rows])
         ratio = partial(_hit_ratio, curve, workload.block_tokens)
-        ideal = _share(curve.ideal_hits, curve.blocks)
+        ideal = share(curve.ideal_hits, curve.blocks)
         rows.append(
             {
                 "workload": workload.name,
                 "unique_tokens_m": curve.unique_blocks * workload.block_tokens / M,
                 **{f"at_{millions}m": ratio(millions * M) for millions in CAPACITIES_M},
                 "ideal": ideal,
-                "node_of_ideal": _share(ratio(NODE_TOKENS), ideal),
-                "nearly_of_ideal": _share(ratio(NEARLY_ALL_TOKENS), ideal),
-                "basis": _basis(workload),
+                "node_of_ideal": share(ratio(NODE_TOKENS), ideal),
+                "nearly_of_ideal": share(ratio(NEARLY_ALL_TOKENS), ideal),
+                "basis": basis(workload),
             }
         )
         low, high = CAPACITIES_M[0] * M / 2, CAPACITIES_M[-1] * M
         steps = [low * (high / low) ** (step / CURVE_POINTS) for step in range(CURVE_POINTS + 1)]
         courses.append(
-            Course(_shown(workload), [(tokens, ratio(tokens)) for tokens in steps], dashed="+" in workload.name)
+            Course(shown(workload), [(tokens, ratio(tokens)) for tokens in steps], dashed="+" in workload.name)
         )
     columns = [
         Column("workload", "workload"),
@@ -143,9 +117,9 @@ def _fig9(workloads: Sequence[Workload], tell: Tell) -> Result:
 
 
 def _fig9_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
-    below = [row["workload"] for row in rows if _number(row, "node_of_ideal") < 0.5]
-    least = min(rows, key=lambda row: _number(row, "nearly_of_ideal"))
-    nearly = _number(least, "nearly_of_ideal")
+    below = [row["workload"] for row in rows if number(row, "node_of_ideal") < 0.5]
+    least = min(rows, key=lambda row: number(row, "nearly_of_ideal"))
+    nearly = number(least, "nearly_of_ideal")
     nodes = math.ceil(NEARLY_ALL_TOKENS / NODE_TOKENS)
     return [
         Claim(
@@ -154,7 +128,7 @@ def _fig9_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
             "§5.3.1",
             "< 50%",
             f"< 50% in {len(below)} of {len(rows)}",
-            _claimed(*rows),
+            claimed(*rows),
             2 * len(below) > len(rows),
             f"below: {', '.join(map(str, below)) or 'none'}",
         ),
@@ -163,7 +137,7 @@ def _fig9_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
             "§5.3.1",
             None,
             f"{nearly:.1%} at least",
-            _claimed(*rows),
+            claimed(*rows),
             nearly >= NEARLY,
             f'the least is {least["workload"]}; "nearly" taken as {NEARLY:.0%}',
         ),
@@ -226,18 +200,18 @@ def _fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
                 {
                     "workload": workload.name,
                     "setup": label,
-                    "hit_ratio": _share(sum(hits), blocks),
-                    "prefill": _share(computed, whole),
+                    "hit_ratio": share(sum(hits), blocks),
+                    "prefill": share(computed, whole),
                     "busiest": _busiest(seen["per_node"], blocks),
-                    "duplicates": _share(seen.get("duplicate_blocks", 0), seen["resident_blocks"]),
-                    "basis": _basis(workload),
+                    "duplicates": share(seen.get("duplicate_blocks", 0), seen["resident_blocks"]),
+                    "basis": basis(workload),
                 }
             )
     found = {(row["workload"], row["setup"]): row for row in rows}
     for row in rows:
         ours = found[row["workload"], GLOBAL.label]
-        row["global_to_this"] = _share(_number(ours, "hit_ratio"), _number(row, "hit_ratio"))
-        row["saved"] = 1 - _share(_number(ours, "prefill"), _number(row, "prefill"))
+        row["global_to_this"] = share(number(ours, "hit_ratio"), number(row, "hit_ratio"))
+        row["saved"] = 1 - share(number(ours, "prefill"), number(row, "prefill"))
     columns = [
         Column("workload", "workload"),
         Column("setup", "caches"),
@@ -253,14 +227,14 @@ def _fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
 
 def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
     asked = [node["blocks"] for node in per_node if "blocks" in node]
-    return _share(max(asked), blocks) if asked else None
+    return share(max(asked), blocks) if asked else None
 
 
 def _fig10_picture(workloads: Sequence[Workload], rows: Sequence[Mapping[str, Value]]) -> Picture:
-    names = [_shown(workload) for workload in workloads]
+    names = [shown(workload) for workload in workloads]
 
     def bars(key: str) -> dict[str, Sequence[float | None]]:
-        return {setup.label: [_number(row, key) for row in rows if row["setup"] == setup.label] for setup in SETUPS}
+        return {setup.label: [number(row, key) for row in rows if row["setup"] == setup.label] for setup in SETUPS}
 
     return Picture(
         "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches",
@@ -273,19 +247,19 @@ def _fig10_picture(workloads: Sequence[Workload], rows: Sequence[Mapping[str, Va
 
 def _fig10_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
     local = [row for row in rows if row["setup"] == LOCAL.label]
-    most = max(local, key=lambda row: _number(row, "global_to_this"))
-    saved = max(local, key=lambda row: _number(row, "saved"))
-    higher = [row["workload"] for row in local if _number(row, "global_to_this") > 1]
+    most = max(local, key=lambda row: number(row, "global_to_this"))
+    saved = max(local, key=lambda row: number(row, "saved"))
+    higher = [row["workload"] for row in local if number(row, "global_to_this") > 1]
     same = [str(row["workload"]) for row in local if row["workload"] not in higher]
     return [
         Claim(
             "the global cache exhibits a maximum increase of 136% in cache hit rate",
             "§5.3.2 (§1: 2.36× higher)",
             2.36,
-            round(_number(most, "global_to_this"), 2),
-            _claimed(most),
-            _close(_number(most, "global_to_this"), 2.36) and _number(most, "busiest") < 0.5,
-            f"on {most['workload']}, where cache affinity asks one node for {_number(most, 'busiest'):.0%} of all "
+            round(number(most, "global_to_this"), 2),
+            claimed(most),
+            close(number(most, "global_to_this"), 2.36) and number(most, "busiest") < 0.5,
+            f"on {most['workload']}, where cache affinity asks one node for {number(most, 'busiest'):.0%} of all "
             "blocks: most requests have their longest run there. A scheduler that weighs load sends them elsewhere; "
             "how the paper's does is not stated here, and all hangs on it: " + _by_router(rows, most["workload"]),
         ),
@@ -294,7 +268,7 @@ def _fig10_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
             "§5.3.2",
             None,
             f"higher on {len(higher)} of {len(local)}",
-            _claimed(*local),
+            claimed(*local),
             not same,
             f"not on {', '.join(same)}: all that this trace asks for fits into ten nodes, and affinity finds it there"
             if same
@@ -304,9 +278,9 @@ def _fig10_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
             "a reduction of up to 48% in prefill computation time",
             "§5.3.2",
             "48%",
-            f"{_number(saved, 'saved'):.1%}",
+            f"{number(saved, 'saved'):.1%}",
             Basis.MODELLED,
-            _close(_number(saved, "saved"), 0.48),
+            close(number(saved, "saved"), 0.48),
             f"on {saved['workload']}, from cache affinity; ours is FLOP by Eq. 1, without machine, queue or fetch",
         ),
     ]
@@ -314,7 +288,7 @@ def _fig10_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
 
 def _by_router(rows: Sequence[Mapping[str, Value]], workload: Value) -> str:
     return ", ".join(
-        f"{_number(row, 'global_to_this'):.2f} ({row['setup']})"
+        f"{number(row, 'global_to_this'):.2f} ({row['setup']})"
         for row in rows
         if row["workload"] == workload and str(row["setup"]).startswith("local")
     )

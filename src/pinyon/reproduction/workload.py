@@ -32,6 +32,13 @@ SOURCES = {
     "qwen_a_5d": Source(
         "qwen_a_5d_generated", "made by `pinyon trace generate qwen-a --duration 5d --per-s 0.5`: five workdays", True
     ),
+    "qwen-a": Source(
+        "qwen_a_generated", 'made by `pinyon trace generate qwen-a` in place of trace A of "in the wild"', True
+    ),
+    "qwen-b": Source(
+        "qwen_b_generated", 'made by `pinyon trace generate qwen-b` in place of trace B of "in the wild"', True
+    ),
+    "claude-code": Source("claude_code_a", "sessions of Claude Code, derived from kv-cache-tester's traces"),
 }
 
 

@@ -14,7 +14,7 @@ from tests.unit.cli.test_cli_simulate_cache import write
 
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
-    for name in ("conversation", "synthetic"):
+    for name in ("conversation", "synthetic", "qwen-a", "qwen-b"):
         made = Path(write(tmp_path, [1, 2], [1, 2, 3], [4]))
         made.rename(tmp_path / f"{SOURCES[name].stem}.jsonl")
     return tmp_path
@@ -28,15 +28,16 @@ def test_the_list_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["name"] for each in json.loads(capsys.readouterr().out)["figures"]] == list(FIGURES)
 
 
-@pytest.mark.parametrize("name", ["mooncake-fig9", "mooncake-fig10"])
+@pytest.mark.parametrize("name", ["mooncake-fig9", "mooncake-fig10", "wild-fig25", "wild-fig28"])
 def test_a_figure_is_shown_and_written(name: str, traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = traces / "made" / "here"
     assert main(["reproduce", name, "--traces", str(traces), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "paper: not printed" in shown
+    assert "  paper: " in shown
+    assert "…" not in shown, "nothing is cut off, however narrow the terminal is"
     assert "by construction" not in shown
     written = json.loads((out / f"{name}.json").read_text())
-    assert written["workloads"]["synthetic"] == {"requests": 3, "generated": False}
+    assert {"requests": 3, "generated": False} in written["workloads"].values()
     assert written["rows"][0]["basis"] == "measured"
     assert (out / f"{name}.svg").read_text().startswith("<svg")
     assert main(["reproduce", name, "--traces", str(traces), "--json"]) == 0
@@ -46,16 +47,16 @@ def test_a_figure_is_shown_and_written(name: str, traces: Path, capsys: pytest.C
 
 def test_a_trace_may_be_named(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [7, 8]}
-    for typed in (True, False):
+    for named in (True, False):
         made = traces / "mine"
-        made.write_text(json.dumps({**row, **({"type": "tool", "turn": 1} if typed else {})}) + "\n")
+        made.write_text(json.dumps({**row, **({"user_id": "7"} if named else {})}) + "\n")
         arguments = ["reproduce", "mooncake-fig9", "--traces", str(traces), "--trace", f"toolagent={made}", "--json"]
         assert main(arguments) == 0
         result = json.loads(capsys.readouterr().out)
-        assert result["workloads"]["toolagent"] == {"requests": 1, "generated": typed}
+        assert result["workloads"]["toolagent"] == {"requests": 1, "generated": named}
         assert len(result["rows"]) == 7, "three, three pairs, all"
         generated = [row["workload"] for row in result["rows"] if row["basis"] == "by construction"]
-        assert len(generated) == (4 if typed else 0)
+        assert len(generated) == (4 if named else 0)
 
 
 @pytest.mark.parametrize(

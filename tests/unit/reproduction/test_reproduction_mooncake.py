@@ -113,13 +113,13 @@ def test_figures_can_be_addressed(name: str) -> None:
 @pytest.mark.skipif(not (SHARED / "seeds").is_dir(), reason="the papers' texts are not here")
 @pytest.mark.parametrize("name", ["mooncake-table2", "mooncake-fig9", "mooncake-fig10"])
 def test_quotes_are_in_the_paper(name: str) -> None:
-    text = _plain((SHARED / "seeds" / "mooncake.txt").read_text())
+    text = plain((SHARED / "seeds" / "mooncake.txt").read_text())
     for claim in make(name, workload("conversation", 1), workload("synthetic", 2)).claims:
         for part in claim.said.split(" ... "):
-            assert _plain(part) in text
+            assert plain(part) in text
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     return re.sub(r"\s+", " ", text.replace("’", "'"))
 
 

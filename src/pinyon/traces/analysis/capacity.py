@@ -7,7 +7,7 @@ import numpy as np
 from pinyon.traces.analysis.categories import types_by_turn
 from pinyon.traces.analysis.columns import Columns
 from pinyon.traces.analysis.figure import Column, Figure, Table, Value
-from pinyon.traces.analysis.models import ACTIVATIONS, MODELS
+from pinyon.traces.analysis.models import KV_HBM_FORMULA, MODELS
 from pinyon.traces.analysis.plots import Line, Lines
 from pinyon.traces.analysis.survey import Survey
 from pinyon.traces.analysis.windows import Windows
@@ -26,9 +26,6 @@ def _models() -> Table:
         (each.name, each.token_bytes, each.gpus, each.kv_hbm_bytes, each.source) for each in MODELS
     ]
     return Table("models", "models, on A800-80GB", heads, rows)
-
-
-FORMULA = f"HBM for KV (modelled): GPUs × 80 GiB × {1 - ACTIVATIONS:g} − 2 bytes × parameters."
 
 
 def request_sizes(columns: Columns) -> Figure:
@@ -61,7 +58,7 @@ def request_sizes(columns: Columns) -> Figure:
     )
     figure.tables += [Table("sizes", "share of the HBM for KV", heads, rows), _models()]
     figure.notes += [
-        FORMULA,
+        KV_HBM_FORMULA,
         "The paper, A's text requests on Qwen2-7B: mean 0.09 % single-turn, 0.56 % multi-turn; P50, P90, P99 0.09, "
         "0.15, 0.37 % and 0.36, 1.31, 2.21 %; mean tokens 973 and 5,953 (§3.5).",
     ]
@@ -110,7 +107,7 @@ def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
     table = list(zip(windows.labels(), peak.tolist(), strict=True))
     figure.tables.append(Table("windows", "by window", by_window, list(table)))
     figure.notes += [
-        FORMULA,
+        KV_HBM_FORMULA,
         "All requests against the HBM of one instance, however many they need: the paper takes the most that one "
         "instance serves (pinyon trace scale). Answers count once they are in a later prompt.",
     ]

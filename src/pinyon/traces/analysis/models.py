@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["HBM_BYTES", "MODELS", "Served"]
+__all__ = ["KV_HBM_FORMULA", "MODELS", "Served"]
 
 HBM_BYTES = 80 << 30
 """Of one A800-80GB (§4.3)."""
@@ -12,6 +12,7 @@ ACTIVATIONS = 0.1
 """Share of the HBM for activations and the rest. The paper subtracts them without a number; a tenth is what vLLM, which
 it uses, leaves free by default. Check: its 5,953 tokens of Qwen2-7B are 0.56 % (§3.5), by this 0.55 %."""
 VALUE_BYTES = 2
+KV_HBM_FORMULA = f"HBM for KV (modelled): GPUs × 80 GiB × {1 - ACTIVATIONS:g} − 2 bytes × parameters."
 
 
 class Served(NamedTuple):
