@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Protocol
 
 from pinyon.eviction.policy import Traits
@@ -26,10 +26,13 @@ class Cache:
     """``capacity`` in blocks; ids are any integers. More than fits is resident between :meth:`tell` and
     :meth:`shrink`."""
 
-    def __init__(self, policy: Chooser, capacity: int) -> None:
+    def __init__(self, policy: Chooser, capacity: int, learn: Callable[[float], None]) -> None:
+        """``learn``: of the policy, see :func:`pinyon.eviction.policy.learner`. It does where something is evicted, as
+        in services: what it learned sooner would be of a cache that is not full yet."""
         if capacity <= 0:
             raise ValueError(f"capacity must be positive, got {capacity}")
         self._policy = policy
+        self._learn = learn
         self.capacity = capacity
         self.resident: set[int] = set()
         self.evicted = 0
@@ -49,6 +52,7 @@ class Cache:
         excess = len(self.resident) - self.capacity
         if excess <= 0:
             return []
+        self._learn(now_s)
         gone = self._policy.victims(excess, now_s)
         self.resident.difference_update(gone)
         self.evicted += len(gone)

@@ -51,12 +51,15 @@ class LocalCaches:
     def __init__(self, make: MakePolicy, size: PoolSize, router: Router, last_copies: int = 0) -> None:
         policies = [make() for _ in range(size.nodes)]
         self._router = router
-        self._learners = [learner(policy) for policy in policies]
         self._where: dict[int, int] = {}
         """Of each resident block, bit n: node n has it."""
         spare = last_copies > 0 and size.nodes > 1
         self._caches = [
-            Cache(LastCopies(policy, self._elsewhere(node), last_copies) if spare else policy, size.capacity)
+            Cache(
+                LastCopies(policy, self._elsewhere(node), last_copies) if spare else policy,
+                size.capacity,
+                learner(policy),
+            )
             for node, policy in enumerate(policies)
         ]
         self._asked = [0] * size.nodes
@@ -78,7 +81,6 @@ class LocalCaches:
             alive = holders
             hits += 1
         node = self._router.route(len(blocks), hits, alive, self._asked)
-        self._learners[node](now_s)
         cache = self._caches[node]
         self._pool_hits += leading_run(blocks, where)
         if not alive >> node & 1:
@@ -140,16 +142,13 @@ class Coldest:
     def __init__(self, make: MakePolicy, size: PoolSize, candidates: int, rng: random.Random) -> None:
         self._candidates = min(candidates, size.nodes)
         self._policies = [make() for _ in range(size.nodes)]
-        self._learners = [learner(policy) for policy in self._policies]
-        self._caches = [Cache(policy, size.capacity) for policy in self._policies]
+        self._caches = [Cache(policy, size.capacity, learner(policy)) for policy in self._policies]
         self._rng = rng
         self._where: dict[int, int] = {}
         self._hits = [0] * size.nodes
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """How many of its blocks were hits."""
-        for learn in self._learners:
-            learn(now_s)
         where = self._where
         hits = leading_run(blocks, where)
         for block in blocks[:hits]:

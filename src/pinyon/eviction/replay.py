@@ -40,8 +40,7 @@ class CacheReplay:
     """``capacity`` in blocks. Ids are any integers."""
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
-        self._cache = Cache(policy, capacity)
-        self._learn = learner(policy)
+        self._cache = Cache(policy, capacity, learner(policy))
         self.requests = 0
         self.blocks = 0
         """Asked for."""
@@ -64,7 +63,6 @@ class CacheReplay:
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """How many of its blocks were hits."""
-        self._learn(now_s)
         hits = self.hits(blocks)
         self.requests += 1
         self.blocks += len(blocks)

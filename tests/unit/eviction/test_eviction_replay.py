@@ -8,6 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lru
+from pinyon.eviction.policy import Belief
+from pinyon.eviction.pool_replay import PoolSize
+from pinyon.eviction.pools import pool
 from pinyon.eviction.replay import Asked, CacheReplay, replay
 
 
@@ -105,3 +108,30 @@ def test_what_is_behind_a_gap_is_used_and_no_hit() -> None:
 def test_a_capacity_must_be_positive() -> None:
     with pytest.raises(ValueError, match="capacity"):
         CacheReplay(Lru(), 0)
+
+
+class Pupil(Lru[int]):
+    """Says when it might have learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_s: list[float] = []
+
+    def refit(self, now_s: float) -> None:
+        self.asked_s.append(now_s)
+
+    def adopt(self, fit: object) -> None:
+        raise AssertionError("it had nothing to learn")
+
+    def beliefs(self) -> dict[str, Belief]:
+        return {}
+
+
+@pytest.mark.parametrize("router", ["", "global", "cache_affinity", "coldest"])
+def test_policies_learn_where_something_is_evicted(router: str) -> None:
+    """As in services: whose first fit came with the first request knew nothing until the next one."""
+    pupil = Pupil()
+    cache = pool(router, PoolSize(1, 4), 0)(lambda: pupil) if router else CacheReplay(pupil, 4)
+    for number, blocks in enumerate(([1, 2], [3, 4], [1, 2], [5], [5], [6, 7])):
+        cache.request(blocks, float(number), NO_TRAITS)
+    assert pupil.asked_s == [3.0, 5.0]
