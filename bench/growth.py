@@ -9,16 +9,14 @@ for those whose answers are compared.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import string
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from bench.load import HttpClient, Sample, http_request, run_closed_loop
+from bench.load import HttpClient, Sample, http_answer, http_request, run_closed_loop
 from bench.report import Aim, Report, parser, percentile, progress, summary
 from services.cluster import ClusterSpec, LocalCluster
 
@@ -34,18 +32,6 @@ STOPS = list("aeinostr")
 
 def _prompts(dice: random.Random, count: int) -> list[str]:
     return ["".join(dice.choices(string.ascii_lowercase + " ", k=PROMPT_CHARS)) for _ in range(count)]
-
-
-async def _whole(address: str, body: dict[str, object]) -> dict[str, Any]:
-    """The JSON of an answer."""
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(http_request(address, "/v1/completions", body))
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-    answer: dict[str, Any] = json.loads(await reader.readexactly(length))
-    writer.close()
-    return answer
 
 
 class Load:
@@ -72,7 +58,10 @@ class Load:
         return [{**common, "prompt": prompt, "seed": number} for number, prompt in enumerate(prompts)]
 
     async def answers(self, prompts: list[str], max_tokens: int) -> list[tuple[str, str]]:
-        choices = [(await _whole(self._address, body))["choices"][0] for body in self.stopped(prompts, max_tokens)]
+        choices = [
+            (await http_answer(self._address, self.raw(body)))["choices"][0]
+            for body in self.stopped(prompts, max_tokens)
+        ]
         return [(choice["text"], choice["finish_reason"]) for choice in choices]
 
     async def stream_for_ever(self, prompt: str) -> None:

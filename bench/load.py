@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["HttpClient", "Sample", "cpu_seconds", "http_request", "run_closed_loop"]
+__all__ = ["HttpClient", "Sample", "cpu_seconds", "http_answer", "http_request", "run_closed_loop"]
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,33 @@ def cpu_seconds(pids: list[int]) -> float:
     return total / 1e9
 
 
-def http_request(host: str, path: str, body: dict[str, object]) -> bytes:
+def http_request(
+    host: str,
+    path: str,
+    body: dict[str, object],
+    headers: Mapping[str, str] = {},  # never changed
+) -> bytes:
     raw = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
-    )
-    return head.encode() + raw
+    lines = {"Host": host, "Content-Type": "application/json", "Content-Length": str(len(raw)), **headers}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + raw
+
+
+async def http_answer(address: str, request: bytes) -> dict[str, Any]:
+    """The JSON of an answer that is not streamed, over a connection of its own; anything but 200 raises
+    RuntimeError."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+    finally:
+        writer.close()
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError((head + body[:500]).decode(errors="replace"))
+    answer: dict[str, Any] = json.loads(body)
+    return answer
 
 
 class HttpClient:
