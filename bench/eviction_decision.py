@@ -42,11 +42,10 @@ class Playback:
 
 def _run(requests: Sequence[Asked], policy: Chooser, capacity: int) -> tuple[float, list[list[int]]]:
     """CPU seconds, and what went."""
-    cache, learn, gone = Cache(policy, capacity), learner(policy), []
+    cache, gone = Cache(policy, capacity, learner(policy)), []
     gc.collect()
     began_s = time.process_time()
     for blocks, now_s, traits in requests:
-        learn(now_s)
         cache.tell(*each_once(blocks), now_s, traits)
         if victims := cache.shrink(now_s):
             gone.append(victims)

@@ -47,12 +47,10 @@ class HeadFirst:
     and of no places in it, so that the head goes first of what is alike."""
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
-        self._cache = Cache(policy, capacity)
-        self._learn = learner(policy)
+        self._cache = Cache(policy, capacity, learner(policy))
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """How many of its blocks were hits."""
-        self._learn(now_s)
         hits = leading_run(blocks, self._cache.resident)
         for block in dict.fromkeys(blocks):
             self._cache.tell((block,), (0,), now_s, traits)
