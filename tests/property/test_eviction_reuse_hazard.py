@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.eviction import Traits
+from pinyon.eviction.fair_queues import KEPT_S
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
 from pinyon.eviction.replay import Asked, CacheReplay, replay
 from pinyon.eviction.reuse_hazard import STALE_MIN, ReuseHazard, ReuseHazardSettings
@@ -87,6 +88,19 @@ def test_a_flooding_tenant_takes_no_more_than_its_share() -> None:
         for _ in range(10):
             cache.request([next(fresh) for _ in range(40)], now_s + 1.0, Traits("text/1", "flood"))
     assert hits == blocks - 80, "what is not above its share was taken"
+
+
+def test_a_share_is_not_for_what_nobody_will_use() -> None:
+    """What was asked for once keeps its place beside one that floods for half an hour, not for half a day."""
+    cache = CacheReplay(own(), 120)
+    mine = list(range(40))
+    cache.request(mine, 0.0, Traits("text/1", "quiet"))
+    fresh = iter(range(1_000, 1_000_000))
+    for step in range(1, 720):
+        cache.request([next(fresh) for _ in range(40)], step * 60.0, Traits("text/1", "flood"))
+        if step * 60.0 < KEPT_S:
+            assert all(block in cache for block in mine)
+    assert not any(block in cache for block in mine)
 
 
 def test_shares() -> None:

@@ -14,14 +14,20 @@ from pinyon.eviction.tenant_shares import TenantShares
 __all__ = ["FairQueues"]
 
 MANY = 1 << 62
+KEPT_S = 1800.0
+"""A share protects what was used since then,"""
+FADED = 64.0
+"""and what is older as long as its worth has not fallen to one part in so many of what it was when it was used."""
 
 
 class FairQueues(Generic[Key]):
-    """``fair``: nothing goes of a tenant that has not more than its share while another has; else worth alone
-    decides."""
+    """``fair``: nothing goes of a tenant that has not more than its share while another has, unless it is old and all
+    but worthless: shares are not for what nobody will use. Else worth alone decides."""
 
     def __init__(self, table: HazardTable, fair: bool) -> None:
+        self._table = table
         self._queues: RunQueues[Key] = RunQueues(table)
+        self._now_s = 0.0
         self._shares = TenantShares() if fair else None
         self._parked: dict[int, dict[Run[Key], None]] = {}
         """By group of tenants, what would go if they had not less than their share."""
@@ -43,7 +49,12 @@ class FairQueues(Generic[Key]):
     def most(self, run: Run[Key]) -> int:
         """Of its keys that may be taken now."""
         note: RunNote = run.note
-        return min(len(run.keys), self.above(note.group))
+        return len(run.keys) if self._faded(note) else min(len(run.keys), self.above(note.group))
+
+    def _faded(self, note: RunNote) -> bool:
+        if self._now_s - note.last_s < KEPT_S:
+            return False
+        return FADED * self._table.value(note.of.number, note.bin) <= self._table.value(note.of.number, 0)
 
     def above(self, group: int) -> int:
         """How many keys may be taken from these tenants now."""
@@ -65,6 +76,7 @@ class FairQueues(Generic[Key]):
     def advance(self, now_s: float) -> None:
         """Before others are asked for."""
         self._queues.advance(now_s)
+        self._now_s = now_s
         self._nobody_above = False
         shares = self._shares
         if shares is not None:
@@ -95,3 +107,5 @@ class FairQueues(Generic[Key]):
     def reorder(self) -> None:
         """Worths have changed."""
         self._queues.reorder()
+        for group in list(self._parked):
+            self._unpark(group, self._now_s)
