@@ -330,10 +330,10 @@ class BlockPool:
         for evictor, policy in zip(self._evictors, policies, strict=True):
             evictor.switch(policy, in_use, self._known_of, now_s)
 
-    def _known_of(self, key: bytes) -> tuple[Traits, int]:
-        if self.below is not None and key in self.below:
-            return self.below.known_of(key)
-        return self._contents.known_of(key)
+    def _known_of(self, key: bytes) -> tuple[Traits, int, None]:
+        """Nobody knows the key before it."""
+        tier = self.below if self.below is not None and key in self.below else self._contents
+        return *tier.known_of(key), None
 
     # -- telling others
 

@@ -348,9 +348,9 @@ class ObjectTable:
         read = [held.key for held in self._readable.values() if held.readers]
         self.eviction.switch(eviction, read, self._known_of, now_s)
 
-    def _known_of(self, key: bytes) -> tuple[Traits, int]:
+    def _known_of(self, key: bytes) -> tuple[Traits, int, bytes | None]:
         held = self._readable[key]
-        return held.traits, held.place
+        return held.traits, held.place, held.after
 
     # -- telling others
 
