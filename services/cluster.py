@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
 from services.access import Access, role_of
+from services.free_port import next_port
 from services.process import INTERPRETER, Launch, ServiceProcess
 
 __all__ = ["POLICIES", "START_S", "ClusterSpec", "LocalCluster", "lb_ports"]
@@ -387,27 +387,6 @@ def lb_ports(spec: ClusterSpec) -> list[tuple[int, int]]:
     taken = {spec.http_port, spec.lb_port, spec.conductor_port}
     ports = [(spec.http_port, spec.lb_port)]
     for _ in range(1, spec.lbs):
-        http_port, lb_port = (_next_port(spec.host, port, taken) for port in ports[-1])
+        http_port, lb_port = (next_port(spec.host, port, taken) for port in ports[-1])
         ports.append((http_port, lb_port))
     return ports
-
-
-def _next_port(host: str, after: int, taken: set[int]) -> int:
-    """0, a free one by the system's choice, is followed by 0."""
-    if not after:
-        return 0
-    for port in range(after + 1, 1 << 16):
-        if port not in taken and _is_free(host, port):
-            taken.add(port)
-            return port
-    raise InvalidArgument(f"no port after {after} is free; 0 takes any", field="lbs")
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from enum import IntEnum
 from math import inf
 from typing import cast
 
 from pinyon.core.errors import PinyonError, Unavailable
 from services.lb.budget import Share
 from services.lb.http_answer import CONTINUE
+from services.lb.http_connection_state import State
 from services.lb.http_deadline import Deadline
 from services.lb.http_error import HttpError
 from services.lb.http_reader import RequestReader
@@ -39,16 +39,6 @@ FIRST_S = 1.0
 """A connection that has brought no request yet gets this long when the server ends: one may be under way."""
 TURN_REQUESTS = 16
 """Answered in one go; then it is the others' turn."""
-
-
-class State(IntEnum):
-    HEAD = 0  # of the next request
-    BODY = 1
-    ANSWER = 2
-    DISCARD = 3  # the body of a request that has its answer
-    LINGER = 4  # whatever comes
-    CLOSED = 5
-
 
 _AT_WORK = (State.HEAD, State.BODY, State.DISCARD)
 

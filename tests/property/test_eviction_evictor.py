@@ -115,7 +115,7 @@ class EvictorMachine(RuleBasedStateMachine):
     @rule(policy=st.sampled_from(EVICTION_POLICIES.names))
     def switch(self, policy: str) -> None:
         pinned = sorted(self.pinned_keys)
-        self.evictor.switch(EVICTION_POLICIES.make(policy), pinned, lambda key: (NO_TRAITS, key), self.now_s)
+        self.evictor.switch(EVICTION_POLICIES.make(policy), pinned, lambda key: (NO_TRAITS, key, None), self.now_s)
 
     @invariant()
     def it_counts(self) -> None:

@@ -214,10 +214,16 @@ def conversations(seed: int, count: int, again: float) -> list[Asked]:
     return asked
 
 
-def test_it_keeps_what_comes_back() -> None:
-    asked = conversations(3, 3_000, 0.8)
-    hits = {name: replay(asked, name, 600).hit_blocks for name in ("lru", "reuse_hazard", "belady")}
-    assert hits["reuse_hazard"] > hits["lru"] + 0.1 * (hits["belady"] - hits["lru"]), hits
+@pytest.mark.parametrize("seed", [3, 4, 6, 8])
+def test_it_keeps_what_comes_back(seed: int) -> None:
+    """It must find out that one kind never does. Of the other kind what was used last is likeliest to be used again:
+    who knew all that would follow LRU with all the room for this kind. Of its hits LRU over both kinds has at most
+    0.893, and this policy 0.907 if it never adopts what it learned (seeds 3 to 10)."""
+    asked = conversations(seed, 3_000, 0.8)
+    chats = [each for each in asked if each.traits.category.startswith("chat")]
+    known = replay(chats, "lru", 600).hit_blocks
+    hits = {name: replay(asked, name, 600).hit_blocks for name in ("lru", "reuse_hazard")}
+    assert hits["lru"] < 0.91 * known < hits["reuse_hazard"], (hits, known)
 
 
 def test_it_follows_when_the_workload_shifts() -> None:

@@ -7,7 +7,8 @@ import asyncio
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
 from services.worker.convert import parse_submission
-from services.worker.decode.request import DecodeObserver, DecodeRequest
+from services.worker.decode.observer import DecodeObserver
+from services.worker.decode.request import DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
 from services.worker.parts import Parts
 from services.worker.prefill.peers import PrefillPeers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from pinyon.runtime.telemetry import Span
 from pinyon.transfer import TransferError
 from services.worker.abort import Abort
 from services.worker.convert import failed_update, parse_first_token, prefill_to_proto, report_to_proto
+from services.worker.decode.observer import DecodeObserver
 from services.worker.decode.transcript import Transcript
 from services.worker.decode.updates import UpdateBuffer
 from services.worker.orders import FirstToken, GenerateOrder, PrefillOrder
@@ -34,17 +34,9 @@ from services.worker.prefill.peers import PrefillPeers, RemotePrefill
 from services.worker.prefill.prefills import Prefills
 from services.worker.step_members import DecodeMember
 
-__all__ = ["DecodeObserver", "DecodeRequest"]
+__all__ = ["DecodeRequest"]
 
 _log = get_logger("decode")
-
-
-class DecodeObserver(Protocol):
-    """Told of what metrics count."""
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def request_ended(self, update: worker_pb2.StreamUpdate) -> None: ...
 
 
 class DecodeRequest:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
-from pinyon.core.errors import PinyonError
+from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus, raise_for_failure
 from services.worker.orders import PushTarget
 
-__all__ = ["Push", "layer_ranges", "whole_blocks"]
+__all__ = ["Push", "SendingFailed", "layer_ranges", "whole_blocks"]
 
 PushRange = tuple[int, int, int]
 """``(offset here, offset there, length)`` in bytes."""
 
 _ANSWERED = (TransferStatus.COMPLETED, TransferStatus.REFUSED)
+
+
+class SendingFailed(Unavailable):
+    """The decode instance did not take the KV."""
 
 
 def whole_blocks(

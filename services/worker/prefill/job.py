@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
-from pinyon.core.errors import Internal, PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
 from pinyon.eviction import Traits
 from pinyon.messages.logprobs import append_logprob_rows
 from pinyon.paging import Reservation
@@ -22,22 +22,18 @@ from pinyon.runtime.telemetry import Span
 from services.worker.abort import Abort
 from services.worker.kv.arrivals import LayerLost
 from services.worker.kv.fetch import Fetched, LayeredFetch
-from services.worker.kv.push import Push
+from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
 from services.worker.orders import PrefillOrder, PrefillOutcome, PushTarget
 from services.worker.parts import Parts
 from services.worker.step_members import PrefillMember
 
-__all__ = ["PrefillJob", "SendingFailed"]
+__all__ = ["PrefillJob"]
 
 STOP_GRACE_S = 2.0
 """Writes under way are short; cutting them off costs the target's other transfers a reconnect."""
 
 _log = get_logger("prefill")
-
-
-class SendingFailed(Unavailable):
-    """The decode instance did not take the KV."""
 
 
 class PrefillJob:

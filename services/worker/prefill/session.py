@@ -26,8 +26,9 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 from pinyon.transfer import SegmentDescriptor
 from services.worker.convert import parse_hello, parse_prefill, parse_target, report_to_proto
+from services.worker.kv.push import SendingFailed
 from services.worker.parts import Parts
-from services.worker.prefill.job import PrefillJob, SendingFailed
+from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.prefills import Prefills
 
 __all__ = ["PrefillSession"]

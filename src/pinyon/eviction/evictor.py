@@ -12,6 +12,7 @@ from pinyon.eviction.policy import (
     Belief,
     EvictionPolicy,
     Key,
+    KnownOf,
     Learning,
     Refit,
     Traits,
@@ -195,7 +196,7 @@ class Evictor(Generic[Key]):
         self,
         policy: EvictionPolicy[Key],
         pinned: Sequence[Key],
-        known_of: Callable[[Key], tuple[Traits, int]],
+        known_of: KnownOf[Key],
         now_s: float,
     ) -> None:
         """From now on this one chooses, see :func:`hand_over`. Raises ``ValueError`` if it holds something."""

@@ -10,6 +10,7 @@ for policies that learn what becomes of a kind of request ("KVCache cache in the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -18,8 +19,10 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 __all__ = [
     "NO_TRAITS",
     "Belief",
+    "Chaining",
     "EvictionPolicy",
     "Key",
+    "KnownOf",
     "Learning",
     "Refit",
     "Traits",
@@ -156,16 +159,57 @@ class EvictionPolicy(Protocol[Key]):
         ...
 
 
+@runtime_checkable
+class Chaining(Protocol):
+    """What policies that go by what extends what have besides."""
+
+    def follows(self, key: Any, after: Any, now_s: float) -> None:
+        """``after`` is the key before this one in its prompt. Both are held; with this one a call of ``stored`` began,
+        with the other one such a call ended, and nobody has used them since."""
+        ...
+
+
+KnownOf = Callable[[Key], tuple[Traits, int, Key | None]]
+"""Of the request that stored a key: its traits, the key's place in its prompt, and the key before it there; None: there
+is none, or nobody knows."""
+
+
 def hand_over(
     last: EvictionPolicy[Key],
     new: EvictionPolicy[Key],
     pinned: Sequence[Key],
-    known_of: Callable[[Key], tuple[Traits, int]],
+    known_of: KnownOf[Key],
     now_s: float,
 ) -> None:
     """Tell ``new`` of all that ``last`` has: in the order in which that would have them go, as used now by the requests
-    that stored them (``known_of``: their traits and places), then of what is ``pinned``. ``last`` is of no use then."""
-    for key in [*last.victims(len(last), now_s), *pinned]:
-        traits, place = known_of(key)
-        new.stored((key,), now_s, traits, (place,))
+    that stored them, then of what is ``pinned``; then which follows which. ``last`` is of no use then.
+
+    Keys of which nobody knows the ones before are told one by one; what follows which is learned when they are used
+    next, and until then a prefix may go first. So it is in a :class:`pinyon.paging.BlockPool`: to know it would take a
+    field of each block, and a neighbour in the order that has the place before may be of another prompt.
+    """
+    keys = [*last.victims(len(last), now_s), *pinned]
+    known = {key: known_of(key) for key in keys}
+    # Places fall along a chain, so that it ends, whatever those who stored it said.
+    before = {
+        key: after
+        for key, (_, place, after) in known.items()
+        if after is not None and after in known and known[after][1] == place - 1
+    }
+    extended, fixed = Counter(before.values()), set(pinned)
+    runs: list[list[Key]] = []  # the deepest key first; nothing else begins in the middle
+    for key in keys:
+        deeper = runs[-1][-1] if runs else None
+        follows = deeper is not None and before.get(deeper) == key and extended[key] == 1
+        if follows and known[key][0] == known[deeper][0] and (key in fixed) == (deeper in fixed):  # type: ignore[index]
+            runs[-1].append(key)
+        else:
+            runs.append([key])
+    for run in runs:
+        run.reverse()
+        new.stored(run, now_s, known[run[0]][0], [known[key][1] for key in run])
     new.pinned(pinned, now_s)
+    if isinstance(new, Chaining):
+        for run in runs:
+            if (after := before.get(run[0])) is not None:
+                new.follows(run[0], after, now_s)

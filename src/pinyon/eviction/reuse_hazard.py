@@ -72,12 +72,7 @@ class ReuseHazard(Generic[Key]):
     # -- what happens
 
     def stored(
-        self,
-        keys: Sequence[Key],
-        now_s: float,
-        traits: Traits,
-        offsets: Sequence[int],
-        after: Key | None = None,
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
     ) -> None:
         if not keys:
             return
@@ -171,6 +166,13 @@ class ReuseHazard(Generic[Key]):
                 self._gone(run, now_s)
             else:
                 self._queues.enter(run, now_s)
+
+    def follows(self, key: Key, after: Key, now_s: float) -> None:
+        run, parent = self._tree.run_of(key), self._tree.run_of(after)
+        if parent.children:
+            self._branched(parent.note, now_s)
+        self._tree.follow(run, parent)
+        self._queues.leave(parent)
 
     # -- what a request tells of those before
 

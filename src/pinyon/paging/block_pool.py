@@ -20,6 +20,7 @@ from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Refit, Traits, Use, at_once
 from pinyon.paging.contents import Contents
 from pinyon.paging.key_changes import KeyChanges
+from pinyon.paging.pool_faults import pool_faults
 from pinyon.paging.second_tier import SecondTier
 
 __all__ = ["BlockPool"]
@@ -330,10 +331,10 @@ class BlockPool:
         for evictor, policy in zip(self._evictors, policies, strict=True):
             evictor.switch(policy, in_use, self._known_of, now_s)
 
-    def _known_of(self, key: bytes) -> tuple[Traits, int]:
-        if self.below is not None and key in self.below:
-            return self.below.known_of(key)
-        return self._contents.known_of(key)
+    def _known_of(self, key: bytes) -> tuple[Traits, int, None]:
+        """Nobody knows the key before it."""
+        tier = self.below if self.below is not None and key in self.below else self._contents
+        return *tier.known_of(key), None
 
     # -- telling others
 
@@ -383,32 +384,6 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
-        free = set(self._free)
-        faults = [
-            (len(free) != len(self._free), "a block is free twice"),
-            (
-                any(self._refs[block] or self._contents.key_of[block] is not None for block in free),
-                "a free block is in use",
-            ),
-            (any(refs < 0 for refs in self._refs), "a negative reference count"),
-            (
-                any(
-                    (self._contents.key_of[block] in self.eviction)
-                    != (not self._refs[block] and self._contents.key_of[block] is not None)
-                    for block in range(self._total)
-                ),
-                "evictable is not what is cached",
-            ),
-            (
-                len(free) + len(self.eviction) + sum(refs > 0 for refs in self._refs) != self._total,
-                "free + cached + used is not the total",
-            ),
-        ]
-        broken = [text for wrong, text in faults if wrong] + self._contents.faults()
-        if (below := self.below) is not None:
-            broken += below.faults()
-            both = len(below.eviction) != len(self.eviction) + len(below)
-            broken += ["a key in both tiers"] * any(key in below for key in self._contents.block_of)
-            broken += ["evictable in both tiers is not what is cached in both"] * both
+        broken = pool_faults(self._free, self._refs, self._contents, self.eviction, self.below)
         if broken:
             raise RuntimeError(f"block pool: {'; '.join(broken)}")

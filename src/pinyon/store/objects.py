@@ -15,22 +15,19 @@ A lease ends likewise: its key is refused and the reads under way are over befor
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
 from collections.abc import Collection, Sequence
 
-from pinyon.core.errors import InvalidArgument, ResourceExhausted
+from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Refit, Traits, Use, at_once
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
-from pinyon.store.kv_object import KvObject, Lease, Put, PutSlot, SlotState, TableCounters
+from pinyon.store.idle_room import IdleRoom
+from pinyon.store.kv_object import KvObject, Lease, PutSlot, SlotState, TableCounters
+from pinyon.store.open_puts import OpenPuts
 
 __all__ = ["ObjectTable"]
-
-NO_RUN_S = 1.0
-"""How long it is believed that no idle objects side by side make room for an object of some size."""
 
 
 class ObjectTable:
@@ -51,16 +48,12 @@ class ObjectTable:
         self.eviction = Evictor(eviction, refit)
         """To look at."""
         self._leases = leases
-        self._next_put_id = first_put_id
-        self._max_open_puts = max_open_puts
         self._max_objects = max_objects
         self._readable: dict[bytes, KvObject] = {}
         self._reserved: dict[bytes, KvObject] = {}
-        self._puts: dict[int, Put] = {}
-        self._put_deadlines: list[tuple[float, int]] = []
+        self._puts = OpenPuts(first_put_id, max_open_puts)
         self._unlisted = 0  # removed objects that are still being read
-        self._idle_sizes: dict[int, int] = {}  # size with its rounding → objects that nobody reads
-        self._no_run = (float("-inf"), 0)
+        self._idle = IdleRoom(allocator)
         self._lost: list[KvObject] = []
         self._listeners: list[KeyChanges] = []
         self.counters = TableCounters()
@@ -89,8 +82,7 @@ class ObjectTable:
                 f"an object has 1 to {self._allocator.capacity_bytes} bytes here, got {object_bytes}",
                 field="object_bytes",
             )
-        if len(self._puts) >= self._max_open_puts:
-            raise ResourceExhausted(f"{self._max_open_puts} puts are open", retry_after_s=1.0)
+        self._puts.check_room()
         self.eviction.learn(now_s)
         offsets = offsets or range(len(keys))
         # Objects this put found here are about to be counted on: they must not make room for its other objects.
@@ -103,11 +95,7 @@ class ObjectTable:
             self.eviction.unpinned(list(kept), now_s)
         if not objects:
             return 0, slots
-        put = Put(self._next_put_id, objects, now_s + timeout_s)
-        self._next_put_id += 1
-        self._puts[put.put_id] = put
-        heapq.heappush(self._put_deadlines, (put.deadline_s, put.put_id))
-        return put.put_id, slots
+        return self._puts.begin(objects, now_s + timeout_s), slots
 
     def _reserve(
         self,
@@ -141,20 +129,12 @@ class ObjectTable:
 
     def close_put(self, put_id: int) -> bool:
         """Begin to end a put. False: unknown, over, or closing already; then it is not the caller's to end."""
-        put = self._puts.get(put_id)
-        if put is None or put.closing:
-            return False
-        put.closing = True
-        return True
+        return self._puts.close(put_id)
 
     def close_overdue(self, now_s: float) -> list[int]:
         """Puts whose time is up; they are closing now and the caller ends them."""
-        overdue = []
-        while self._put_deadlines and self._put_deadlines[0][0] <= now_s:
-            put_id = heapq.heappop(self._put_deadlines)[1]
-            if self.close_put(put_id):
-                self.counters.expired_puts += 1
-                overdue.append(put_id)
+        overdue = self._puts.close_overdue(now_s)
+        self.counters.expired_puts += len(overdue)
         return overdue
 
     def end_put(self, put_id: int, *, commit: bool, now_s: float, lost: bool = False) -> int:
@@ -162,13 +142,7 @@ class ObjectTable:
 
         ``lost``: the writer could not be shut out, so the room is never used again. Returns how many became readable.
         """
-        put = self._puts[put_id]
-        if not put.closing:
-            raise ValueError(f"put {put_id} is not closing")
-        del self._puts[put_id]
-        if len(self._put_deadlines) > 2 * len(self._puts) + 64:  # mostly puts that ended in time
-            self._put_deadlines = [(each.deadline_s, each.put_id) for each in self._puts.values()]
-            heapq.heapify(self._put_deadlines)
+        put = self._puts.end(put_id)
         for each in put.objects:
             del self._reserved[each.key]
         if lost:
@@ -182,7 +156,7 @@ class ObjectTable:
         for each in put.objects:
             self._readable[each.key] = each
             self._note(each.key, stored=True)
-            self._count_idle(each, 1)
+            self._idle.count(each, 1)
             self.counters.stored_bytes += each.size
         self._tell_stored(put.objects, now_s)
         self.counters.stored += len(put.objects)
@@ -219,7 +193,7 @@ class ObjectTable:
         for _, held in found:
             if not held.readers:
                 idle.append(held.key)
-                self._count_idle(held, -1)
+                self._idle.count(held, -1)
             held.readers += 1
             self.counters.leased_bytes += held.size
         self.eviction.pinned(idle, now_s)
@@ -249,7 +223,7 @@ class ObjectTable:
             if held.readers:
                 continue
             if held.listed:
-                self._count_idle(held, 1)
+                self._idle.count(held, 1)
                 idle.append(held.key)
             else:
                 self._unlisted -= 1
@@ -265,14 +239,6 @@ class ObjectTable:
             run, traits, after = objects[start:end], objects[start].traits, objects[start].after
             self.eviction.stored([each.key for each in run], now_s, traits, [each.place for each in run], after)
             end = start
-
-    def _count_idle(self, held: KvObject, change: int) -> None:
-        size = self._allocator.rounded(held.size)
-        count = self._idle_sizes.get(size, 0) + change
-        if count:
-            self._idle_sizes[size] = count
-        else:
-            del self._idle_sizes[size]
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Which can be read here. What is still being put cannot."""
@@ -299,7 +265,7 @@ class ObjectTable:
         if held.readers:
             self._unlisted += 1
         else:
-            self._count_idle(held, -1)
+            self._idle.count(held, -1)
             self._allocator.free(held.offset)
 
     def _make_room(self, object_bytes: int, now_s: float, kept: Collection[bytes]) -> int | None:
@@ -313,10 +279,9 @@ class ObjectTable:
         offset = None if full else allocator.allocate(object_bytes)
         if offset is not None:
             return offset
-        if needed > max(
-            allocator.largest_hole_bytes, max(self._idle_sizes, default=0)
-        ):  # several must go, side by side
-            beside = self._side_by_side(object_bytes, now_s, kept)
+        if needed > max(allocator.largest_hole_bytes, self._idle.largest_bytes):  # several must go, side by side
+            idle = (held for held in self._readable.values() if not held.readers and held.key not in kept)
+            beside = self._idle.side_by_side(object_bytes, now_s, idle)
             self.eviction.evict(beside, now_s)
             for key in beside:
                 self._unlist(self._readable[key])
@@ -328,29 +293,14 @@ class ObjectTable:
                 return offset
         return None
 
-    def _side_by_side(self, object_bytes: int, now_s: float, kept: Collection[bytes]) -> list[bytes]:
-        """Idle objects that make room together, as few bytes as possible; none if there are no such.
-
-        That there are none is believed for a while: whoever asks again and again must not make us look each time.
-        """
-        looked_s, refused_bytes = self._no_run
-        if now_s < looked_s + NO_RUN_S and object_bytes >= refused_bytes:
-            return []
-        idle = {held.offset: held.key for held in self._readable.values() if not held.readers and held.key not in kept}
-        found = self._allocator.fewest_to_free(object_bytes, idle)
-        if found is None:
-            self._no_run = (now_s, object_bytes)
-            return []
-        return [idle[offset] for offset in found]
-
     def switch(self, eviction: EvictionPolicy[bytes], now_s: float) -> None:
         """From now on this one chooses. See :meth:`pinyon.paging.BlockPool.switch`."""
         read = [held.key for held in self._readable.values() if held.readers]
         self.eviction.switch(eviction, read, self._known_of, now_s)
 
-    def _known_of(self, key: bytes) -> tuple[Traits, int]:
+    def _known_of(self, key: bytes) -> tuple[Traits, int, bytes | None]:
         held = self._readable[key]
-        return held.traits, held.place
+        return held.traits, held.place, held.after
 
     # -- telling others
 
@@ -417,9 +367,8 @@ class ObjectTable:
 
     def next_deadline_s(self) -> float | None:
         """When a lease or a put may be overdue, at the earliest."""
-        times = [self._put_deadlines[0][0]] if self._put_deadlines else []
-        lease = self._leases.next_deadline()
-        return min([*times, lease], default=None) if lease is not None else min(times, default=None)
+        times = (self._puts.next_deadline_s(), self._leases.next_deadline())
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(objects log objects)."""
@@ -429,8 +378,8 @@ class ObjectTable:
             (set(self._readable) & set(self._reserved), "a key is readable and reserved"),
             (any((held.key in self.eviction) == bool(held.readers) for held in self._readable.values()), "evictable"),
             (len(self.eviction) != len(evictable), "the eviction policy holds something else"),
-            (Counter(self._allocator.rounded(held.size) for held in evictable) != self._idle_sizes, "idle sizes"),
-            (sum(len(put.objects) for put in self._puts.values()) != len(self._reserved), "reservations without a put"),
+            (not self._idle.is_of(evictable), "idle sizes"),
+            (sum(len(put.objects) for put in self._puts) != len(self._reserved), "reservations without a put"),
             (not self.leases and (self._unlisted or len(evictable) != len(self._readable)), "readers without a lease"),
             (not self._unlisted and self._bytes() != self.used_bytes, "bytes in use"),
         ]

@@ -53,12 +53,14 @@ def test_what_went_and_what_was_missed() -> None:
 def test_what_a_policy_believes_follows_the_policy() -> None:
     evictor: Evictor[bytes] = Evictor(Lru())
     assert not evictor.beliefs()
-    evictor.switch(Believing({"": Belief(0.5, 60.0), "chat/1": Belief(0.25, 9.0)}), (), lambda _: (NO_TRAITS, 0), 0.0)
+    evictor.switch(
+        Believing({"": Belief(0.5, 60.0), "chat/1": Belief(0.25, 9.0)}), (), lambda _: (NO_TRAITS, 0, None), 0.0
+    )
     seen = figures(evictor)
     assert seen["eviction_reuse_share", "chat/1"] == 0.25
     assert seen["eviction_reuse_mean_seconds", "chat/1"] == 9.0
     assert seen["eviction_reuse_share", ""] == 0.5
-    evictor.switch(Lru(), (), lambda _: (NO_TRAITS, 0), 1.0)
+    evictor.switch(Lru(), (), lambda _: (NO_TRAITS, 0, None), 1.0)
     assert len(figures(evictor)) == 3
 
 

@@ -10,8 +10,18 @@ from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
 from tests.unit.eviction.told import Told
 
-A, B, C, D = (bytes([number]) * 16 for number in range(4))
+A, B, C, D, E, F = (bytes([number]) * 16 for number in range(6))
 FILE = Traits("file/3", "anna")
+CHAT = Traits("chat/1", "ben")
+
+
+class ToldOfChains(Told):
+    def __init__(self) -> None:
+        super().__init__()
+        self.chains: list[tuple[bytes, bytes]] = []
+
+    def follows(self, key: bytes, after: bytes, now_s: float) -> None:
+        self.chains.append((key, after))
 
 
 def put(table: ObjectTable, keys: list[bytes], traits: Traits = NO_TRAITS, places: tuple[int, ...] = ()) -> None:
@@ -77,9 +87,27 @@ def test_another_policy_takes_over():
     told = Told()
     table.switch(told, 1.0)
     table.check_integrity()
-    stored = [("stored", [key], FILE, [place], None) for key, place in ((C, 9), (B, 8), (A, 7))]
+    stored = [("stored", [B, C], FILE, [8, 9], None), ("stored", [A], FILE, [7], None)]
     assert told.take() == [*stored, ("pinned", [A])]
     table.release(lease.lease_id, 2.0)
     table.check_integrity()
     with pytest.raises(ValueError, match="another pool"):
         table.switch(told, 3.0)
+
+
+def test_another_policy_is_told_of_chains():
+    """Runs end where something else begins, or where other requests stored them."""
+    _, table = make()
+    put(table, [A, B, C, D], FILE)
+    put(table, [A, B, E], FILE)
+    put(table, [A, B, E, F], CHAT)
+    told = ToldOfChains()
+    table.switch(told, 1.0)
+    runs = [event for event in told.take() if event[0] == "stored"]
+    assert runs == [
+        ("stored", [C, D], FILE, [2, 3], None),
+        ("stored", [E], FILE, [2], None),
+        ("stored", [A, B], FILE, [0, 1], None),
+        ("stored", [F], CHAT, [3], None),
+    ]
+    assert told.chains == [(C, B), (E, B), (F, E)]

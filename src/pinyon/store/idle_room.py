@@ -1,0 +1,56 @@
+"""The room of objects that nobody reads, which others may have. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pinyon.store.allocator import OffsetAllocator
+from pinyon.store.kv_object import KvObject
+
+__all__ = ["IdleRoom"]
+
+NO_RUN_S = 1.0
+"""How long it is believed that no idle objects side by side make room for an object of some size."""
+
+
+class IdleRoom:
+    """Told of each object that becomes idle, and of each that is not any more."""
+
+    def __init__(self, allocator: OffsetAllocator) -> None:
+        self._allocator = allocator
+        self._sizes: dict[int, int] = {}  # size with its rounding → objects
+        self._no_run = (float("-inf"), 0)
+
+    def count(self, held: KvObject, change: int) -> None:
+        """1: it is idle; -1: it is not any more."""
+        size = self._allocator.rounded(held.size)
+        count = self._sizes.get(size, 0) + change
+        if count:
+            self._sizes[size] = count
+        else:
+            del self._sizes[size]
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of one object, with its rounding."""
+        return max(self._sizes, default=0)
+
+    def side_by_side(self, object_bytes: int, now_s: float, every: Iterable[KvObject]) -> list[bytes]:
+        """Of these idle objects those that make room together, as few bytes as possible; none if there are no such.
+
+        That there are none is believed for a while: whoever asks again and again must not make us look each time.
+        """
+        looked_s, refused_bytes = self._no_run
+        if now_s < looked_s + NO_RUN_S and object_bytes >= refused_bytes:
+            return []
+        idle = {held.offset: held.key for held in every}
+        found = self._allocator.fewest_to_free(object_bytes, idle)
+        if found is None:
+            self._no_run = (now_s, object_bytes)
+            return []
+        return [idle[offset] for offset in found]
+
+    def is_of(self, every: Iterable[KvObject]) -> bool:
+        """Whether these are the idle objects, by their sizes."""
+        return Counter(self._allocator.rounded(held.size) for held in every) == self._sizes
