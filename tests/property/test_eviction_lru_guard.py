@@ -96,3 +96,20 @@ def test_it_bounds_what_a_wrong_belief_costs() -> None:
     lru, with_it, without = hits.values()
     assert without < lru - 4 * LIMIT * capacity, "nothing to guard against"
     assert lru - with_it < 0.5 * (lru - without)
+
+
+def test_what_is_another_tenants_by_now_does_not_go_as_that_of_the_one_before() -> None:
+    """LRU lost it as the flooding tenant's; it is the quiet one's now, who is below its share."""
+    policy, guard = guarded()
+    policy.stored(range(10), 0.0, Traits("a/1", "flood"), range(10))
+    policy.stored(range(100, 140), 1.0, Traits("a/1", "flood"), range(40))
+    guard.shrink(40, policy._group_of)
+    policy.used([5], 2.0, Traits("a/1", "quiet"), [5])
+    policy.stored(range(200, 400), 3.0, Traits("a/1", "flood"), range(200))
+    guard._hold = 1 << 30
+    guard._turn(True)
+    gone = policy.victims(100, 4.0)
+    assert len(set(gone)) == 100
+    assert not any(key in policy for key in gone)
+    assert all(key in policy for key in range(6))
+    policy.used(range(6), 5.0, Traits("a/1", "quiet"), range(6))

@@ -129,7 +129,7 @@ class NaiveCounted(Naive):
         super().gone(key, evicted=evicted)
         del self.uses[key]
         if evicted:
-            self.clock = self.ranks[key][0]
+            self.clock = max(self.clock, self.ranks[key][0])
 
     def choose(self) -> int:
         return min(self.free, key=self.ranks.__getitem__)

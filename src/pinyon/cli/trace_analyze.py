@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,9 +48,9 @@ def add_command(commands: Any) -> None:
 
 def analyze(arguments: argparse.Namespace) -> int:
     """Read, count and show. Raises :class:`PinyonError`."""
-    for name in ("window_s", "memory_gib"):
-        if not 0 < getattr(arguments, name) < math.inf:
-            raise InvalidArgument(f"--{name.replace('_', '-')} must be above 0", field=name)
+    for name, least, most in (("window_s", 1e-3, 1e9), ("memory_gib", 1e-6, 1 << 20)):
+        if not least <= getattr(arguments, name) <= most:
+            raise InvalidArgument(f"--{name.replace('_', '-')} must be from {least:g} to {most:g}", field=name)
     names = checked_figures([name for name in arguments.figure.split(",") if name])
     trace = open_trace(arguments, blocks=False)
     with bar("reading", trace.size_bytes) as progress:

@@ -26,7 +26,7 @@ class Gdfs(Counted[Key]):
         return self._clock + uses
 
     def _evicted(self, rank: Rank) -> None:
-        self._clock = rank[0]
+        self._clock = max(self._clock, rank[0])  # what was pinned for long has an old rank
 
     def _worth(self, rank: Rank, now_s: float) -> float:
         return float(rank[0] - self._clock)

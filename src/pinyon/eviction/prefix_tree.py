@@ -83,7 +83,7 @@ class PrefixTree(Generic[Key]):
 
     def follow(self, run: Run[Key], parent: Run[Key]) -> None:
         """That ``run``, which stood alone, begins where ``parent`` ends, is known now."""
-        before: Run[Key] | None = parent
+        before: Run[Key] | None = parent if run.children else None
         while before is not None:  # no circle, whatever we are told
             if before is run:
                 return
@@ -103,7 +103,9 @@ class PrefixTree(Generic[Key]):
         return run
 
     def drop_end(self, run: Run[Key], count: int) -> list[Key]:
-        """Its last keys, the last one first, are not held any more."""
+        """Its last keys, at least one, the last one first, are not held any more."""
+        if count < 1:
+            raise ValueError(f"{count} keys of a run cannot go")
         gone = run.keys[: -count - 1 : -1]
         del run.keys[-count:]
         for key in gone:

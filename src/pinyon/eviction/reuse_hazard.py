@@ -281,9 +281,10 @@ class ReuseHazard(Generic[Key]):
                 if key is None:
                     break
                 run = self._tree.run_of(key)
-                if not run.children and not run.note.pins and (many := guard.beyond(reversed(run.keys))):
-                    return run, min(many, self._queues.most(run), count)
-                guard.later(key)  # it is pinned, or what LRU has kept extends it
+                many = min(guard.beyond(reversed(run.keys)), self._queues.most(run), count)
+                if many and not run.children and not run.note.pins:
+                    return run, many
+                guard.later(key)  # it is pinned, another tenant's now, or what LRU has kept extends it
         found = self._queues.first(now_s)
         return None if found is None else (found, min(self._queues.most(found), count))
 

@@ -33,6 +33,10 @@ class TenantShares:
             return found
         if len(self._named) < GROUPS:
             return self._named.setdefault(tenant, len(self._named))
+        if not self._many:
+            idle = next((name for name, group in self._named.items() if not self._held[group]), None)
+            if idle is not None:
+                return self._named.setdefault(tenant, self._named.pop(idle))
         self._many = True
         return zlib.crc32(tenant.encode("utf-8", "surrogatepass")) % GROUPS
 

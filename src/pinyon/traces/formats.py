@@ -22,6 +22,7 @@ __all__ = ["FORMATS", "Format", "detect_format"]
 
 LINE_CHARS_MAX = 64 << 20
 """Longest row: a million ids and more."""
+COUNT_END = 1 << 48
 TEXT_CHARS_MAX = 128
 CHATS_MAX = 1 << 20
 """Conversations whose turns are counted at a time; the one that began first is forgotten first."""
@@ -138,7 +139,7 @@ def _azure() -> Parse:
         parts = line.strip().split(",")
         if len(parts) != 3:
             raise ValueError(f"{len(parts)} columns instead of 3")
-        return TraceRow(_date(parts[0]), int(parts[1]), int(parts[2]), ())
+        return TraceRow(_date(parts[0]), _tokens(parts[1]), _tokens(parts[2]), ())
 
     return parse
 
@@ -177,7 +178,7 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 
 def _count(row: Mapping[str, Any], name: str) -> int:
     value = row.get(name)
-    if type(value) is not int or not 0 <= value < 1 << 48:
+    if type(value) is not int or not 0 <= value < COUNT_END:
         raise ValueError(f"{name} is no count")
     return value
 
@@ -206,8 +207,18 @@ def _integers(values: Sequence[Any]) -> bool:
     return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 1 << 63))
 
 
+def _tokens(text: str) -> int:
+    """Of a column."""
+    value = int(text) if len(text) < 20 else -1
+    if not 0 <= value < COUNT_END:
+        raise ValueError(f"no count of tokens: {text!r:.40}")
+    return value
+
+
 def _date(text: str) -> float:
     """Seconds since 1970 of ``2023-11-16 18:15:46.6805900``, as many digits as there are."""
     head, _, fraction = text.partition(".")
+    if fraction and not (fraction.isascii() and fraction.isdecimal()):
+        raise ValueError(f"no time: {text!r:.60}")
     moment = datetime.strptime(head, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
     return moment.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)

@@ -16,6 +16,8 @@ __all__ = ["TraceFile"]
 
 NAMED_MAX = 10
 PROGRESS_EVERY = 1024
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+"""What reading raises of a compressed file that is not whole."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -41,9 +43,12 @@ class TraceFile:
 
     def _detect(self) -> Format:
         with self._open() as (_, lines):
-            for line in lines:
-                if line.strip():
-                    return detect_format(line.decode("utf-8", "replace"))
+            try:
+                for line in lines:
+                    if line.strip():
+                        return detect_format(line.decode("utf-8", "replace"))
+            except DAMAGED as error:
+                raise InvalidArgument(f"{self.path} is damaged: {error}", field="trace") from None
         raise InvalidArgument(f"{self.path} is empty", field="trace")
 
     def _open(self) -> _Lines:
@@ -74,7 +79,7 @@ class TraceFile:
                     count += 1
                     if count == limit:
                         return
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            except DAMAGED as error:
                 self._broke(f"the file ends or is damaged after {count} rows: {error}")
 
     def _broke(self, reason: str) -> None:

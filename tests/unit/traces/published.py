@@ -260,7 +260,7 @@ QWEN_B = [
     ),
     number(
         "lifespan of a block, P99",
-        "§3.5, Fig. 19",
+        "§1",
         97,
         20,
         lifespan(99),

@@ -185,3 +185,21 @@ def test_public_traces(name: str, rows: int, mean_in: float | None, mean_out: fl
     size = trace.format.block_tokens
     if size:
         assert all(len(row.blocks) == -(-row.input_tokens // size) for row in read)
+
+
+@pytest.mark.parametrize(
+    "row", [f"2023-11-16 18:15:46,{'9' * 30},1", "2023-11-16 18:15:46.1e400,1,1", "2023-11-16 18:15:46,-5,1"]
+)
+def test_azure_rows_have_times_and_counts(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n{row}\n")
+    trace = TraceFile(path)
+    assert len(list(trace.rows())) == 1
+    assert trace.broken == 1
+
+
+def test_a_file_that_is_damaged_from_its_start_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"timestamp": 1}\n')[:12])
+    with pytest.raises(InvalidArgument, match="is damaged"):
+        TraceFile(path)

@@ -78,6 +78,9 @@ def turns_by_user(columns: Columns) -> Figure:
     known = columns.session >= 0
     owner[columns.session[known][::-1]] = columns.user[known][::-1]  # of a session's first request
     turns, owner = turns[owner >= 0], owner[owner >= 0]
+    if not len(owner):
+        figure.left_out = NO_USERS
+        return figure
     sessions = np.bincount(owner, minlength=columns.users)
     some = sessions > 0
     mean = np.bincount(owner, turns, columns.users)[some] / sessions[some]
