@@ -50,6 +50,8 @@ class Life:
         """When it was used again, and after how many fits."""
         self.until_s = math.inf
         """What it came through later does not count."""
+        self.looked_s = -math.inf
+        """When the table looked at it last."""
 
 
 class NaiveTable:
@@ -58,7 +60,6 @@ class NaiveTable:
         self.fits: list[float] = []
         self.parents: dict[int, int | None] = {}
         self.values: dict[int, list[float]] = {0: [FIRST_RATE * FALL**bin for bin in range(BINS)]}
-        self.looked_s = -math.inf
 
     def watch(self, table: Any) -> None:
         """What the classification tells the table is written down."""
@@ -77,7 +78,7 @@ class NaiveTable:
 
         def given_up(sample: Sample) -> None:
             if not sample.over and self.lives[sample].again is None:
-                self.lives[sample].until_s = self.looked_s
+                self.lives[sample].until_s = self.lives[sample].looked_s
             give_up(sample)
 
         def named(name: Any, parent: HazardClass | None) -> HazardClass:
@@ -86,7 +87,8 @@ class NaiveTable:
             return found
 
         def looked(now_s: float) -> None:
-            self.looked_s = now_s
+            for life in self.lives.values():
+                life.looked_s = now_s
             advance(now_s)
 
         named("", None)
@@ -388,11 +390,11 @@ class Machine:
 
 @pytest.mark.parametrize("fair", [False, True])
 def test_whom_it_evicts(fair: bool) -> None:
-    machines = [Machine(seed, fair) for seed in range(5)]
-    for seed, machine in enumerate(machines):
+    machines = {seed: Machine(seed, fair) for seed in range(5)}
+    for seed, machine in machines.items():
         try:
             machine.run(70)
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
-    assert sum(machine.choices for machine in machines) > 20, "there was nothing to choose"
+    assert sum(machine.choices for machine in machines.values()) > 20, "there was nothing to choose"
