@@ -441,5 +441,5 @@ def test_against_the_model(name: str) -> None:
 
 
 def test_every_policy_has_a_model() -> None:
-    learned_by_requests = {"reuse_hazard"}  # test_eviction_reuse_hazard: what it keeps to, and its books one by one
+    learned_by_requests = {"reuse_hazard"}  # test_eviction_reuse_hazard_model
     assert set(MODELS) == {*EVICTION_POLICIES.names, "belady"} - learned_by_requests

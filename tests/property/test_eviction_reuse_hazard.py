@@ -285,6 +285,20 @@ def test_what_was_kept_by_a_pinned_prefix_is_found_again() -> None:
     assert policy.victims(9, 8.0) == [7, 2, 1]
 
 
+def test_what_enters_its_queue_late_is_as_old_as_it_is() -> None:
+    """Behind a younger run of its class and bin: it goes first, and leaves the bin when it is its time."""
+    policy = own()
+    policy.stored([1], 0.0, Traits(), [0])
+    policy.pinned([1], 0.0)
+    policy.stored([2], 1.75, Traits(), [0])
+    policy.peek(3.75)
+    policy.unpinned([1], 3.75)
+    worth, key = policy.peek(4.5) or (0.0, 0)
+    assert (worth, key) == (policy._table.value(policy._tree.run_of(1).note.of.number, bin_of(4.5)), 1)
+    assert policy._tree.run_of(1).note.bin == bin_of(4.5)
+    assert policy.victims(2, 4.5) == [1, 2]
+
+
 def test_what_only_pins_keep_is_next_where_nothing_else_may_go() -> None:
     policy = own()
     policy.stored([1, 2], 0.0, Traits(), range(2))

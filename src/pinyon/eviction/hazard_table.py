@@ -12,9 +12,10 @@ ahead. It is Gittins' index of a job that may be given up; Beckmann et al., "LHD
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
@@ -91,7 +92,9 @@ class HazardTable:
         self._values = np.zeros(shape)
         """Uses per second of holding one block."""
         self._values[0] = FIRST_RATE * FALL ** np.arange(BINS)
-        self._samples: list[deque[Sample]] = [deque() for _ in range(BINS)]
+        self._samples: list[list[tuple[float, int, Sample]]] = [[] for _ in range(BINS)]
+        """Heaps, by last use: a sample may begin long after it."""
+        self._number = itertools.count()
         self._alive = self._entries = 0
         self._faded_s: float | None = None
         self.root = self.of("", None)
@@ -114,12 +117,14 @@ class HazardTable:
     def begin(self, of: HazardClass, now_s: float) -> Sample:
         """One was used or stored."""
         sample = Sample(of.number, now_s)
-        self._samples[0].append(sample)
+        heapq.heappush(self._samples[0], (now_s, next(self._number), sample))
         self._waiting[of.number, 0] += 1
         self._alive += 1
         self._entries += 1
         if self._entries > 2 * self._alive + OVER_MIN:
-            self._samples = [deque(each for each in samples if not each.over) for samples in self._samples]
+            for samples in self._samples:
+                samples[:] = [each for each in samples if not each[2].over]
+                heapq.heapify(samples)
             self._entries = self._alive
         return sample
 
@@ -127,7 +132,9 @@ class HazardTable:
         """It was used again."""
         if not sample.over:
             self.give_up(sample)
-            self._again[sample.of, bin_of(now_s - sample.last_s)] += 1
+            last = bin_of(now_s - sample.last_s)
+            self._through[sample.of, sample.bin : last] += 1  # since :meth:`advance`
+            self._again[sample.of, last] += 1
 
     def give_up(self, sample: Sample) -> None:
         """Nothing more is to be learned of it."""
@@ -141,8 +148,8 @@ class HazardTable:
         for bin, samples in enumerate(self._samples):
             last = bin == BINS - 1
             until_s = now_s - (2 * EDGES_S[-1] if last else EDGES_S[bin + 1])
-            while samples and (samples[0].over or samples[0].last_s <= until_s):
-                sample = samples.popleft()
+            while samples and (samples[0][2].over or samples[0][0] <= until_s):
+                sample = heapq.heappop(samples)[2]
                 self._entries -= 1
                 if sample.over:
                     continue
@@ -153,7 +160,7 @@ class HazardTable:
                     self._waiting[sample.of, bin] -= 1
                     self._waiting[sample.of, bin + 1] += 1
                     sample.bin = bin + 1
-                    self._samples[bin + 1].append(sample)
+                    heapq.heappush(self._samples[bin + 1], (sample.last_s, next(self._number), sample))
                     self._entries += 1
 
     def fit(self, now_s: float) -> Callable[[], NDArray[np.float64]]:

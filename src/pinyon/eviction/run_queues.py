@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+import itertools
+import math
 from typing import Generic
 
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
@@ -22,9 +23,13 @@ class RunQueues(Generic[Key]):
 
     def __init__(self, table: HazardTable) -> None:
         self._table = table
-        self._queues: dict[tuple[int, int], deque[tuple[Run[Key], int]]] = {}
+        self._queues: dict[tuple[int, int], list[tuple[float, int, Run[Key], int]]] = {}
+        """Heaps, by last use: a run may enter long after it."""
+        self._number = itertools.count()
         self._order: list[tuple[float, int, int]] = []
         self._timers: list[tuple[float, int, int]] = []
+        self._due_s: dict[tuple[int, int], float] = {}
+        """Of each queue the timer that counts."""
         self._inside = 0
         self._entries = 0
 
@@ -49,18 +54,25 @@ class RunQueues(Generic[Key]):
         name = (note.of.number, note.bin)
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[name] = deque()
-            if note.bin < BINS - 1:
-                heapq.heappush(self._timers, (note.last_s + EDGES_S[note.bin + 1], *name))
+            queue = self._queues[name] = []
+        if note.bin < BINS - 1:
+            self._look(name, note.last_s + EDGES_S[note.bin + 1])
         if not queue:
             heapq.heappush(self._order, (self._table.value(*name), *name))
-        queue.append((run, note.stamp))
+        heapq.heappush(queue, (note.last_s, next(self._number), run, note.stamp))
         self._entries += 1
+
+    def _look(self, name: tuple[int, int], at_s: float) -> None:
+        """The first of that queue grows older than its bin."""
+        if at_s < self._due_s.get(name, math.inf):
+            self._due_s[name] = at_s
+            heapq.heappush(self._timers, (at_s, *name))
 
     def _sweep(self) -> None:
         """Only what is valid stays."""
-        for name, queue in self._queues.items():
-            self._queues[name] = deque(entry for entry in queue if entry[0].note.stamp == entry[1])
+        for queue in self._queues.values():
+            queue[:] = [entry for entry in queue if entry[2].note.stamp == entry[3]]
+            heapq.heapify(queue)
         self._entries = self._inside
         self.reorder()
 
@@ -68,21 +80,24 @@ class RunQueues(Generic[Key]):
         """What grew older is where it belongs."""
         timers, queues = self._timers, self._queues
         while timers and timers[0][0] <= now_s:
-            _, number, bin = heapq.heappop(timers)
+            at_s, number, bin = heapq.heappop(timers)
+            if self._due_s.get((number, bin)) != at_s:
+                continue
+            del self._due_s[number, bin]
             queue = queues[number, bin]
             edge_s = EDGES_S[bin + 1]
             while queue:
-                run, stamp = queue[0]
+                _, _, run, stamp = queue[0]
                 note: RunNote = run.note
                 if note.stamp == stamp:
                     if note.last_s + edge_s > now_s:
                         break
                     note.bin = max(bin + 1, bin_of(now_s - note.last_s))  # whatever rounding says
                     self._append(run, note)
-                queue.popleft()
+                heapq.heappop(queue)
                 self._entries -= 1
             if queue:
-                heapq.heappush(timers, (max(now_s, queue[0][0].note.last_s + edge_s), number, bin))
+                self._look((number, bin), queue[0][0] + edge_s)
             else:
                 del queues[number, bin]
 
@@ -92,15 +107,15 @@ class RunQueues(Generic[Key]):
         while order:
             _, number, bin = order[0]
             queue = self._queues.get((number, bin))
-            while queue and queue[0][0].note.stamp != queue[0][1]:
-                queue.popleft()
+            while queue and queue[0][2].note.stamp != queue[0][3]:
+                heapq.heappop(queue)
                 self._entries -= 1
             if not queue:
                 heapq.heappop(order)
                 if queue is not None and bin == BINS - 1:
                     del self._queues[number, bin]
                 continue
-            return queue[0][0]
+            return queue[0][2]
         return None
 
     def reorder(self) -> None:

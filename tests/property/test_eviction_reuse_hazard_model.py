@@ -1,0 +1,410 @@
+"""Whom ``reuse_hazard`` evicts, against a model that looks at every run that is held.
+
+Shared with the policy: what class a request's run falls into (with its turn, and how often requests branched at its
+end), when that begins a sample and when it is over, and the constants of the table. The model's own: which keys extend
+which (a key is its prompt up to there), what is pinned, where runs begin, when they were used last and by whom, how
+many keys each tenant has and who is above its share, ages and bins, life tables (counted anew at each fit, from all
+samples that ever began), values (every time to hold until is tried), and thereby who may go and what that is worth.
+
+Definitions that it holds the policy to: a run counts as used when it was begun or a request used all of it; a head that
+a request cuts off counts as used then, the rest as it did. When all of what extended a run is gone and was of the same
+conversation alone, the run counts as used when that was. A share does not protect what has faded. Who is above its
+share is looked at for each call, so that in calls for several keys only the first one's choice is certain; of the
+others it is checked that they could go.
+What is pinned in part may go where nothing else may.
+
+The guard is off. What is pinned is so with all before it; what is dropped is with all that extends it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from pinyon.eviction import NO_TRAITS, Traits
+from pinyon.eviction.fair_queues import FADED, KEPT_S
+from pinyon.eviction.hazard_table import EDGES_S, FALL, FIRST_RATE, LEVEL_PRIOR, PRIOR, HazardClass, Sample
+from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
+
+Path = tuple[int, ...]
+"""A key: the blocks of its prompt up to there."""
+WINDOW_S = 500.0
+REFIT_S = 8.0
+BINS = len(EDGES_S)
+WIDTHS_S = [*(end - start for start, end in pairwise(EDGES_S)), EDGES_S[-1]]
+STEPS_S = [0.0, 0.0, 0.125, 0.5, 3.0, 11.0, 70.0, 900.0]
+"""They add up without rounding."""
+TRAITS = [NO_TRAITS, *(Traits(f"{kind}/{turn}", tenant) for kind in "ab" for turn in (1, 3) for tenant in "xyz")]
+EPSILON = 1e-9
+
+
+class Life:
+    """Of one sample."""
+
+    def __init__(self, of: int, last_s: float, fits: int) -> None:
+        self.of, self.last_s, self.begun = of, last_s, fits
+        self.again: tuple[float, int] | None = None
+        """When it was used again, and after how many fits."""
+        self.until_s = math.inf
+        """What it came through later does not count."""
+        self.looked_s = -math.inf
+        """When the table looked at it last."""
+
+
+class NaiveTable:
+    def __init__(self) -> None:
+        self.lives: dict[Sample, Life] = {}
+        self.fits: list[float] = []
+        self.parents: dict[int, int | None] = {}
+        self.values: dict[int, list[float]] = {0: [FIRST_RATE * FALL**bin for bin in range(BINS)]}
+
+    def watch(self, table: Any) -> None:
+        """What the classification tells the table is written down."""
+        begin, again, give_up, of, advance = table.begin, table.again, table.give_up, table.of, table.advance
+
+        def began(of_: HazardClass, now_s: float) -> Sample:
+            sample: Sample = begin(of_, now_s)
+            self.lives[sample] = Life(of_.number, now_s, len(self.fits))
+            return sample
+
+        def used(sample: Sample, now_s: float) -> None:
+            if not sample.over:
+                self.lives[sample].again = now_s, len(self.fits)
+                self.lives[sample].until_s = now_s
+            again(sample, now_s)
+
+        def given_up(sample: Sample) -> None:
+            if not sample.over and self.lives[sample].again is None:
+                self.lives[sample].until_s = self.lives[sample].looked_s
+            give_up(sample)
+
+        def named(name: Any, parent: HazardClass | None) -> HazardClass:
+            found: HazardClass = of(name, parent)
+            self.parents[found.number] = None if found.parent is None else found.parent.number
+            return found
+
+        def looked(now_s: float) -> None:
+            for life in self.lives.values():
+                life.looked_s = now_s
+            advance(now_s)
+
+        named("", None)
+        table.begin, table.again, table.give_up, table.of, table.advance = began, used, given_up, named, looked
+
+    def value(self, number: int, bin: int) -> float:
+        """A class that came after the last fit has its parent's."""
+        while number not in self.values:
+            above = self.parents[number]
+            assert above is not None
+            number = above
+        return self.values[number][bin]
+
+    def fit(self, now_s: float) -> None:
+        self.fits.append(now_s)
+        again = {number: [0.0] * BINS for number in self.parents}
+        seen = {number: [0.0] * BINS for number in self.parents}
+        for life in self.lives.values():
+            for of in self._wholes(life.of):
+                self._count(life, again[of], seen[of])
+        hazards: dict[int, list[float]] = {}
+        for number in sorted(self.parents, key=lambda number: len(self._wholes(number))):
+            hazards[number] = self._hazards(self.parents[number], hazards, again[number], seen[number])
+        self.values = {number: [best_of(each, bin) for bin in range(BINS)] for number, each in hazards.items()}
+
+    def _wholes(self, number: int | None) -> list[int]:
+        """The class and all that it is a part of."""
+        return [] if number is None else [number, *self._wholes(self.parents[number])]
+
+    def _weight(self, fit: int) -> float:
+        """Of what was counted first at that fit. The first one fades nothing."""
+        return math.exp((self.fits[max(fit, 1) - 1] - self.fits[-1]) / WINDOW_S)
+
+    def _count(self, life: Life, again: list[float], seen: list[float]) -> None:
+        now_s = self.fits[-1]
+        for bin in range(BINS):
+            end_s = life.last_s + (2 * EDGES_S[-1] if bin == BINS - 1 else EDGES_S[bin + 1])
+            if end_s <= min(now_s, life.until_s):  # came through
+                counted = next(fit for fit, at_s in enumerate(self.fits) if at_s >= end_s)
+                seen[bin] += self._weight(max(life.begun, counted))
+                continue
+            if life.again is not None:
+                used_s, fit = life.again
+                assert life.last_s + EDGES_S[bin] <= used_s
+                again[bin] += self._weight(fit)
+                seen[bin] += self._weight(fit)
+            elif life.until_s == math.inf:
+                seen[bin] += 0.5
+            return
+
+    @staticmethod
+    def _hazards(
+        parent: int | None, hazards: dict[int, list[float]], again: list[float], seen: list[float]
+    ) -> list[float]:
+        if parent is None:
+            found: list[float] = []
+            rate = FIRST_RATE
+            for bin, width_s in enumerate(WIDTHS_S):
+                found.append((again[bin] + 1.0 - math.exp(-rate * width_s)) / (seen[bin] + 1.0))
+                rate = -math.log(1.0 - min(0.999, found[-1])) / width_s * FALL
+            return found
+        usual = hazards[parent]
+        expected = sum(count * hazard for count, hazard in zip(seen, usual, strict=True))
+        level = (sum(again) + LEVEL_PRIOR) / (expected + LEVEL_PRIOR)
+        return [(again[bin] + PRIOR * min(0.999, usual[bin] * level)) / (seen[bin] + PRIOR) for bin in range(BINS)]
+
+
+def best_of(hazards: list[float], start: int) -> float:
+    """Gittins' index by trying: uses over seconds held, for each time to hold until. A use is in the middle of its
+    bin."""
+
+    def ratio(until: int) -> float:
+        uses = held_s = 0.0
+        for bin in range(start, until):
+            alive = math.prod(1.0 - hazard for hazard in hazards[start:bin])
+            uses += alive * hazards[bin]
+            held_s += alive * WIDTHS_S[bin] * (hazards[bin] / 2 + (1.0 - hazards[bin]))
+        return uses / held_s
+
+    return max(ratio(until) for until in range(start + 1, BINS + 1))
+
+
+class Said(NamedTuple):
+    """By the classification, of a run."""
+
+    of: int
+    turn: int
+    branches: int
+
+
+class NaiveRuns:
+    """What is held. A run is named by its first key."""
+
+    def __init__(self, fair: bool) -> None:
+        self.fair = fair
+        self.table = NaiveTable()
+        self.held: set[Path] = set()
+        self.pins: set[Path] = set()
+        self.last_s: dict[Path, float] = {}
+        self.tenants: dict[Path, str] = {}
+        self.growing: set[Path] = set()
+        self.said: dict[Path, Said] = {}
+
+    def children(self, key: Path) -> list[Path]:
+        return [each for each in self.held if each[:-1] == key and len(each) == len(key) + 1]
+
+    def first(self, key: Path) -> Path:
+        while key not in self.last_s:
+            key = key[:-1]
+        return key
+
+    def keys(self, first: Path) -> list[Path]:
+        return sorted((key for key in self.held if self.first(key) == first), key=len)
+
+    def _cut(self, key: Path, now_s: float) -> None:
+        """A run ends after this key."""
+        for rest in self.children(key):
+            if rest not in self.last_s:
+                head = self.first(key)
+                self.growing.discard(head)
+                self.last_s[rest], self.last_s[head] = self.last_s[head], now_s
+                self.tenants[rest] = self.tenants[head]
+
+    def stored(self, keys: list[Path], now_s: float, tenant: str) -> None:
+        before = keys[0][:-1]
+        if before:
+            self._cut(before, now_s)
+            run = self.first(before)
+            if run in self.growing and not self.children(before) and self.pins.issuperset(self.keys(run)):
+                self.held.update(keys)
+                return
+        self.held.update(keys)
+        self.last_s[keys[0]], self.tenants[keys[0]] = now_s, tenant
+        self.growing.add(keys[0])
+
+    def used(self, keys: list[Path], now_s: float, tenant: str | None) -> None:
+        self._cut(keys[-1], now_s)
+        for first in {self.first(key) for key in keys}:
+            self.last_s[first] = now_s
+            self.growing.discard(first)
+            if tenant is not None:
+                self.tenants[first] = tenant
+
+    def gone(self, key: Path) -> None:
+        self.held.remove(key)
+        self.pins.discard(key)
+        if key not in self.last_s:
+            return
+        last_s, said, _ = self.last_s.pop(key), self.said.pop(key), self.tenants.pop(key)
+        self.growing.discard(key)
+        before = self.first(key[:-1]) if key[:-1] else None
+        if before and said.turn and not self.children(key[:-1]) and not self.said[before].branches:
+            self.last_s[before] = last_s
+            self.said[before] = Said(said.of, said.turn, 0)
+
+    # -- who may go
+
+    def above(self, tenant: str) -> int:
+        """How many keys it has above its share."""
+        counts = [self.tenants[self.first(key)] for key in self.held]
+        if not self.fair or len(set(counts)) == 1:
+            return len(counts)
+        return max(0, counts.count(tenant) - len(counts) // len(set(counts)))
+
+    def ends(self) -> list[Path]:
+        """Last keys of the runs that may go."""
+        lasts = [self.keys(first)[-1] for first in self.last_s if not self.pins.intersection(self.keys(first))]
+        return [key for key in lasts if not self.children(key)]
+
+    def choice(self, now_s: float) -> tuple[list[Path], list[Path]]:
+        """Those that may go; and those of them that are compared: what faded since the last fit need not be."""
+        ends = self.ends()
+        above = [key for key in ends if self.above(self.tenants[self.first(key)])]
+        faded = [key for key in ends if self.fair and key not in above and self.faded(key, now_s)]
+        return above + faded or ends, above if above or faded else ends
+
+    def faded(self, key: Path, now_s: float) -> bool:
+        """Old and all but worthless: no share protects it."""
+        old = now_s - self.last_s[self.first(key)] >= KEPT_S
+        return old and FADED * self.worth(key, now_s) <= self.table.value(self.said[self.first(key)].of, 0)
+
+    def worth(self, key: Path, now_s: float) -> float:
+        age_s = now_s - self.last_s[self.first(key)]
+        bin = max(bin for bin in range(BINS) if EDGES_S[bin] <= age_s)
+        return self.table.value(self.said[self.first(key)].of, bin)
+
+
+class Machine:
+    """The policy and its model, told the same at random."""
+
+    def __init__(self, seed: int, fair: bool) -> None:
+        self.random = Random(seed)
+        self.policy: ReuseHazard[Path] = ReuseHazard(ReuseHazardSettings(WINDOW_S, REFIT_S, fair, guard=False))
+        self.model = NaiveRuns(fair)
+        self.model.table.watch(self.policy._table)
+        self.now_s = 0.0
+        self.refit_at_s = -math.inf
+        self.asked: list[Path] = [()]
+        self.reading: list[Path] = []
+        """Prompts whose keys are pinned as far as they are held."""
+        self.choices = 0
+        """Where there was one."""
+
+    def request(self) -> None:
+        """Whose keys may stay pinned, which is stored in one or two chunks; or whose end is told first."""
+        random = self.random
+        known = random.choice(self.asked[-12:])
+        prompt = known[: random.choice([len(known), len(known), random.randint(0, len(known))])]
+        prompt = (*prompt, *(random.randrange(3) for _ in range(random.randint(not prompt, 4))))[:12]
+        self.asked.append(prompt)
+        traits = random.choice(TRAITS)
+        keys = [prompt[: end + 1] for end in range(len(prompt))]
+        held = [key for key in keys if key in self.model.held]
+        new = keys[len(held) :]
+        order: list[Callable[[], None]] = [lambda: self.use(held, random.choice([traits, traits, traits, None]))]
+        reads = random.random() < 0.4
+        if reads:
+            self.pin(held)
+            self.reading.append(prompt)
+        at = random.randint(0, len(new)) if reads else 0
+        order.append(lambda: self.store(new[:at], traits, reads))
+        order.append(lambda: self.store(new[at:], traits, reads))
+        for tell in order if reads or random.random() < 0.5 else reversed(order):
+            tell()
+
+    def use(self, keys: list[Path], traits: Traits | None) -> None:
+        if keys:
+            self.policy.used(keys, self.now_s, traits, range(len(keys)))
+            self.model.used(keys, self.now_s, None if traits is None else traits.tenant)
+
+    def store(self, keys: list[Path], traits: Traits, reads: bool) -> None:
+        if keys:
+            before = keys[0][:-1] or None
+            self.policy.stored(keys, self.now_s, traits, range(len(keys[0]) - 1, len(keys[-1])), before)
+            self.model.stored(keys, self.now_s, traits.tenant)
+            if reads:
+                self.pin(keys)
+
+    def pin(self, keys: list[Path]) -> None:
+        fresh = [key for key in keys if key not in self.model.pins]
+        self.policy.pinned(fresh, self.now_s)
+        self.model.pins.update(fresh)
+
+    def read(self) -> None:
+        if self.reading:
+            self.reading.pop(self.random.randrange(len(self.reading)))
+            freed = [key for key in self.model.pins if not any(each[: len(key)] == key for each in self.reading)]
+            self.policy.unpinned(sorted(freed), self.now_s)
+            self.model.pins.difference_update(freed)
+
+    def drop(self) -> None:
+        if self.model.held:
+            top = self.random.choice(sorted(self.model.held))
+            gone = sorted((key for key in self.model.held if key[: len(top)] == top), key=lambda key: (-len(key), key))
+            self.policy.dropped(gone, self.now_s)
+            for key in gone:
+                self.model.gone(key)
+
+    def evict(self) -> None:
+        model, now_s = self.model, self.now_s
+        peeked = self.policy.peek(now_s) if self.random.random() < 0.3 else None
+        if peeked is not None and peeked[1] in model.ends():
+            assert peeked[0] == pytest.approx(model.worth(peeked[1], now_s), rel=EPSILON, abs=0.0)
+        count = self.random.choice([1, 1, 1, 1, 3, 8])
+        gone = self.policy.victims(count, now_s)
+        for number, key in enumerate(gone):
+            ends = model.ends()
+            assert key in ends or not ends, f"{key} is not the last of a run that may go"
+            if not ends:  # then what is pinned keeps nothing but itself
+                assert key not in model.pins
+                assert model.pins.issuperset(model.children(key))
+            elif not number:
+                may, choice = model.choice(now_s)
+                may = may if choice else ends  # nobody is above: all that is in line, of which some has faded
+                assert key in may, f"{key} is of {model.tenants[model.first(key)]!r}, which has not its share"
+                worths = [model.worth(each, now_s) for each in choice]
+                assert model.worth(key, now_s) <= min(worths, default=math.inf) * (1 + EPSILON), (key, choice, worths)
+                assert peeked is None or peeked[1] == key
+                self.choices += len(set(worths)) > 1
+            model.gone(key)
+        assert len(gone) == count or model.held == model.pins
+
+    def learn(self) -> None:
+        work = self.policy.refit(self.now_s)
+        assert (work is None) == (self.now_s < self.refit_at_s)
+        if work is not None:
+            self.refit_at_s = self.now_s + REFIT_S
+            self.policy.adopt(work())
+            self.model.table.fit(self.now_s)
+
+    def check(self) -> None:
+        model, tree = self.model, self.policy._tree
+        runs = {run.keys[0]: run for run in tree.runs().values()}
+        assert {first: run.keys for first, run in runs.items()} == {first: model.keys(first) for first in model.last_s}
+        for first, run in runs.items():
+            assert run.note.last_s == model.last_s[first]
+            model.said[first] = Said(run.note.of.number, run.note.turn, run.note.branches)
+        assert len(self.policy) == len(model.held - model.pins)
+
+    def run(self, steps: int) -> None:
+        rules = [self.request, self.read, self.drop, self.evict, self.learn]
+        for rule in self.random.choices(rules, [10, 4, 0.5, 5, 4], k=steps):
+            self.now_s += self.random.choice(STEPS_S) if self.random.random() < 0.97 else 90_000.0
+            rule()
+            self.check()
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_whom_it_evicts(fair: bool) -> None:
+    machines = {seed: Machine(seed, fair) for seed in range(5)}
+    for seed, machine in machines.items():
+        try:
+            machine.run(70)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+    assert sum(machine.choices for machine in machines.values()) > 20, "there was nothing to choose"
