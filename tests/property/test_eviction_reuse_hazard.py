@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from pinyon.eviction import Traits
 from pinyon.eviction.fair_queues import KEPT_S
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
+from pinyon.eviction.prefix_tree import Run
 from pinyon.eviction.replay import Asked, CacheReplay, replay
 from pinyon.eviction.reuse_hazard import STALE_MIN, ReuseHazard, ReuseHazardSettings
+from pinyon.eviction.run_note import RunNote
+from pinyon.eviction.run_queues import RunQueues
 from pinyon.eviction.tenant_shares import FLOOD, GROUPS, TenantShares
 
 EIGHTHS = st.integers(1, 72_000).map(lambda eighths: eighths / 8)
@@ -318,8 +321,29 @@ def test_what_is_not_valid_any_more_does_not_pile_up() -> None:
         policy._table.advance(now_s)
     policy.dropped(range(4_000), 40_000.0)
     policy.stored([-2], 40_000.0, Traits(), [0])
-    queues, table = policy._queues._queues, policy._table
+    (queues,), table = policy._queues._queues.values(), policy._table
     assert queues._inside == table._alive == len(policy) == 2
     assert sum(map(len, queues._queues.values())) == queues._entries <= 2 * 2 + STALE_MIN
     assert sum(map(len, table._samples)) == table._entries <= 2 * 2 + STALE_MIN
     assert sorted(policy.victims(9, 40_001.0)) == [-2, -1]
+
+
+def test_tenants_near_their_shares_cost_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request puts one of two above its share in turn: what the other one holds is not touched for it."""
+    entered = 0
+    append = RunQueues._append
+
+    def counted(self: RunQueues[int], run: Run[int], note: RunNote) -> None:
+        nonlocal entered
+        entered += 1
+        append(self, run, note)
+
+    cache = CacheReplay(own(guard=False), 400)
+    requests = [Asked([number], 0.5, Traits("a/1", "xy"[number % 2])) for number in range(600)]
+    for each in requests[:400]:
+        cache.request(*each)
+    monkeypatch.setattr(RunQueues, "_append", counted)
+    for each in requests[400:]:
+        cache.request(*each)
+    assert cache.evicted == 200
+    assert entered == 200, "one for each that came"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Generic
 
 from pinyon.eviction.hazard_table import HazardTable
@@ -26,18 +27,26 @@ class FairQueues(Generic[Key]):
 
     def __init__(self, table: HazardTable, fair: bool) -> None:
         self._table = table
-        self._queues: RunQueues[Key] = RunQueues(table)
+        self._queues: dict[int, RunQueues[Key]] = {}
+        """By group of tenants."""
         self._now_s = 0.0
         self._shares = TenantShares() if fair else None
-        self._parked: dict[int, dict[Run[Key], None]] = {}
-        """By group of tenants, what would go if they had not less than their share."""
         self._nobody_above = False
         """Since :meth:`advance`: then shares decide nothing."""
 
     def whose(self, note: RunNote, tenant: str) -> None:
+        """Of one that holds nothing yet."""
         note.tenant = tenant
         if self._shares is not None:
             note.group = self._shares.group(tenant)
+
+    def hand(self, run: Run[Key], tenant: str, now_s: float) -> None:
+        """It is that tenant's from now on."""
+        self.leave(run)
+        self.count(run, -len(run.keys))
+        self.whose(run.note, tenant)
+        self.count(run, len(run.keys))
+        self.enter(run, now_s)
 
     def count(self, run: Run[Key], more: int) -> None:
         """The tenant of this run has so many more keys."""
@@ -64,48 +73,36 @@ class FairQueues(Generic[Key]):
         """It may go, if nothing extends or pins it."""
         note: RunNote = run.note
         if not note.pins and not run.children and run.keys:
-            self._queues.enter(run, now_s)
+            queues = self._queues.get(note.group)
+            if queues is None:
+                queues = self._queues[note.group] = RunQueues(self._table)
+            queues.enter(run, now_s)
 
     def leave(self, run: Run[Key]) -> None:
         """It may not, or is not there any more."""
         note: RunNote = run.note
-        self._queues.leave(note)
-        if self._parked and (parked := self._parked.get(note.group)) is not None:
-            parked.pop(run, None)
+        queues = self._queues.get(note.group)
+        if queues is not None:
+            queues.leave(note)
 
     def advance(self, now_s: float) -> None:
         """Before others are asked for."""
-        self._queues.advance(now_s)
+        for queues in self._queues.values():
+            queues.advance(now_s)
         self._now_s = now_s
         self._nobody_above = False
-        shares = self._shares
-        if shares is not None:
-            for group in [group for group in self._parked if shares.above(group)]:
-                self._unpark(group, now_s)
 
-    def first(self, now_s: float) -> Run[Key] | None:
-        """What is worth least of those that may go."""
-        while True:
-            run = self._queues.first()
-            if run is None:
-                if not self._parked:
-                    return None
-                self._nobody_above = True
-                for group in list(self._parked):
-                    self._unpark(group, now_s)
-                continue
-            if self.most(run):
-                return run
-            note: RunNote = run.note
-            self._queues.leave(note)
-            self._parked.setdefault(note.group, {})[run] = None
-
-    def _unpark(self, group: int, now_s: float) -> None:
-        for run in self._parked.pop(group):
-            self.enter(run, now_s)
+    def first(self) -> Run[Key] | None:
+        """What is worth least of those that may go. Of a group that has not more than its share only its least is
+        looked at, whether that has faded."""
+        found = [each for queues in self._queues.values() if (each := queues.first()) is not None]
+        least = min((each for each in found if self.most(each[1])), key=itemgetter(0), default=None)
+        if least is None and found:
+            self._nobody_above = True
+            least = min(found, key=itemgetter(0))
+        return None if least is None else least[1]
 
     def reorder(self) -> None:
         """Worths have changed."""
-        self._queues.reorder()
-        for group in list(self._parked):
-            self._unpark(group, self._now_s)
+        for queues in self._queues.values():
+            queues.reorder()

@@ -129,9 +129,7 @@ class ReuseHazard(Generic[Key]):
                 tree.follow(run, last)
                 self._queues.leave(last)
             if traits is not None and run.note.tenant != traits.tenant:
-                self._queues.count(run, -len(run.keys))
-                self._queues.whose(run.note, traits.tenant)
-                self._queues.count(run, len(run.keys))
+                self._queues.hand(run, traits.tenant, now_s)
             last = run
         if last is not None:
             self._used_up_to(last, now_s, traits)
@@ -266,12 +264,12 @@ class ReuseHazard(Generic[Key]):
         self._table.advance(now_s)
         self._queues.advance(now_s)
         gone: list[Key] = []
-        while len(gone) < count and (found := self._first(count - len(gone), now_s)) is not None:
+        while len(gone) < count and (found := self._first(count - len(gone))) is not None:
             gone.extend(self._evict(*found, now_s))
         gone.extend(self._anything(count - len(gone), now_s))
         return gone
 
-    def _first(self, count: int, now_s: float) -> tuple[Run[Key], int] | None:
+    def _first(self, count: int) -> tuple[Run[Key], int] | None:
         """Whose keys are next, and how many of them, at most ``count``."""
         guard = self._guard
         if guard is not None:
@@ -285,7 +283,7 @@ class ReuseHazard(Generic[Key]):
                 if many and not run.children and not run.note.pins:
                     return run, many
                 guard.later(key)  # it is pinned, another tenant's now, or what LRU has kept extends it
-        found = self._queues.first(now_s)
+        found = self._queues.first()
         return None if found is None else (found, min(self._queues.most(found), count))
 
     def _group_of(self, key: Key) -> int | None:
@@ -362,7 +360,7 @@ class ReuseHazard(Generic[Key]):
 
     def peek(self, now_s: float) -> tuple[float, Key] | None:
         self._queues.advance(now_s)
-        found = self._first(1, now_s)
+        found = self._first(1)
         if found is not None:
             note: RunNote = found[0].note
             return self._table.value(note.of.number, bin_of(now_s - note.last_s)), found[0].keys[-1]

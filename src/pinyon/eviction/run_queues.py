@@ -101,8 +101,8 @@ class RunQueues(Generic[Key]):
             else:
                 del queues[number, bin]
 
-    def first(self) -> Run[Key] | None:
-        """What is worth least."""
+    def first(self) -> tuple[tuple[float, int, int], Run[Key]] | None:
+        """What is worth least, behind that worth with its class and bin."""
         order = self._order
         while order:
             _, number, bin = order[0]
@@ -115,7 +115,7 @@ class RunQueues(Generic[Key]):
                 if queue is not None and bin == BINS - 1:
                     del self._queues[number, bin]
                 continue
-            return queue[0][2]
+            return order[0], queue[0][2]
         return None
 
     def reorder(self) -> None:

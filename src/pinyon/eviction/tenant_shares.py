@@ -26,6 +26,8 @@ class TenantShares:
         self._holding = 0
         """Groups that hold something."""
         self._many = False
+        self._largest: int | None = None
+        """What one holds at most; None: not known since something changed."""
 
     def group(self, tenant: str) -> int:
         found = self._named.get(tenant)
@@ -46,6 +48,7 @@ class TenantShares:
         after = self._held[group] = before + keys
         self._total += keys
         self._holding += (after > 0) - (before > 0)
+        self._largest = None
 
     def above(self, group: int) -> int:
         """How many keys may be taken from it now, 0: none, while others have more."""
@@ -55,4 +58,6 @@ class TenantShares:
         if not self._many:
             return max(0, held - self._total // self._holding)
         most = self._total // FLOOD
-        return max(0, held - most) if max(self._held) > most else held
+        if self._largest is None:
+            self._largest = max(self._held)
+        return max(0, held - most) if self._largest > most else held
