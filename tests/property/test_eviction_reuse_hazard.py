@@ -339,7 +339,8 @@ def test_tenants_near_their_shares_cost_no_more_than_others(monkeypatch: pytest.
         append(self, run, note)
 
     cache = CacheReplay(own(guard=False), 400)
-    requests = [Asked([number], 0.5, Traits("a/1", "xy"[number % 2])) for number in range(600)]
+    tenants = "x" * 200 + "y" * 200 + "yx" * 100
+    requests = [Asked([number], 0.5, Traits("a/1", tenant)) for number, tenant in enumerate(tenants)]
     for each in requests[:400]:
         cache.request(*each)
     monkeypatch.setattr(RunQueues, "_append", counted)
