@@ -266,6 +266,27 @@ def test_what_is_pinned_stays_even_if_all_else_must_go() -> None:
     assert len(policy) == 0
 
 
+def test_a_prefix_that_went_and_came_back_is_held_by_what_extends_it() -> None:
+    policy = own(guard=False)
+    policy.stored([1, 2], 0.0, Traits(), range(2))
+    policy.stored([3, 4], 1.0, Traits(), range(2, 4), 2)
+    policy.dropped([1, 2], 2.0)
+    policy.stored([1, 2], 3.0, Traits(), range(2))
+    policy.used([1, 2, 3, 4], 4.0, Traits(), range(4))
+    assert policy.victims(4, 5.0) == [4, 3, 2, 1]
+
+
+def test_what_is_held_does_not_hold_all_that_ever_went_before_it() -> None:
+    """Prompts that lose their beginning as they grow."""
+    policy = own()
+    policy.stored([0], 0.0, Traits(), [0])
+    for number in range(1, 50):
+        policy.stored([number], float(number), Traits(), [number], number - 1)
+        policy.dropped([number - 1], float(number))
+    (run,) = policy._tree.runs()
+    assert run.parent is None or run.parent.parent is None
+
+
 @pytest.mark.parametrize("values", [{"window_s": 0.0}, {"refit_s": math.inf}])
 def test_settings_are_checked(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be from"):

@@ -10,8 +10,9 @@ Definitions that it holds the policy to: a run counts as used when it was begun 
 a request cuts off counts as used then, the rest as it did. When all of what extended a run is gone and was of the same
 conversation alone, the run counts as used when that was. A share does not protect what has faded. Who is above its
 share is looked at for each call, so that in calls for several keys only the first one's choice is certain; of the
-others it is checked that they could go.
-What is pinned in part may go where nothing else may.
+others it is checked that they could go. What is pinned holds what is before it; what is behind it in its run may go.
+A class is forgotten at a fit when it has no parts, no sample of it goes on and what it saw has faded; that remains what
+the whole saw.
 
 The guard is off. What is pinned is so with all before it; what is dropped is with all that extends it.
 """
@@ -19,7 +20,7 @@ The guard is off. What is pinned is so with all before it; what is dropped is wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import pairwise
 from random import Random
 from typing import Any, NamedTuple
@@ -28,7 +29,16 @@ import pytest
 
 from pinyon.eviction import NO_TRAITS, Traits
 from pinyon.eviction.fair_queues import FADED, KEPT_S
-from pinyon.eviction.hazard_table import EDGES_S, FALL, FIRST_RATE, LEVEL_PRIOR, PRIOR, HazardClass, Sample
+from pinyon.eviction.hazard_table import (
+    EDGES_S,
+    FALL,
+    FIRST_RATE,
+    FORGOTTEN,
+    LEVEL_PRIOR,
+    PRIOR,
+    HazardClass,
+    Sample,
+)
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
 
 Path = tuple[int, ...]
@@ -46,7 +56,7 @@ EPSILON = 1e-9
 class Life:
     """Of one sample."""
 
-    def __init__(self, of: int, last_s: float, fits: int) -> None:
+    def __init__(self, of: Hashable, last_s: float, fits: int) -> None:
         self.of, self.last_s, self.begun = of, last_s, fits
         self.again: tuple[float, int] | None = None
         """When it was used again, and after how many fits."""
@@ -57,11 +67,15 @@ class Life:
 
 
 class NaiveTable:
+    """Classes go by their names."""
+
     def __init__(self) -> None:
         self.lives: dict[Sample, Life] = {}
         self.fits: list[float] = []
-        self.parents: dict[int, int | None] = {}
-        self.values: dict[int, list[float]] = {0: [FIRST_RATE * FALL**bin for bin in range(BINS)]}
+        self.parents: dict[Hashable, Hashable | None] = {}
+        self.kept: set[Hashable] = set()
+        self.values: dict[Hashable, list[float]] = {"": [FIRST_RATE * FALL**bin for bin in range(BINS)]}
+        self.forgotten = 0
 
     def watch(self, table: Any) -> None:
         """What the classification tells the table is written down."""
@@ -69,7 +83,7 @@ class NaiveTable:
 
         def began(of_: HazardClass, now_s: float) -> Sample:
             sample: Sample = begin(of_, now_s)
-            self.lives[sample] = Life(of_.number, now_s, len(self.fits))
+            self.lives[sample] = Life(of_.name, now_s, len(self.fits))
             return sample
 
         def used(sample: Sample, now_s: float) -> None:
@@ -83,9 +97,10 @@ class NaiveTable:
                 self.lives[sample].until_s = self.lives[sample].looked_s
             give_up(sample)
 
-        def named(name: Any, parent: HazardClass | None) -> HazardClass:
+        def named(name: Hashable, parent: HazardClass) -> HazardClass:
             found: HazardClass = of(name, parent)
-            self.parents[found.number] = None if found.parent is None else found.parent.number
+            assert found.name == name
+            self.parents[name] = parent.name
             return found
 
         def looked(now_s: float) -> None:
@@ -93,38 +108,53 @@ class NaiveTable:
                 life.looked_s = now_s
             advance(now_s)
 
-        named("", None)
+        for each in table._classes.values():
+            self.parents[each.name] = None if each.parent is None else each.parent.name
+        self.kept = set(self.parents)
         table.begin, table.again, table.give_up, table.of, table.advance = began, used, given_up, named, looked
 
-    def value(self, number: int, bin: int) -> float:
-        """A class that came after the last fit has its parent's."""
-        while number not in self.values:
-            above = self.parents[number]
-            assert above is not None
-            number = above
-        return self.values[number][bin]
+    def value(self, name: Hashable, bin: int) -> float:
+        """A class that came after the last fit has its parent's, one that is forgotten the root's."""
+        while name not in self.values:
+            name = self.parents.get(name, "")
+        return self.values[name][bin]
 
     def fit(self, now_s: float) -> None:
         self.fits.append(now_s)
-        again = {number: [0.0] * BINS for number in self.parents}
-        seen = {number: [0.0] * BINS for number in self.parents}
+        for name in sorted(self.parents, key=lambda name: -len(self._wholes(name))):
+            self._forget(name)
+        again = {name: [0.0] * BINS for name in self.parents}
+        seen = {name: [0.0] * BINS for name in self.parents}
         for life in self.lives.values():
             for of in self._wholes(life.of):
                 self._count(life, again[of], seen[of])
-        hazards: dict[int, list[float]] = {}
-        for number in sorted(self.parents, key=lambda number: len(self._wholes(number))):
-            hazards[number] = self._hazards(self.parents[number], hazards, again[number], seen[number])
-        self.values = {number: [best_of(each, bin) for bin in range(BINS)] for number, each in hazards.items()}
+        hazards: dict[Hashable, list[float]] = {}
+        for name in sorted(self.parents, key=lambda name: len(self._wholes(name))):
+            hazards[name] = self._hazards(self.parents[name], hazards, again[name], seen[name])
+        self.values = {name: [best_of(each, bin) for bin in range(BINS)] for name, each in hazards.items()}
 
-    def _wholes(self, number: int | None) -> list[int]:
+    def _forget(self, name: Hashable) -> None:
+        """If nothing is known of it any more."""
+        lives = [life for life in self.lives.values() if life.of == name]
+        seen = [0.0] * BINS
+        goes_on = [self._count(life, [0.0] * BINS, seen) for life in lives]
+        if any(goes_on) or sum(seen) >= FORGOTTEN or name in self.kept or name in self.parents.values():
+            return
+        whole = self.parents.pop(name)
+        for life in lives:
+            life.of = whole
+        self.forgotten += 1
+
+    def _wholes(self, name: Hashable | None) -> list[Hashable]:
         """The class and all that it is a part of."""
-        return [] if number is None else [number, *self._wholes(self.parents[number])]
+        return [] if name is None else [name, *self._wholes(self.parents[name])]
 
     def _weight(self, fit: int) -> float:
         """Of what was counted first at that fit. The first one fades nothing."""
         return math.exp((self.fits[max(fit, 1) - 1] - self.fits[-1]) / WINDOW_S)
 
-    def _count(self, life: Life, again: list[float], seen: list[float]) -> None:
+    def _count(self, life: Life, again: list[float], seen: list[float]) -> bool:
+        """Whether it goes on."""
         now_s = self.fits[-1]
         for bin in range(BINS):
             end_s = life.last_s + (2 * EDGES_S[-1] if bin == BINS - 1 else EDGES_S[bin + 1])
@@ -139,11 +169,13 @@ class NaiveTable:
                 seen[bin] += self._weight(fit)
             elif life.until_s == math.inf:
                 seen[bin] += 0.5
-            return
+                return True
+            return False
+        return False
 
     @staticmethod
     def _hazards(
-        parent: int | None, hazards: dict[int, list[float]], again: list[float], seen: list[float]
+        parent: Hashable | None, hazards: dict[Hashable, list[float]], again: list[float], seen: list[float]
     ) -> list[float]:
         if parent is None:
             found: list[float] = []
@@ -176,7 +208,7 @@ def best_of(hazards: list[float], start: int) -> float:
 class Said(NamedTuple):
     """By the classification, of a run."""
 
-    of: int
+    of: Hashable
     turn: int
     branches: int
 
@@ -256,9 +288,9 @@ class NaiveRuns:
         return max(0, counts.count(tenant) - len(counts) // len(set(counts)))
 
     def ends(self) -> list[Path]:
-        """Last keys of the runs that may go."""
-        lasts = [self.keys(first)[-1] for first in self.last_s if not self.pins.intersection(self.keys(first))]
-        return [key for key in lasts if not self.children(key)]
+        """Last keys of runs that may go."""
+        lasts = [self.keys(first)[-1] for first in self.last_s]
+        return [key for key in lasts if key not in self.pins and not self.children(key)]
 
     def choice(self, now_s: float) -> tuple[list[Path], list[Path]]:
         """Those that may go; and those of them that are compared: what faded since the last fit need not be."""
@@ -334,6 +366,13 @@ class Machine:
         self.policy.pinned(fresh, self.now_s)
         self.model.pins.update(fresh)
 
+    def want(self) -> None:
+        """A request waits, whose prompt begins like another one."""
+        prompt = self.random.choice(self.asked[-12:])
+        prompt = prompt[: self.random.randint(0, len(prompt))]
+        self.pin([key for end in range(len(prompt)) if (key := prompt[: end + 1]) in self.model.held])
+        self.reading.append(prompt)
+
     def read(self) -> None:
         if self.reading:
             self.reading.pop(self.random.randrange(len(self.reading)))
@@ -358,11 +397,8 @@ class Machine:
         gone = self.policy.victims(count, now_s)
         for number, key in enumerate(gone):
             ends = model.ends()
-            assert key in ends or not ends, f"{key} is not the last of a run that may go"
-            if not ends:  # then what is pinned keeps nothing but itself
-                assert key not in model.pins
-                assert model.pins.issuperset(model.children(key))
-            elif not number:
+            assert key in ends, f"{key} is not the last of a run that may go"
+            if not number:
                 may, choice = model.choice(now_s)
                 may = may if choice else ends  # nobody is above: all that is in line, of which some has faded
                 assert key in may, f"{key} is of {model.tenants[model.first(key)]!r}, which has not its share"
@@ -380,19 +416,20 @@ class Machine:
             self.refit_at_s = self.now_s + REFIT_S
             self.policy.adopt(work())
             self.model.table.fit(self.now_s)
+            assert set(self.policy._table._classes) == set(self.model.table.parents)
 
     def check(self) -> None:
         model, tree = self.model, self.policy._tree
-        runs = {run.keys[0]: run for run in tree.runs().values()}
+        runs = {run.keys[0]: run for run in tree.runs()}
         assert {first: run.keys for first, run in runs.items()} == {first: model.keys(first) for first in model.last_s}
         for first, run in runs.items():
             assert run.note.last_s == model.last_s[first]
-            model.said[first] = Said(run.note.of.number, run.note.turn, run.note.branches)
+            model.said[first] = Said(run.note.of.name if run.note.of.number else "", run.note.turn, run.note.branches)
         assert len(self.policy) == len(model.held - model.pins)
 
     def run(self, steps: int) -> None:
-        rules = [self.request, self.read, self.drop, self.evict, self.learn]
-        for rule in self.random.choices(rules, [10, 4, 0.5, 5, 4], k=steps):
+        rules = [self.request, self.want, self.read, self.drop, self.evict, self.learn]
+        for rule in self.random.choices(rules, [10, 2, 5, 0.5, 5, 4], k=steps):
             self.now_s += self.random.choice(STEPS_S) if self.random.random() < 0.97 else 90_000.0
             rule()
             self.check()
@@ -408,3 +445,4 @@ def test_whom_it_evicts(fair: bool) -> None:
             error.add_note(f"seed {seed}")
             raise
     assert sum(machine.choices for machine in machines.values()) > 20, "there was nothing to choose"
+    assert sum(machine.model.table.forgotten for machine in machines.values()) > 5

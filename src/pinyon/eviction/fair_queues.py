@@ -46,7 +46,7 @@ class FairQueues(Generic[Key]):
         self.count(run, -len(run.keys))
         self.whose(run.note, tenant)
         self.count(run, len(run.keys))
-        self.enter(run, now_s)
+        self.place(run, now_s)
 
     def count(self, run: Run[Key], more: int) -> None:
         """The tenant of this run has so many more keys."""
@@ -58,7 +58,8 @@ class FairQueues(Generic[Key]):
     def most(self, run: Run[Key]) -> int:
         """Of its keys that may be taken now."""
         note: RunNote = run.note
-        return len(run.keys) if self._faded(note) else min(len(run.keys), self.above(note.group))
+        free = len(run.keys) - note.fixed
+        return free if self._faded(note) else min(free, self.above(note.group))
 
     def _faded(self, note: RunNote) -> bool:
         if self._now_s - note.last_s < KEPT_S:
@@ -69,17 +70,20 @@ class FairQueues(Generic[Key]):
         """How many keys may be taken from these tenants now."""
         return MANY if self._shares is None or self._nobody_above else self._shares.above(group)
 
-    def enter(self, run: Run[Key], now_s: float) -> None:
-        """It may go, if nothing extends or pins it."""
+    def place(self, run: Run[Key], now_s: float) -> None:
+        """In line, if it is not there already; or out of it, if its end may not go: something extends it, or that is
+        pinned."""
         note: RunNote = run.note
-        if not note.pins and not run.children and run.keys:
-            queues = self._queues.get(note.group)
-            if queues is None:
-                queues = self._queues[note.group] = RunQueues(self._table)
-            queues.enter(run, now_s)
+        if len(run.keys) == note.fixed or run.children:
+            self.leave(run)
+            return
+        queues = self._queues.get(note.group)
+        if queues is None:
+            queues = self._queues[note.group] = RunQueues(self._table)
+        queues.enter(run, now_s)
 
     def leave(self, run: Run[Key]) -> None:
-        """It may not, or is not there any more."""
+        """It is not in line, wherever that is."""
         note: RunNote = run.note
         queues = self._queues.get(note.group)
         if queues is not None:

@@ -2,7 +2,8 @@
 
 Time since the last use is cut into bins. Of each class it is counted how many came through a bin unused and how many
 were used again in it: a life table, faded, so that old days count less. A part is taken to be like what contains it but
-for its level, as if :data:`LEVEL_PRIOR` uses had been seen as expected, and, bin by bin, :data:`PRIOR` blocks.
+for its level, as if :data:`LEVEL_PRIOR` uses had been seen as expected, and, bin by bin, :data:`PRIOR` blocks. A part
+of which nothing is known any more is forgotten.
 
 A block that is worth holding is worth it until some time: the value is the greatest, over all times to hold it until,
 of (probability that it is used until then) / (expected time that it is held until then or until its use): uses per
@@ -32,6 +33,12 @@ BINS = len(EDGES_S)
 WIDTHS_S = np.array([*np.diff(EDGES_S), EDGES_S[-1]])
 PRIOR = 100.0
 CLASSES_MAX = 2048
+GROUPS_MAX = 20
+"""Classes that are parts of the root itself."""
+GROUP_CLASSES = 64
+"""Each of them, with its parts, can have so many, whatever others have."""
+FORGOTTEN = 0.5
+"""A class is, when it has seen less and nothing of it is waited for."""
 OVER_MIN = 1024
 """Samples that are over are kept until they are met, but never more than of others and so many."""
 LEVEL_PRIOR = 50.0
@@ -48,13 +55,20 @@ def bin_of(age_s: float) -> int:
 class HazardClass:
     """Those that are alike in what is known of them."""
 
-    __slots__ = ("depth", "name", "number", "parent")
+    __slots__ = ("group", "kept", "name", "number", "parent", "parts", "size")
 
     def __init__(self, name: Hashable, number: int, parent: HazardClass | None) -> None:
         self.name = name
         self.number = number
+        """The root's, 0, once it is forgotten."""
         self.parent = parent
-        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.group: HazardClass = self if parent is None or parent.parent is None else parent.group
+        """What it is a part of below the root."""
+        self.parts = 0
+        self.size = 0
+        """Classes of the group that it is."""
+        self.kept = False
+        """It is never forgotten."""
 
 
 class Sample:
@@ -92,23 +106,71 @@ class HazardTable:
         self._values = np.zeros(shape)
         """Uses per second of holding one block."""
         self._values[0] = FIRST_RATE * FALL ** np.arange(BINS)
+        self._parents = np.zeros(CLASSES_MAX, np.int64)
+        self._depths = np.ones(CLASSES_MAX, np.int64)
+        """Where there is no class, nothing was seen of a part of the root."""
+        self._free = list(range(CLASSES_MAX - 1, -1, -1))
+        self._rows = 0
+        """There were never classes behind so many."""
+        self._promised = GROUPS_MAX * GROUP_CLASSES
+        """To groups that have fewer classes than they can."""
         self._samples: list[list[tuple[float, int, Sample]]] = [[] for _ in range(BINS)]
         """Heaps, by last use: a sample may begin long after it."""
         self._number = itertools.count()
         self._alive = self._entries = 0
         self._faded_s: float | None = None
-        self.root = self.of("", None)
+        self.root = self._add("", None)
+        self._depths[self.root.number] = 0
 
-    def of(self, name: Hashable, parent: HazardClass | None) -> HazardClass:
+    def of(self, name: Hashable, parent: HazardClass) -> HazardClass:
         """The class of that name, which is a part of ``parent``; that one itself where there are too many."""
         found = self._classes.get(name)
-        if found is None:
-            if len(self._classes) >= CLASSES_MAX and parent is not None:
-                return parent
-            found = self._classes[name] = HazardClass(name, len(self._classes), parent)
-            if parent is not None:
-                self._values[found.number] = self._values[parent.number]
+        if found is not None:
+            return found
+        return self._add(name, parent) if self._may_have_more(parent) else parent
+
+    def keep(self, name: Hashable) -> HazardClass:
+        """A part of the root, for ever."""
+        found = self.of(name, self.root)
+        found.kept = True
         return found
+
+    def _may_have_more(self, parent: HazardClass) -> bool:
+        if parent is self.root:
+            return parent.parts < GROUPS_MAX
+        return parent.group.size < GROUP_CLASSES or len(self._free) > self._promised
+
+    def _add(self, name: Hashable, parent: HazardClass | None) -> HazardClass:
+        number = self._free.pop()
+        self._rows = max(self._rows, number + 1)
+        each = self._classes[name] = HazardClass(name, number, parent)
+        if parent is not None:
+            parent.parts += 1
+            each.group.size += 1
+            self._promised -= each.group.size <= GROUP_CLASSES
+            self._parents[number], self._depths[number] = parent.number, self._depths[parent.number] + 1
+            self._values[number] = self._values[parent.number]
+        return each
+
+    def _forget(self) -> None:
+        """Parts of which nothing is known any more: what they saw remains what the whole saw."""
+        known = self._again.sum(1) + self._through.sum(1)
+        waiting = self._waiting.sum(1)
+        for each in reversed(list(self._classes.values())):  # parts came later than the whole
+            number, parent = each.number, each.parent
+            if parent is None or each.kept or each.parts or waiting[number] > 0 or known[number] >= FORGOTTEN:
+                continue
+            for counts in (self._again, self._through):
+                counts[parent.number] += counts[number]
+                counts[number] = 0.0
+            known[parent.number] += known[number]
+            self._parents[number], self._depths[number] = 0, 1
+            self._free.append(number)
+            self._promised += each.group.size <= GROUP_CLASSES
+            each.group.size -= 1
+            parent.parts -= 1
+            del self._classes[each.name]
+            each.number = self.root.number
 
     def value(self, number: int, bin: int) -> float:
         """Of a class, by its number: uses per second of holding one block."""
@@ -165,44 +227,47 @@ class HazardTable:
 
     def fit(self, now_s: float) -> Callable[[], NDArray[np.float64]]:
         """Work for any thread: the values, by class and bin, for :meth:`adopt`."""
-        count = len(self._classes)
         if self._faded_s is not None and now_s > self._faded_s:
             fade = math.exp((self._faded_s - now_s) / self._window_s)
-            self._again[:count] *= fade
-            self._through[:count] *= fade
+            self._again[: self._rows] *= fade
+            self._through[: self._rows] *= fade
         self._faded_s = now_s
+        self._forget()
+        count = self._rows
         again = self._again[:count].copy()
         seen = (
             again + self._through[:count] + 0.5 * self._waiting[:count]
         )  # who is still in a bin went through half of it
-        snapshot = _Snapshot(*self._tree(), again, seen)
-        return lambda: values_of(hazards_of(snapshot))
+        snapshot = _Snapshot(self._parents[:count].copy(), self._depths[:count].copy(), again, seen)
+        unused = [number for number in self._free if number < count]
 
-    def _tree(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each class the number of what it is a part of, and how often that is one itself."""
-        classes = self._classes.values()
-        parents = np.array([0 if each.parent is None else each.parent.number for each in classes])
-        return parents, np.array([each.depth for each in classes])
+        def work() -> NDArray[np.float64]:
+            values = values_of(hazards_of(snapshot))
+            values[unused] = 0.0
+            return values
+
+        return work
 
     def adopt(self, values: NDArray[np.float64]) -> None:
-        """Of the classes that there were; those that came since have their parents'."""
-        self._values[: len(values)] = values
-        for each in list(self._classes.values())[len(values) :]:
-            if each.parent is not None:
+        """Of the classes that there were (others' are 0); those that came since have their parents'."""
+        there_was = values[:, 0] > 0.0
+        self._values[: len(values)][there_was] = values[there_was]
+        for each in self._classes.values():
+            if each.parent is not None and not (each.number < len(values) and there_was[each.number]):
                 self._values[each.number] = self._values[each.parent.number]
 
     def beliefs(self) -> dict[str, Belief]:
         """Of the classes whose name is a text."""
-        classes = list(self._classes.values())
-        again, through = self._again[: len(classes)].copy(), self._through[: len(classes)].copy()
-        _add_parts(*self._tree(), again, through)
+        count = self._rows
+        again, through = self._again[:count].copy(), self._through[:count].copy()
+        _add_parts(self._parents[:count], self._depths[:count], again, through)
         seen = again + through
         unused = np.cumprod(np.divide(through, seen, out=np.ones_like(seen), where=seen > 0), axis=1)
         uses = -np.diff(unused, axis=1, prepend=1.0)
         shares = uses.sum(1)
         means_s = uses @ (EDGES_S + WIDTHS_S / 2) / np.maximum(shares, 1e-12)
         found = {}
-        for each in classes:
+        for each in self._classes.values():
             if isinstance(each.name, str):
                 found[each.name] = Belief(float(shares[each.number]), float(means_s[each.number]))
         return found

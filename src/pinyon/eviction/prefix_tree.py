@@ -7,7 +7,7 @@ calls: keys of one call are in the order of their prompt. What is not known stan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic
 
 from pinyon.eviction.policy import Key
@@ -48,6 +48,13 @@ class PrefixTree(Generic[Key]):
 
     def get(self, key: Key | None) -> Run[Key] | None:
         return None if key is None else self._run_of.get(key)
+
+    def by_run(self, keys: Sequence[Key]) -> dict[Run[Key], list[Key]]:
+        """These, which are held."""
+        found: dict[Run[Key], list[Key]] = {}
+        for key in keys:
+            found.setdefault(self._run_of[key], []).append(key)
+        return found
 
     def add(self, keys: Sequence[Key], first: int, parent: Run[Key] | None) -> Run[Key]:
         """A new run at the end of ``parent``."""
@@ -91,16 +98,17 @@ class PrefixTree(Generic[Key]):
         run.parent = parent
         parent.children += 1
 
-    def remove(self, key: Key) -> Run[Key]:
-        """It is not held any more. Its run, which may be out of the tree now."""
-        run = self._run_of.pop(key)
-        if run.keys[-1] == key:
-            run.keys.pop()
-        else:
-            run.keys.remove(key)
-        if not run.keys and run.parent is not None:
-            run.parent.children -= 1
-        return run
+    def remove(self, run: Run[Key], keys: Sequence[Key]) -> None:
+        """These of it, wherever they are, are not held any more; it may be out of the tree now. O(its keys), but for
+        what is at its end."""
+        for key in keys:
+            del self._run_of[key]
+        held, gone = run.keys, set(keys)
+        while held and held[-1] in gone:
+            gone.remove(held.pop())
+        if gone:
+            held[:] = [key for key in held if key not in gone]
+        self._emptied(run)
 
     def drop_end(self, run: Run[Key], count: int) -> list[Key]:
         """Its last keys, at least one, the last one first, are not held any more."""
@@ -110,10 +118,14 @@ class PrefixTree(Generic[Key]):
         del run.keys[-count:]
         for key in gone:
             del self._run_of[key]
-        if not run.keys and run.parent is not None:
-            run.parent.children -= 1
+        self._emptied(run)
         return gone
 
-    def runs(self) -> dict[int, Run[Key]]:
+    @staticmethod
+    def _emptied(run: Run[Key]) -> None:
+        if not run.keys and run.parent is not None:
+            run.parent.children -= 1
+
+    def runs(self) -> Iterable[Run[Key]]:
         """All. O(keys): where nothing better is known."""
-        return {id(run): run for run in self._run_of.values()}
+        return dict.fromkeys(self._run_of.values())

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from pinyon.eviction.hazard_table import HazardTable, Sample
+from pinyon.eviction.hazard_table import HazardClass, HazardTable, Sample
 from pinyon.eviction.run_note import RunNote
 
 __all__ = ["RequestClasses"]
 
 TENANTS_MAX = 65_536
-KINDS_MAX = 16
-"""Clients name kinds: what is beyond counts as one."""
+ANY, OTHER, SHARED, LEFT = "(any)", "(other)", "(shared)", "(left)"
+"""Not of a kind that a client named, of one too many, what several share, and what the next turn left behind. No kind
+is called so (:mod:`pinyon.core.request`)."""
 TURNS = (1, 2, 3, 4, 5, 7, 10, 15, 23)
 """Turns are told apart up to the next of these,"""
 MORE_TURNS = "more"
@@ -41,7 +42,8 @@ class RequestClasses:
         self._table = table
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._all = _Tenant()
-        self._kinds: set[str] = set()
+        self._any, self._other = table.keep(ANY), table.keep(OTHER)
+        self._shared, self._left = table.keep(SHARED), table.keep(LEFT)
 
     def tip(self, note: RunNote, blocks: int, now_s: float) -> None:
         """A request ends here, with a prompt so long."""
@@ -55,7 +57,7 @@ class RequestClasses:
         usual = (self._all.again[later] + 1.0) / (self._all.began[later] + 2.0)
         rate = (tenant.again[later] + TENANT_PRIOR * usual) / (tenant.began[later] - 1.0 + TENANT_PRIOR)
         table = self._table
-        kind = table.of(self._kind(note.kind), table.root)
+        kind = self._kind(note.kind)
         stage = table.of((kind.name, later), kind)
         turns = next((str(turn) for turn in TURNS if note.turn <= turn), MORE_TURNS)
         of = table.of(f"{kind.name}/{turns}", stage)
@@ -70,17 +72,16 @@ class RequestClasses:
         """Several requests went on differently here: it is judged by its own uses from now on."""
         self.forget(note)
         table = self._table
-        common = table.of("shared", table.root)
         pace = _bucket(note.gap_s, GAPS_S)
-        paced = table.of(("shared", pace), common)
-        note.of = table.of(("shared", pace, min(4, note.branches.bit_length())), paced)
+        paced = table.of((SHARED, pace), self._shared)
+        note.of = table.of((SHARED, pace, min(4, note.branches.bit_length())), paced)
         note.sample = table.begin(note.of, now_s)
 
     def left(self, note: RunNote, now_s: float) -> None:
         """The next turn used what was before it, and not this."""
         if note.sample is not None:
             self.again(note.sample, note, now_s)
-        note.of = self._table.of("left", self._table.root)
+        note.of = self._left
         note.sample = self._table.begin(note.of, note.last_s)
         note.turn = 0
 
@@ -99,12 +100,12 @@ class RequestClasses:
             self._table.give_up(note.sample)
             note.sample = None
 
-    def _kind(self, name: str) -> str:
-        if name not in self._kinds:
-            if len(self._kinds) >= KINDS_MAX:
-                return "other"
-            self._kinds.add(name)
-        return name or "any"
+    def _kind(self, name: str) -> HazardClass:
+        if not name:
+            return self._any
+        root = self._table.root
+        found = self._table.of(name, root)
+        return self._other if found is root else found
 
     def _tenant(self, name: str) -> _Tenant:
         found = self._tenants.get(name)

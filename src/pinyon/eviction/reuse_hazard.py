@@ -28,6 +28,7 @@ from pinyon.eviction.policy import Belief, Key, Traits
 from pinyon.eviction.prefix_tree import PrefixTree, Run
 from pinyon.eviction.request_classes import RequestClasses
 from pinyon.eviction.run_note import RunNote
+from pinyon.eviction.run_pins import RunPins
 
 __all__ = ["ReuseHazard", "ReuseHazardSettings"]
 
@@ -59,14 +60,12 @@ class ReuseHazard(Generic[Key]):
         self._settings = settings
         self._tree: PrefixTree[Key] = PrefixTree()
         self._table = HazardTable(settings.window_s)
-        self._pinned: set[Key] = set()
+        self._pins = RunPins(self._tree)
         self._classes = RequestClasses(self._table)
         self._queues: FairQueues[Key] = FairQueues(self._table, settings.fair)
         self._guard: LruGuard[Key] | None = LruGuard() if settings.guard else None
         self._ghosts: OrderedDict[Key, tuple[Sample, RunNote]] = OrderedDict()
         self._beliefs: Mapping[str, Belief] = {}
-        self._waiting: list[Key] = []
-        """See :meth:`_next_of_anything`."""
         self._refit_at_s = -math.inf
 
     # -- what happens
@@ -83,6 +82,7 @@ class ReuseHazard(Generic[Key]):
         if parent is not None and self._goes_on(parent):
             self._tree.extend(parent, keys)
             self._queues.count(parent, len(keys))
+            self._queues.place(parent, now_s)
             return
         note = RunNote(now_s, self._table.root)
         note.kind, turn = _kind_and_turn(traits.category)
@@ -110,7 +110,7 @@ class ReuseHazard(Generic[Key]):
         run.note = note
         self._queues.count(run, len(keys))
         self._classes.tip(note, run.first + len(run.keys), now_s)
-        self._queues.enter(run, now_s)
+        self._queues.place(run, now_s)
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
         tree = self._tree
@@ -125,7 +125,7 @@ class ReuseHazard(Generic[Key]):
                 run = self._cut(run, end, now_s)
             else:
                 self._whole(run, now_s)
-            if last is not None and run.parent is None:
+            if last is not None and (run.parent is None or not run.parent.keys):
                 tree.follow(run, last)
                 self._queues.leave(last)
             if traits is not None and run.note.tenant != traits.tenant:
@@ -135,35 +135,31 @@ class ReuseHazard(Generic[Key]):
             self._used_up_to(last, now_s, traits)
 
     def pinned(self, keys: Sequence[Key], now_s: float) -> None:
-        for key in keys:
-            run = self._tree.run_of(key)
-            run.note.pins += 1
-            self._queues.leave(run)
-        self._pinned.update(keys)
+        for run in self._pins.add(keys):
+            self._queues.place(run, now_s)
 
     def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
-        self._pinned.difference_update(keys)
         if self._guard is not None:
             self._guard.touched(keys)
-        for key in keys:
-            run = self._tree.run_of(key)
-            run.note.pins -= 1
-            self._queues.enter(run, now_s)
+        for run in self._pins.remove(keys):
+            self._queues.place(run, now_s)
 
     def dropped(self, keys: Sequence[Key], now_s: float) -> None:
         if self._guard is not None:
             self._guard.dropped(keys)
-        for key in keys:
-            run = self._tree.remove(key)
-            self._queues.count(run, -1)
-            if key in self._pinned:
-                self._pinned.discard(key)
-                run.note.pins -= 1
-            if not run.keys:
-                self._classes.forget(run.note)
-                self._gone(run, now_s)
-            else:
-                self._queues.enter(run, now_s)
+        for run, some in self._tree.by_run(keys).items():
+            self._remove(run, some, now_s)
+
+    def _remove(self, run: Run[Key], keys: Sequence[Key], now_s: float) -> None:
+        """These of it are not held any more, wherever they were."""
+        self._tree.remove(run, keys)
+        self._pins.lost(run, keys)
+        self._queues.count(run, -len(keys))
+        if run.keys:
+            self._queues.place(run, now_s)
+        else:
+            self._classes.forget(run.note)
+            self._gone(run, now_s)
 
     def follows(self, key: Key, after: Key, now_s: float) -> None:
         run, parent = self._tree.run_of(key), self._tree.run_of(after)
@@ -207,15 +203,14 @@ class ReuseHazard(Generic[Key]):
         mine.kind, mine.turn, mine.tenant, mine.group = note.kind, note.turn, note.tenant, note.group
         mine.gap_s = now_s - note.last_s
         if note.pins:
-            mine.pins = sum(key in self._pinned for key in head.keys)
-            note.pins -= mine.pins
+            self._pins.cut(run, head)
         if not note.branches and not run.children and left == 1:
             self._classes.left(note, now_s)  # of the next turn
             self._queues.leave(run)
         else:
             mine.branches = note.branches
             self._branched(mine, now_s)
-        self._queues.enter(run, now_s)  # it may have been kept by what was pinned before it
+        self._queues.place(run, now_s)  # it may have been kept by what was pinned before it
         return head
 
     def _branched(self, note: RunNote, now_s: float) -> None:
@@ -239,7 +234,7 @@ class ReuseHazard(Generic[Key]):
         else:
             note.gap_s = gap_s
         self._queues.leave(run)
-        self._queues.enter(run, now_s)
+        self._queues.place(run, now_s)
 
     def _used_up_to(self, run: Run[Key], now_s: float, traits: Traits | None) -> None:
         """The last run that a request uses: where it goes on, and if it does not, its end."""
@@ -256,7 +251,7 @@ class ReuseHazard(Generic[Key]):
         note.pending = True
         self._classes.tip(note, run.first + len(run.keys), now_s)
         self._queues.leave(run)
-        self._queues.enter(run, now_s)
+        self._queues.place(run, now_s)
 
     # -- who is next
 
@@ -280,7 +275,7 @@ class ReuseHazard(Generic[Key]):
                     break
                 run = self._tree.run_of(key)
                 many = min(guard.beyond(reversed(run.keys)), self._queues.most(run), count)
-                if many and not run.children and not run.note.pins:
+                if many and not run.children:
                     return run, many
                 guard.later(key)  # it is pinned, another tenant's now, or what LRU has kept extends it
         found = self._queues.first()
@@ -294,7 +289,7 @@ class ReuseHazard(Generic[Key]):
     def _evict(self, run: Run[Key], count: int, now_s: float) -> list[Key]:
         """From its end."""
         first = run.keys[0]
-        gone = self._tree.drop_end(run, min(count, len(run.keys)))
+        gone = self._tree.drop_end(run, count)
         if self._guard is not None:
             self._guard.gone(gone)
         self._queues.count(run, -len(gone))
@@ -308,6 +303,8 @@ class ReuseHazard(Generic[Key]):
                     _, (sample, _) = self._ghosts.popitem(last=False)
                     self._table.give_up(sample)
             self._gone(run, now_s)
+        else:
+            self._queues.place(run, now_s)
         return gone
 
     def _gone(self, run: Run[Key], now_s: float) -> None:
@@ -315,14 +312,15 @@ class ReuseHazard(Generic[Key]):
         note: RunNote = run.note
         self._queues.leave(run)
         parent = run.parent
-        if parent is None or parent.children or not parent.keys:
+        if parent is None:
             return
         if self._inherits(run):
             before: RunNote = parent.note
             self._classes.forget(before)
             before.of, before.last_s, before.sample = note.of, note.last_s, note.sample
             before.turn, before.kind, before.gap_s = note.turn, note.kind, note.gap_s
-        self._queues.enter(parent, now_s)
+        self._queues.place(parent, now_s)
+        run.parent = None  # what extended it may live on and must not hold all that was ever before it
 
     @staticmethod
     def _inherits(run: Run[Key]) -> bool:
@@ -335,43 +333,28 @@ class ReuseHazard(Generic[Key]):
     def _anything(self, count: int, now_s: float) -> list[Key]:
         """What is pinned holds what is before it: that goes as well, if there is nothing else."""
         gone: list[Key] = []
-        while len(gone) < count and (key := self._next_of_anything()) is not None:
-            run = self._tree.remove(key)
+        while len(gone) < count and (run := self._pins.deepest()) is not None:
+            some = self._pins.free_of(run)[: count - len(gone)]
             if self._guard is not None:
-                self._guard.gone((key,))
-            self._queues.count(run, -1)
-            gone.append(key)
-            if not run.keys:
-                self._classes.forget(run.note)
-                self._gone(run, now_s)
+                self._guard.gone(some)
+            self._remove(run, some, now_s)
+            gone.extend(some)
         return gone
-
-    def _next_of_anything(self) -> Key | None:
-        """The deepest that is not pinned. Looked for among all, but then for many calls."""
-        waiting = self._waiting
-        for again in (False, True):
-            while waiting and waiting[-1] not in self:
-                waiting.pop()
-            if waiting or again or not len(self):
-                break
-            runs = sorted(self._tree.runs().values(), key=lambda run: run.first)
-            waiting.extend(key for run in runs for key in run.keys)
-        return waiting[-1] if waiting else None
 
     def peek(self, now_s: float) -> tuple[float, Key] | None:
         self._queues.advance(now_s)
         found = self._first(1)
         if found is not None:
-            note: RunNote = found[0].note
-            return self._table.value(note.of.number, bin_of(now_s - note.last_s)), found[0].keys[-1]
-        key = self._next_of_anything()
-        return None if key is None else (math.inf, key)
+            run, note = found[0], found[0].note
+            return self._table.value(note.of.number, bin_of(now_s - note.last_s)), run.keys[-1]
+        deepest = self._pins.deepest()
+        return None if deepest is None else (math.inf, self._pins.free_of(deepest)[0])
 
     def __len__(self) -> int:
-        return len(self._tree) - len(self._pinned)
+        return len(self._tree) - len(self._pins)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._tree and key not in self._pinned
+        return key in self._tree and key not in self._pins
 
     # -- what is learned
 

@@ -13,6 +13,7 @@ class RunNote:
     __slots__ = (
         "bin",
         "branches",
+        "fixed",
         "gap_s",
         "group",
         "growing",
@@ -34,6 +35,9 @@ class RunNote:
         self.stamp = 0
         """Counts up when a place in a queue is not valid any more; odd: it is in one."""
         self.pins = 0
+        """Keys."""
+        self.fixed = 0
+        """So many of its first keys may not go: up to the last one that is pinned."""
         self.sample: Sample | None = None
         self.kind = ""
         self.turn = 0
