@@ -29,6 +29,7 @@ __all__ = [
     "Use",
     "at_once",
     "hand_over",
+    "kind_and_turn",
     "learner",
 ]
 
@@ -49,6 +50,12 @@ class Traits(NamedTuple):
 
 
 NO_TRAITS = Traits()
+
+
+def kind_and_turn(category: str) -> tuple[str, int]:
+    """Of ``text/3``; turn 0: it says none."""
+    kind, _, turn = category.rpartition("/")
+    return (kind, int(turn)) if turn.isdecimal() and len(turn) < 10 else (category, 0)
 
 
 class Use(NamedTuple):

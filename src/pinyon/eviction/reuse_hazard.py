@@ -24,7 +24,7 @@ from typing import Any, Generic
 from pinyon.eviction.fair_queues import FairQueues
 from pinyon.eviction.hazard_table import HazardTable, Sample, bin_of
 from pinyon.eviction.lru_guard import LruGuard
-from pinyon.eviction.policy import Belief, Key, Traits
+from pinyon.eviction.policy import Belief, Key, Traits, kind_and_turn
 from pinyon.eviction.prefix_tree import PrefixTree, Run
 from pinyon.eviction.request_classes import RequestClasses
 from pinyon.eviction.run_note import RunNote
@@ -85,7 +85,7 @@ class ReuseHazard(Generic[Key]):
             self._queues.place(parent, now_s)
             return
         note = RunNote(now_s, self._table.root)
-        note.kind, turn = _kind_and_turn(traits.category)
+        note.kind, turn = kind_and_turn(traits.category)
         self._queues.whose(note, traits.tenant)
         if came_back is not None:
             note.turn, note.gap_s = came_back.turn + 1, now_s - came_back.last_s
@@ -240,7 +240,7 @@ class ReuseHazard(Generic[Key]):
         """The last run that a request uses: where it goes on, and if it does not, its end."""
         note: RunNote = run.note
         if traits is not None:
-            kind, turn = _kind_and_turn(traits.category)
+            kind, turn = kind_and_turn(traits.category)
             note.kind = kind or note.kind
             if not note.branches:
                 note.turn = turn or note.turn + 1
@@ -372,9 +372,3 @@ class ReuseHazard(Generic[Key]):
 
     def beliefs(self) -> Mapping[str, Belief]:
         return self._beliefs
-
-
-def _kind_and_turn(category: str) -> tuple[str, int]:
-    """Of ``text/3``."""
-    kind, _, turn = category.rpartition("/")
-    return (kind, int(turn)) if turn.isdecimal() and len(turn) < 10 else (category, 0)

@@ -24,13 +24,17 @@ from typing import Generic
 
 from pinyon.eviction.day_fits import NO_FITS, DayFits
 from pinyon.eviction.fit import PRIOR, UNKNOWN, Fit, Sums, fitted
-from pinyon.eviction.policy import Belief, Key, Traits
+from pinyon.eviction.policy import Belief, Key, Traits, kind_and_turn
 from pinyon.eviction.ranked import Ranked
 
 __all__ = ["WorkloadAware", "WorkloadAwareSettings"]
 
 CATEGORIES_MAX = 256
-"""Clients name kinds and turns: what is beyond counts as unknown."""
+"""Clients name kinds and turns: what is beyond counts as unknown, until some are forgotten."""
+TURNS_MAX = 32
+"""Turns beyond are one category of their kind: one long conversation is not to fill them all."""
+FORGOTTEN = 0.5
+"""A category of which nothing is held is, when its samples have faded to less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,8 @@ class WorkloadAware(Generic[Key]):
                 if not entry.pinned and entry.category != category:
                     self._queues[entry.category].take(key)
                 entry.category, entry.place = category, offset
-            self._sums[entry.category][0] += 1
+            if entry.category in self._sums:
+                self._sums[entry.category][0] += 1
             if not entry.pinned:
                 self._put(key, entry)
 
@@ -130,18 +135,24 @@ class WorkloadAware(Generic[Key]):
             entry = self._held[key]
             entry.pinned = False
             entry.last_s = now_s
+            entry.category = self._category(entry.category)  # it may have been forgotten meanwhile
             self._put(key, entry)
         self._pinned -= len(keys)
 
     def dropped(self, keys: Sequence[Key], now_s: float) -> None:
         for key in keys:
             entry = self._held.pop(key)
-            self._pinned -= entry.pinned
-            self._queues[entry.category].take(key)
+            if entry.pinned:
+                self._pinned -= 1
+            else:
+                self._queues[entry.category].take(key)
 
     def _category(self, name: str) -> str:
         if name not in self._queues:
-            if len(self._queues) >= CATEGORIES_MAX:
+            kind, turn = kind_and_turn(name)
+            if turn > TURNS_MAX:
+                name = f"{kind}/{TURNS_MAX}+"
+            if len(self._queues) >= CATEGORIES_MAX and name not in self._queues:
                 name = UNKNOWN
             if name not in self._queues:
                 self._queues[name] = Ranked()
@@ -153,9 +164,10 @@ class WorkloadAware(Generic[Key]):
         self._queues[entry.category].put(key, (entry.last_s, -entry.place, self._number))
 
     def _sample(self, category: str, seconds: float) -> None:
-        sums = self._sums[category]
-        sums[1] += 1
-        sums[2] += seconds
+        sums = self._sums.get(category)
+        if sums is not None:  # it is not forgotten
+            sums[1] += 1
+            sums[2] += seconds
 
     # -- what goes
 
@@ -220,6 +232,9 @@ class WorkloadAware(Generic[Key]):
         self._faded_s = now_s
         for sums in self._sums.values():
             sums[:] = [each * fade for each in sums]
+        for category in [each for each, sums in self._sums.items() if sums[0] + sums[1] < FORGOTTEN]:
+            if not self._queues[category]:
+                del self._queues[category], self._sums[category]
         samples = {category: Sums(*sums) for category, sums in self._sums.items()}
         return lambda: {UNKNOWN: PRIOR, **earlier, **fitted(samples)}
 

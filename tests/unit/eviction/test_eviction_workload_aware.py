@@ -9,7 +9,7 @@ import pytest
 
 from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.eviction.fit import PRIOR, Fit
-from pinyon.eviction.workload_aware import CATEGORIES_MAX, WorkloadAware, WorkloadAwareSettings
+from pinyon.eviction.workload_aware import CATEGORIES_MAX, TURNS_MAX, WorkloadAware, WorkloadAwareSettings
 
 CHAT, FILE = Traits("chat/1"), Traits("file/1")
 
@@ -108,6 +108,36 @@ def test_clients_cannot_make_categories_without_end() -> None:
     assert len(policy._queues) <= CATEGORIES_MAX + 1
     assert len(policy.victims(3 * CATEGORIES_MAX, 1e4)) == 3 * CATEGORIES_MAX
     assert len(policy._ghosts) <= 2, "as many as are held"
+
+
+def test_categories_that_nobody_uses_make_room_for_others() -> None:
+    """What is pinned then, or comes back, is not lost with them."""
+    policy: WorkloadAware[int] = WorkloadAware(WorkloadAwareSettings(window_s=10.0, refit_s=1.0))
+    for number in range(3 * CATEGORIES_MAX):
+        policy.stored([number], 0.0, Traits(f"kind{number}/1"), [0])
+    learn(policy, 0.0)
+    policy.stored([-1], 1.0, CHAT, [0])
+    assert policy._held[-1].category == ""
+    policy.pinned([0, 1, 2], 1.0)
+    gone = policy.victims(3 * CATEGORIES_MAX, 1.0)
+    assert len(gone) == 3 * CATEGORIES_MAX - 2
+    learn(policy, 100.0)
+    assert set(policy._queues) <= {"", "kind0/1", "kind1/1", "kind2/1"}
+    policy.dropped([0], 100.0)
+    policy.used([1], 100.0, None, [0])
+    policy.unpinned([1], 100.0)
+    policy.stored([gone[0], -2], 100.0, CHAT, range(2))
+    assert policy._held[-2].category == CHAT.category
+    assert sorted(policy.victims(9, 101.0)) == sorted([1, gone[0], -2])
+    policy.unpinned([2], 102.0)
+    assert policy.victims(9, 103.0) == [2]
+
+
+def test_one_long_conversation_does_not_fill_all_categories() -> None:
+    policy: WorkloadAware[int] = WorkloadAware(WorkloadAwareSettings())
+    for turn in range(1, 1000):
+        policy.stored([turn], float(turn), Traits(f"chat/{turn}"), [turn])
+    assert len(policy._queues) == TURNS_MAX + 1
 
 
 @pytest.mark.parametrize("option", ["life_s=-1", "window_s=0", "refit_s=0", "life_s=nan", "fitted=maybe"])
