@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pinyon.eviction import Traits
 from pinyon.eviction.lru import Lru
-from pinyon.eviction.lru_guard import LIMIT, LruGuard
+from pinyon.eviction.lru_guard import LIMIT_MAX, LruGuard
 from pinyon.eviction.replay import Asked, CacheReplay, replayed
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
 
@@ -94,7 +94,7 @@ def test_it_bounds_what_a_wrong_belief_costs() -> None:
         hits[choice] = sum(each[middle:])
     print(hits)
     lru, with_it, without = hits.values()
-    assert without < lru - 4 * LIMIT * capacity, "nothing to guard against"
+    assert without < lru - 4 * LIMIT_MAX * capacity, "nothing to guard against"
     assert lru - with_it < 0.5 * (lru - without)
 
 

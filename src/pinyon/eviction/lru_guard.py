@@ -1,16 +1,18 @@
 """LRU beside another policy: whether it would have served better lately, and what it would have kept.
 
 It watches what is used and stored, and so knows what LRU would hold in the same room; that costs one key for each that
-is held. What LRU has answered more than the other one is a debt. If it grows beyond :data:`LIMIT`, nothing goes for a
-while that LRU would have kept, until what is held is what LRU would hold and what there is room for besides. So a
-policy that is wrong about a workload, or about its change, costs little more than that debt: for each time that it is
-tried again, and after each failure that is twice as late.
+is held. What LRU has answered more than the other one is a debt. If it grows too large, nothing goes for a while that
+LRU would have kept, until what is held is what LRU would hold and what there is room for besides. So a policy that is
+wrong about a workload, or about its change, costs little more than that debt: for each time that it is tried again, and
+after each failure that is twice as late. The debt may be as large as what the policy has gained over LRU so far, within
+bounds: one that knows nothing yet has little to lose.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from operator import itemgetter
 from typing import Generic
@@ -21,11 +23,12 @@ __all__ = ["LruGuard"]
 
 ALLOWED = 0.005
 """Of what is asked for: so much less than LRU is no debt."""
-LIMIT = 0.25
+LIMIT_MIN, LIMIT_MAX = 0.03, 0.25
 """Of the room: a debt of so many keys."""
-HOLD = 2
-"""How long the first time, in keys used or stored: so often the room."""
+HOLD = 8
+"""How long the first time, in keys used or stored: so often the debt."""
 HOLD_MAX = 256
+"""So often the room."""
 FORGIVEN = 8
 """So often that long without a debt, and the next time is a first one."""
 
@@ -41,11 +44,14 @@ class LruGuard(Generic[Key]):
         """Nothing should go that LRU would have kept."""
         self._room = 0
         self._debt = 0.0
+        self._gained = 0
+        """Keys that LRU would not have answered, less those that it alone would have."""
         self._asked = 0
         """Keys."""
         self._turned = 0
         """When it was turned on or off, in keys."""
-        self._hold = 0
+        self._hold = 0.0
+        """In rooms."""
         self._left = 0
         """So many have left what LRU would hold."""
 
@@ -59,14 +65,21 @@ class LruGuard(Generic[Key]):
         self._asked += len(keys)
         if not self._room:
             return
-        self._debt = max(0.0, self._debt + found - (len(keys) if held else 0) - ALLOWED * len(keys))
+        more = found - (len(keys) if held else 0)
+        self._gained -= more
+        self._debt = max(0.0, self._debt + more - ALLOWED * len(keys))
         since = self._asked - self._turned
         if self.on:
             if since > self._hold * self._room:
                 self._turn(False)
-        elif self._debt > LIMIT * self._room:
-            self._hold = HOLD if since > FORGIVEN * self._hold * self._room else min(HOLD_MAX, 2 * self._hold)
+        elif self._debt > (limit := self.limit()) * self._room:
+            forgiven = since > FORGIVEN * self._hold * self._room
+            self._hold = HOLD * limit if forgiven else min(HOLD_MAX, 2 * self._hold)
             self._turn(True)
+
+    def limit(self) -> float:
+        """Of the debt, in rooms."""
+        return min(LIMIT_MAX, max(LIMIT_MIN, self._gained / self._room))
 
     def touched(self, keys: Sequence[Key]) -> int:
         """They are those used last, without having been asked for; how many of them LRU would hold."""
@@ -118,13 +131,13 @@ class LruGuard(Generic[Key]):
         for key in keys:
             self._kept.pop(key, None)
 
-    def first(self, may: Callable[[int], int]) -> Key | None:
-        """What LRU would not hold for the longest time, of the groups that ``may`` give."""
-        heads = [next(iter(keys.items())) for group, keys in self._beyond.items() if may(group)]
-        return min(heads, key=itemgetter(1))[0] if heads else None
+    def order(self, may: Callable[[int], int]) -> Iterator[Key]:
+        """What LRU would not hold, the longest first, of the groups that ``may`` give."""
+        groups = [keys.items() for group, keys in self._beyond.items() if may(group)]
+        return (key for key, _ in heapq.merge(*groups, key=itemgetter(1)))
 
     def later(self, key: Key) -> None:
-        """That one cannot go now: it is next after all the others."""
+        """That one cannot go now: it is next after all the others of its group."""
         self._left += 1
         keys = self._beyond[self._group_of[key]]
         keys[key] = self._left

@@ -19,6 +19,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic
 
 from pinyon.eviction.fair_queues import FairQueues
@@ -269,17 +270,25 @@ class ReuseHazard(Generic[Key]):
         guard = self._guard
         if guard is not None:
             guard.shrink(max(0, len(self._tree) - count), self._group_of)
-            for _ in range(LATER_MAX):
-                key = guard.first(self._queues.above) if guard.on else None
-                if key is None:
-                    break
-                run = self._tree.run_of(key)
-                many = min(guard.beyond(reversed(run.keys)), self._queues.most(run), count)
-                if many and not run.children:
-                    return run, many
-                guard.later(key)  # it is pinned, another tenant's now, or what LRU has kept extends it
-        found = self._queues.first()
-        return None if found is None else (found, min(self._queues.most(found), count))
+            if guard.on and (found := self._left_by_lru(guard, count)) is not None:
+                return found
+        run = self._queues.first()
+        return None if run is None else (run, min(self._queues.most(run), count))
+
+    def _left_by_lru(self, guard: LruGuard[Key], count: int) -> tuple[Run[Key], int] | None:
+        """The same, of what LRU would not hold."""
+        later: list[Key] = []
+        found = None
+        for key in islice(guard.order(self._queues.above), LATER_MAX):
+            run = self._tree.run_of(key)
+            many = min(guard.beyond(reversed(run.keys)), self._queues.most(run), count)
+            if many and not run.children:
+                found = run, many
+                break
+            later.append(key)  # it is pinned, another tenant's now, or what LRU has kept extends it
+        for key in later:
+            guard.later(key)
+        return found
 
     def _group_of(self, key: Key) -> int | None:
         """Of tenants."""
