@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import Generic
 
 from pinyon.eviction.hazard_table import HazardTable
@@ -92,18 +91,26 @@ class FairQueues(Generic[Key]):
     def advance(self, now_s: float) -> None:
         """Before others are asked for."""
         for queues in self._queues.values():
-            queues.advance(now_s)
+            if queues.due_s <= now_s:
+                queues.advance(now_s)
         self._now_s = now_s
         self._nobody_above = False
 
     def first(self) -> Run[Key] | None:
         """What is worth least of those that may go. Of a group that has not more than its share only its least is
         looked at, whether that has faded."""
-        found = [each for queues in self._queues.values() if (each := queues.first()) is not None]
-        least = min((each for each in found if self.most(each[1])), key=itemgetter(0), default=None)
-        if least is None and found:
+        least = self._least()
+        if least is None:
             self._nobody_above = True
-            least = min(found, key=itemgetter(0))
+            least = self._least()
+        return least
+
+    def _least(self) -> Run[Key] | None:
+        least = None
+        for queues in self._queues.values():
+            found = queues.first()
+            if found is not None and (least is None or found[0] < least[0]) and self.most(found[1]):
+                least = found
         return None if least is None else least[1]
 
     def reorder(self) -> None:

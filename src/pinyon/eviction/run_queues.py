@@ -30,8 +30,13 @@ class RunQueues(Generic[Key]):
         self._timers: list[tuple[float, int, int]] = []
         self._due_s: dict[tuple[int, int], float] = {}
         """Of each queue the timer that counts."""
+        self.due_s = math.inf
+        """Nothing is to be done by :meth:`advance` before."""
         self._inside = 0
         self._entries = 0
+        self._first: tuple[tuple[float, int, int], Run[Key]] | None = None
+        self._known = False
+        """Whether that is the first."""
 
     def enter(self, run: Run[Key], now_s: float) -> None:
         """It may go."""
@@ -39,6 +44,7 @@ class RunQueues(Generic[Key]):
         if not note.stamp & 1:
             note.stamp += 1
             self._inside += 1
+            self._known = False
             note.bin = bin_of(now_s - note.last_s)
             self._append(run, note)
             if self._entries > 2 * self._inside + STALE_MIN:
@@ -49,6 +55,8 @@ class RunQueues(Generic[Key]):
         if note.stamp & 1:
             note.stamp += 1
             self._inside -= 1
+            if self._first is not None and self._first[1].note is note:
+                self._known = False
 
     def _append(self, run: Run[Key], note: RunNote) -> None:
         name = (note.of.number, note.bin)
@@ -67,6 +75,7 @@ class RunQueues(Generic[Key]):
         if at_s < self._due_s.get(name, math.inf):
             self._due_s[name] = at_s
             heapq.heappush(self._timers, (at_s, *name))
+            self.due_s = self._timers[0][0]
 
     def _sweep(self) -> None:
         """Only what is valid stays."""
@@ -80,6 +89,7 @@ class RunQueues(Generic[Key]):
         """What grew older is where it belongs."""
         timers, queues = self._timers, self._queues
         while timers and timers[0][0] <= now_s:
+            self._known = False
             at_s, number, bin = heapq.heappop(timers)
             if self._due_s.get((number, bin)) != at_s:
                 continue
@@ -100,9 +110,15 @@ class RunQueues(Generic[Key]):
                 self._look((number, bin), queue[0][0] + edge_s)
             else:
                 del queues[number, bin]
+        self.due_s = timers[0][0] if timers else math.inf
 
     def first(self) -> tuple[tuple[float, int, int], Run[Key]] | None:
         """What is worth least, behind that worth with its class and bin."""
+        if not self._known:
+            self._first, self._known = self._look_for_first(), True
+        return self._first
+
+    def _look_for_first(self) -> tuple[tuple[float, int, int], Run[Key]] | None:
         order = self._order
         while order:
             _, number, bin = order[0]
@@ -120,5 +136,6 @@ class RunQueues(Generic[Key]):
 
     def reorder(self) -> None:
         """Worths have changed."""
+        self._known = False
         self._order = [(self._table.value(*name), *name) for name in self._queues]
         heapq.heapify(self._order)
