@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pinyon.api.common.v1 import common_pb2
 from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
-from pinyon.eviction import Traits
+from pinyon.eviction import Traits, Use
 from pinyon.messages.logprobs import append_logprob_rows
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
@@ -167,7 +167,7 @@ class PrefillJob:
     async def _reserve(self) -> Reservation:
         cache = self._parts.cache
         if self._owned is not None:
-            cache.extend(self._owned, self._reusable, self._traits)
+            cache.extend(self._owned, self._reusable, Use.of(self.order.request_class).traits)
             return self._owned
         self._number = number = cache.number()
         waiting = cache.reserve(self._ask(number))

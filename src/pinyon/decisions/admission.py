@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pinyon.batching import BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
-from pinyon.eviction import Traits
+from pinyon.eviction.policy import Use
 from pinyon.paging import BlockPool, Reservation, Reservations
 
 __all__ = ["Admission", "Grant"]
@@ -100,7 +100,7 @@ class Admission:
     def _grant(self, number: int, now_s: float) -> Grant:
         request = self._waiting.pop(number)
         reservation = self._reservations.reserve(
-            request.block_keys[: request.reusable], request.blocks, now_s, Traits.of(request.request_class)
+            request.block_keys[: request.reusable], request.blocks, now_s, Use.of(request.request_class).traits
         )
         if reservation is None:
             raise RuntimeError("the batching policy admitted somebody for whom there is no room")

@@ -22,6 +22,7 @@ __all__ = [
     "Chaining",
     "EvictionPolicy",
     "Key",
+    "Known",
     "KnownOf",
     "Learning",
     "Refit",
@@ -176,9 +177,18 @@ class Chaining(Protocol):
         ...
 
 
-KnownOf = Callable[[Key], tuple[Traits, int, Key | None]]
-"""Of the request that stored a key: its traits, the key's place in its prompt, and the key before it there; None: there
-is none, or nobody knows."""
+class Known(NamedTuple):
+    """Of a key that is held, for a policy that takes over."""
+
+    traits: Traits = NO_TRAITS
+    """Of the request that stored it, or of the last one that used it."""
+    place: int = 0
+    """In the prompt that it was stored for."""
+    after: Any = None
+    """The key before it there; None: there is none, or nobody knows."""
+
+
+KnownOf = Callable[[Key], Known]
 
 
 def hand_over(
@@ -189,11 +199,7 @@ def hand_over(
     now_s: float,
 ) -> None:
     """Tell ``new`` of all that ``last`` has: in the order in which that would have them go, as used now by the requests
-    that stored them, then of what is ``pinned``; then which follows which. ``last`` is of no use then.
-
-    Keys of which nobody knows the ones before are told one by one; what follows which is learned when they are used
-    next, and until then a prefix may go first. So it is in a :class:`pinyon.paging.BlockPool`: to know it would take a
-    field of each block, and a neighbour in the order that has the place before may be of another prompt.
+    that are known of them, then of what is ``pinned``; then which follows which. ``last`` is of no use then.
     """
     keys = [*last.victims(len(last), now_s), *pinned]
     known = {key: known_of(key) for key in keys}
@@ -201,20 +207,20 @@ def hand_over(
     before = {
         key: after
         for key, (_, place, after) in known.items()
-        if after is not None and after in known and known[after][1] == place - 1
+        if after is not None and after in known and known[after].place == place - 1
     }
     extended, fixed = Counter(before.values()), set(pinned)
     runs: list[list[Key]] = []  # the deepest key first; nothing else begins in the middle
     for key in keys:
         deeper = runs[-1][-1] if runs else None
         follows = deeper is not None and before.get(deeper) == key and extended[key] == 1
-        if follows and known[key][0] == known[deeper][0] and (key in fixed) == (deeper in fixed):  # type: ignore[index]
+        if follows and known[key].traits == known[deeper].traits and (key in fixed) == (deeper in fixed):  # type: ignore[index]
             runs[-1].append(key)
         else:
             runs.append([key])
     for run in runs:
         run.reverse()
-        new.stored(run, now_s, known[run[0]][0], [known[key][1] for key in run])
+        new.stored(run, now_s, known[run[0]].traits, [known[key].place for key in run])
     new.pinned(pinned, now_s)
     if isinstance(new, Chaining):
         for run in runs:

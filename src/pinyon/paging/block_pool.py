@@ -17,7 +17,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from pinyon.eviction.cache import runs
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Refit, Traits, Use, at_once
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
 from pinyon.paging.contents import Contents
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.pool_faults import pool_faults
@@ -127,7 +127,7 @@ class BlockPool:
         self.eviction.pinned(revived, now_s)
         if self.below is not None:
             self.below.eviction.pinned([*revived, *promoted], now_s)
-            self._promote(keys, list(promoted.values()), self.below, now_s)
+            self._promote(keys, list(promoted.values()), self.below, now_s, use)
         for place in later:
             index = found[place][0]
             block = by_key[keys[index]]
@@ -135,15 +135,21 @@ class BlockPool:
             found[place] = (index, block)
         if use is not None and found:
             self._hits += len(found)
-            first = use.first
-            whole = len(found) == len(keys)
-            used = keys if whole else [keys[index] for index, _ in found]
-            offsets = range(first, first + len(keys)) if whole else [first + index for index, _ in found]
+            if use.traits is not None:
+                self._contents.used((block for _, block in found), use.traits)
+            indexes = range(len(keys)) if len(found) == len(keys) else [index for index, _ in found]
             for evictor in self._evictors:
-                evictor.used(used, now_s, use.traits, offsets)
+                told: Sequence[int] = indexes
+                if promoted and evictor is self.eviction:  # to which they were stored just now, for this use
+                    told = [index for index in indexes if keys[index] not in promoted]
+                used = keys if told == range(len(keys)) else [keys[index] for index in told]
+                if used:
+                    evictor.used(used, now_s, use.traits, [use.first + index for index in told])
         return found
 
-    def _promote(self, keys: Sequence[bytes], places: Sequence[int], below: SecondTier, now_s: float) -> None:
+    def _promote(
+        self, keys: Sequence[bytes], places: Sequence[int], below: SecondTier, now_s: float, use: Use | None
+    ) -> None:
         """Those of a prompt's keys at these places get blocks, which there are; as many others take their places there,
         as far as that is needed."""
         excess = len(places) - len(self._free)
@@ -153,20 +159,21 @@ class BlockPool:
             key = keys[place]
             if self._free:
                 block = self._free.pop()
-                traits, offset = below.promote(key, block)
+                known = below.promote(key, block)
             else:
                 other = demoted.pop()
-                block, others, others_offset = self._contents.take(other)
-                (traits, offset), kept = below.exchange(key, block, other, others, others_offset, now_s)
+                block, others = self._contents.take(other)
+                known, kept = below.exchange(key, block, other, others, now_s)
                 if not kept:
                     self._changes.remove(other)
-            self._contents.put(block, key, traits, offset)
+            traits = known.traits if use is None or use.traits is None else use.traits
+            self._contents.put(block, key, traits, known.place, known.after)
             if not alike or alike[-1][0] != traits or alike[-1][1][-1] != place + 1:
                 alike.append((traits, []))
             alike[-1][1].append(place)
         for traits, run in alike:
             start, end = run[-1], run[0] + 1
-            offsets = [self._contents.known_of(key)[1] for key in keys[start:end]]
+            offsets = [self._contents.known_of(key).place for key in keys[start:end]]
             self.eviction.stored(keys[start:end], now_s, traits, offsets, keys[start - 1] if start else None)
         self.eviction.pinned([keys[place] for place in places], now_s)
 
@@ -225,9 +232,9 @@ class BlockPool:
                 self._free.append(self._contents.take(key)[0])
         missing = count - len(self._free)
         for key in self._victims(self.eviction, missing, now_s) if missing > 0 else ():
-            block, traits, offset = self._contents.take(key)
+            block, known = self._contents.take(key)
             self._free.append(block)
-            if not below.demote(block, key, traits, offset, now_s):
+            if not below.demote(block, key, known, now_s):
                 self._changes.remove(key)
 
     def publish_all(
@@ -259,7 +266,7 @@ class BlockPool:
                     held.append(index)
                     continue
                 if present[block] is None:
-                    self._contents.put(block, key, traits, first + index)
+                    self._contents.put(block, key, traits, first + index, keys[index - 1] if index else after)
                     put.append(index)
                     if self.below is not None and self.below.forget(key):
                         came_up.append(index)
@@ -331,10 +338,9 @@ class BlockPool:
         for evictor, policy in zip(self._evictors, policies, strict=True):
             evictor.switch(policy, in_use, self._known_of, now_s)
 
-    def _known_of(self, key: bytes) -> tuple[Traits, int, None]:
-        """Nobody knows the key before it."""
+    def _known_of(self, key: bytes) -> Known:
         tier = self.below if self.below is not None and key in self.below else self._contents
-        return *tier.known_of(key), None
+        return tier.known_of(key)
 
     # -- telling others
 

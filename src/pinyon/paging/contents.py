@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pinyon.eviction.policy import NO_TRAITS, Traits
+from collections.abc import Iterable
+
+from pinyon.eviction.policy import NO_TRAITS, Known, Traits
 
 __all__ = ["Contents"]
 
@@ -15,27 +17,33 @@ class Contents:
         """By key. To look at, as the next."""
         self.key_of: list[bytes | None] = [None] * blocks
         self._traits = [NO_TRAITS] * blocks
-        self._offsets = [0] * blocks
+        self._places = [0] * blocks
+        self._after: list[bytes | None] = [None] * blocks
 
-    def put(self, block: int, key: bytes, traits: Traits, offset: int) -> None:
-        """The block, which has none, has this key now; it is that of a request with these traits and has this place."""
+    def put(self, block: int, key: bytes, traits: Traits, place: int, after: bytes | None) -> None:
+        """The block, which has none, has this key now, of which this is :class:`Known`."""
         self.block_of[key] = block
         self.key_of[block] = key
         self._traits[block] = traits
-        self._offsets[block] = offset
+        self._places[block] = place
+        self._after[block] = after
 
-    def take(self, key: bytes) -> tuple[int, Traits, int]:
-        """Its block, which has no key now, its traits and place."""
+    def used(self, blocks: Iterable[int], traits: Traits) -> None:
+        """By a request with these traits."""
+        for block in blocks:
+            self._traits[block] = traits
+
+    def take(self, key: bytes) -> tuple[int, Known]:
+        """Its block, which has no key now."""
+        known = self.known_of(key)
         block = self.block_of.pop(key)
-        taken = block, self._traits[block], self._offsets[block]
-        self.key_of[block] = None
+        self.key_of[block] = self._after[block] = None
         self._traits[block] = NO_TRAITS
-        return taken
+        return block, known
 
-    def known_of(self, key: bytes) -> tuple[Traits, int]:
-        """Its traits and place."""
+    def known_of(self, key: bytes) -> Known:
         block = self.block_of[key]
-        return self._traits[block], self._offsets[block]
+        return Known(self._traits[block], self._places[block], self._after[block])
 
     def faults(self) -> list[str]:
         """What is wrong. O(blocks)."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import EvictionPolicy, Refit, Traits, at_once
+from pinyon.eviction.policy import EvictionPolicy, Known, Refit, at_once
 
 __all__ = ["NO_SLOT", "SecondTier", "Swap"]
 
@@ -39,8 +39,7 @@ class Swap(NamedTuple):
 
 class _Below(NamedTuple):
     slot: int
-    traits: Traits
-    offset: int
+    known: Known
 
 
 class SecondTier:
@@ -75,40 +74,38 @@ class SecondTier:
 
     # -- for the pool
 
-    def demote(self, block: int, key: bytes, traits: Traits, offset: int, now_s: float) -> bool:
+    def demote(self, block: int, key: bytes, known: Known, now_s: float) -> bool:
         """The key, whose content is in the block, is here from now on. There is a free slot. False: it is lost."""
-        return self._move(block, NO_SLOT, key, traits, offset, now_s)
+        return self._move(block, NO_SLOT, key, known, now_s)
 
-    def promote(self, key: bytes, block: int) -> tuple[Traits, int]:
-        """The key is in this block from now on, which has no content; what is known of it: traits and place."""
+    def promote(self, key: bytes, block: int) -> Known:
+        """The key is in this block from now on, which has no content."""
         below = self._take(key)
         self._swaps.append(Swap(block, NO_SLOT, below.slot))
         self._free.append(below.slot)
-        return below.traits, below.offset
+        return below.known
 
-    def exchange(
-        self, key: bytes, block: int, demoted: bytes, traits: Traits, offset: int, now_s: float
-    ) -> tuple[tuple[Traits, int], bool]:
+    def exchange(self, key: bytes, block: int, demoted: bytes, known: Known, now_s: float) -> tuple[Known, bool]:
         """The key is in this block from now on; ``demoted``, which was, is here. What is known of the key; whether the
         other one is not lost."""
         below = self._take(key)
         self._free.appendleft(below.slot)  # used only if there is no other one: that copies less
-        kept = self._move(block, below.slot, demoted, traits, offset, now_s)
+        kept = self._move(block, below.slot, demoted, known, now_s)
         if not kept:
             self._swaps.append(Swap(block, NO_SLOT, below.slot))
-        return (below.traits, below.offset), kept
+        return below.known, kept
 
     def _take(self, key: bytes) -> _Below:
         self.swapped_in += 1
         return self._held.pop(key)
 
-    def _move(self, block: int, into: int, key: bytes, traits: Traits, offset: int, now_s: float) -> bool:
+    def _move(self, block: int, into: int, key: bytes, known: Known, now_s: float) -> bool:
         if self._leaving >= self._swaps_out_max:
             self.eviction.evict((key,), now_s)
             self.lost += 1
             return False
         slot = self._free.pop()
-        self._held[key] = _Below(slot, traits, offset)
+        self._held[key] = _Below(slot, known)
         self._swaps.append(Swap(block, slot, into))
         self._leaving += 1
         self.swapped_out += 1
@@ -122,9 +119,8 @@ class SecondTier:
         self._free.append(below.slot)
         return True
 
-    def known_of(self, key: bytes) -> tuple[Traits, int]:
-        below = self._held[key]
-        return below.traits, below.offset
+    def known_of(self, key: bytes) -> Known:
+        return self._held[key].known
 
     # -- for whoever has the memory
 

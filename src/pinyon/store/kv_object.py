@@ -39,9 +39,9 @@ class KvObject:
     readers: int = 0
     listed: bool = True
     traits: Traits = NO_TRAITS
-    """Of the request it was put for, for the eviction policy."""
+    """Of the request that it was put for or that used it last, for the eviction policy."""
     place: int = 0
-    """In that one's prompt, in blocks."""
+    """In the prompt it was put for, in blocks."""
     after: bytes | None = None
     """The key before it there, if the same put named it."""
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Refit, Traits, Use, at_once
+from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
@@ -89,7 +89,7 @@ class ObjectTable:
         kept = {key: offset for key, offset in zip(keys, offsets, strict=True) if key in self.eviction}
         self.eviction.pinned(list(kept), now_s)
         try:
-            self.eviction.used(list(kept), now_s, traits, list(kept.values()))
+            self._used(list(kept), now_s, None if traits == NO_TRAITS else traits, list(kept.values()))
             slots, objects = self._reserve(keys, object_bytes, now_s, traits, offsets, kept)
         finally:
             self.eviction.unpinned(list(kept), now_s)
@@ -197,10 +197,15 @@ class ObjectTable:
             held.readers += 1
             self.counters.leased_bytes += held.size
         self.eviction.pinned(idle, now_s)
-        self.eviction.used(
-            [held.key for _, held in found], now_s, use.traits, [use.first + index for index, _ in found]
-        )
+        self._used([held.key for _, held in found], now_s, use.traits, [use.first + index for index, _ in found])
         return Lease(lease_id, found)
+
+    def _used(self, keys: Sequence[bytes], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
+        """By a request with these traits; None: nobody knows."""
+        self.eviction.used(keys, now_s, traits, offsets)
+        if traits is not None:
+            for key in keys:
+                self._readable[key].traits = traits
 
     def release(self, lease_id: int, now_s: float) -> bool:
         """End a lease. False: it ended before."""
@@ -298,9 +303,9 @@ class ObjectTable:
         read = [held.key for held in self._readable.values() if held.readers]
         self.eviction.switch(eviction, read, self._known_of, now_s)
 
-    def _known_of(self, key: bytes) -> tuple[Traits, int, bytes | None]:
+    def _known_of(self, key: bytes) -> Known:
         held = self._readable[key]
-        return held.traits, held.place, held.after
+        return Known(held.traits, held.place, held.after)
 
     # -- telling others
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.request import RequestClass
-from pinyon.eviction import NO_TRAITS, Lfu, Lru, Traits, Use
+from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lfu, Lru, Traits, Use
 from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 from tests.unit.eviction.told import Told
 
 KEYS = [bytes([number]) * 16 for number in range(4)]
 CHAT = Traits.of(RequestClass(kind="chat", turn=2, tenant="anna"))
+FILE = Traits("file/1", "ben")
 
 
 def test_what_a_request_says() -> None:
@@ -107,8 +108,47 @@ def test_both_tiers_are_told_what_comes_before() -> None:
     assert [event for event in policy.take() if event[0] == "stored"][2:] == stored
     assert reservations.reserve(KEYS, 4, 1.0, CHAT) is not None
     events = policy.take()
-    assert events[:2] == [("stored", KEYS, CHAT, [0, 1, 2, 3], None), ("pinned", KEYS)], "they come up as one run"
+    assert events == [("stored", KEYS, CHAT, [0, 1, 2, 3], None), ("pinned", KEYS)], "they come up as one run"
     assert [event[0] for event in of_both.take()] == ["pinned", "used"], "to both tiers that is no news"
+
+
+def test_what_comes_up_is_the_last_requests() -> None:
+    """To the pool's policy it is stored for that one, and not used besides: what was there before it is."""
+    policy = Told()
+    pool = BlockPool(4, policy, SecondTier(8, Told()))
+    reservations = Reservations(pool, LeaseTable())
+    for keys, count in ((KEYS, 4), ([b"other" + key for key in KEYS], 2)):
+        room = reservations.reserve((), count, 0.0)
+        assert room
+        reservations.publish(room.table, keys[:count], 0.0, CHAT)
+        reservations.release(room.table, 0.0)
+    up = {key for key in KEYS if key in (pool.below or ())}
+    assert 0 < len(up) < 4
+    policy.take()
+    assert reservations.reserve(KEYS, 4, 1.0, FILE) is not None
+    events = policy.take()
+    stored = [key for event in events if event[0] == "stored" for key in event[1]]
+    used = [key for event in events if event[0] == "used" for key in event[1]]
+    assert (set(stored), set(used)) == (up, set(KEYS) - up)
+    assert all(event[2] == FILE for event in events if event[0] in {"stored", "used"})
+    after = Told()
+    pool.switch(after, 2.0, Told())
+    assert all(event[2] == FILE for event in after.take() if event[0] == "stored" and event[1][0] in KEYS)
+
+
+def test_a_policy_that_takes_over_knows_what_extends_what() -> None:
+    """Blocks of two requests, the second of which went on where the first one ended."""
+    pool = BlockPool(8, Lru())
+    reservations = Reservations(pool, LeaseTable())
+    for first, after in ((0, None), (2, KEYS[1])):
+        keys = KEYS[: first + 2]
+        room = reservations.reserve(keys, len(keys), float(first))
+        assert room
+        reservations.publish(room.table[first:], keys[first:], float(first), CHAT, first, after)
+        reservations.release(room.table, float(first))
+    own = EVICTION_POLICIES.make("reuse_hazard")
+    pool.switch(own, 5.0)
+    assert own.victims(4, 6.0) == KEYS[::-1]
 
 
 def test_another_policy_takes_over() -> None:
@@ -123,8 +163,7 @@ def test_another_policy_takes_over() -> None:
     policy = Told()
     pool.switch(policy, 3.0)
     pool.check_integrity()
-    order = [2, 1, 0, 3]
-    expected = [("stored", [KEYS[at]], CHAT, [at], None) for at in order]
+    expected = [("stored", KEYS[:3], CHAT, [0, 1, 2], None), ("stored", KEYS[3:], CHAT, [3], None)]
     assert policy.take() == [*expected, ("pinned", KEYS[3:])]
     assert set(pool.keys()) == set(KEYS)
     reservations.release(room.table[3:], 4.0)

@@ -106,8 +106,8 @@ def test_another_policy_is_told_of_chains():
     runs = [event for event in told.take() if event[0] == "stored"]
     assert runs == [
         ("stored", [C, D], FILE, [2, 3], None),
-        ("stored", [E], FILE, [2], None),
-        ("stored", [A, B], FILE, [0, 1], None),
+        ("stored", [E], CHAT, [2], None),
+        ("stored", [A, B], CHAT, [0, 1], None),
         ("stored", [F], CHAT, [3], None),
     ]
     assert told.chains == [(C, B), (E, B), (F, E)]
