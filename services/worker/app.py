@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import secrets
+import signal
 import time
 
 from prometheus_client import CollectorRegistry
@@ -118,6 +119,7 @@ class Worker:
         swaps = None
         if settings.dram_blocks:
             swaps = Swaps(self.engine.pool, settings.dram_blocks, decisions.reservations.swapped)
+            swaps.on_broken = functools.partial(signal.raise_signal, signal.SIGTERM)
             swaps.start()
         books = (decisions.pool, decisions.admission, decisions.reservations)
         cache = KvCache(served.layout, *books, readers, clock, swaps)

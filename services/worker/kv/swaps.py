@@ -5,6 +5,9 @@
 and the engine go on meanwhile. Nobody waits for memory to be handed out. Who touches a block waits until the copies of
 it are over: the engine layer by layer, through the same hook by which it waits for fetched KV; all others for the whole
 block. How much is waited for is bounded by the books, which lose a block rather than let copies pile up.
+
+If a copy fails, nobody knows any more what is where: all that waits fails at once, nothing is copied after that, and
+``on_broken`` is to end the process.
 """
 
 from __future__ import annotations
@@ -61,6 +64,8 @@ class Swaps:
             tier = np.zeros((slots, *pool.shape[1:]), pool.dtype)
         except MemoryError:
             raise InvalidArgument(f"no memory for {slots} blocks of a second tier", field="dram_blocks") from None
+        self.on_broken: Callable[[], object] = lambda: None
+        """Called on the event loop."""
         self.layers = pool.shape[1]
         self._pool = pool.reshape(len(pool), self.layers, -1)
         self._tier = tier.reshape(slots, self.layers, -1)
@@ -77,6 +82,7 @@ class Swaps:
         self._moved = threading.Condition()
         self._copied = 0
         """Layers of all batches."""
+        self._broken = False
         self.under_way = 0
         """Blocks that are copied, or wait for that."""
         self.bytes = 0
@@ -108,7 +114,9 @@ class Swaps:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         last = max((self._last[block] for block in self._last.keys() & blocks), default=0)
-        if last:
+        if last and self._broken:
+            _fail(future)
+        elif last:
             timer = loop.call_later(WAIT_S, _fail, future)
             self._waiters.append((last, future, timer))
         else:
@@ -127,7 +135,8 @@ class Swaps:
             return 0.0
         start_s = time.perf_counter()
         with self._moved:
-            if not self._moved.wait_for(lambda: self._copied >= copied, WAIT_S):
+            self._moved.wait_for(lambda: self._copied >= copied or self._broken, WAIT_S)
+            if self._copied < copied:
                 raise LayerLost(f"layer {layer} did not come from the second tier")
         return time.perf_counter() - start_s
 
@@ -162,9 +171,26 @@ class Swaps:
         if out:
             self._on_over(out)
 
+    def _break(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for _, future, timer in waiters:
+            timer.cancel()
+            _fail(future)
+        self.on_broken()
+
     # -- in a thread of its own
 
     def _work(self) -> None:
+        try:
+            self._copy_all()
+        except Exception:
+            _log.exception("a copy between the tiers failed: what they hold is not known any more")
+            with self._moved:
+                self._broken = True
+                self._moved.notify_all()
+            self._call(self._break)
+
+    def _copy_all(self) -> None:
         while (batch := self._queue.get()) is not None:
             number, swaps = batch
             start_s = time.perf_counter()
@@ -174,9 +200,13 @@ class Swaps:
                 with self._moved:
                     self._copied += 1
                     self._moved.notify_all()
-            if self._loop is not None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    self._loop.call_soon_threadsafe(self._over, number, swaps, time.perf_counter() - start_s)
+            self._call(self._over, number, swaps, time.perf_counter() - start_s)
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        """On the event loop."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(function, *args)
 
     def _copy(self, layer: int, swap: Swap) -> None:
         here = self._pool[swap.block, layer]

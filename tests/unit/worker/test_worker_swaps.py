@@ -110,6 +110,23 @@ async def test_a_block_is_settled_when_the_last_of_its_copies_is_over(swaps):
     assert swaps.settled([0]).done()
 
 
+async def test_a_copy_that_fails_fails_all_that_waits(swaps):
+    """Long before they would give up; and what has arrived is there."""
+    broken = asyncio.Event()
+    swaps.on_broken = broken.set
+    swaps.submit([Swap(0, 1, NO_SLOT)])
+    swaps.submit([Swap(BLOCKS, 2, NO_SLOT)])  # there is no such block
+    swaps.submit([Swap(1, 3, NO_SLOT)])
+    fine, settled = swaps.settled([0]), swaps.settled([1])
+    waiting = asyncio.ensure_future(asyncio.to_thread(swaps.of([[1]]).wait, 0))
+    swaps.let.release(100)
+    await asyncio.wait_for(broken.wait(), WAIT_S)
+    await fine
+    for failed in (settled, waiting, swaps.settled([1])):
+        with pytest.raises(LayerLost, match="second tier"):
+            await asyncio.wait_for(failed, module.WAIT_S / 2)
+
+
 async def test_waits_end_though_the_copies_do_not(swaps, monkeypatch):
     monkeypatch.setattr(module, "WAIT_S", 0.01)
     swaps.submit([Swap(0, 1, NO_SLOT)])
