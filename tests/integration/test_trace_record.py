@@ -113,7 +113,9 @@ async def test_ctrl_c_finishes_the_file(tmp_path: Path) -> None:
                 while not spooled(process, tmp_path):
                     await bench.complete("heron " * 200, max_tokens=1 + asked % 3)
                     asked += 1
-                process.send_signal(signal.SIGINT)
+                for _ in range(3):  # somebody is impatient
+                    process.send_signal(signal.SIGINT)
+                    await asyncio.sleep(0.001)
                 _, said = await process.communicate()
         finally:
             if process.returncode is None:

@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from pinyon.cli.trace_input import add_trace, bar, open_trace, tell_broken
+from pinyon.cli.trace_input import add_memory, add_trace, bar, columns_of, open_trace
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures, read_columns, svg
+from pinyon.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures, svg
 
 __all__ = ["add_command", "analyze"]
 
@@ -26,7 +26,6 @@ cannot be cut to smaller ones."""
 
 ROWS_SHOWN = 24
 COLUMNS_SHOWN = 12
-GIB = 1 << 30
 
 
 def add_command(commands: Any) -> None:
@@ -42,25 +41,17 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write analysis.json and the pictures there")
     parser.add_argument("--window-s", type=float, default=600.0, help="of figures over time (default 600)")
-    parser.add_argument("--memory-gib", type=float, default=12.0, help="what it may take at most (default 12)")
+    add_memory(parser)
     parser.set_defaults(run=analyze)
 
 
 def analyze(arguments: argparse.Namespace) -> int:
     """Read, count and show. Raises :class:`PinyonError`."""
-    for name, least, most in (("window_s", 1e-3, 1e9), ("memory_gib", 1e-6, 1 << 20)):
-        if not least <= getattr(arguments, name) <= most:
-            raise InvalidArgument(f"--{name.replace('_', '-')} must be from {least:g} to {most:g}", field=name)
+    if not 1e-3 <= arguments.window_s <= 1e9:
+        raise InvalidArgument("--window-s must be from 0.001 to 1e+09", field="window_s")
     names = checked_figures([name for name in arguments.figure.split(",") if name])
     trace = open_trace(arguments, blocks=False)
-    with bar("reading", trace.size_bytes) as progress:
-        columns = read_columns(
-            trace.rows(arguments.limit),
-            trace.format.block_tokens,
-            int(arguments.memory_gib * GIB),
-            lambda: progress(trace.read_bytes),
-        )
-    tell_broken(trace)
+    columns = columns_of(arguments, trace)
     with bar("counting", len(columns)) as progress:
         figures = analyse(columns, names, arguments.window_s, progress)
     result = {

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pinyon.cli.trace_analyze import GIB
-from pinyon.cli.trace_input import add_trace, bar, open_trace, tell_broken
+from pinyon.cli.trace_input import add_memory, add_trace, bar, columns_of, open_trace
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces.analysis import day_fits, read_columns
+from pinyon.traces.analysis import day_fits
 
 __all__ = ["add_command", "fit"]
 
@@ -36,7 +35,7 @@ def add_command(commands: Any) -> None:
         metavar="H:MM",
         help="the time of day of the trace's zero (default 0:00); UTC where the file is for services",
     )
-    parser.add_argument("--memory-gib", type=float, default=12.0, help="what it may take at most (default 12)")
+    add_memory(parser)
     parser.set_defaults(run=fit)
 
 
@@ -50,17 +49,8 @@ def _seconds(text: str) -> float:
 
 def fit(arguments: argparse.Namespace) -> int:
     """Read, fit and write. Raises :class:`PinyonError`."""
-    if not 0 < arguments.memory_gib <= 1 << 20:
-        raise InvalidArgument("--memory-gib must be above 0", field="memory_gib")
     trace = open_trace(arguments)
-    with bar("reading", trace.size_bytes) as progress:
-        columns = read_columns(
-            trace.rows(arguments.limit),
-            trace.format.block_tokens,
-            int(arguments.memory_gib * GIB),
-            lambda: progress(trace.read_bytes),
-        )
-    tell_broken(trace)
+    columns = columns_of(arguments, trace)
     with bar("counting", len(columns)) as progress:
         fits = day_fits(columns, arguments.begins, progress)
     if not fits:

@@ -14,8 +14,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import FORMATS, TraceFile
+from pinyon.traces.analysis import Columns, read_columns
 
-__all__ = ["add_trace", "bar", "open_file", "open_trace", "tell_broken"]
+__all__ = ["add_memory", "add_trace", "bar", "columns_of", "open_file", "open_trace", "tell_broken"]
+
+MEMORY_GIB = (1e-6, float(1 << 20))
 
 
 def _count_rows(text: str) -> int:
@@ -30,6 +33,29 @@ def add_trace(parser: Any) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file, plain or gzipped")
     parser.add_argument("--format", default="", choices=tuple(FORMATS), help="default: its first row tells")
     parser.add_argument("--limit", type=_count_rows, default=0, metavar="ROWS", help="only the file's first rows")
+
+
+def add_memory(parser: Any) -> None:
+    """The argument of :func:`columns_of`."""
+    parser.add_argument(
+        "--memory-gib", type=float, default=12.0, metavar="GIB", help="what it may take at most (default 12)"
+    )
+
+
+def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> Columns:
+    """Read it, and say what was left out. Raises :class:`PinyonError`."""
+    least, most = MEMORY_GIB
+    if not least <= arguments.memory_gib <= most:
+        raise InvalidArgument(f"--memory-gib must be from {least:g} to {most:g}", field="memory_gib")
+    with bar("reading", trace.size_bytes) as progress:
+        columns = read_columns(
+            trace.rows(arguments.limit),
+            trace.format.block_tokens,
+            int(arguments.memory_gib * (1 << 30)),
+            lambda: progress(trace.read_bytes),
+        )
+    tell_broken(trace)
+    return columns
 
 
 def open_trace(arguments: argparse.Namespace, *, blocks: bool = True) -> TraceFile:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import queue
 import secrets
+import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +23,8 @@ from pinyon.cli.trace_input import bar
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, error_from_code
 from pinyon.runtime.identity import LB
 from pinyon.traces import FORMATS, TraceWriter
-from pinyon.traces.recording import Recorded, Renumbering
+from pinyon.traces.recording import Recorded, Renumbering, in_sessions
+from pinyon.traces.row import TraceRow
 from pinyon.traces.writer import line_of
 
 __all__ = ["add_command", "record"]
@@ -93,11 +95,13 @@ def record(arguments: argparse.Namespace) -> int:
         raise InvalidArgument(f"{out} is a folder", field="out")
     try:
         with ExitStack() as stack:
+            stack.enter_context(_one_interrupt())
             folder = None if out == Path("-") else out.parent
             spool = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # now: not after hours
             channels = [stack.enter_context(open_channel(address, LB, arguments.tls_dir)) for address in addresses]
             streams = stack.enter_context(closing(_Streams(addresses, channels)))
             times, ended = _spool(streams, spool, arguments.seconds, arguments.requests)
+            _ignore_interrupts()
             streams.close()
             for reason in ended:
                 sys.stderr.write(f"pinyon: {reason}\n")
@@ -221,6 +225,30 @@ def _spool(
     return times, ended
 
 
+@contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Ctrl-C ends it, once: who is impatient must not lose what was recorded. It stays ignored: the process ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        _ignore_interrupts()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
+
+
+def _ignore_interrupts() -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _recorded(told: admin_pb2.RecordedRequest) -> Recorded:
     return Recorded(
         told.arrived_unix_s,
@@ -241,8 +269,13 @@ def _write(spool: IO[bytes], times: list[tuple[float, int]], out: Path) -> None:
     parse = FORMATS["qwen"].make()
     times.sort()
     start_s = times[0][0]
-    with TraceWriter(out) as writer:
+
+    def rows() -> Iterator[TraceRow]:
         for _, at in times:
             spool.seek(at)
             row = parse(spool.readline().decode())
-            writer.write(row._replace(time_s=row.time_s - start_s))
+            yield row._replace(time_s=row.time_s - start_s)
+
+    with TraceWriter(out) as writer:
+        for row in in_sessions(rows()):
+            writer.write(row)

@@ -4,7 +4,8 @@
   or, as pinyon writes it, ``type``, ``turn``, ``user_id``.
 - ``qwen``: ``timestamp`` in s, ``chat_id``, ``parent_chat_id``, ``type``, ``turn``, ``hash_ids`` of 16 tokens
   (qwen-bailian-usagetraces-anon); perhaps ``user_id``. It is what pinyon writes, too.
-- ``bailian``: the record of "KVCache cache in the wild", Fig. 3: a date, user, request type, hashes of each 4 tokens.
+- ``bailian``: the record of "KVCache cache in the wild", Fig. 3: a date, user, request type, hashes of each 4 tokens
+  alone. Here an id is of all tokens up to there.
 - ``azure``: CSV of lengths without blocks (AzurePublicDataset, LLM inference 2023).
 """
 
@@ -14,6 +15,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces.row import TraceRow
@@ -95,7 +98,6 @@ def _mooncake() -> Parse:
 def _qwen() -> Parse:
     def parse(line: str) -> TraceRow:
         row = _object(line)
-        parent = _text(row, "parent_chat_id")
         return TraceRow(
             _number(row, "timestamp"),
             _count(row, "input_length"),
@@ -104,7 +106,7 @@ def _qwen() -> Parse:
             _text(row, "type"),
             _count(row, "turn"),
             _text(row, "chat_id"),
-            "" if parent == "-1" else parent,
+            _parent(row),
             _text(row, "user_id"),
             _ids(row, "output_hash_ids") if "output_hash_ids" in row else (),
         )
@@ -117,18 +119,20 @@ def _bailian() -> Parse:
 
     def parse(line: str) -> TraceRow:
         row = _object(line)
-        chat, parent = _text(row, "chat_id"), _text(row, "parent_chat_id")
+        chat, parent = _text(row, "chat_id"), _parent(row)
+        blocks = _chained(_ids(row, "tokens_hashes_input"))
+        answer = _ids(row, "tokens_hashes_output") if "tokens_hashes_output" in row else ()
         return TraceRow(
             _date(row["timestamp"]) if isinstance(row.get("timestamp"), str) else _number(row, "timestamp"),
             _count(row, "num_input_tokens"),
             _count(row, "num_output_tokens"),
-            _ids(row, "tokens_hashes_input"),
+            blocks,
             _text(row, "req_type"),
             turns.after(chat, parent),
             chat,
             parent,
             _text(row, "user_id"),
-            _ids(row, "tokens_hashes_output") if "tokens_hashes_output" in row else (),
+            _chained(answer, blocks[-1] if blocks else 0),
         )
 
     return parse
@@ -201,6 +205,21 @@ def _ids(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not _integers(value):
         raise ValueError(f"{name} is no list of ids")
     return tuple(value)
+
+
+def _chained(hashes: Sequence[int], before: int = 0) -> tuple[int, ...]:
+    """Ids of all up to there, of those of each block alone; 63 bits. ``before``: the id before the first one."""
+    ids = []
+    for each in hashes:
+        before = xxh3_64_intdigest((before << 64 | each).to_bytes(16, "little")) >> 1
+        ids.append(before)
+    return tuple(ids)
+
+
+def _parent(row: Mapping[str, Any]) -> str:
+    """The chat before; empty where there is none, which some write as -1."""
+    parent = _text(row, "parent_chat_id")
+    return "" if parent == "-1" else parent
 
 
 def _integers(values: Sequence[Any]) -> bool:

@@ -12,6 +12,7 @@ its numbers are never published, so all it must do is not to collide, and 128 bi
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from xxhash import xxh3_128_digest
@@ -21,14 +22,14 @@ from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.core.request import RequestClass
 from pinyon.traces.row import TraceRow
 
-__all__ = ["BLOCK_TOKENS", "Recorded", "Renumbering", "hashed_blocks", "hashed_name"]
+__all__ = ["BLOCK_TOKENS", "Recorded", "Renumbering", "hashed_blocks", "hashed_name", "in_sessions"]
 
 BLOCK_TOKENS = 16
 """Of the format ``qwen``, whatever the size of the suite's KV blocks."""
 BLOCKS_MAX = 1 << 22
 """Different blocks of one trace: 67 million tokens, and half a gigabyte to number them."""
 NAMES_MAX = 1 << 20
-"""Different users; sessions whose last request is known, the one that began first is forgotten first."""
+"""Different users; sessions at a time, the one that was used least lately is forgotten first."""
 
 
 def hashed_blocks(salt: bytes, model: str, asked: RequestClass, tokens_le32: bytes) -> bytes:
@@ -69,12 +70,13 @@ class Renumbering:
         self._blocks_max, self._names_max = blocks_max, names_max
         self._blocks: dict[bytes, int] = {}
         self._users: dict[bytes, int] = {}
-        self._last: dict[bytes, int] = {}
-        """By session: its last request so far."""
+        self._sessions: dict[bytes, int] = {}
+        self._session = 0
         self._rows = 0
 
     def row(self, seen: Recorded) -> TraceRow:
-        """Its time is still that of its arrival in Unix seconds.
+        """Its time is still that of its arrival in Unix seconds, and for ``parent`` it has its session's number, see
+        :func:`in_sessions`.
 
         Raises :class:`InvalidArgument` for one that makes no sense, :class:`ResourceExhausted` when there are too many
         different blocks or users; nothing has changed then.
@@ -88,11 +90,7 @@ class Renumbering:
         if len(self._blocks) + len(keys) > self._blocks_max or len(self._users) >= self._names_max:
             raise ResourceExhausted("the trace has as many different blocks or users as can be numbered")
         blocks = self._blocks
-        parent = self._last.pop(seen.session, None)
-        if seen.session:
-            if len(self._last) >= self._names_max:
-                del self._last[next(iter(self._last))]
-            self._last[seen.session] = self._rows
+        session = self._number_of(seen.session) if seen.session else ""
         row = TraceRow(
             seen.arrived_unix_s,
             seen.prompt_tokens,
@@ -101,8 +99,31 @@ class Renumbering:
             seen.kind,
             seen.turn,
             str(self._rows),
-            "" if parent is None else str(parent),
+            session,
             str(self._users.setdefault(seen.user, len(self._users) + 1)) if seen.user else "",
         )
         self._rows += 1
         return row
+
+    def _number_of(self, session: bytes) -> str:
+        number = self._sessions.pop(session, None)
+        if number is None:
+            number = self._session
+            self._session += 1
+            if len(self._sessions) >= self._names_max:
+                del self._sessions[next(iter(self._sessions))]
+        self._sessions[session] = number
+        return str(number)
+
+
+def in_sessions(rows: Iterable[TraceRow], names_max: int = NAMES_MAX) -> Iterator[TraceRow]:
+    """Of :class:`Renumbering`, now in the order in which the requests came: the parent is the request of the session
+    that came before."""
+    last: dict[str, str] = {}
+    for row in rows:
+        before = last.pop(row.parent, "")
+        if row.parent:
+            if len(last) >= names_max:
+                del last[next(iter(last))]
+            last[row.parent] = row.chat
+        yield row._replace(parent=before)

@@ -70,7 +70,7 @@ def write_fits(folder: Path, fits: dict[str, Fit]) -> Path:
         (["trace", "fit", "nothing.jsonl", "out.json"], "no trace file at nothing.jsonl"),
         (["trace", "fit", "once.jsonl", "out.json"], "too few blocks are used again for a fit in any hour"),
         (["trace", "fit", "a.jsonl", "no/out.json"], "no/out.json: No such file or directory"),
-        (["trace", "fit", "a.jsonl", "out.json", "--memory-gib", "0"], "--memory-gib must be above 0"),
+        (["trace", "fit", "a.jsonl", "out.json", "--memory-gib", "0"], "--memory-gib must be from 1e-06 to"),
         (
             ["simulate-cache", "a.jsonl", "--capacity", "4", "--policy", "workload_aware:fits=once.jsonl"],
             "fits of 'once.jsonl': no JSON object with hours",

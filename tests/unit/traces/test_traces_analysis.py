@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import xml.dom.minidom
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,20 @@ def test_memory_is_bounded() -> None:
     ):
         read_columns(rows, 16, 3_500_000)
     assert len(read_columns(rows, 16, 5_000_000)) == 100
+
+
+def test_long_rows_are_looked_at_before_there_are_many() -> None:
+    read = 0
+
+    def rows() -> Iterator[TraceRow]:
+        nonlocal read
+        while read < 100:
+            read += 1
+            yield TraceRow(float(read), 1, 1, tuple(range(300_000)))
+
+    with pytest.raises(InvalidArgument, match="may need more than"):
+        read_columns(rows(), 16, 32_000_000)
+    assert read == 3, "what two of them need was allowed"
 
 
 def test_what_cannot_be_analysed() -> None:

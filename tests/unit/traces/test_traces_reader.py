@@ -92,7 +92,28 @@ def test_the_papers_record(tmp_path: Path) -> None:
     rows = list(trace.rows())
     assert [row.turn for row in rows] == [1, 2, 3]
     assert rows[1].time_s - rows[0].time_s == pytest.approx(0.055, abs=1e-6)
-    assert rows[0][1:] == (9, 4, (11, 12, 13), "text", 1, "aa", "", "100", (14,))
+    assert rows[0]._replace(blocks=(), output_blocks=())[1:] == (9, 4, (), "text", 1, "aa", "", "100", ())
+    assert (len(rows[0].blocks), len(rows[0].output_blocks)) == (3, 1)
+
+
+def test_the_papers_hashes_become_ids_of_all_up_to_there(tmp_path: Path) -> None:
+    """Equal where all before is, the prompt of an answer too."""
+    prompts = [([1, 2, 3], [4]), ([1, 2], [3, 4]), ([3, 1, 2], []), ([1, 2, 3, 4], [1]), ([0, 1], []), ([], [1, 2])]
+    rows = TraceFile(
+        write(tmp_path, *(BAILIAN | {"tokens_hashes_input": one, "tokens_hashes_output": two} for one, two in prompts))
+    ).rows()
+    ids: dict[tuple[int, ...], int] = {}
+    for (prompt, answer), row in zip(prompts, rows, strict=True):
+        assert (len(row.blocks), len(row.output_blocks)) == (len(prompt), len(answer))
+        for end, found in enumerate((*row.blocks, *row.output_blocks), 1):
+            assert ids.setdefault((*prompt, *answer)[:end], found) == found
+    assert len(set(ids.values())) == len(ids)
+    assert all(0 <= found < 1 << 63 for found in ids.values())
+
+
+def test_the_papers_record_may_say_minus_one(tmp_path: Path) -> None:
+    rows = TraceFile(write(tmp_path, *(BAILIAN | {"chat_id": chat, "parent_chat_id": -1} for chat in "ab"))).rows()
+    assert [(row.turn, row.parent) for row in rows] == [(1, ""), (1, "")]
 
 
 def test_azure_has_lengths_only(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pinyon.core.block_keys import tokens_to_bytes, unpack_keys
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.core.request import RequestClass
 from pinyon.traces import TraceRow
-from pinyon.traces.recording import BLOCK_TOKENS, Recorded, Renumbering, hashed_blocks, hashed_name
+from pinyon.traces.recording import BLOCK_TOKENS, Recorded, Renumbering, hashed_blocks, hashed_name, in_sessions
 
 SALT = b"s" * 16
 NOBODY = RequestClass()
@@ -63,10 +63,27 @@ def test_rows_say_who_and_after_whom_by_numbers() -> None:
         return numbers.row(recorded([1] * 17, RequestClass(kind="chat", turn=turn, user=user, session=session)))
 
     rows = [row("anna", "x", 1), row("ben", "", 1), row("anna", "x", 2), row("", "", 1), row("anna", "x", 3)]
+    rows = list(in_sessions(rows))
     assert [each.chat for each in rows] == ["0", "1", "2", "3", "4"]
     assert [each.parent for each in rows] == ["", "", "0", "", "2"]
     assert [each.user for each in rows] == ["1", "2", "1", "", "1"]
     assert rows[2] == TraceRow(1.5, 17, 3, (0, 1), "chat", 2, "2", "0", "1")
+
+
+def test_who_comes_after_whom_is_by_when_they_came() -> None:
+    """Told in another order, that of their ends."""
+    numbers = Renumbering()
+    told = [
+        numbers.row(recorded([1], RequestClass(session=session))._replace(arrived_unix_s=float(came)))
+        for session, came in (("x", 2), ("y", 3), ("x", 1), ("x", 4))
+    ]
+    rows = list(in_sessions(sorted(told, key=lambda row: row.time_s)))
+    assert [(row.time_s, row.chat, row.parent) for row in rows] == [
+        (1.0, "2", ""),
+        (2.0, "0", "2"),
+        (3.0, "1", ""),
+        (4.0, "3", "0"),
+    ]
 
 
 def test_names_are_not_run_together() -> None:
@@ -90,7 +107,7 @@ def test_what_makes_no_sense_is_refused_and_so_is_too_much() -> None:
 
 def test_sessions_are_forgotten_one_by_one() -> None:
     numbers = Renumbering(names_max=2)
-    for session in "abcbc":
-        numbers.row(recorded([1], RequestClass(session=session)))
-    rows = [numbers.row(recorded([1], RequestClass(session=session))) for session in "bac"]
-    assert [each.parent for each in rows] == ["3", "", ""]
+    rows = [numbers.row(recorded([1], RequestClass(session=session))) for session in "abcbcbac"]
+    assert [each.parent for each in in_sessions(rows)] == ["", "", "", "1", "2", "3", "", ""]
+    known = [numbers.row(recorded([1], RequestClass(session=session))) for session in "dede"]
+    assert [each.parent for each in in_sessions(known, names_max=1)] == ["", "", "", ""]

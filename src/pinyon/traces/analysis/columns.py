@@ -29,6 +29,8 @@ KINDS_MAX = 64
 """Types beyond these are one: ``other``."""
 TURN_MAX = (1 << 31) - 1
 PROGRESS_EVERY = 4096
+IDS_EVERY = 1 << 18
+"""Rows and ids after which memory is looked at."""
 
 
 @dataclass
@@ -123,7 +125,7 @@ def read_columns(
     numbers = [array(code) for code in "dqqiiiiiq"]
     times, inputs, outputs, kind_of, turns, user_of, session_of, parents, lengths = (each.append for each in numbers)
     kinds, users, sessions, pieces = _Names(), _Names(), _Sessions(), Pieces()
-    count = 0
+    count = looked_at = 0
     for count, row in enumerate(rows, 1):
         times(row.time_s)  # type: ignore[arg-type]
         inputs(row.input_tokens)
@@ -138,9 +140,10 @@ def read_columns(
         parents(parent)
         lengths(len(row.blocks))
         pieces.add(row.blocks)
-        if count % PROGRESS_EVERY == 0:
+        if count % PROGRESS_EVERY == 0 or len(pieces) - looked_at >= IDS_EVERY:
+            looked_at = len(pieces)
             progress()
-            _check(count, len(pieces), memory_bytes)
+            _check(count, looked_at, memory_bytes)
     if not count:
         raise InvalidArgument("the trace has no whole row", field="trace")
     _check(count, len(pieces), memory_bytes)
