@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pinyon.cli.trace_input import bar
+from pinyon.cli.trace_input import bar, seed_of
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import TraceWriter
 from pinyon.traces.generate import DAY_S, PROFILES, generate, profile
@@ -26,7 +26,6 @@ profile, parameters and seed make the same file everywhere. What nobody publishe
 
 DURATION_MAX_S = 31 * DAY_S
 PER_S_MAX = 1_000.0
-SEED_MAX = (1 << 64) - 1
 ROWS_EVERY = 256
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 
@@ -36,7 +35,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("generate", help="make a trace by a seed", description=_DESCRIPTION)
     parser.add_argument("profile", nargs="?", choices=tuple(PROFILES), metavar="PROFILE", help=", ".join(PROFILES))
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="the file (.gz: gzipped; -: standard output)")
-    parser.add_argument("--seed", type=_seed, default=1, help="a whole number from 0; default 1")
+    parser.add_argument("--seed", type=seed_of, default=1, help="a whole number from 0; default 1")
     parser.add_argument("--duration", type=_seconds, metavar="TIME", help="2h, 24h, 5d ... (default: the profile's)")
     parser.add_argument("--per-s", type=_rate, metavar="RATE", help="requests per second at the day's busiest time")
     parser.add_argument(
@@ -56,13 +55,6 @@ def _seconds(text: str) -> float:
     if found is None or not 0 < float(found[1]) * _UNITS[found[2]] <= DURATION_MAX_S:
         raise argparse.ArgumentTypeError(f"not a time up to 31d, such as 90m, 2h or 5d: {text!r}")
     return float(found[1]) * _UNITS[found[2]]
-
-
-def _seed(text: str) -> int:
-    """Of an option. A negative one would mean the same as the positive one."""
-    if not text.isdecimal() or int(text) > SEED_MAX:
-        raise argparse.ArgumentTypeError(f"not a whole number from 0 to 2^64 - 1: {text!r}")
-    return int(text)
 
 
 def _rate(text: str) -> float:

@@ -16,15 +16,23 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.traces import FORMATS, TraceFile
 from pinyon.traces.analysis import Columns, read_columns
 
-__all__ = ["add_memory", "add_trace", "bar", "columns_of", "open_file", "open_trace", "tell_broken"]
+__all__ = ["add_memory", "add_trace", "bar", "columns_of", "open_file", "open_trace", "seed_of", "tell_broken"]
 
 MEMORY_GIB = (1e-6, float(1 << 20))
+SEED_MAX = (1 << 64) - 1
 
 
 def _count_rows(text: str) -> int:
     """Of an option."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"not a number of rows: {text!r}")
+    return int(text)
+
+
+def seed_of(text: str) -> int:
+    """Of an option. A negative one would mean the same as the positive one."""
+    if not text.isdecimal() or int(text) > SEED_MAX:
+        raise argparse.ArgumentTypeError(f"not a whole number from 0 to 2^64 - 1: {text!r}")
     return int(text)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from pinyon.cli.trace_input import add_trace, bar, open_trace, tell_broken
+from pinyon.cli.trace_input import add_trace, bar, open_trace, seed_of, tell_broken
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import TraceFile, TraceRow, TraceWriter
 from pinyon.traces.scaling import Unit, Units
@@ -31,7 +31,7 @@ def add_command(commands: Any) -> None:
     add_trace(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="a file (.gz: gzipped), or - for standard output")
     parser.add_argument("--factor", type=float, required=True, help="share of the rows to keep, above 0, up to 1")
-    parser.add_argument("--seed", type=int, default=0, help="default 0")
+    parser.add_argument("--seed", type=seed_of, default=0, help="a whole number from 0; default 0")
     parser.add_argument(
         "--by", choices=get_args(Unit), help="what is kept whole; default: the first of them that is named"
     )

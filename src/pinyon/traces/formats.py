@@ -25,7 +25,8 @@ __all__ = ["FORMATS", "Format", "detect_format"]
 
 LINE_CHARS_MAX = 64 << 20
 """Longest row: a million ids and more."""
-COUNT_END = 1 << 48
+COUNT_END = 1 << 36
+"""Of tokens, or turns: sums over all rows that fit into memory stay far below 63 bits."""
 TEXT_CHARS_MAX = 128
 CHATS_MAX = 1 << 20
 """Conversations whose turns are counted at a time; the one that began first is forgotten first."""

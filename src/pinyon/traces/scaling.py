@@ -22,10 +22,10 @@ ROWS_MAX = 1 << 24
 
 
 class Units:
-    """Of each row, in their order, the unit that it belongs to."""
+    """Of each row, in their order, the unit that it belongs to; a row that names none is one by itself."""
 
     def __init__(self, rows: Iterable[TraceRow], unit: Unit) -> None:
-        """Raises :class:`InvalidArgument` if a row does not say which, or there are too many."""
+        """Raises :class:`InvalidArgument` if no row says which, or there are too many."""
         self._of = array("i")
         self._numbers: dict[str, int] = {}
         self._unit = unit
@@ -33,19 +33,19 @@ class Units:
             if len(self._of) == ROWS_MAX:
                 raise InvalidArgument(f"the trace has more than {ROWS_MAX:,} rows: read fewer (--limit)", field="trace")
             self._of.append(self._number(row))
+        if self._of and not self._numbers and unit != "request":
+            raise InvalidArgument(f"no row names a {unit}", field="by")
 
     def _number(self, row: TraceRow) -> int:
-        numbers = self._numbers
-        if self._unit == "request":
-            return len(self._of)
+        """That of the unit's first row."""
+        numbers, new = self._numbers, len(self._of)
         name = row.user if self._unit == "user" else row.chat
-        if not name:
-            raise InvalidArgument(f"row {len(self._of) + 1} names no {self._unit}", field="by")
+        if self._unit == "request" or not name:
+            return new
         if self._unit == "user":
-            return numbers.setdefault(name, len(numbers))
+            return numbers.setdefault(name, new)
         # a session has the number of its first chat, or of the chat that this one follows, perhaps before the trace
-        number = numbers.setdefault(row.parent or name, len(self._of))
-        return numbers.setdefault(name, number)
+        return numbers.setdefault(name, numbers.setdefault(row.parent or name, new))
 
     def chosen(self, factor: float, generator: random.Random) -> array[int]:
         """Of each row whether it is kept (0 or 1). Units are taken in a random order as long as the rows stay within

@@ -133,6 +133,7 @@ def test_azure_has_lengths_only(tmp_path: Path) -> None:
         (MOONCAKE | {"timestamp": float("nan")}, "timestamp is out of range"),
         (MOONCAKE | {"input_length": -1}, "input_length is no count"),
         (MOONCAKE | {"input_length": True}, "input_length is no count"),
+        (MOONCAKE | {"input_length": 1 << 36}, "input_length is no count"),
         (MOONCAKE | {"hash_ids": [1, "2"]}, "hash_ids is no list of ids"),
         (MOONCAKE | {"hash_ids": [-1]}, "hash_ids is no list of ids"),
         (MOONCAKE | {"hash_ids": [1 << 63]}, "hash_ids is no list of ids"),

@@ -49,6 +49,11 @@ def test_requests() -> None:
     assert sum(Units([row()] * 1000, "request").chosen(0.1, random.Random(1))) == 100
 
 
-def test_a_row_that_names_none() -> None:
-    with pytest.raises(InvalidArgument, match="row 2 names no user"):
-        Units([row(user="a"), row()], "user")
+def test_a_row_that_names_none_is_one_by_itself() -> None:
+    rows = [row(), row(user="a"), row(), row(user="a"), row(), row(user="b")]
+    kept = {tuple(Units(rows, "user").chosen(0.5, random.Random(seed))) for seed in range(60)}
+    assert all(each[1] == each[3] for each in kept)
+    for one, other in ((0, 2), (2, 4), (0, 4), (0, 1), (4, 5)):
+        assert any(each[one] != each[other] for each in kept), "nobody else's"
+    with pytest.raises(InvalidArgument, match="no row names a user"):
+        Units([row(), row()], "user")
