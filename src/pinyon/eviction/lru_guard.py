@@ -23,8 +23,8 @@ __all__ = ["LruGuard"]
 
 ALLOWED = 0.005
 """Of what is asked for: so much less than LRU is no debt."""
-LIMIT_MIN, LIMIT_MAX = 0.03, 0.25
-"""Of the room: a debt of so many keys."""
+LIMIT_MIN, LIMIT_MAX = 0.03, 0.5
+"""Of the room: a debt of so many keys. One request may have as many as there is room for."""
 HOLD = 8
 """How long the first time, in keys used or stored: so often the debt."""
 HOLD_MAX = 256
