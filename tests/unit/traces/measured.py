@@ -50,6 +50,7 @@ class Measured:
         last = np.flatnonzero(np.append(~again, True))
         first = np.append(0, last[:-1] + 1)
         self.lifespans_s: Floats = self.times_s[use_rows[by_id[last]]] - self.times_s[use_rows[by_id[first]]]
+        self.reuses_of_block = last - first
         hot = np.repeat(last - first >= 0.1 * len(kept), last - first + 1)
         self.hot = np.bincount(use_rows[by_id[hot]], minlength=len(kept))
         """Blocks that a tenth of all requests have."""
@@ -70,6 +71,11 @@ class Measured:
         sums = np.sort(np.bincount(self.users, of_each))[::-1]
         active = int((np.bincount(self.users) > 0).sum())
         return float(sums[: round(share * active)].sum() / sums.sum())
+
+    def of_hottest_blocks(self, share: float) -> float:
+        """What that share of the blocks has of the reuses: those with most of them first."""
+        reuses = np.sort(self.reuses_of_block)[::-1]
+        return float(reuses[: round(share * len(reuses))].sum() / reuses.sum())
 
     def user_turns(self) -> Floats:
         """Mean turn of each user's requests, the highest first."""
