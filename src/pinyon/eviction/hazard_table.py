@@ -215,15 +215,18 @@ class HazardTable:
                 self._entries -= 1
                 if sample.over:
                     continue
-                self._through[sample.of, bin] += 1
-                if last:
+                age_s = now_s - sample.last_s
+                if last or age_s >= 2 * EDGES_S[-1]:
+                    self._through[sample.of, bin:] += 1
                     self.give_up(sample)
-                else:
-                    self._waiting[sample.of, bin] -= 1
-                    self._waiting[sample.of, bin + 1] += 1
-                    sample.bin = bin + 1
-                    heapq.heappush(self._samples[bin + 1], (sample.last_s, next(self._number), sample))
-                    self._entries += 1
+                    continue
+                to = max(bin + 1, bin_of(age_s))  # whatever rounding says
+                self._through[sample.of, bin:to] += 1
+                self._waiting[sample.of, bin] -= 1
+                self._waiting[sample.of, to] += 1
+                sample.bin = to
+                heapq.heappush(self._samples[to], (sample.last_s, next(self._number), sample))
+                self._entries += 1
 
     def fit(self, now_s: float) -> Callable[[], NDArray[np.float64]]:
         """Work for any thread: the values, by class and bin, for :meth:`adopt`."""
