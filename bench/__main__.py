@@ -23,6 +23,10 @@ def names() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS and "_" not in path.stem)
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE.parent / "src"), str(HERE.parent)))}
+
+
 def run(name: str, arguments: list[str]) -> tuple[int, str]:
     """Exit status and the last line of stdout; everything else goes through to the terminal."""
     process = subprocess.Popen(
@@ -30,7 +34,7 @@ def run(name: str, arguments: list[str]) -> tuple[int, str]:
         cwd=HERE.parent,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE.parent / "src"), str(HERE.parent)))},
+        env=environment(),
     )
     assert process.stdout is not None
     last = ""
@@ -49,6 +53,11 @@ def main(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-") and name is None:
         console.print(f"no benchmark {argv[0]}; there are: {', '.join(names())}", style="red")
         return 2
+    if {"-h", "--help"} & set(argv):
+        if name is None:
+            print(f"./dev bench [NAME] [--quick]: {', '.join(names())}. NAME --help has the options of one.")
+            return 0
+        return subprocess.call([sys.executable, "-m", f"bench.{name}", "--help"], cwd=HERE.parent, env=environment())
     table = Table(title="Aims", title_justify="left")
     for column in ("benchmark", "aim", "target", "measured", "met"):
         table.add_column(column)

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.eviction import Traits
-from pinyon.eviction.fair_queues import KEPT_S
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
 from pinyon.eviction.prefix_tree import Run
 from pinyon.eviction.replay import Asked, CacheReplay, replay
+from pinyon.eviction.reuse_gaps import LATER, LONGEST_S, RARE, ROUND, SEEN_MAX, ReuseGaps
 from pinyon.eviction.reuse_hazard import STALE_MIN, ReuseHazard, ReuseHazardSettings
 from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.run_queues import RunQueues
-from pinyon.eviction.tenant_shares import FLOOD, GROUPS, TenantShares
+from pinyon.eviction.tenant_shares import FLOOD, GROUPS, KNOWN, TenantShares
 
 EIGHTHS = st.integers(1, 72_000).map(lambda eighths: eighths / 8)
 """Of seconds: they add up without rounding."""
@@ -101,9 +101,82 @@ def test_a_share_is_not_for_what_nobody_will_use() -> None:
     fresh = iter(range(1_000, 1_000_000))
     for step in range(1, 720):
         cache.request([next(fresh) for _ in range(40)], step * 60.0, Traits("text/1", "flood"))
-        if step * 60.0 < KEPT_S:
+        if step * 60.0 < LONGEST_S:
             assert all(block in cache for block in mine)
     assert not any(block in cache for block in mine)
+
+
+@pytest.mark.parametrize(("gap_s", "kept"), [(1.0, False), (100.0, True)])
+def test_how_long_a_share_protects_is_what_its_tenant_does(gap_s: float, kept: bool) -> None:
+    """Beside one that floods: who came back within a second will not after ten minutes, who needed two minutes may."""
+    cache = CacheReplay(own(), 120)
+    mine = list(range(40))
+    traits = Traits("text/1", "mine")
+    for turn in range(ROUND + 1):
+        cache.request(mine, turn * gap_s, traits)
+    start_s = ROUND * gap_s
+    fresh = iter(range(1_000, 1_000_000))
+    for step in range(1, 60):
+        cache.request([next(fresh) for _ in range(40)], start_s + step * 6.0, Traits("text/1", "flood"))
+    assert all(block in cache for block in mine) == kept
+    assert any(block in cache for block in mine) == kept
+
+
+def test_what_others_use_says_little_of_a_tenant() -> None:
+    """One that floods and uses what it has again at once counts once; of most others it is taken to be usual."""
+    shares = TenantShares()
+    quiet, flood = shares.group("quiet"), shares.group("flood")
+    shares.add(quiet, 1)
+    for _ in range(10 * SEEN_MAX):
+        shares.again(flood, 0.5)
+    assert shares.protects_s(flood) == LATER
+    assert shares.protects_s(quiet) == LONGEST_S
+    for number in range(KNOWN):
+        for _ in range(ROUND):
+            shares.again(shares.group(f"tenant {number}"), 30.0)
+    assert shares.protects_s(quiet) == LATER * 32.0
+    for _ in range(ROUND):
+        shares.again(quiet, 400.0)
+    assert shares.protects_s(quiet) == LONGEST_S
+
+
+def test_a_group_that_is_another_tenants_by_now_knows_nothing_of_it() -> None:
+    shares = TenantShares()
+    groups = [shares.group(f"tenant {number}") for number in range(GROUPS)]
+    for group in groups[1:]:
+        shares.add(group, 1)
+    for _ in range(ROUND):
+        shares.again(groups[0], 0.5)
+    assert shares.protects_s(groups[0]) == LATER
+    assert shares.group("one more") == groups[0], "it held nothing"
+    assert shares.protects_s(groups[0]) == LONGEST_S
+
+
+@given(st.lists(st.floats(0.0, 1e6), max_size=100))
+def test_how_late_is_rare(gaps_s: list[float]) -> None:
+    gaps = ReuseGaps()
+    for gap_s in gaps_s:
+        gaps.add(gap_s)
+    seen = gaps_s[: len(gaps_s) // ROUND * ROUND]
+    if not seen:
+        assert gaps.over_s is None
+        return
+    assert gaps.over_s is not None
+    assert gaps.over_s <= LONGEST_S
+    if gaps.over_s < LONGEST_S:
+        at = gaps.over_s / LATER
+        assert sum(gap > at for gap in seen) <= RARE * len(seen)
+        assert at == 1.0 or sum(gap > at / 2 for gap in seen) > RARE * len(seen)
+
+
+def test_gaps_of_long_ago_are_forgotten() -> None:
+    gaps = ReuseGaps()
+    for _ in range(100):
+        gaps.add(1000.0)
+    assert gaps.over_s == LONGEST_S
+    for _ in range(8 * SEEN_MAX):
+        gaps.add(1.0)
+    assert gaps.over_s == LATER
 
 
 def test_shares() -> None:

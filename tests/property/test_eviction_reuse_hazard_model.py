@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pinyon.eviction import NO_TRAITS, Traits
-from pinyon.eviction.fair_queues import FADED, KEPT_S
+from pinyon.eviction.fair_queues import FADED
 from pinyon.eviction.hazard_table import (
     EDGES_S,
     FALL,
@@ -39,7 +39,9 @@ from pinyon.eviction.hazard_table import (
     HazardClass,
     Sample,
 )
+from pinyon.eviction.reuse_gaps import LATER, LONGEST_S, RARE, ROUND
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
+from pinyon.eviction.tenant_shares import KNOWN
 
 Path = tuple[int, ...]
 """A key: the blocks of its prompt up to there."""
@@ -223,6 +225,8 @@ class NaiveRuns:
         self.pins: set[Path] = set()
         self.last_s: dict[Path, float] = {}
         self.tenants: dict[Path, str] = {}
+        self.gaps_s: dict[str, list[float]] = {}
+        """By tenant: how long what it used again was not used."""
         self.growing: set[Path] = set()
         self.said: dict[Path, Said] = {}
 
@@ -259,6 +263,9 @@ class NaiveRuns:
         self.growing.add(keys[0])
 
     def used(self, keys: list[Path], now_s: float, tenant: str | None) -> None:
+        for first in {self.first(key) for key in keys}:
+            if tenant in (None, self.tenants[first]):
+                self.gaps_s.setdefault(self.tenants[first], []).append(now_s - self.last_s[first])
         self._cut(keys[-1], now_s)
         for first in {self.first(key) for key in keys}:
             self.last_s[first] = now_s
@@ -301,8 +308,17 @@ class NaiveRuns:
 
     def faded(self, key: Path, now_s: float) -> bool:
         """Old and all but worthless: no share protects it."""
-        old = now_s - self.last_s[self.first(key)] >= KEPT_S
+        old = now_s - self.last_s[self.first(key)] >= self.protects_s(self.tenants[self.first(key)])
         return old and FADED * self.worth(key, now_s) <= self.table.value(self.said[self.first(key)].of, 0)
+
+    def protects_s(self, tenant: str) -> float:
+        known = {}
+        for each, gaps_s in self.gaps_s.items():
+            if seen := gaps_s[: len(gaps_s) // ROUND * ROUND]:
+                powers = (2.0**power for power in range(20))
+                known[each] = LATER * next(at for at in powers if sum(gap > at for gap in seen) <= RARE * len(seen))
+        usual = sorted(known.values())[len(known) * 3 // 4] if len(known) >= KNOWN else LONGEST_S
+        return min(LONGEST_S, known.get(tenant, usual))
 
     def worth(self, key: Path, now_s: float) -> float:
         age_s = now_s - self.last_s[self.first(key)]

@@ -14,10 +14,9 @@ from pinyon.eviction.tenant_shares import TenantShares
 __all__ = ["FairQueues"]
 
 MANY = 1 << 62
-KEPT_S = 1800.0
-"""A share protects what was used since then,"""
 FADED = 64.0
-"""and what is older as long as its worth has not fallen to one part in so many of what it was when it was used."""
+"""A share protects for a time (:meth:`TenantShares.protects_s`), and what is older as long as its worth has not fallen
+to one part in so many of what it was when it was used."""
 
 
 class FairQueues(Generic[Key]):
@@ -54,6 +53,11 @@ class FairQueues(Generic[Key]):
             note: RunNote = run.note
             shares.add(note.group, more)
 
+    def again(self, note: RunNote, now_s: float) -> None:
+        """Its tenant uses it, for the first time since its last use."""
+        if self._shares is not None:
+            self._shares.again(note.group, now_s - note.last_s)
+
     def most(self, run: Run[Key]) -> int:
         """Of its keys that may be taken now."""
         note: RunNote = run.note
@@ -61,7 +65,7 @@ class FairQueues(Generic[Key]):
         return free if self._faded(note) else min(free, self.above(note.group))
 
     def _faded(self, note: RunNote) -> bool:
-        if self._now_s - note.last_s < KEPT_S:
+        if self._shares is not None and self._now_s - note.last_s < self._shares.protects_s(note.group):
             return False
         return FADED * self._table.value(note.of.number, note.bin) <= self._table.value(note.of.number, 0)
 

@@ -122,6 +122,8 @@ class ReuseHazard(Generic[Key]):
             run = tree.run_of(keys[at])
             end, count = tree.match(run, keys, at)
             at += count
+            if traits is None or traits.tenant == run.note.tenant:
+                self._queues.again(run.note, now_s)
             if end < len(run.keys):
                 run = self._cut(run, end, now_s)
             else:

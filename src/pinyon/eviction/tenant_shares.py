@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import zlib
 
+from pinyon.eviction.reuse_gaps import LONGEST_S, ReuseGaps
+
 __all__ = ["GROUPS", "TenantShares"]
 
 GROUPS = 64
 """More tenants than that are put together by hash."""
 FLOOD = 2
+KNOWN = 4
+"""Of so many groups one has to know after how long they use things again, before that says anything of the others."""
 
 
 class TenantShares:
@@ -28,6 +32,9 @@ class TenantShares:
         self._many = False
         self._largest: int | None = None
         """What one holds at most; None: not known since something changed."""
+        self._gaps: dict[int, ReuseGaps] = {}
+        self._usual_s = LONGEST_S
+        """A share protects so long, of whom nothing else is known."""
 
     def group(self, tenant: str) -> int:
         found = self._named.get(tenant)
@@ -38,7 +45,9 @@ class TenantShares:
         if not self._many:
             idle = next((name for name, group in self._named.items() if not self._held[group]), None)
             if idle is not None:
-                return self._named.setdefault(tenant, self._named.pop(idle))
+                group = self._named.pop(idle)
+                self._gaps.pop(group, None)
+                return self._named.setdefault(tenant, group)
         self._many = True
         return zlib.crc32(tenant.encode("utf-8", "surrogatepass")) % GROUPS
 
@@ -61,3 +70,18 @@ class TenantShares:
         if self._largest is None:
             self._largest = max(self._held)
         return max(0, held - most) if self._largest > most else held
+
+    def again(self, group: int, gap_s: float) -> None:
+        """It used what it holds so long after the last time."""
+        gaps = self._gaps.get(group)
+        if gaps is None:
+            gaps = self._gaps[group] = ReuseGaps()
+        if gaps.add(gap_s):
+            known = sorted(each.over_s for each in self._gaps.values() if each.over_s is not None)
+            self._usual_s = known[len(known) * 3 // 4] if len(known) >= KNOWN else LONGEST_S
+
+    def protects_s(self, group: int) -> float:
+        """What was used longer ago is hardly used again: what this tenant does decides, else what most others do, each
+        of them counted once."""
+        gaps = self._gaps.get(group)
+        return self._usual_s if gaps is None or gaps.over_s is None else gaps.over_s
