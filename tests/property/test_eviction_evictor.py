@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS
 from pinyon.eviction.evictor import Evictor
+from pinyon.eviction.policy import Known
 
 KEYS = range(12)
 SPARED_MAX = 5
@@ -115,7 +116,7 @@ class EvictorMachine(RuleBasedStateMachine):
     @rule(policy=st.sampled_from(EVICTION_POLICIES.names))
     def switch(self, policy: str) -> None:
         pinned = sorted(self.pinned_keys)
-        self.evictor.switch(EVICTION_POLICIES.make(policy), pinned, lambda key: (NO_TRAITS, key, None), self.now_s)
+        self.evictor.switch(EVICTION_POLICIES.make(policy), pinned, lambda key: Known(NO_TRAITS, key, None), self.now_s)
 
     @invariant()
     def it_counts(self) -> None:
@@ -138,3 +139,4 @@ for name in EVICTION_POLICIES.names:
     case = type(f"EvictorMachine_{name}", (EvictorMachine,), {"policy": name}).TestCase
     case.settings = settings(max_examples=60, stateful_step_count=40)
     globals()[f"TestEvictor_{name}"] = case
+del case  # or it is collected as well
