@@ -278,7 +278,7 @@ async def test_entries_that_are_lost_without_the_record_are_listed_again(
             return await metadata.listed(life) == {key(number) for number in numbers}
 
         await eventually(indexed, "the index is whole")
-        assert node.figure("listed_blocks") == len(numbers)
+        await eventually(lambda: node.figure("listed_blocks") == len(numbers), "the node knows that")
 
 
 async def test_a_stale_entry_is_removed_with_what_was_lost(metadata: StoreMetadata, redis_server: RedisServer) -> None:
