@@ -88,8 +88,10 @@ class ReportIntake:
                 self._fleet.learn_transfer(state, measured.fetched_bytes, measured.fetch_us * 1e-6, now_s)
         for request_id in message.begun_decode_request_ids:
             self._fleet.inflight.begin_decode(request_id, state)
+        for request_id in message.begun_prefill_request_ids:
+            self._fleet.inflight.begin_prefill(request_id, state, now_s)
         for request_id in message.ended_prefill_request_ids:
-            self._fleet.inflight.end_prefill(request_id, state)
+            self._fleet.inflight.end_prefill(request_id, state, now_s)
         for request_id in message.ended_decode_request_ids:
             self._fleet.inflight.end_decode(request_id, state)
         if resync:

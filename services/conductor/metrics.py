@@ -42,6 +42,11 @@ class ConductorMetrics:
         self.gaps = Counter(
             "pinyon_conductor_resyncs_total", "Snapshots asked for because changes were missing", registry=registry
         )
+        self.moves_wanted = Counter(
+            "pinyon_conductor_moves_wanted_total",
+            "Requests that should wait elsewhere by the placement policy, each time that it says so",
+            registry=registry,
+        )
         self.lb_sessions = Gauge("pinyon_conductor_lb_sessions", "Load balancers connected", registry=registry)
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:

@@ -12,6 +12,7 @@ from pinyon.core.errors import Internal, PinyonError
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.placement import placement_to_proto, request_from_proto
 from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
@@ -63,10 +64,19 @@ class Placer:
             span.set("decode", decision.decode.info.instance_id)
             span.set("reused_blocks", decision.reused_blocks)
             response = conductor_pb2.ScheduleResponse(request_id=request_id, placement=placement_to_proto(decision))
+        self._look_at_moves(request, decision)
         self._metrics.placed.inc()
         self._metrics.predicted_ttft.observe(decision.ttft_s)
         self._metrics.schedule_latency.observe(time.perf_counter() - started)
         return response
+
+    def _look_at_moves(self, request: PlacementRequest, decision: PlacementDecision) -> None:
+        """What the policy would move: a running conductor says so, and moves nothing."""
+        for move in self._scheduler.moves(request, decision, self._inflight.waiting, self._clock()):
+            self._metrics.moves_wanted.inc()
+            if _log.isEnabledFor(DEBUG):
+                where = move.source.info.instance_id, move.target.info.instance_id
+                _log.debug("should wait at %s no more but at %s", *where, extra={"request_id": move.request.request_id})
 
     def answer(self, message: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
         """As :meth:`place`, with the error as a value: also a defect of ours is the answer to one request only."""

@@ -18,7 +18,8 @@ class ConductorSettings(ServiceSettings):
     model_config = service_config("conductor")
 
     placement: Annotated[str, AfterValidator(PLACEMENT_POLICIES.checked)] = Field(
-        "kvcache_centric", description=f"placement policy: {PLACEMENT_POLICIES.described}"
+        "kvcache_centric",
+        description=f"placement policy: {PLACEMENT_POLICIES.described}; further ones as ;MODEL=POLICY",
     )
     ttft_slo_ms: int = Field(
         30_000,

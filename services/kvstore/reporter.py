@@ -43,8 +43,8 @@ class StoreReport:
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return ()
 
-    def drain_begun(self) -> Sequence[str]:
-        return ()
+    def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
+        return (), ()
 
     def decoding(self) -> Sequence[str]:
         return ()

@@ -26,12 +26,17 @@ class Ledger:
     def __init__(self, observe: Callable[[PrefillOutcome], None]) -> None:
         self._observe = observe
         self.on_end: Callable[[], None] = _nobody
+        self._begun_prefills: deque[str] = deque(maxlen=KEPT)
         self._begun_decodes: deque[str] = deque(maxlen=KEPT)
         self._ended_prefills: deque[str] = deque(maxlen=KEPT)
         self._ended_decodes: deque[str] = deque(maxlen=KEPT)
         self._measured: deque[PrefillOutcome] = deque(maxlen=KEPT)
         self._between_tokens_s = 0.0
         self._tokens = 0
+
+    def prefill_begun(self, request_id: str) -> None:
+        """Its prompt is being computed. It goes with the next report."""
+        self._begun_prefills.append(request_id)
 
     def decode_begun(self, request_id: str) -> None:
         """It goes with the next report: nobody waits for it."""
@@ -54,8 +59,9 @@ class Ledger:
         self._tokens += tokens
         self._between_tokens_s += tokens * seconds
 
-    def take_begun(self) -> list[str]:
-        begun = list(self._begun_decodes)
+    def take_begun(self) -> tuple[list[str], list[str]]:
+        begun = list(self._begun_prefills), list(self._begun_decodes)
+        self._begun_prefills.clear()
         self._begun_decodes.clear()
         return begun
 

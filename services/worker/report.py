@@ -45,7 +45,7 @@ class WorkerReport:
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return [measurement_to_proto(outcome) for outcome in self._ledger.take_measured()]
 
-    def drain_begun(self) -> Sequence[str]:
+    def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
         return self._ledger.take_begun()
 
     def decoding(self) -> Sequence[str]:

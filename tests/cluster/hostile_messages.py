@@ -155,6 +155,7 @@ class Kept:
             prefills=[conductor_pb2.PrefillMeasurement(computed_tokens=9, compute_us=5, fetched_bytes=5, fetch_us=1)],
             ended_prefill_request_ids=["r"],
             begun_decode_request_ids=["r"],
+            begun_prefill_request_ids=["r"],
         )
         message.registration.CopyFrom(
             conductor_pb2.InstanceInfo(

@@ -48,8 +48,8 @@ class Cache:
     def drain_measurements(self) -> list[conductor_pb2.PrefillMeasurement]:
         return []
 
-    def drain_begun(self) -> list[str]:
-        return []
+    def drain_begun(self) -> tuple[list[str], list[str]]:
+        return [], []
 
     def decoding(self) -> list[str]:
         return []

@@ -110,6 +110,7 @@ def test_the_choice_is_algorithm_1s(case):
         prefill_model, transfer_model = taught(speed, case.bandwidth)
         state.prefill_model.copy_from(prefill_model)
         state.transfer_model.copy_from(transfer_model)
+        state.learned()
     expected = algorithm_1(case, fleet)
     request = PlacementRequest(
         "r",
@@ -147,7 +148,7 @@ def test_the_choice_is_algorithm_1s(case):
     assert fleet.inflight.prefills == fleet.inflight.decodes == 0
 
 
-ACTIONS = ["place", "release", "prefilled", "ended", "expire", "leave"]
+ACTIONS = ["place", "release", "computing", "prefilled", "ended", "expire", "leave"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(ACTIONS))))
@@ -175,13 +176,18 @@ def test_what_is_in_flight_returns_to_exactly_zero(steps):
             left = ("p0", "x0", "d0")[number % 3]
             fleet.join(info(left, member(fleet, left).info.role, boot=str(now_s)), now_s)
         else:
-            end = fleet.inflight.end_prefill if action == "prefilled" else fleet.inflight.end_decode
             for state in fleet.instances():
-                end(name, state)
+                if action == "computing":
+                    fleet.inflight.begin_prefill(name, state, now_s)
+                elif action == "prefilled":
+                    fleet.inflight.end_prefill(name, state, now_s)
+                else:
+                    fleet.inflight.end_decode(name, state)
         fleet.inflight.check_integrity()
-    assert all(state.inflight_prefill_us >= 0 for state in fleet.instances())
+    assert all(state.queued_prefill_us >= 0 for state in fleet.instances())
     fleet.inflight.expire(now_s + 1000.0)
     assert fleet.inflight.prefills == fleet.inflight.decodes == 0
     for state in fleet.instances():
-        assert state.inflight_prefill_us == state.inflight_decodes == 0
+        assert state.queued_prefill_us == state.computing == state.inflight_decodes == 0
+        assert state.prefill_queue_s(now_s) == 0.0
         assert state.inflight_decode_blocks == state.inflight_reads == 0

@@ -352,7 +352,7 @@ class Instance:
             return
         self.prompts.end(attempt.job)
         del self.jobs[attempt.job]
-        self.world.fleet.inflight.end_prefill(attempt_id(attempt), self.state)
+        self.world.fleet.inflight.end_prefill(attempt_id(attempt), self.state, self.world.now_s)
         if attempt.together:
             self.decode(attempt)
             return
@@ -689,5 +689,5 @@ class World:
         self.fleet.index.check_integrity()
         for instance in self.instances.values():
             instance.check_idle()
-            assert (instance.state.inflight_prefill_us, instance.state.inflight_decode_blocks) == (0, 0)
+            assert (instance.state.queued_prefill_us, instance.state.inflight_decode_blocks) == (0, 0)
             assert instance.state.inflight_reads == 0

@@ -2,7 +2,7 @@
 
 A choice is written ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``. Each policy has a settings object of its own, a
 frozen dataclass that checks its bounds in ``__post_init__`` (raising ``ValueError``); its fields are the options:
-numbers, booleans, or of a class that has ``of_text``, which raises ``ValueError``.
+numbers, booleans, words of a ``StrEnum``, or of a class that has ``of_text``, which raises ``ValueError``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any, Generic, TypeVar, get_type_hints
 
 __all__ = ["NoSettings", "Registry"]
@@ -55,6 +56,15 @@ class Registry(Generic[Policy]):
         self._parsed(choice)
         return choice
 
+    def with_default(self, choice: str, option: str, value: object) -> str:
+        """``choice`` with an option that it does not name, where its policy has that. Raises as :meth:`make` does."""
+        self._parsed(choice)
+        name, _, text = choice.partition(":")
+        named = [part.partition("=")[0].strip() for part in text.split(",")] if text else []
+        if option in named or option not in [field.name for field in fields(self._policies[name][0])]:
+            return choice
+        return f"{name}:{','.join(part for part in (text, f'{option}={value}') if part)}"
+
     def _parsed(self, choice: str) -> tuple[Any, Callable[[Any], Policy]]:
         if len(choice) > CHOICE_CHARS_MAX:
             raise ValueError(f"a choice of {self.kind} policy has at most {CHOICE_CHARS_MAX} characters")
@@ -87,6 +97,11 @@ def _value(option: str, text: str, kind: type[Any]) -> object:
         if text.lower() not in ("true", "false"):
             raise ValueError(f"{option} must be true or false, got {text!r}")
         return text.lower() == "true"
+    if issubclass(kind, Enum):
+        words = [str(word.value) for word in kind]
+        if text not in words:
+            raise ValueError(f"{option} must be one of {', '.join(words)}, got {text!r}")
+        return kind(text)
     if of_text := getattr(kind, "of_text", None):
         return of_text(text)
     try:

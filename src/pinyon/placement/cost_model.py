@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import ClassVar, Self
 
-__all__ = ["DecodeCostModel", "NonNegativeLeastSquares", "PrefillCostModel", "TransferCostModel"]
+__all__ = ["DecodeCostModel", "KnownPrefillCost", "NonNegativeLeastSquares", "PrefillCostModel", "TransferCostModel"]
 
 # In samples: how much a coefficient is drawn to its prior where measurements say nothing about it.
 PRIOR_WEIGHT = 1e-4
@@ -200,6 +200,19 @@ class PrefillCostModel(_CostModel):
         if computed_tokens > 0:
             total = computed_tokens + prefix_tokens
             self._observe((1.0, computed_tokens, computed_tokens * (total + prefix_tokens)), seconds)
+
+
+class KnownPrefillCost(PrefillCostModel):
+    """A machine whose times are stated: nothing is learned of it."""
+
+    __slots__ = ()
+
+    def __init__(self, coefficients: tuple[float, float, float]) -> None:
+        super().__init__()
+        self._k = coefficients
+
+    def observe(self, computed_tokens: int, prefix_tokens: int, seconds: float) -> None:
+        pass
 
 
 class TransferCostModel(_CostModel):

@@ -36,6 +36,8 @@ def select_decode(
     preferred, as then no KV moves; then the one that holds most of the prefix. Those that would be too slow for the
     request are passed over while there are others, but not when they are due to be measured.
     """
+    if pool.together:
+        return prefill, _tbt_s(prefill)
     block_tokens = pool.layout.block_tokens
     decodes = pool.decodes
     if request.tbt_slo_s > 0:

@@ -1,4 +1,4 @@
-"""Blocks that an instance does not hold yet but will: those of the prompts that were placed there.
+"""Blocks that instances do not hold yet but will: those of the prompts that were placed there.
 
 Mooncake §4.1 updates an instance's cache at placement. Only that instance counts on them: nobody can fetch what is not
 computed.
@@ -6,59 +6,75 @@ computed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
-from pinyon.core.block_keys import KEY_BYTES, BlockKey
+from pinyon.core.block_keys import BlockKey
+from pinyon.placement.prefix_match import Holder
 
 __all__ = ["ExpectedBlocks"]
 
 
 class ExpectedBlocks:
-    """Keys of prompts on their way, counted, as prompts share them: of each, all that follow those held already."""
+    """Keys of prompts on their way, counted by instance, as prompts share them."""
 
-    __slots__ = ("_again", "_keys")
+    __slots__ = ("_again", "masks", "pairs")
 
     def __init__(self) -> None:
-        self._keys: set[BlockKey] = set()
-        # How many prompts beside the first: few keys are shared, and whole sets are joined and parted quickly.
-        self._again: dict[BlockKey, int] = {}
+        self.masks: dict[BlockKey, int] = {}
+        """By key the instances that expect it, a bit for each."""
+        self._again: dict[int, dict[BlockKey, int]] = {}
+        """By instance, of keys that several of its prompts have: how many beside the first."""
+        self.pairs = 0
+        """Of keys and those who expect them."""
 
     def __len__(self) -> int:
-        return len(self._keys)
+        """Different keys."""
+        return len(self.masks)
 
-    def add(self, keys: Sequence[BlockKey]) -> None:
-        again = self._again
-        for key in self._keys.intersection(keys):
-            again[key] = again.get(key, 0) + 1
-        self._keys.update(keys)
+    def add(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
+        """Different ones."""
+        bit, masks = holder.bit, self.masks
+        if masks.keys().isdisjoint(keys):  # few prompts share what nobody holds: then nothing is done key by key
+            masks.update(dict.fromkeys(keys, bit))
+            self.pairs += len(keys)
+            return
+        again = self._again.setdefault(bit, {})
+        for key in keys:
+            mask = masks.get(key, 0)
+            if mask & bit:
+                again[key] = again.get(key, 0) + 1
+            else:
+                masks[key] = mask | bit
+                self.pairs += 1
+        if not again:
+            del self._again[bit]
 
-    def remove(self, keys: Sequence[BlockKey]) -> None:
+    def remove(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
         """What was added."""
-        again = self._again
-        others = again.keys() & keys
-        for key in others:
-            left = again[key] - 1
+        bit, masks = holder.bit, self.masks
+        again = self._again.get(bit)
+        if (again is None or again.keys().isdisjoint(keys)) and list(map(masks.get, keys)).count(bit) == len(keys):
+            deque(map(masks.pop, keys), maxlen=0)
+            self.pairs -= len(keys)
+            return
+        for key in keys:
+            more = again.get(key, 0) if again else 0
+            if again is not None and more:
+                if more > 1:
+                    again[key] = more - 1
+                else:
+                    del again[key]
+                continue
+            left = masks[key] & ~bit
+            self.pairs -= 1
             if left:
-                again[key] = left
+                masks[key] = left
             else:
-                del again[key]
-        self._keys.difference_update(keys)
-        self._keys |= others
+                del masks[key]
+        if again is not None and not again:
+            del self._again[bit]
 
-    def leading(self, packed_keys: bytes, held: int, limit: int) -> int:
-        """How many of the first ``limit`` keys are held or expected, given that ``held`` of them are held.
-
-        Keys are chained, so whoever has one of those that follow has all before it: the end is found by halving.
-        """
-        known = self._keys
-        high = min(limit, len(packed_keys) // KEY_BYTES)
-        if not known or held >= high or packed_keys[held * KEY_BYTES : (held + 1) * KEY_BYTES] not in known:
-            return held
-        low = held + 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if packed_keys[(middle - 1) * KEY_BYTES : middle * KEY_BYTES] in known:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+    def of(self, holder: Holder) -> int:
+        """How many keys one expects (looks at all: for tests)."""
+        return sum(1 for mask in self.masks.values() if mask & holder.bit)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from pinyon.core.errors import NotFound, ResourceExhausted, Unavailable
 from pinyon.core.request import Role
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState, KvGroup
+from pinyon.placement.load_table import LoadTable
 from pinyon.placement.policy import Pool
 from pinyon.placement.prefix_match import Holders
 
 __all__ = ["Fleet"]
 
 UNLIMITED = 2**63
+SIBLINGS_MAX = 64
 
 
 class Fleet:
@@ -22,13 +26,17 @@ class Fleet:
     While it is ``settling``, there may be instances that are not known yet.
     """
 
-    def __init__(self, index: BlockIndex, inflight: InFlightTable, instances_max: int) -> None:
+    def __init__(self, index: BlockIndex, inflight: InFlightTable, instances_max: int, together: bool = False) -> None:
+        """``together``: who prefills also decodes."""
+        self.together = together
         self.index = index
         self.inflight = inflight
         self.version = 1
         self.settling = False
         self._instances_max = instances_max
         self._by_id: dict[str, InstanceState] = {}
+        self._groups: dict[KvGroup, dict[str, InstanceState]] = {}
+        self.loads = LoadTable()
         self._pools: dict[str, tuple[Pool, ...]] = {}
 
     def __len__(self) -> int:
@@ -56,21 +64,32 @@ class Fleet:
             self.leave(info.instance_id)
         if len(self._by_id) >= self._instances_max:
             raise ResourceExhausted(f"the limit of {self._instances_max} instances is reached", retry_after_s=1.0)
+        bit = self.index.add()
+        row = bit.bit_length() - 1
+        self.loads.add(row)
         state = InstanceState(
             info,
-            self.index.add(),
+            bit,
+            loads=self.loads,
+            row=row,
             prefill_learned_s=now_s,
             transfer_learned_s=now_s,
             decode_learned_s=now_s,
         )
         self._inherit(state)
+        state.learned()
         self._by_id[info.instance_id] = state
+        self._groups.setdefault(info.group, {})[info.instance_id] = state
         self._changed()
         return state
 
     def leave(self, instance_id: str) -> None:
         """Forget an instance with its blocks and what was in flight on it."""
         state = self._by_id.pop(instance_id)
+        group = self._groups[state.info.group]
+        del group[instance_id]
+        if not group:
+            del self._groups[state.info.group]
         state.connected = False
         self.index.drop(state)
         self.inflight.drop_instance(state)
@@ -88,6 +107,7 @@ class Fleet:
         if load.mean_tbt_ms > 0 and load.running_requests:
             state.decode_model.observe(load.running_requests, load.mean_tbt_ms * 1e-3)
             state.decode_learned_s = now_s
+        state.learned()
         if state.schedulable != was:
             self._changed()
 
@@ -98,6 +118,7 @@ class Fleet:
         if computed_tokens > 0:
             state.prefill_model.observe(computed_tokens, prefix_tokens, seconds)
             state.prefill_learned_s = now_s
+            state.learned()
 
     def learn_transfer(self, state: InstanceState, size_bytes: int, seconds: float, now_s: float) -> None:
         """A fetch into the instance was measured."""
@@ -142,12 +163,12 @@ class Fleet:
             decodes = tuple(state for state in group if state.info.role.decodes)
             if layout is not None and prefills and decodes:
                 room = min(_tokens_max(state, layout.block_tokens) for state in group)
-                pools.append(Pool(layout, prefills, decodes, sources, room, by_address))
+                pools.append(Pool(layout, prefills, decodes, sources, room, by_address, self.together))
         return tuple(pools)
 
     def _inherit(self, state: InstanceState) -> None:
-        """Start the cost models from those of the sibling that has measured most."""
-        siblings = [other for other in self._by_id.values() if other.info.group == state.info.group]
+        """Start the cost models from those of the sibling that has measured most, of some that are there longest."""
+        siblings = list(islice(self._groups.get(state.info.group, {}).values(), SIBLINGS_MAX))
         if not siblings or state.info.layout is None:
             return
         state.prefill_model.copy_from(max(siblings, key=lambda other: other.prefill_model.samples).prefill_model)

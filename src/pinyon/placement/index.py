@@ -18,6 +18,7 @@ from itertools import islice
 from struct import Struct
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
+from pinyon.placement.expected import ExpectedBlocks
 from pinyon.placement.prefix_match import NO_MATCH, Holder, PrefixMatch, bits
 
 __all__ = ["COLLECT_KEYS", "BlockIndex", "Intake"]
@@ -176,19 +177,47 @@ class BlockIndex:
             self._unmark(gone, bit)
         return Intake.APPLIED
 
-    def match(self, packed_keys: bytes, limit: int | None = None) -> PrefixMatch:
-        """Who holds the beginning of a prompt with these keys; only the first ``limit`` keys count."""
+    def match(
+        self, packed_keys: bytes, limit: int | None = None, expected: ExpectedBlocks | None = None
+    ) -> PrefixMatch:
+        """Who holds the beginning of a prompt with these keys; only the first ``limit`` keys count. ``expected``: and
+        who holds how much of it soon."""
         count = len(packed_keys) // KEY_BYTES
         if limit is not None and limit < count:
             count = max(0, limit)
         runs, blocks = self._walk(packed_keys, count)
         if self._dropped:
             runs, blocks = _without(self._dropped, runs, blocks)
-        if not blocks:
-            return NO_MATCH
-        if self.entries * 2 > self._entries_max:
+        if blocks and self.entries * 2 > self._entries_max:
             self._remember(packed_keys[: blocks * KEY_BYTES])
-        return PrefixMatch(runs, blocks)
+        soon = self._soon(packed_keys, count, expected) if expected else None
+        return PrefixMatch(runs, blocks, soon) if blocks or soon is not None else NO_MATCH
+
+    def _soon(self, packed_keys: bytes, count: int, expected: ExpectedBlocks) -> PrefixMatch | None:
+        """None: nothing more is expected."""
+        held_by, expected_by, there = self._masks.get, expected.masks.get, ~self._dropped
+        runs: list[tuple[int, int]] = []
+        before: tuple[int | None, int | None] = (None, None)
+        more, end = False, count
+        for at in range(0, count, _CHUNK_KEYS):
+            width = min(_CHUNK_KEYS, count - at)
+            keys = _CHUNKS[width].unpack_from(packed_keys, at * KEY_BYTES)
+            held, soon = list(map(held_by, keys)), list(map(expected_by, keys))
+            if at and soon.count(before[1]) == width and held.count(before[0]) == width:
+                continue  # the run goes on
+            more = more or soon.count(None) != width
+            for offset, masks in enumerate(zip(held, soon, strict=True)):
+                if masks != before or not runs:
+                    mask = ((masks[0] or 0) & there) | (masks[1] or 0)
+                    if not mask:
+                        end = at + offset
+                        break
+                    runs.append((at + offset, mask))
+                    before = masks
+            else:
+                continue
+            break
+        return PrefixMatch(runs, end) if more and runs else None
 
     def _walk(self, packed_keys: bytes, count: int) -> tuple[list[tuple[int, int]], int]:
         """Runs of equal holders, and where they end: at the first key nobody holds, so a cold prompt costs a lookup."""

@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
 from pinyon.core.errors import ResourceExhausted
+from pinyon.placement.expected import ExpectedBlocks
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import Fetch, PlacementDecision
+from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Waiting
 
-__all__ = ["InFlightTable"]
+__all__ = ["EXPECTED_KEYS_MAX", "InFlightTable"]
 
 EXPECTED_KEYS_MAX = 1_000_000
 """Over all instances, ~100 MB. Placements beyond it only look as if they shared nothing."""
@@ -20,14 +21,18 @@ EXPECTED_KEYS_MAX = 1_000_000
 Part = TypeVar("Part")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Prefill:
     state: InstanceState
     prefill_us: int
+    """Predicted; 0 as soon as it is being computed."""
     transfer_us: int
     fetches: tuple[Fetch, ...]
     expected: list[BlockKey]
     placed_s: float
+    request: PlacementRequest | None = None
+    decision: PlacementDecision | None = None
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,15 @@ class InFlightTable:
     is expected to hold the prompt's blocks soon.
     """
 
-    def __init__(self, limit: int, unclaimed_s: float, prefill_s: float, decode_s: float) -> None:
+    def __init__(
+        self,
+        limit: int,
+        unclaimed_s: float,
+        prefill_s: float,
+        decode_s: float,
+        expected_keys_max: int = EXPECTED_KEYS_MAX,
+    ) -> None:
+        self._expected_keys_max = expected_keys_max
         self._limit = limit
         self._unclaimed_s = unclaimed_s
         self._prefill_s = prefill_s
@@ -62,6 +75,7 @@ class InFlightTable:
         self._by_instance: dict[InstanceState, dict[str, None]] = {}
         """Requests with a part there: many instances may go at once, and each must not look through everything."""
         self._expected_keys = 0
+        self.expected = ExpectedBlocks()
         self.expired = 0
 
     @property
@@ -80,23 +94,32 @@ class InFlightTable:
                 raise ResourceExhausted(f"{self._limit} placements are in flight", retry_after_s=1.0)
 
     def add(
-        self, request_id: str, decision: PlacementDecision, decode_blocks: int, now_s: float, expected: bytes = b""
+        self,
+        request_id: str,
+        decision: PlacementDecision,
+        decode_blocks: int,
+        now_s: float,
+        expected: bytes = b"",
+        request: PlacementRequest | None = None,
     ) -> None:
         """Count a placement; one of the same id that is still counted is replaced (the request was placed again).
 
         ``expected``: packed keys of the blocks that the prefill instance does not hold yet, and others may reuse then.
+        ``request``: for :meth:`waiting`.
         """
         self.release(request_id)
         prefill, decode = decision.prefill, decision.decode
         prefill_us, transfer_us = round(decision.prefill_s * 1e6), round(decision.transfer_s * 1e6)
-        room = self._expected_keys + len(expected) // KEY_BYTES <= EXPECTED_KEYS_MAX
+        room = self._expected_keys + len(expected) // KEY_BYTES <= self._expected_keys_max
         keys = unpack_keys(expected) if room else []
         self._expected_keys += len(keys)
-        prefill.expected.add(keys)
-        self._prefills[request_id] = _Prefill(prefill, prefill_us, transfer_us, decision.fetches, keys, now_s)
+        self.expected.add(prefill, keys)
+        self._prefills[request_id] = _Prefill(
+            prefill, prefill_us, transfer_us, decision.fetches, keys, now_s, request, decision
+        )
         for state in (prefill, decode):
             self._by_instance.setdefault(state, {})[request_id] = None
-        prefill.inflight_prefill_us += prefill_us
+        prefill.loads.queued_us[prefill.row] += prefill_us
         prefill.inflight_transfer_us += transfer_us
         for span in decision.fetches:
             span.source.inflight_reads += span.block_count
@@ -104,6 +127,17 @@ class InFlightTable:
         self._unclaimed[request_id] = now_s
         decode.inflight_decodes += 1
         decode.inflight_decode_blocks += decode_blocks
+
+    def waiting(self, state: InstanceState) -> list[Waiting]:
+        """Whose prompts were placed there and are not being computed yet, as they came; of those that were counted
+        with their request."""
+        parts = (self._prefills.get(request_id) for request_id in self._by_instance.get(state, ()))
+        return [
+            Waiting(part.request, part.decision, part.placed_s)
+            for part in parts
+            if part is not None and part.state is state and not part.begun
+            if part.request is not None and part.decision is not None
+        ]
 
     def begin_decode(self, request_id: str, state: InstanceState) -> None:
         """``state`` reported that the request came. Ignored if it is not, or no longer, placed there."""
@@ -118,10 +152,24 @@ class InFlightTable:
             if part is not None and part.state is state:
                 self._unclaimed.setdefault(request_id, now_s)
 
-    def end_prefill(self, request_id: str, state: InstanceState) -> None:
+    def begin_prefill(self, request_id: str, state: InstanceState, now_s: float, seconds: float | None = None) -> None:
+        """``state`` reported that its prompt is being computed, which takes ``seconds``, or as predicted. Ignored if it
+        is not, or no longer, placed there."""
+        part = self._prefills.get(request_id)
+        if part is None or part.state is not state or part.begun:
+            return
+        part.begun = True
+        state.computing += 1
+        loads, row = state.loads, state.row
+        loads.queued_us[row] -= part.prefill_us
+        loads.ends_s[row] = max(now_s, loads.ends_s[row]) + (part.prefill_us * 1e-6 if seconds is None else seconds)
+        part.prefill_us = 0
+
+    def end_prefill(self, request_id: str, state: InstanceState, now_s: float) -> None:
         """``state`` reported the end. Ignored if the request is not, or no longer, placed there."""
         part = self._prefills.get(request_id)
         if part is not None and part.state is state:
+            state.prefill_ended_s = now_s
             self._drop_prefill(request_id)
 
     def end_decode(self, request_id: str, state: InstanceState) -> None:
@@ -162,9 +210,14 @@ class InFlightTable:
 
     def _drop_prefill(self, request_id: str) -> None:
         part = self._prefills.pop(request_id)
-        part.state.inflight_prefill_us -= part.prefill_us
-        part.state.inflight_transfer_us -= part.transfer_us
-        part.state.expected.remove(part.expected)
+        state = part.state
+        state.loads.queued_us[state.row] -= part.prefill_us
+        if part.begun:
+            state.computing -= 1
+            if not state.computing:
+                state.loads.ends_s[state.row] = 0.0
+        state.inflight_transfer_us -= part.transfer_us
+        self.expected.remove(state, part.expected)
         self._expected_keys -= len(part.expected)
         for span in part.fetches:
             span.source.inflight_reads -= span.block_count
@@ -194,6 +247,11 @@ class InFlightTable:
         assert parts == {(key, state) for state, requests in self._by_instance.items() for key in requests}
         assert self._unclaimed.keys() <= self._decodes.keys()
         assert self._expected_keys == sum(len(part.expected) for part in self._prefills.values())
+        assert self.expected.pairs <= self._expected_keys
+        for state in self._by_instance:
+            parts_here = [part for part in self._prefills.values() if part.state is state]
+            assert state.computing == sum(part.begun for part in parts_here)
+            assert state.queued_prefill_us == sum(part.prefill_us for part in parts_here)
 
 
 def _leading(parts: dict[str, Part], old: Callable[[Part], bool]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel, TransferCostModel
-from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.load_table import LoadTable
 
 __all__ = ["InstanceInfo", "InstanceLoad", "InstanceState", "KvGroup"]
 
@@ -80,11 +80,16 @@ class InstanceState:
     prefill_model: PrefillCostModel = field(default_factory=PrefillCostModel)
     transfer_model: TransferCostModel = field(default_factory=TransferCostModel)
     decode_model: DecodeCostModel = field(default_factory=DecodeCostModel)
+    prefill_ended_s: float = 0.0
+    """When a prompt was computed last."""
     prefill_learned_s: float = 0.0
     transfer_learned_s: float = 0.0
     decode_learned_s: float = 0.0
-    expected: ExpectedBlocks = field(default_factory=ExpectedBlocks)
-    inflight_prefill_us: int = 0
+    loads: LoadTable = field(default_factory=LoadTable)
+    """Of all instances; this one's row is :attr:`row`."""
+    row: int = 0
+    computing: int = 0
+    """Of the placements, those whose prompts are being computed."""
     inflight_transfer_us: int = 0
     """Of fetches by this instance."""
     inflight_decodes: int = 0
@@ -97,20 +102,25 @@ class InstanceState:
         """Whether new requests are placed here, or new fetches made from here."""
         return self.connected and not self.load.draining
 
-    def prefill_queue_s(self) -> float:
-        """Seconds of prefill work ahead of a new request (Mooncake §4.1: the sum of the queued prefill times).
+    @property
+    def queued_prefill_us(self) -> int:
+        """Predicted for what was placed here and has not begun."""
+        return int(self.loads.queued_us[self.row])
 
-        What we placed and what the instance reports describe the same queue; the larger one also covers requests that
-        came past this conductor, or from before it restarted.
-        """
-        placed_s = self.inflight_prefill_us * 1e-6
+    def prefill_queue_s(self, now_s: float) -> float:
+        """Seconds of prefill work ahead of a new request (Mooncake §4.1: the sum of the queued prefill times)."""
+        return self.loads.queue_s(self.row, now_s)
+
+    def learned(self) -> None:
+        """The prefill cost model, or what was reported, has changed."""
+        self.loads.coefficients[self.row] = self.prefill_model.coefficients
         tokens = self.load.pending_prefill_tokens
-        return max(placed_s, self.prefill_model.backlog_s(tokens)) if tokens else placed_s
+        self.loads.reported_s[self.row] = self.prefill_model.backlog_s(tokens) if tokens else 0.0
 
     @property
     def prefill_idle(self) -> bool:
         """Nothing to compute: neither placed nor reported."""
-        return not self.inflight_prefill_us and not self.load.pending_prefill_tokens
+        return not self.queued_prefill_us and not self.computing and not self.load.pending_prefill_tokens
 
     def decoding_requests(self) -> int:
         """Requests decoding or about to: reported, or placed here and not reported as ended."""

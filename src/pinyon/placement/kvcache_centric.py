@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
@@ -77,20 +78,22 @@ class KvCacheCentric:
         self._threshold = settings.balancing_threshold
         self._patience = settings.sharing_patience
 
-    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> PlacementDecision:
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
         tokens = request.prompt_tokens
         block_tokens = pool.layout.block_tokens
         block_bytes = pool.layout.block_bytes
         threshold, held = self._threshold, match.blocks
-        keys, reusable = request.block_keys, request.reusable_blocks(block_tokens)
+        soon = match.soon
+        queues_s = pool.queues_s(now_s).tolist()
         best: _Option | None = None
         sharing: _Option | None = None
-        for state in pool.prefills:
+        for state, queue_s in zip(pool.prefills, queues_s, strict=True):
             k0, k1, k2 = state.prefill_model.coefficients
-            queue_s = state.prefill_queue_s()
             local = match.held_by(state)
             shares = False
-            if state.expected and (expected := state.expected.leading(keys, local, reusable)) > local:
+            if soon is not match and (expected := soon.held_by(state)) > local:
                 local, shares = expected, True
                 queue_s += state.inflight_transfer_us * 1e-6  # some of it may still be on its way there
             prefix = local
@@ -129,7 +132,7 @@ class KvCacheCentric:
             fetches = plan_fetches(pool, match, state, local, prefix)
         decode, tbt_s = select_decode(request, pool, match, state, now_s)
         times = queue_s, transfer_s, prefill_s, tbt_s
-        return PlacementDecision(state, decode, local, fetches, *times, self.name, doubted is not None)
+        return PlacementDecision(state, decode, local, fetches, *times, self.name, doubts_transfer=doubted is not None)
 
     def _worth_waiting(self, request: PlacementRequest, sharing: _Option, best: _Option) -> bool:
         """It saves computing, and costs the request little enough."""

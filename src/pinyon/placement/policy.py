@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
-from typing import Protocol
+from random import Random
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
-__all__ = ["Fetch", "PlacementDecision", "PlacementPolicy", "PlacementRequest", "Pool"]
+__all__ = [
+    "Fetch",
+    "Move",
+    "PlacementDecision",
+    "PlacementPolicy",
+    "PlacementRequest",
+    "Pool",
+    "Queues",
+    "Rebalancing",
+    "Waiting",
+]
 
 
 OWN_TIME_PATIENCE = 0.25
@@ -52,6 +67,18 @@ class PlacementRequest:
         """Leading blocks that may be reused: the last token is always computed, its logits give the first one."""
         return 0 if self.no_reuse else (self.prompt_tokens - 1) // block_tokens
 
+    def keys_max(self, block_tokens: int) -> int:
+        """Only full blocks of the prompt have keys."""
+        return self.prompt_tokens // block_tokens
+
+    def reused_tokens(self, blocks: int, block_tokens: int) -> int:
+        """Of the prompt, by so many leading blocks."""
+        return blocks * block_tokens
+
+    def reused_tokens_of(self, blocks: NDArray[np.int64], block_tokens: int) -> NDArray[np.int64]:
+        """The same of many."""
+        return blocks * block_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
@@ -77,6 +104,8 @@ class PlacementDecision:
     prefill_s: float
     tbt_s: float
     policy: str
+    alternate: InstanceState | None = None
+    """Where else it may run: the other one of a pair (DualMap §3.2)."""
     doubts_transfer: bool = False
     """It fetches although computing would be faster by what is known of the reader, to learn whether that is so."""
 
@@ -101,12 +130,13 @@ class PlacementDecision:
         return self.local_blocks + sum(span.block_count for span in self.fetches)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pool:
     """Schedulable instances between which KV can move: one model, one set of weights, one layout.
 
     ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``sources`` are all instances
-    that blocks may be fetched from, store nodes among them, and ``by_address`` at least those.
+    that blocks may be fetched from, store nodes among them, and ``by_address`` at least those. ``together``: who
+    prefills also decodes.
     """
 
     layout: KvLayout
@@ -116,6 +146,39 @@ class Pool:
     room_tokens: int
     """Prompt plus generation that every executor of the pool can hold, in tokens."""
     by_address: Mapping[str, Sequence[InstanceState]]
+    together: bool = False
+
+    @cached_property
+    def rows(self) -> NDArray[np.intp]:
+        """Of the prefill instances, in the load table."""
+        return np.array([state.row for state in self.prefills], np.intp)
+
+    @cached_property
+    def last_row(self) -> int:
+        return int(self.rows.max())
+
+    @cached_property
+    def places(self) -> Mapping[int, int]:
+        """By a prefill instance's bit, where it is among them."""
+        return {state.bit: place for place, state in enumerate(self.prefills)}
+
+    def queues_s(self, now_s: float) -> NDArray[np.float64]:
+        """Of each prefill instance, seconds of work before a new request."""
+        return self.prefills[0].loads.queues_s(self.rows, now_s)
+
+    def reused_tokens(self, request: PlacementRequest, match: PrefixMatch) -> NDArray[np.int64]:
+        """Of each prefill instance, the leading tokens of the prompt."""
+        if not match.blocks:
+            return np.zeros(len(self.prefills), np.int64)
+        held = match.held_by_row(self.last_row + 1)[self.rows]
+        return request.reused_tokens_of(held, self.layout.block_tokens)
+
+    def prefills_s(self, tokens: int, reused: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of each prefill instance, seconds to compute a prompt of which it reuses so many tokens."""
+        k0, k1, k2 = self.prefills[0].loads.coefficients[self.rows].T
+        rest = tokens - reused
+        seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)
+        return seconds
 
     def sources_for(self, reader: InstanceState) -> Holders[InstanceState]:
         """Those of the sources that did not just fail the reader."""
@@ -135,9 +198,49 @@ class Pool:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request whose prompt is not being computed yet, and why it is where it is."""
+
+    request: PlacementRequest
+    decision: PlacementDecision
+    placed_s: float
+    """When it was placed first."""
+
+
+Queues = Callable[[InstanceState], Sequence[Waiting]]
+"""Who waits at an instance, in the order of service as far as that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A request that waits at one instance should wait at another one."""
+
+    request: PlacementRequest
+    source: InstanceState
+    target: InstanceState
+
+
+@runtime_checkable
+class Rebalancing(Protocol):
+    """What a placement policy may do besides: move what waits. Asked after each placement."""
+
+    def moves(
+        self,
+        request: PlacementRequest,
+        decision: PlacementDecision,
+        pool: Pool,
+        queues: Queues,
+        match: Callable[[PlacementRequest], PrefixMatch],
+        now_s: float,
+    ) -> list[Move]:
+        """What should move, now that ``request`` was placed so. ``match`` looks up who holds a prompt."""
+
+
 class PlacementPolicy(Protocol):
-    """Chooses a pair of instances. Pure: the same arguments give the same decision; nothing is changed. ``now_s`` is
-    the time, by the clock that measurements were taken by.
+    """Chooses a pair of instances. ``now_s`` is the time, by the clock that measurements were taken by; chance comes
+    from ``rng`` alone. A policy may remember what it was asked: the same questions in the same order have the same
+    answers.
 
     Only called with at least one prefill and one decode instance. Whether the decision meets the SLO is judged
     afterwards (:mod:`pinyon.placement.admission`).
@@ -147,4 +250,6 @@ class PlacementPolicy(Protocol):
     def name(self) -> str:
         """How settings and placements name it."""
 
-    def place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> PlacementDecision: ...
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision: ...

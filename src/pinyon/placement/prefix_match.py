@@ -9,7 +9,14 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = ["NO_MATCH", "Holder", "Holders", "PrefixMatch", "bits"]
+
+
+FEW_RUNS = 4
+"""Are looked through for one holder."""
 
 
 class Holder(Protocol):
@@ -54,32 +61,53 @@ class PrefixMatch:
     a holder and the one after has none.
     """
 
-    __slots__ = ("_all", "_extents", "_leading", "_runs", "blocks")
+    __slots__ = ("_all", "_extents", "_leading", "_runs", "blocks", "soon")
 
-    def __init__(self, runs: list[tuple[int, int]], blocks: int) -> None:
+    def __init__(self, runs: list[tuple[int, int]], blocks: int, soon: PrefixMatch | None = None) -> None:
+        """``soon``: the same with what holders expect to hold when a new request's turn comes; else there is no such
+        thing."""
         self._runs = runs
         self.blocks = blocks
-        self._leading: dict[int, int] = {}
+        self.soon: PrefixMatch = self if soon is None else soon
+        self._leading: dict[int, int] | None = None
+        self._all: int | None = None
         self._extents: dict[tuple[int, int, int | None], int] = {}
         """What was found for ``(first block, who may be asked, most spans)``: most readers of a placement hold nothing
         of the prompt, so they all ask the same."""
-        self._all = 0
-        if not runs:
-            return
-        unbroken = runs[0][1]
-        for start, holders in runs:
-            self._all |= holders
-            lost = unbroken & ~holders
-            if lost:
-                unbroken &= holders
-                for bit in bits(lost):
-                    self._leading[bit] = start
-        for bit in bits(unbroken):
-            self._leading[bit] = blocks
 
     def held_by(self, holder: Holder) -> int:
         """Blocks it holds without a gap from the start."""
-        return self._leading.get(holder.bit, 0)
+        runs, bit = self._runs, holder.bit
+        if len(runs) <= FEW_RUNS:
+            for start, holders in runs:
+                if not holders & bit:
+                    return start
+            return self.blocks
+        if self._leading is None:
+            self._leading = {each: end for mask, end in self._ends() for each in bits(mask)}
+        return self._leading.get(bit, 0)
+
+    def held_by_row(self, rows: int) -> NDArray[np.int64]:
+        """The same of all holders, by the number of their bit, below ``rows``."""
+        held = np.zeros(rows, np.int64)
+        size = -(-rows // 8)
+        for mask, end in self._ends():
+            packed = np.frombuffer((mask & ((1 << rows) - 1)).to_bytes(size, "little"), np.uint8)
+            held[np.unpackbits(packed, count=rows, bitorder="little").view(bool)] = end
+        return held
+
+    def _ends(self) -> Iterator[tuple[int, int]]:
+        """Masks of holders and where what they hold without a gap ends; who holds nothing is in none."""
+        if not self._runs:
+            return
+        unbroken = self._runs[0][1]
+        for start, holders in self._runs:
+            lost = unbroken & ~holders
+            if lost:
+                unbroken &= holders
+                yield lost, start
+        if unbroken:
+            yield unbroken, self.blocks
 
     def extent_for(
         self, reader: Holder, first_block: int, sources: Holders[Member], spans_max: int | None = None
@@ -90,6 +118,10 @@ class PrefixMatch:
         """
         if not self._runs:
             return first_block
+        if self._all is None:
+            self._all = 0
+            for _, holders in self._runs:
+                self._all |= holders
         asked = first_block, sources.mask & self._all & ~reader.bit, spans_max
         end = self._extents.get(asked)
         if end is None:

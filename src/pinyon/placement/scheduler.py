@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import InvalidArgument, NotFound, Rejected, Unavailable
 from pinyon.placement.admission import is_late, is_slow, rejection
+from pinyon.placement.at_one import at_one
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import PlacementDecision, PlacementPolicy, PlacementRequest, Pool
+from pinyon.placement.policy import (
+    Move,
+    PlacementDecision,
+    PlacementPolicy,
+    PlacementRequest,
+    Pool,
+    Queues,
+    Rebalancing,
+)
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
 from pinyon.placement.probing import probe_pool
 
@@ -22,13 +32,16 @@ SETTLING_RETRY_S = 0.5
 class Scheduler:
     """Places requests on a fleet by one policy."""
 
-    def __init__(self, fleet: Fleet, policy: PlacementPolicy) -> None:
+    def __init__(self, fleet: Fleet, policy: PlacementPolicy, rng: Random | None = None) -> None:
+        """``rng``: what chance the policy has; by default one of a fixed seed."""
         self._fleet = fleet
-        self._policy = policy
+        self._rng = rng or Random(0)
+        self.use(policy)
 
     def use(self, policy: PlacementPolicy) -> None:
         """From now on this one places."""
         self._policy = policy
+        self._rebalancing = policy if isinstance(policy, Rebalancing) else None
 
     def schedule(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
         """Decide and count the placement as in flight.
@@ -38,40 +51,79 @@ class Scheduler:
         While the fleet is settling, those that an instance still to come may prove wrong are :class:`Unavailable`.
         """
         fleet = self._fleet
-        fleet.inflight.check_room(now_s)
-        try:
-            decision, pool, match = self._decide(request, now_s)
-        except (NotFound, InvalidArgument, Rejected) as refusal:
-            if fleet.settling:
-                raise Unavailable("instances are still registering", retry_after_s=SETTLING_RETRY_S) from refusal
-            raise
+        decision, pool, match = self._settled(request, now_s)
         if decision.doubts_transfer:  # the next one is later, even if nothing is learned from this one
             decision.prefill.transfer_learned_s = now_s
         block_tokens = pool.layout.block_tokens
         blocks = decode_blocks(request, block_tokens)
         held = match.held_by(decision.prefill)
-        expected = b"" if request.no_reuse or request.request_class.no_store else request.block_keys[held * KEY_BYTES :]
-        fleet.inflight.add(request.request_id, decision, blocks, now_s, expected)
+        if request.no_reuse or request.request_class.no_store:
+            expected = b""
+        else:
+            expected = request.block_keys[held * KEY_BYTES :]
+        kept = request if self._rebalancing is not None else None
+        fleet.inflight.add(request.request_id, decision, blocks, now_s, expected, kept)
         return decision
+
+    def decide(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
+        """As :meth:`schedule`, for who counts it himself."""
+        return self._settled(request, now_s)[0]
+
+    def decide_at(
+        self, request: PlacementRequest, prefill: InstanceState, alternate: InstanceState | None, now_s: float
+    ) -> PlacementDecision:
+        """A decision for a request that moves to this instance, which computes it with what it holds."""
+        pool = next(each for each in self._fleet.pools(request.model) if prefill in each.prefills)
+        return at_one("moved", request, pool, self._match(request, pool), prefill, now_s, alternate)
+
+    def moves(self, request: PlacementRequest, decision: PlacementDecision, queues: Queues, now_s: float) -> list[Move]:
+        """What should wait elsewhere, now that the request was placed so; empty where the policy moves nothing."""
+        policy = self._rebalancing
+        if policy is None:
+            return []
+        pool = next((each for each in self._fleet.pools(request.model) if decision.prefill in each.prefills), None)
+        if pool is None:
+            return []
+        return policy.moves(request, decision, pool, queues, lambda each: self._match(each, pool), now_s)
+
+    def _settled(self, request: PlacementRequest, now_s: float) -> tuple[PlacementDecision, Pool, PrefixMatch]:
+        self._fleet.inflight.check_room(now_s)
+        try:
+            return self._decide(request, now_s)
+        except (NotFound, InvalidArgument, Rejected) as refusal:
+            if self._fleet.settling:
+                raise Unavailable("instances are still registering", retry_after_s=SETTLING_RETRY_S) from refusal
+            raise
 
     def _decide(self, request: PlacementRequest, now_s: float) -> tuple[PlacementDecision, Pool, PrefixMatch]:
         pools = self._fleet.pools(request.model)
         _check_keys(request, pools)
-        best: tuple[PlacementDecision, Pool, PrefixMatch] | None = None
         refused: list[tuple[PlacementDecision, Pool, PrefixMatch]] = []
-        for pool in _usable(request, pools):
-            reusable = request.reusable_blocks(pool.layout.block_tokens)
-            match = self._fleet.index.match(request.block_keys, reusable) if reusable else NO_MATCH
-            decision = self._policy.place(request, pool, match, now_s)
-            if is_late(request, decision) or is_slow(request, decision):
-                refused.append((decision, pool, match))
-            elif best is None or decision.ttft_s < best[0].ttft_s:
-                best = decision, pool, match
-        if best is None:
-            best = self._probe(request, refused, now_s)
-        if best is None:
+        for pool, match in self._soonest_first(request, _usable(request, pools), now_s):
+            decision = self._policy.place(request, pool, match, now_s, self._rng)
+            if not is_late(request, decision) and not is_slow(request, decision):
+                return decision, pool, match
+            refused.append((decision, pool, match))
+        probe = self._probe(request, refused, now_s)
+        if probe is None:
             raise rejection(request, [each for each, _, _ in refused])
-        return best
+        return probe
+
+    def _soonest_first(
+        self, request: PlacementRequest, pools: list[Pool], now_s: float
+    ) -> list[tuple[Pool, PrefixMatch]]:
+        """Pools with who holds the prompt there. A policy is asked for one of them, and for the next one only if
+        nothing there is in time: it may count requests. Several there are while weights or layouts change."""
+        found = [(pool, self._match(request, pool)) for pool in pools]
+        if len(found) > 1:
+            found.sort(key=lambda each: _soonest_s(request, each[0], each[1], now_s))
+        return found
+
+    def _match(self, request: PlacementRequest, pool: Pool) -> PrefixMatch:
+        reusable = request.reusable_blocks(pool.layout.block_tokens)
+        if not reusable:
+            return NO_MATCH
+        return self._fleet.index.match(request.block_keys, reusable, self._fleet.inflight.expected)
 
     def _probe(
         self, request: PlacementRequest, refused: list[tuple[PlacementDecision, Pool, PrefixMatch]], now_s: float
@@ -82,7 +134,7 @@ class Scheduler:
             due = probe_pool(pool, now_s, prefills=late, decodes=slow)
             if not due.prefills or not due.decodes:
                 continue
-            probe = self._policy.place(request, due, match, now_s)
+            probe = self._policy.place(request, due, match, now_s, self._rng)
             if (is_late(request, probe) and not late) or (is_slow(request, probe) and not slow):
                 continue
             # even if its measurement never comes, the next probe is later
@@ -94,10 +146,16 @@ class Scheduler:
         return None
 
 
+def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> float:
+    """When a first token could be there, by queues and by what instances hold themselves."""
+    reused = pool.reused_tokens(request, match.soon)
+    return float((pool.queues_s(now_s) + pool.prefills_s(request.prompt_tokens, reused)).min())
+
+
 def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:
     """Only full blocks of the prompt have keys. Raises :class:`InvalidArgument`."""
     keys = len(request.block_keys) // KEY_BYTES
-    full_blocks = request.prompt_tokens // min(pool.layout.block_tokens for pool in pools)
+    full_blocks = request.keys_max(min(pool.layout.block_tokens for pool in pools))
     if keys > full_blocks:
         raise InvalidArgument(
             f"{keys} keys, but a prompt of {request.prompt_tokens} tokens has {full_blocks} full blocks",

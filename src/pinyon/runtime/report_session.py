@@ -51,8 +51,8 @@ class ReportSource(Protocol):
 
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]: ...
 
-    def drain_begun(self) -> Sequence[str]:
-        """Ids of requests that came to decode here."""
+    def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Ids of requests whose prompts are computed here by now, and of those that came to decode here."""
         ...
 
     def decoding(self) -> Sequence[str]:
@@ -180,7 +180,7 @@ class ReportSession:
         yield self._report(deltas, leaving)
 
     def _report(self, deltas: list[conductor_pb2.CacheDelta], leaving: bool) -> Report:
-        begun = self._source.drain_begun()
+        begun_prefills, begun_decodes = self._source.drain_begun()
         prefills, decodes = self._source.drain_ended()
         return Report(
             deltas=deltas,
@@ -189,5 +189,6 @@ class ReportSession:
             ended_prefill_request_ids=prefills,
             ended_decode_request_ids=decodes,
             leaving=leaving,
-            begun_decode_request_ids=begun,
+            begun_decode_request_ids=begun_decodes,
+            begun_prefill_request_ids=begun_prefills,
         )

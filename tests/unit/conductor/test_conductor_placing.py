@@ -18,10 +18,10 @@ from tests.unit.placement.conftest import make_fleet
 
 
 class Broken(KvCacheCentric):
-    def place(self, request, pool, match, now_s):
+    def place(self, request, pool, match, now_s, rng):
         if request.request_id == "bad":
             raise ZeroDivisionError("a secret")
-        return super().place(request, pool, match, now_s)
+        return super().place(request, pool, match, now_s, rng)
 
 
 def test_a_defect_is_the_answer_to_one_request():

@@ -8,7 +8,7 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
-from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.inflight import EXPECTED_KEYS_MAX, InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceState
 
 LAYOUT = KvLayout(layers=2, kv_heads=2, head_dim=16, block_tokens=16)
@@ -40,8 +40,14 @@ def info(name: str, role: Role, boot: str = "1", **changes: object) -> InstanceI
     return InstanceInfo(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def make_fleet(*members: tuple[str, Role], inflight_max: int = 100, instances_max: int = 64) -> Fleet:
-    fleet = Fleet(BlockIndex(10_000), InFlightTable(inflight_max, 10.0, 60.0, 600.0), instances_max)
+def make_fleet(
+    *members: tuple[str, Role],
+    inflight_max: int = 100,
+    instances_max: int = 64,
+    expected_keys_max: int = EXPECTED_KEYS_MAX,
+) -> Fleet:
+    inflight = InFlightTable(inflight_max, 10.0, 60.0, 600.0, expected_keys_max)
+    fleet = Fleet(BlockIndex(10_000), inflight, instances_max)
     for name, role in members:
         fleet.join(info(name, role), 0.0)
     return fleet

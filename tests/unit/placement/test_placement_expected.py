@@ -1,6 +1,7 @@
 """What is being computed counts where it is computed, and nowhere else."""
 
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 
 from pinyon.core.block_keys import unpack_keys
 from pinyon.core.errors import Rejected
-from pinyon.placement import inflight
 from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.index import COLLECT_KEYS, BlockIndex
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.least_loaded import LeastLoaded
@@ -32,9 +33,12 @@ def where(decision: PlacementDecision) -> str:
     return decision.prefill.info.instance_id
 
 
+MEMBERS = (*((f"p{i}", PREFILL) for i in range(4)), ("d0", DECODE), ("d1", DECODE))
+
+
 @pytest.fixture
 def fleet():
-    return make_fleet(*((f"p{i}", PREFILL) for i in range(4)), ("d0", DECODE), ("d1", DECODE))
+    return make_fleet(*MEMBERS)
 
 
 @pytest.fixture
@@ -80,16 +84,16 @@ def test_nobody_misses_an_slo_for_it(fleet, scheduler):
 def test_it_counts_until_the_prefill_ends(fleet, scheduler, end):
     scheduler.schedule(ask("first"), 0.0)
     p0 = member(fleet, "p0")
-    assert p0.expected
+    assert fleet.inflight.expected.of(p0)
     if end == "prefilled":
-        fleet.inflight.end_prefill("first", p0)
+        fleet.inflight.end_prefill("first", p0, 0.0)
     elif end == "failed":
         fleet.inflight.end_decode("first", member(fleet, "d0"))
     elif end == "released":
         fleet.inflight.release("first")
     else:
         fleet.inflight.expire(60.0)
-    assert not p0.expected
+    assert not fleet.inflight.expected.of(p0)
     assert scheduler.schedule(ask("next"), 0.0).local_blocks == 0
 
 
@@ -139,7 +143,7 @@ def test_whoever_shares_a_fetch_waits_for_it(fleet, scheduler):
 
 def test_what_may_not_be_reused_is_not_expected(fleet, scheduler):
     scheduler.schedule(ask("first", no_reuse=True), 0.0)
-    assert not member(fleet, "p0").expected
+    assert not fleet.inflight.expected.of(member(fleet, "p0"))
     scheduler.schedule(ask("second"), 0.0)
     assert scheduler.schedule(ask("third", no_reuse=True), 0.0).local_blocks == 0
 
@@ -151,53 +155,77 @@ def test_the_baseline_counts_on_it_as_well(fleet):
     assert scheduler.schedule(ask("next", exclude=only), 0.0).local_blocks == BLOCKS
 
 
-def test_expectations_are_bounded(fleet, scheduler, monkeypatch):
-    monkeypatch.setattr(inflight, "EXPECTED_KEYS_MAX", BLOCKS)
+def test_expectations_are_bounded():
+    fleet = make_fleet(*MEMBERS, expected_keys_max=BLOCKS)
+    scheduler = Scheduler(fleet, KvCacheCentric())
     for number in range(3):
         scheduler.schedule(ask(f"r{number}"), 0.0)
-    assert len(member(fleet, "p0").expected) == BLOCKS
+    assert fleet.inflight.expected.of(member(fleet, "p0")) == BLOCKS
     fleet.inflight.release("r0")
-    assert not member(fleet, "p0").expected
+    assert not fleet.inflight.expected.of(member(fleet, "p0"))
     scheduler.schedule(ask("r4"), 0.0)
-    assert sum(len(state.expected) for state in fleet.instances()) == BLOCKS
-
-
-@pytest.mark.parametrize("held", [0, 1, 7])
-@pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33])
-def test_the_leading_keys_are_found_by_halving(held, length):
-    expected = ExpectedBlocks()
-    expected.add(unpack_keys(keys(*range(held, length))))
-    for asked in range(held, 40):
-        for limit in range(held, 40):
-            known = max(held, min(length, asked, limit))
-            assert expected.leading(keys(*range(asked)), held, limit) == known
-    assert expected.leading(keys(77, 0, 1), 0, 3) == 0
-    expected.remove(unpack_keys(keys(*range(held, length))))
-    assert not expected
+    assert fleet.inflight.expected.pairs == BLOCKS
 
 
 def test_only_what_is_not_held_yet_is_expected(fleet, scheduler):
     hold(fleet, "p0", range(BLOCKS // 4))
     assert where(scheduler.schedule(ask("first"), 0.0)) == "p0"
-    assert len(member(fleet, "p0").expected) == BLOCKS * 3 // 4
+    assert fleet.inflight.expected.of(member(fleet, "p0")) == BLOCKS * 3 // 4
     decision = scheduler.schedule(ask("next", own=1), 0.0)
     assert (where(decision), decision.local_blocks) == ("p0", BLOCKS)
 
 
-PROMPT = st.lists(st.integers(0, 12), max_size=6, unique=True).map(tuple)
+PROMPT = st.tuples(st.integers(0, 2), st.lists(st.integers(0, 12), max_size=6, unique=True).map(tuple))
 
 
-@given(st.lists(PROMPT, max_size=8), st.randoms(use_true_random=False))
-def test_prompts_come_and_go_in_any_order(prompts, dice):
-    """As a multiset would have it."""
-    expected, counted = ExpectedBlocks(), Counter()
-    for prompt in prompts:
-        expected.add(unpack_keys(keys(*prompt)))
-        counted.update(prompt)
-    for prompt in dice.sample(prompts, len(prompts)):
-        expected.remove(unpack_keys(keys(*prompt)))
-        counted.subtract(prompt)
-        there = {number for number in range(13) if expected.leading(keys(number), 0, 1)}
-        assert there == {number for number, count in counted.items() if count}
-        assert len(expected) == len(there)
+class Bit(NamedTuple):
+    bit: int
+
+
+@given(st.lists(PROMPT, max_size=8), st.lists(PROMPT, max_size=3), st.randoms(use_true_random=False))
+def test_prompts_come_and_go_in_any_order(prompts, held, dice):
+    """As a multiset for each instance would have it; and who has how much of a prompt soon."""
+    index, expected = BlockIndex(1000), ExpectedBlocks()
+    holders = [Bit(index.add()) for _ in range(3)]
+    counted = [Counter() for _ in holders]
+    there = [set() for _ in holders]
+    for number, prompt in held:
+        there[number].update(prompt)
+    for holder, numbers in zip(holders, there, strict=True):
+        index.apply_snapshot(holder, 0, keys(*numbers), first=True, last=True)
+
+    def check() -> None:
+        assert expected.pairs == sum(len(+each) for each in counted)
+        assert len(expected) == len({number for each in counted for number in +each})
+        for asked in [(number,) for number in range(13)] + [prompt for _, prompt in prompts] + [tuple(range(13))]:
+            match = index.match(keys(*asked), None, expected)
+            for holder, each, numbers in zip(holders, counted, there, strict=True):
+                assert match.held_by(holder) == leading(asked, numbers)
+                assert match.soon.held_by(holder) == leading(asked, numbers | set(+each))
+
+    for number, prompt in prompts:
+        expected.add(holders[number], unpack_keys(keys(*prompt)))
+        counted[number].update(prompt)
+    check()
+    for number, prompt in dice.sample(prompts, len(prompts)):
+        expected.remove(holders[number], unpack_keys(keys(*prompt)))
+        counted[number].subtract(prompt)
+        check()
     assert not expected
+    assert not expected.pairs
+
+
+def leading(asked, numbers):
+    return next((at for at, number in enumerate(asked) if number not in numbers), len(asked))
+
+
+def test_who_left_holds_nothing_soon():
+    index, expected = BlockIndex(100_000), ExpectedBlocks()
+    left, stays = Bit(index.add()), Bit(index.add())
+    prompt = range(2 * COLLECT_KEYS)
+    index.apply_snapshot(left, 0, keys(*prompt), first=True, last=True)
+    expected.add(stays, unpack_keys(keys(*prompt)))
+    index.drop(left)
+    for number in prompt:
+        soon = index.match(keys(number), None, expected).soon
+        assert (soon.held_by(left), soon.held_by(stays)) == (0, 1)

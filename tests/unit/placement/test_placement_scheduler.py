@@ -429,13 +429,13 @@ def test_a_placement_counts_until_its_end_is_reported_by_the_instance_it_is_on(f
     hold(fleet, "s0", range(100))
     scheduler.schedule(ask(blocks=100), 0.0)
     p0, p1, d0, s0 = (member(fleet, name) for name in ("p0", "p1", "d0", "s0"))
-    assert p0.inflight_prefill_us > 0
+    assert p0.queued_prefill_us > 0
     assert (d0.inflight_decodes, d0.inflight_decode_blocks) == (1, 102)
     assert s0.inflight_reads == 100
-    fleet.inflight.end_prefill("r", p1)
-    assert p0.inflight_prefill_us > 0, "another instance's word does not count"
-    fleet.inflight.end_prefill("r", p0)
-    assert p0.inflight_prefill_us == s0.inflight_reads == 0
+    fleet.inflight.end_prefill("r", p1, 0.0)
+    assert p0.queued_prefill_us > 0, "another instance's word does not count"
+    fleet.inflight.end_prefill("r", p0, 0.0)
+    assert p0.queued_prefill_us == s0.inflight_reads == 0
     fleet.inflight.end_decode("r", p0)
     assert d0.inflight_decodes == 1
     fleet.inflight.end_decode("r", d0)
@@ -452,8 +452,8 @@ def test_placing_a_request_again_replaces_its_first_placement(fleet, scheduler):
     first = scheduler.schedule(ask(), 0.0)
     again = scheduler.schedule(ask(exclude=frozenset({names(first)[0]})), 1.0)
     assert names(again)[0] != names(first)[0]
-    assert first.prefill.inflight_prefill_us == 0
-    fleet.inflight.end_prefill("r", first.prefill)
+    assert first.prefill.queued_prefill_us == 0
+    fleet.inflight.end_prefill("r", first.prefill, 0.0)
     assert fleet.inflight.prefills == 1
 
 
@@ -567,3 +567,22 @@ def test_a_request_that_only_an_excluded_instance_can_take_is_not_the_clients_fa
         scheduler.schedule(ask("again", exclude=frozenset({"big"}), **long), 0.0)
     with pytest.raises(InvalidArgument, match="longer"):
         scheduler.schedule(ask("never", prompt_tokens=9000, block_keys=b"", exclude=frozenset({"big"})), 0.0)
+
+
+def test_what_is_done_of_a_prompt_is_no_queue_any_more():
+    fleet = make_fleet(("p0", PREFILL), ("d0", DECODE))
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    p0 = member(fleet, "p0")
+    own_s = [scheduler.schedule(ask(f"r{number}"), 0.0).prefill_s for number in range(2)]
+    assert p0.prefill_queue_s(0.0) == pytest.approx(sum(own_s), abs=1e-5)
+    fleet.inflight.begin_prefill("r0", p0, 1.0)
+    half_s = 1.0 + own_s[0] / 2
+    assert p0.prefill_queue_s(half_s) == pytest.approx(own_s[0] / 2 + own_s[1], abs=1e-5)
+    assert p0.prefill_queue_s(99.0) == pytest.approx(own_s[1], abs=1e-5), "late, and any moment done"
+    fleet.inflight.begin_prefill("r0", p0, 99.0)
+    assert p0.prefill_queue_s(99.0) == pytest.approx(own_s[1], abs=1e-5), "told twice"
+    assert not p0.prefill_idle
+    fleet.inflight.end_prefill("r0", p0, 99.0)
+    fleet.inflight.end_prefill("r1", p0, 99.0)
+    assert p0.prefill_queue_s(99.0) == 0.0
+    assert p0.prefill_idle

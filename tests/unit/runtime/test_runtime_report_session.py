@@ -42,8 +42,8 @@ class Source:
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return [conductor_pb2.PrefillMeasurement(computed_tokens=7)]
 
-    def drain_begun(self) -> Sequence[str]:
-        return []
+    def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
+        return [], []
 
     def decoding(self) -> Sequence[str]:
         return self.running

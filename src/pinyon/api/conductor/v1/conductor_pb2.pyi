@@ -168,7 +168,7 @@ class BlockHolder(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ...) -> None: ...
 
 class ReportSessionRequest(_message.Message):
-    __slots__ = ("registration", "snapshot", "deltas", "load", "prefills", "ended_prefill_request_ids", "ended_decode_request_ids", "leaving", "begun_decode_request_ids")
+    __slots__ = ("registration", "snapshot", "deltas", "load", "prefills", "ended_prefill_request_ids", "ended_decode_request_ids", "leaving", "begun_decode_request_ids", "begun_prefill_request_ids")
     REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class ReportSessionRequest(_message.Message):
     ENDED_DECODE_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BEGUN_DECODE_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_PREFILL_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     registration: InstanceInfo
     snapshot: CacheSnapshot
     deltas: _containers.RepeatedCompositeFieldContainer[CacheDelta]
@@ -187,7 +188,8 @@ class ReportSessionRequest(_message.Message):
     ended_decode_request_ids: _containers.RepeatedScalarFieldContainer[str]
     leaving: bool
     begun_decode_request_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, registration: _Optional[_Union[InstanceInfo, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., deltas: _Optional[_Iterable[_Union[CacheDelta, _Mapping]]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[PrefillMeasurement, _Mapping]]] = ..., ended_prefill_request_ids: _Optional[_Iterable[str]] = ..., ended_decode_request_ids: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., begun_decode_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    begun_prefill_request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, registration: _Optional[_Union[InstanceInfo, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., deltas: _Optional[_Iterable[_Union[CacheDelta, _Mapping]]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[PrefillMeasurement, _Mapping]]] = ..., ended_prefill_request_ids: _Optional[_Iterable[str]] = ..., ended_decode_request_ids: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., begun_decode_request_ids: _Optional[_Iterable[str]] = ..., begun_prefill_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CacheSnapshot(_message.Message):
     __slots__ = ("seq", "keys", "first", "last")

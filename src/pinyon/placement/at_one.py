@@ -1,0 +1,28 @@
+"""What follows from the choice of one instance that computes the prompt with what it holds, and fetches nothing."""
+
+from __future__ import annotations
+
+from pinyon.placement.decode_selection import select_decode
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.prefix_match import PrefixMatch
+
+__all__ = ["at_one"]
+
+
+def at_one(
+    name: str,
+    request: PlacementRequest,
+    pool: Pool,
+    match: PrefixMatch,
+    prefill: InstanceState,
+    now_s: float,
+    alternate: InstanceState | None = None,
+) -> PlacementDecision:
+    """The decision of the policy of that name."""
+    local = match.soon.held_by(prefill)
+    reused = request.reused_tokens(local, pool.layout.block_tokens)
+    prefill_s = prefill.prefill_model.predict_s(request.prompt_tokens, reused)
+    decode, tbt_s = select_decode(request, pool, match, prefill, now_s)
+    queue_s = prefill.prefill_queue_s(now_s)
+    return PlacementDecision(prefill, decode, local, (), queue_s, 0.0, prefill_s, tbt_s, name, alternate)

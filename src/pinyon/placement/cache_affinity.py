@@ -1,0 +1,65 @@
+"""Where the cache is, whatever the load: DualMap's baseline (§1, §2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from pinyon.core.block_keys import KEY_BYTES
+from pinyon.placement.at_one import at_one
+from pinyon.placement.hash_ring import HashRing
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.prefix_match import PrefixMatch
+
+__all__ = ["CacheAffinity", "CacheAffinitySettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAffinitySettings:
+    """``key_blocks``: so many leading blocks are hashed to an instance; 0: the one that holds most of the prompt, of
+    equals the least loaded. The paper describes both ("a prompt-aware mapping function", §1; "the highest expected
+    cache reuse", §3.2); the second one sends everything to one instance where all prompts begin alike.
+    ``virtual_nodes`` and ``seed`` are the ring's."""
+
+    key_blocks: int = 2
+    virtual_nodes: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.key_blocks <= 1 << 20:
+            raise ValueError(f"key_blocks must be from 0 to 2^20, got {self.key_blocks}")
+        if not 1 <= self.virtual_nodes <= 4096:
+            raise ValueError(f"virtual_nodes must be from 1 to 4096, got {self.virtual_nodes}")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
+
+
+class CacheAffinity:
+    name = "cache_affinity"
+
+    def __init__(self, settings: CacheAffinitySettings = CacheAffinitySettings()) -> None:
+        self._settings = settings
+        self._pool: Pool | None = None
+        self._ring: HashRing | None = None
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        return at_one(self.name, request, pool, match, self._prefill(request, pool, match, now_s), now_s)
+
+    def _prefill(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> InstanceState:
+        settings = self._settings
+        if not settings.key_blocks:
+            costs_s = pool.queues_s(now_s)
+            reused = pool.reused_tokens(request, match.soon)
+            costs_s[reused < reused.max()] = np.inf
+            return pool.prefills[int(np.argmin(costs_s))]
+        if pool is not self._pool or self._ring is None:
+            names = [state.info.instance_id for state in pool.prefills]
+            self._ring, self._pool = HashRing(names, settings.virtual_nodes, settings.seed), pool
+        end = min(settings.key_blocks * KEY_BYTES, len(request.block_keys))
+        name = self._ring.owner(request.block_keys[max(0, end - KEY_BYTES) : end] or request.request_id.encode())
+        return next(state for state in pool.prefills if state.info.instance_id == name)

@@ -1,0 +1,241 @@
+"""DualMap (Yuan et al.): each request has two instances by its prefix, and the better one for now gets it.
+
+Two independent rings map the prefix that names a request (:mod:`pinyon.placement.hotness_tree`) to a pair (§3.2, §3.4).
+Of the pair the one that reuses more takes it until it is overloaded, then the less loaded one; of equals the less
+loaded one. Where both are overloaded, what waits may move to the other one of its own pair (§3.3, A.2.2).
+
+Where the paper differs or is silent:
+
+- Eq. 5 takes instance number + 1 where both hashes name the same; that moves keys whenever instances come and go, so it
+  is the next other instance on the second ring. With one instance there is no pair.
+- "Overloaded" has two readings, ``reading``: the text compares the expected TTFT with the SLO; the implementation, it
+  says, compares pending prefill tokens with what is computed within the SLO. The published code takes half of that
+  (``share``).
+- One point of an instance on a ring would give some instances many times the keys of others: ``virtual_nodes``.
+- The code published lengthens prefixes at 6.12 % of the last 200 requests and shortens below 2 %; the text says 2 / n
+  and 1 / n in a sliding window (``hotness``).
+- An instance that waits, and has completed no prefill for ``stuck_s``, is taken to be held up by decoding: as much is
+  added to what is expected of its queue (A.8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+import numpy as np
+
+from pinyon.placement.at_one import at_one
+from pinyon.placement.hash_ring import HashRing
+from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.prefix_match import PrefixMatch
+
+__all__ = ["DualMap", "DualMapSettings"]
+
+SECOND = 0x9E3779B97F4A7C15
+"""Sets the seeds of the two rings apart."""
+EXAMINED_MAX = 4096
+"""Of a queue."""
+
+
+class Reading(StrEnum):
+    """What makes an instance overloaded."""
+
+    PENDING = "pending"
+    EXPECTED = "expected"
+
+
+class Choice(StrEnum):
+    """Which of the two."""
+
+    SLO = "slo"
+    CACHE_AFFINITY = "cache_affinity"
+    LEAST_LOADED = "least_loaded"
+    MIN_TTFT = "min_ttft"
+
+
+class Hotness(StrEnum):
+    """Whose bounds."""
+
+    PUBLISHED = "published"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class DualMapSettings:
+    """``choice``: of the two; all but ``slo`` are for comparison (Fig. 5). ``slo_s``: of requests that name none."""
+
+    slo_s: float = 5.0
+    reading: Reading = Reading.PENDING
+    share: float = 0.5
+    choice: Choice = Choice.SLO
+    hotness: Hotness = Hotness.PUBLISHED
+    rebalance: bool = True
+    stuck_s: float = 3.0
+    virtual_nodes: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("slo_s", 1e-6, 1e6),
+            ("share", 0.0, 1e6),
+            ("stuck_s", 0.0, 1e6),
+            ("virtual_nodes", 1, 4096),
+            ("seed", 0, (1 << 63) - 1),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be from {least:g} to {most:g}, got {getattr(self, name)}")
+
+
+class DualMap:
+    """Remembers which prefixes are hot, and for each pool its rings."""
+
+    name = "dualmap"
+
+    def __init__(self, settings: DualMapSettings = DualMapSettings()) -> None:
+        self._settings = settings
+        text = HotnessSettings(hot=0.0, cold=0.0, window_requests=0)
+        self._hotness = HotnessTree(text if settings.hotness is Hotness.TEXT else HotnessSettings())
+        self._pool: Pool | None = None
+        self._rings: tuple[HashRing, HashRing] | None = None
+        self._by_id: dict[str, InstanceState] = {}
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        first, second = self.pair(request, pool, now_s)
+        if second is None:
+            return at_one(self.name, request, pool, match, first, now_s)
+        both = (
+            at_one(self.name, request, pool, match, first, now_s, second),
+            at_one(self.name, request, pool, match, second, now_s, first),
+        )
+        return both[self._taken(request, both)]
+
+    def pair(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
+        """Its two instances; the request is counted."""
+        if pool is not self._pool or self._rings is None:
+            self._by_id = {state.info.instance_id: state for state in pool.prefills}
+            names, settings = list(self._by_id), self._settings
+            seeds = settings.seed, settings.seed ^ SECOND
+            one, two = (HashRing(names, settings.virtual_nodes, seed) for seed in seeds)
+            self._pool, self._rings = pool, (one, two)
+        keys = request.block_keys
+        key = self._hotness.key_of(keys, now_s, len(self._by_id)) if keys else request.request_id.encode()
+        one, two = self._rings
+        first = one.owner(key)
+        assert first is not None, "a pool has at least one prefill instance"
+        second = two.owner(key, other_than=first)
+        return self._by_id[first], None if second is None else self._by_id[second]
+
+    def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
+        """0 or 1."""
+        choice = self._settings.choice
+        queues_s = [each.queue_s for each in both]
+        less = int(queues_s[1] < queues_s[0])
+        reuse = [each.local_blocks for each in both]
+        if choice is Choice.LEAST_LOADED:
+            return less
+        if choice is Choice.MIN_TTFT:
+            return int(both[1].ttft_s < both[0].ttft_s)
+        if reuse[0] == reuse[1]:
+            return less
+        more = int(reuse[1] > reuse[0])
+        if choice is Choice.CACHE_AFFINITY:
+            return more
+        return less if self._overloaded(request, both[more]) else more
+
+    def _slo_s(self, request: PlacementRequest) -> float:
+        return request.ttft_slo_s or self._settings.slo_s
+
+    def _overloaded(self, request: PlacementRequest, decision: PlacementDecision) -> bool:
+        if self._settings.reading is Reading.EXPECTED:
+            return decision.ttft_s > self._slo_s(request)
+        return decision.queue_s > self._slo_s(request) * self._settings.share
+
+    # -- what waits at the wrong one
+
+    def moves(
+        self,
+        request: PlacementRequest,
+        decision: PlacementDecision,
+        pool: Pool,
+        queues: Queues,
+        match: Callable[[PlacementRequest], PrefixMatch],
+        now_s: float,
+    ) -> list[Move]:
+        """After the request was placed: if both of its pair are overloaded, what should go to the other one of its own
+        pair; a single round."""
+        if not self._settings.rebalance or decision.alternate is None:
+            return []
+        pair = decision.prefill, decision.alternate
+        if not all(self._hot(request, state, queues, now_s) for state in pair):
+            return []
+        planned_s: dict[InstanceState, float] = {}
+        """Of work that moves before bring."""
+        return [move for state in pair for move in self._relieve(state, pool, queues, match, now_s, planned_s)]
+
+    def _stuck_s(self, state: InstanceState, queues: Queues, now_s: float) -> float:
+        """For how long nothing came of an instance where somebody waits (A.8)."""
+        waiting = queues(state)
+        if not waiting:
+            return 0.0
+        interval_s = now_s - max(state.prefill_ended_s, waiting[0].placed_s)
+        return interval_s if interval_s > self._settings.stuck_s else 0.0
+
+    def _hot(self, request: PlacementRequest, state: InstanceState, queues: Queues, now_s: float) -> bool:
+        wait_s = state.prefill_queue_s(now_s) + self._stuck_s(state, queues, now_s)
+        share = 1.0 if self._settings.reading is Reading.EXPECTED else self._settings.share
+        return wait_s > self._slo_s(request) * share
+
+    def _relieve(
+        self,
+        state: InstanceState,
+        pool: Pool,
+        queues: Queues,
+        match: Callable[[PlacementRequest], PrefixMatch],
+        now_s: float,
+        planned_s: dict[InstanceState, float],
+    ) -> list[Move]:
+        """By descending benefit (Eq. 6), until all that is left should be in time."""
+        waiting = queues(state)[:EXAMINED_MAX]
+        slos_s = np.array([self._slo_s(each.request) for each in waiting])
+        expected_s = np.cumsum([each.decision.prefill_s for each in waiting])
+        expected_s += state.prefill_queue_s(now_s) - state.queued_prefill_us * 1e-6
+        expected_s += self._stuck_s(state, queues, now_s)
+        expected_s += [now_s - each.placed_s for each in waiting]
+        if not (expected_s > slos_s).any():
+            return []
+        block_tokens = pool.layout.block_tokens
+        gains: list[tuple[float, int, float]] = []
+        for place, each in enumerate(waiting):
+            other = each.decision.alternate
+            if other is None or other is state or other.bit not in pool.places:
+                continue
+            wait_s = other.prefill_queue_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
+            ttft_s = now_s - each.placed_s + wait_s
+            bound_s = min(expected_s[place], slos_s[place])
+            if ttft_s < bound_s:
+                reused = each.request.reused_tokens(match(each.request).soon.held_by(other), block_tokens)
+                there_s = other.prefill_model.predict_s(each.request.prompt_tokens, reused)
+                if ttft_s + there_s < bound_s:
+                    gains.append((expected_s[place] - ttft_s - there_s, place, there_s))
+        moves = []
+        for _, place, there_s in sorted(gains, key=lambda gain: (-gain[0], gain[1])):
+            each = waiting[place]
+            other = each.decision.alternate
+            assert other is not None
+            wait_s = other.prefill_queue_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
+            if now_s - each.placed_s + wait_s + there_s >= min(expected_s[place], slos_s[place]):
+                continue  # those that moved before filled the queue there, or made room here
+            moves.append(Move(each.request, state, other))
+            planned_s[other] = planned_s.get(other, 0.0) + there_s
+            expected_s[place:] -= each.decision.prefill_s
+            expected_s[place] = -np.inf
+            if not (expected_s > slos_s).any():
+                break
+        return moves

@@ -1,0 +1,97 @@
+"""How long a prefix names a request, by how hot prefixes are (DualMap §3.2): enough to spread what many requests share,
+and no more, so that what belongs together stays together.
+
+A prefix is named by the key of its last block, which is chained from all before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from pinyon.core.block_keys import KEY_BYTES, BlockKey
+
+__all__ = ["HotnessSettings", "HotnessTree"]
+
+DEPTH_MAX = 256
+REQUESTS_MAX = 65_536
+"""In a window of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class HotnessSettings:
+    """A prefix that more than ``hot`` of the requests in the window share is told apart by one block more, until less
+    than ``cold`` share it. 0 is the paper's: 2 / n and 1 / n of n instances. The window is the last ``window_requests``
+    requests, or the last ``window_s`` seconds where that is 0; with fewer than ``samples`` in it nothing is hot."""
+
+    hot: float = 0.0612
+    cold: float = 0.02
+    window_requests: int = 200
+    window_s: float = 30.0
+    samples: int = 20
+
+
+class HotnessTree:
+    """Memory: a few numbers for each prefix of the window."""
+
+    def __init__(self, settings: HotnessSettings) -> None:
+        self._settings = settings
+        self._extended: dict[BlockKey, BlockKey | None] = {}
+        """Prefixes that are told apart further, with the one before."""
+        self._counts: dict[BlockKey, int] = {}
+        self._window: deque[tuple[float, list[BlockKey]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def key_of(self, packed_keys: bytes, now_s: float, instances: int) -> BlockKey:
+        """The key that names a request with these blocks, at least one; the request is counted."""
+        self._forget(now_s)
+        path = self._path(packed_keys)
+        self._window.append((now_s, path))
+        for key in path:
+            self._counts[key] = self._counts.get(key, 0) + 1
+        settings = self._settings
+        seen = len(self._window)
+        if seen < settings.samples:
+            return path[-1]
+        hot, cold = settings.hot or 2 / instances, settings.cold or 1 / instances
+        for place, key in enumerate(path[:-1]):
+            if self._counts[key] < cold * seen:
+                self._shorten(key)
+                return path[place]
+        last = path[-1]
+        if self._counts[last] > hot * seen and len(path) < min(DEPTH_MAX, len(packed_keys) // KEY_BYTES):
+            self._extended[last] = path[-2] if len(path) > 1 else None
+        return last
+
+    def _path(self, packed_keys: bytes) -> list[BlockKey]:
+        path: list[BlockKey] = []
+        for at in range(0, min(len(packed_keys), DEPTH_MAX * KEY_BYTES), KEY_BYTES):
+            path.append(packed_keys[at : at + KEY_BYTES])
+            if path[-1] not in self._extended:
+                break
+        return path
+
+    def _forget(self, now_s: float) -> None:
+        """What leaves the window, with room for one more in it."""
+        settings, counts, window = self._settings, self._counts, self._window
+        most = settings.window_requests or REQUESTS_MAX
+        since_s = -math.inf if settings.window_requests else now_s - settings.window_s
+        while len(window) >= most or (window and window[0][0] <= since_s):
+            for key in window.popleft()[1]:
+                counts[key] -= 1
+                if not counts[key]:
+                    del counts[key]
+                    self._shorten(key)
+
+    def _shorten(self, key: BlockKey) -> None:
+        """What extends it is not told apart any more."""
+        if self._extended.pop(key, key) is key:
+            return
+        below = {key}
+        while more := {each for each, before in self._extended.items() if before in below}:
+            for each in more:
+                del self._extended[each]
+            below = more

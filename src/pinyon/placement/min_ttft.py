@@ -1,0 +1,30 @@
+"""Least predicted TTFT without fetching: what DualMap's appendix B makes of Mooncake's scheduling, as a baseline.
+
+The appendix prints a maximum of pending less recomputed tokens; what it describes, and what is done here, is the
+minimum of their sum, in seconds.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from pinyon.placement.at_one import at_one
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.prefix_match import PrefixMatch
+
+__all__ = ["MinTtft"]
+
+
+class MinTtft:
+    """The instance with the least sum of its queue and the time to compute what it does not hold; of equals the
+    smallest id."""
+
+    name = "min_ttft"
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        times_s = pool.queues_s(now_s) + pool.prefills_s(request.prompt_tokens, pool.reused_tokens(request, match.soon))
+        return at_one(self.name, request, pool, match, pool.prefills[int(np.argmin(times_s))], now_s)
