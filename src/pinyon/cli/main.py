@@ -14,7 +14,7 @@ from rich.table import Table
 from pinyon import __version__
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.cli import admin, certs, journal, reproduce, simulate_cache, topology, trace, transfer_commands
+from pinyon.cli import admin, certs, journal, reproduce, simulate, simulate_cache, topology, trace, transfer_commands
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     journal.add_command(commands)
     reproduce.add_command(commands)
     simulate_cache.add_command(commands)
+    simulate.add_command(commands)
     topology.add_command(commands)
     trace.add_command(commands)
     transfer_commands.add_command(commands)

@@ -1,0 +1,218 @@
+"""The plain reference: instances that compute one prompt at a time, for a time that is proportional to its new tokens.
+
+Few rules, so that anybody can compute it again and get the same numbers:
+
+- A prefill takes 127 µs for each token that is not reused (DualMap's published code).
+- What is reused is the longest leading run of blocks (of 512 tokens in Mooncake's traces) in the instance's cache when
+  service starts, at most all tokens but one. All blocks of a prompt enter the cache when service ends; a cache is LRU,
+  and deeper blocks of a prompt count as used before its shallower ones.
+- TTFT is waiting and service.
+- A policy sees the blocks in the cache and those of requests that wait or are served there, the exact rest of the
+  service that runs, and for each that waits the prediction made when it was queued there.
+- At one time what ends comes before what arrives.
+
+All decisions are made by the modules that the conductor runs: fleet, block index, placements in flight, policy.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pinyon.batching.service_order import ServiceOrder
+from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.layout import KvLayout
+from pinyon.core.request import Role
+from pinyon.eviction import EVICTION_POLICIES, Traits
+from pinyon.eviction.cache import Cache, each_once, leading_run
+from pinyon.eviction.policy import learner
+from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.index import BlockIndex
+from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.instances import InstanceInfo, InstanceState
+from pinyon.placement.policy import Move, PlacementDecision, PlacementPolicy, PlacementRequest, Waiting
+from pinyon.placement.scheduler import Scheduler
+from pinyon.simulator.report import Served
+from pinyon.simulator.workload import Arrival
+
+__all__ = ["PrefillReference", "ReferenceSettings"]
+
+TOKEN_US = 127
+MODEL = "prefill-reference"
+FOREVER_S = 1e18
+UNLIMITED = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSettings:
+    """``eviction``: the policy of each instance's cache."""
+
+    instances: int
+    cache_tokens: int
+    """Of each instance."""
+    block_tokens: int = 512
+    slo_s: float = 5.0
+    eviction: str = "lru"
+    seed: int = 0
+
+    @property
+    def cache_blocks(self) -> int:
+        return self.cache_tokens // self.block_tokens
+
+
+class _Request(PlacementRequest):
+    """A block that is not full has a key as well, and is reused but for its last token."""
+
+    def keys_max(self, block_tokens: int) -> int:
+        return -(-self.prompt_tokens // block_tokens)
+
+    def reusable_blocks(self, block_tokens: int) -> int:
+        return self.keys_max(block_tokens)
+
+    def reused_tokens(self, blocks: int, block_tokens: int) -> int:
+        return min(blocks * block_tokens, self.prompt_tokens - 1)
+
+    def reused_tokens_of(self, blocks: NDArray[np.int64], block_tokens: int) -> NDArray[np.int64]:
+        return np.minimum(blocks * block_tokens, self.prompt_tokens - 1)
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    number: int
+    arrival: Arrival
+    request: PlacementRequest
+    decision: PlacementDecision | None = None
+    started_s: float = 0.0
+    hit_tokens: int = 0
+
+
+class _Instance:
+    def __init__(self, number: int, fleet: Fleet, settings: ReferenceSettings, order: ServiceOrder[_Job]) -> None:
+        policy = EVICTION_POLICIES.make(settings.eviction)
+        self.number = number
+        self.cache = Cache(policy, settings.cache_blocks, learner(policy))
+        self.waiting = order
+        self.served: _Job | None = None
+        name = f"instance-{number:06d}"
+        layout = KvLayout(1, 1, 1, settings.block_tokens, "float16")
+        self.state = fleet.join(InstanceInfo(name, name, Role.MIXED, f"{name}:1", MODEL, MODEL, layout), 0.0)
+        self.state.prefill_model = KnownPrefillCost((0.0, TOKEN_US * 1e-6, 0.0))
+        self.state.learned()
+        fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
+        self.changes = 0
+
+
+class PrefillReference:
+    """Instances 0 to ``settings.instances`` - 1 under one policy."""
+
+    def __init__(
+        self,
+        settings: ReferenceSettings,
+        policy: PlacementPolicy,
+        order: Callable[[], ServiceOrder[_Job]],
+    ) -> None:
+        self._slo_s = settings.slo_s
+        self._block_tokens = settings.block_tokens
+        inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
+        self._fleet = Fleet(BlockIndex(UNLIMITED), inflight, settings.instances, together=True)
+        self._scheduler = Scheduler(self._fleet, policy, Random(settings.seed))
+        self._instances = [_Instance(number, self._fleet, settings, order()) for number in range(settings.instances)]
+        self._by_name = {each.state.info.instance_id: each for each in self._instances}
+        self._ends: list[tuple[float, int]] = []
+        self._served: dict[int, Served] = {}
+        self.moved = 0
+
+    def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None] = lambda _: None) -> list[Served]:
+        """All of them, in order of arrival."""
+        for number, arrival in enumerate(arrivals):
+            self._serve_until(arrival.time_s)
+            self._arrive(number, arrival)
+            progress(number)
+        self._serve_until(FOREVER_S)
+        return [self._served[number] for number in range(len(arrivals))]
+
+    def check(self) -> None:
+        """Assert that nothing is left of what was served, and that the books agree (for tests)."""
+        assert not any(len(each.waiting) or each.served for each in self._instances)
+        assert not self._ends
+        inflight = self._fleet.inflight
+        assert not (inflight.prefills)
+        assert not (inflight.decodes)
+        assert not (len(inflight.expected))
+        inflight.check_integrity()
+        self._fleet.index.check_integrity()
+        for each in self._instances:
+            assert self._fleet.index.blocks_of(each.state) == len(each.cache.resident) <= each.cache.capacity
+            assert each.state.queued_prefill_us == each.state.computing == 0
+
+    def _arrive(self, number: int, arrival: Arrival) -> None:
+        keys = b"".join([block.to_bytes(KEY_BYTES, "little", signed=True) for block in arrival.blocks])
+        job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, keys))
+        decision = self._scheduler.decide(job.request, arrival.time_s)
+        self._queue(job, decision, arrival.time_s)
+        for move in self._scheduler.moves(job.request, decision, self._waiting, arrival.time_s):
+            self._move(move, arrival.time_s)
+
+    def _waiting(self, state: InstanceState) -> list[Waiting]:
+        jobs = self._instances[state.row].waiting
+        return [Waiting(job.request, job.decision, job.arrival.time_s) for job in jobs if job.decision is not None]
+
+    def _move(self, move: Move, now_s: float) -> None:
+        source = self._instances[move.source.row]
+        job = next(job for job in source.waiting if job.request is move.request)
+        source.waiting.remove(job)
+        self._fleet.inflight.release(job.request.request_id)
+        self.moved += 1
+        self._queue(job, self._scheduler.decide_at(job.request, move.target, move.source, now_s), now_s)
+
+    def _queue(self, job: _Job, decision: PlacementDecision, now_s: float) -> None:
+        instance = self._by_name[decision.prefill.info.instance_id]
+        job.decision = decision
+        self._fleet.inflight.add(job.request.request_id, decision, 0, now_s, job.request.block_keys)
+        instance.waiting.add(job, now_s, decision.prefill_s, job.arrival.time_s + self._slo_s)
+        if instance.served is None:
+            self._start(instance, now_s)
+
+    def _start(self, instance: _Instance, now_s: float) -> None:
+        job = instance.waiting.next(now_s)
+        if job is None:
+            return
+        run = leading_run(job.arrival.blocks, instance.cache.resident)
+        job.hit_tokens = job.request.reused_tokens(run, self._block_tokens)
+        job.started_s = now_s
+        seconds = (job.arrival.tokens - job.hit_tokens) * TOKEN_US * 1e-6
+        instance.served = job
+        self._fleet.inflight.begin_prefill(job.request.request_id, instance.state, now_s, seconds)
+        heapq.heappush(self._ends, (now_s + seconds, instance.number))
+
+    def _serve_until(self, time_s: float) -> None:
+        while self._ends and self._ends[0][0] <= time_s:
+            now_s, number = heapq.heappop(self._ends)
+            instance = self._instances[number]
+            job, instance.served = instance.served, None
+            assert job is not None
+            arrival = job.arrival
+            times = arrival.time_s, number, job.started_s, now_s - arrival.time_s
+            self._served[job.number] = Served(*times, arrival.tokens, job.hit_tokens)
+            self._store(instance, arrival.blocks, now_s, arrival.traits)
+            self._fleet.inflight.end_prefill(job.request.request_id, instance.state, now_s)
+            self._fleet.inflight.release(job.request.request_id)
+            self._start(instance, now_s)
+
+    def _store(self, instance: _Instance, blocks: Sequence[int], now_s: float, traits: Traits) -> None:
+        cache = instance.cache
+        new = [block for block in blocks if block not in cache.resident]
+        cache.tell(*each_once(blocks), now_s, traits)
+        gone = cache.shrink(now_s)
+        instance.changes += 1
+        self._fleet.index.apply_delta(instance.state, instance.changes, _packed(new), _packed(gone))
+
+
+def _packed(blocks: Sequence[int]) -> bytes:
+    return b"".join([block.to_bytes(KEY_BYTES, "little", signed=True) for block in blocks])

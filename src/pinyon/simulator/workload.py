@@ -1,0 +1,51 @@
+"""Requests of a trace as a simulated cluster gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.eviction import Traits
+from pinyon.traces import TraceRow
+
+__all__ = ["Arrival", "at_rate", "cut", "native_rate"]
+
+
+class Arrival(NamedTuple):
+    time_s: float
+    tokens: int
+    """Of the prompt."""
+    output_tokens: int
+    blocks: tuple[int, ...]
+    """Ids of the prompt's blocks, the last one perhaps not full."""
+    traits: Traits
+
+
+def cut(rows: Iterable[TraceRow], block_tokens: int, tokens_max: int) -> list[Arrival]:
+    """In order of time; of longer prompts the first ``tokens_max`` tokens."""
+    blocks_max = -(-tokens_max // block_tokens)
+    return [
+        Arrival(
+            row.time_s,
+            min(row.input_tokens, tokens_max),
+            row.output_tokens,
+            row.blocks[:blocks_max],
+            Traits(row.category, row.user),
+        )
+        for row in rows
+    ]
+
+
+def native_rate(arrivals: Sequence[Arrival]) -> float:
+    """Requests per second from the first to the last. Raises :class:`InvalidArgument` if there is no such time."""
+    span_s = arrivals[-1].time_s - arrivals[0].time_s if arrivals else 0.0
+    if span_s <= 0:
+        raise InvalidArgument("a trace of requests that all come at one time has no rate", field="trace")
+    return len(arrivals) / span_s
+
+
+def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
+    """The same from 0 s on, all times scaled alike, so that ``rate`` requests come per second in the mean."""
+    scale, first_s = native_rate(arrivals) / rate, arrivals[0].time_s
+    return [each._replace(time_s=(each.time_s - first_s) * scale) for each in arrivals]
