@@ -68,8 +68,9 @@ class Plain:
         self.ends_s = 0.0
 
     def load_s(self, now_s: float) -> float:
+        """Equal ones must be equal after rounding as well."""
         rest = self.ends_s - now_s if self.running else 0.0
-        return rest + sum(new for _, _, new in self.queue) * TOKEN_S
+        return round(rest + sum(new for _, _, new in self.queue) * TOKEN_S, 9)
 
     def seen(self, row: Row) -> int:
         """Tokens that a router believes will be reused."""
@@ -101,7 +102,7 @@ def choose(policy: str, instances: list[Plain], row: Row, now_s: float) -> int:
     hits = [each.seen(row) for each in instances]
     everyone = range(len(instances))
     if policy == "min_ttft":
-        return min(everyone, key=lambda n: (loads[n] + (row.tokens - hits[n]) * TOKEN_S, n))
+        return min(everyone, key=lambda n: (round(loads[n] + (row.tokens - hits[n]) * TOKEN_S, 9), n))
     if policy == "preble" and max(hits) > 0.5 * row.tokens:
         return min((n for n in everyone if hits[n] == max(hits)), key=lambda n: (loads[n], n))
     assert policy in ("least_loaded", "preble")

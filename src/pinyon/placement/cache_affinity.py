@@ -56,7 +56,7 @@ class CacheAffinity:
             costs_s = pool.queues_s(now_s)
             reused = pool.reused_tokens(request, match.soon)
             costs_s[reused < reused.max()] = np.inf
-            return pool.prefills[int(np.argmin(costs_s))]
+            return pool.lowest(costs_s)
         if pool is not self._pool or self._ring is None:
             names = [state.info.instance_id for state in pool.prefills]
             self._ring, self._pool = HashRing(names, settings.virtual_nodes, settings.seed), pool

@@ -135,7 +135,7 @@ class DualMap:
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """0 or 1."""
         choice = self._settings.choice
-        queues_s = [each.queue_s for each in both]
+        queues_s = [round(each.queue_s, 9) for each in both]  # as Pool.lowest
         less = int(queues_s[1] < queues_s[0])
         reuse = [each.local_blocks for each in both]
         if choice is Choice.LEAST_LOADED:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
-
 from pinyon.placement.at_one import at_one
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
@@ -41,4 +39,4 @@ class Dynamo:
         longest_s = queues_s.max()
         loads = queues_s / longest_s if longest_s > 0 else queues_s
         score = pool.reused_tokens(request, match.soon) / request.prompt_tokens - self._weight * loads
-        return at_one(self.name, request, pool, match, pool.prefills[int(np.argmax(score))], now_s)
+        return at_one(self.name, request, pool, match, pool.lowest(-score), now_s)

@@ -28,6 +28,6 @@ class LeastLoaded:
 
 def least_loaded(pool: Pool, now_s: float) -> InstanceState:
     """Of equals the one with the emptier cache, then the smaller id (the pool's order)."""
-    queues_s = pool.queues_s(now_s)
+    queues_s = np.round(pool.queues_s(now_s), 9)  # as Pool.lowest
     equals = np.flatnonzero(queues_s == queues_s.min()).tolist()
     return min((pool.prefills[place] for place in equals), key=lambda state: state.load.cached_blocks)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
-
 from pinyon.placement.at_one import at_one
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
@@ -27,4 +25,4 @@ class MinTtft:
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
         times_s = pool.queues_s(now_s) + pool.prefills_s(request.prompt_tokens, pool.reused_tokens(request, match.soon))
-        return at_one(self.name, request, pool, match, pool.prefills[int(np.argmin(times_s))], now_s)
+        return at_one(self.name, request, pool, match, pool.lowest(times_s), now_s)

@@ -162,6 +162,11 @@ class Pool:
         """By a prefill instance's bit, where it is among them."""
         return {state.bit: place for place, state in enumerate(self.prefills)}
 
+    def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
+        """The prefill instance with the least of these times; of equals the first by id. Times that are a nanosecond
+        apart are equal: they are sums, and rounding must not choose."""
+        return self.prefills[int(np.argmin(np.round(costs_s, 9)))]
+
     def queues_s(self, now_s: float) -> NDArray[np.float64]:
         """Of each prefill instance, seconds of work before a new request."""
         return self.prefills[0].loads.queues_s(self.rows, now_s)

@@ -46,4 +46,4 @@ class Preble:
             costs_s[reused < most] = np.inf
         elif self._combined:
             costs_s += pool.prefills_s(request.prompt_tokens, reused)
-        return at_one(self.name, request, pool, match, pool.prefills[int(np.argmin(costs_s))], now_s)
+        return at_one(self.name, request, pool, match, pool.lowest(costs_s), now_s)
