@@ -38,6 +38,8 @@ __all__ = ["DualMap", "DualMapSettings"]
 
 SECOND = 0x9E3779B97F4A7C15
 """Sets the seeds of the two rings apart."""
+NANO_S = 1e-9
+"""Times that differ by less are equal (:meth:`Pool.lowest`)."""
 EXAMINED_MAX = 4096
 """Of a queue."""
 
@@ -208,7 +210,7 @@ class DualMap:
         expected_s += state.prefill_queue_s(now_s) - state.queued_prefill_us * 1e-6
         expected_s += self._stuck_s(state, queues, now_s)
         expected_s += [now_s - each.placed_s for each in waiting]
-        if not (expected_s > slos_s).any():
+        if not (expected_s > slos_s + NANO_S).any():
             return []
         block_tokens = pool.layout.block_tokens
         gains: list[tuple[float, int, float]] = []
@@ -218,7 +220,7 @@ class DualMap:
                 continue
             wait_s = other.prefill_queue_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
             ttft_s = now_s - each.placed_s + wait_s
-            bound_s = min(expected_s[place], slos_s[place])
+            bound_s = min(expected_s[place], slos_s[place]) - NANO_S
             if ttft_s < bound_s:
                 reused = each.request.reused_tokens(match(each.request).soon.held_by(other), block_tokens)
                 there_s = other.prefill_model.predict_s(each.request.prompt_tokens, reused)
@@ -230,12 +232,12 @@ class DualMap:
             other = each.decision.alternate
             assert other is not None
             wait_s = other.prefill_queue_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
-            if now_s - each.placed_s + wait_s + there_s >= min(expected_s[place], slos_s[place]):
+            if now_s - each.placed_s + wait_s + there_s >= min(expected_s[place], slos_s[place]) - NANO_S:
                 continue  # those that moved before filled the queue there, or made room here
             moves.append(Move(each.request, state, other))
             planned_s[other] = planned_s.get(other, 0.0) + there_s
             expected_s[place:] -= each.decision.prefill_s
             expected_s[place] = -np.inf
-            if not (expected_s > slos_s).any():
+            if not (expected_s > slos_s + NANO_S).any():
                 break
         return moves

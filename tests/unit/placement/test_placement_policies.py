@@ -246,6 +246,20 @@ def test_an_instance_that_nothing_comes_from_is_overloaded_for_as_long():
 
 @settings(max_examples=300, deadline=None)
 @example([(24, True, False), (14, False, True)], 24, 100, [0.0, 2.5] * 4)
+@example(
+    [
+        (1, False, True),
+        (1, False, True),
+        (21, True, False),
+        (1, False, False),
+        (1, True, False),
+        (1, True, False),
+        (4, False, False),
+    ],
+    21,
+    271,
+    [0.0, 0.0, 0.0, 2.5, 0.0, 0.0, 0.0, 0.0],
+)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 24), st.booleans(), st.booleans()), min_size=1, max_size=8),
     held=st.integers(0, 24),
