@@ -143,7 +143,7 @@ class DualMap:
         if choice is Choice.LEAST_LOADED:
             return less
         if choice is Choice.MIN_TTFT:
-            return int(both[1].ttft_s < both[0].ttft_s)
+            return int(round(both[1].ttft_s, 9) < round(both[0].ttft_s, 9))
         if reuse[0] == reuse[1]:
             return less
         more = int(reuse[1] > reuse[0])
