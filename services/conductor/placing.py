@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from logging import DEBUG
@@ -21,6 +22,8 @@ from services.conductor.metrics import ConductorMetrics
 __all__ = ["Placer"]
 
 _log = get_logger("conductor")
+
+MOVES_EVERY_S = 1.0
 
 
 class Placer:
@@ -43,6 +46,7 @@ class Placer:
         self._clock = clock
         self._ttft_slo_s = ttft_slo_s
         self._tbt_slo_s = tbt_slo_s
+        self._moves_at_s = -math.inf
 
     def place(self, message: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
         """One placement. Raises the :class:`PinyonError` that says why there is none."""
@@ -71,8 +75,19 @@ class Placer:
         return response
 
     def _look_at_moves(self, request: PlacementRequest, decision: PlacementDecision) -> None:
-        """What the policy would move: a running conductor says so, and moves nothing."""
-        for move in self._scheduler.moves(request, decision, self._inflight.waiting, self._clock()):
+        """What the policy would move: a running conductor says so, and moves nothing. Now and then: what nobody moves
+        is found again at each request."""
+        now_s = self._clock()
+        if now_s < self._moves_at_s:
+            return
+        try:
+            moves = self._scheduler.moves(request, decision, self._inflight.waiting, now_s)
+        except Exception:
+            _log.exception("what should wait elsewhere is not known", extra={"request_id": request.request_id})
+            moves = []
+        if moves:
+            self._moves_at_s = now_s + MOVES_EVERY_S
+        for move in moves:
             self._metrics.moves_wanted.inc()
             if _log.isEnabledFor(DEBUG):
                 where = move.source.info.instance_id, move.target.info.instance_id

@@ -12,8 +12,7 @@ from pinyon.core.policies import NoSettings, Registry
 __all__ = ["SERVICE_ORDERS", "Fifo", "ServiceOrder", "ShortestInTime", "ShortestInTimeSettings"]
 
 Waiting = TypeVar("Waiting")
-
-
+What = TypeVar("What")
 STALE_MAX = 64
 
 
@@ -36,22 +35,11 @@ class ServiceOrder(Protocol[Waiting]):
     def __len__(self) -> int: ...
 
 
-class Fifo(Generic[Waiting]):
-    """As they came."""
-
-    name = "fifo"
+class _Arrived(Generic[Waiting, What]):
+    """Who waits, as they came, with what is to be known of them."""
 
     def __init__(self) -> None:
-        self._all: dict[Waiting, None] = {}
-
-    def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
-        self._all[waiting] = None
-
-    def next(self, now_s: float) -> Waiting | None:
-        first = next(iter(self._all), None)
-        if first is not None:
-            del self._all[first]
-        return first
+        self._all: dict[Waiting, What] = {}
 
     def remove(self, waiting: Waiting) -> None:
         del self._all[waiting]
@@ -61,6 +49,21 @@ class Fifo(Generic[Waiting]):
 
     def __len__(self) -> int:
         return len(self._all)
+
+
+class Fifo(_Arrived[Waiting, None]):
+    """As they came."""
+
+    name = "fifo"
+
+    def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
+        self._all[waiting] = None
+
+    def next(self, now_s: float) -> Waiting | None:
+        first = next(iter(self._all), None)
+        if first is not None:
+            del self._all[first]
+        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +77,16 @@ class ShortestInTimeSettings:
             raise ValueError(f"age_s must be from 0 to 1e6, got {self.age_s}")
 
 
-class ShortestInTime(Generic[Waiting]):
+class ShortestInTime(_Arrived[Waiting, tuple[int, float, float]]):
     """The shortest of those whose first token can still be in time; then the others as they came. Who is late for long
     goes first."""
 
     name = "shortest_in_time"
 
     def __init__(self, settings: ShortestInTimeSettings = ShortestInTimeSettings()) -> None:
+        """Of each: number, seconds, deadline."""
+        super().__init__()
         self._age_s = settings.age_s
-        self._all: dict[Waiting, tuple[int, float, float]] = {}
-        """As they came: number, seconds, deadline."""
         self._short: list[tuple[float, int, Waiting]] = []
         """A heap; who is gone or was late when its turn came is in :attr:`_all` with another number, or not at all."""
         self._came = 0
@@ -113,15 +116,6 @@ class ShortestInTime(Generic[Waiting]):
             if known is not None and known[0] == number and now_s + seconds <= known[2]:
                 return waiting
         return None
-
-    def remove(self, waiting: Waiting) -> None:
-        del self._all[waiting]
-
-    def __iter__(self) -> Iterator[Waiting]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
 
 
 SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(

@@ -30,6 +30,7 @@ class ByModel:
     def __init__(self, default: PlacementPolicy, of_model: Mapping[str, PlacementPolicy]) -> None:
         self._default = default
         self._of_model = of_model
+        self._moving = {name: each for name, each in {"": default, **of_model}.items() if isinstance(each, Rebalancing)}
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -45,8 +46,8 @@ class ByModel:
         match: Callable[[PlacementRequest], PrefixMatch],
         now_s: float,
     ) -> list[Move]:
-        policy = self._of_model.get(request.model, self._default)
-        return policy.moves(request, decision, pool, queues, match, now_s) if isinstance(policy, Rebalancing) else []
+        policy = self._moving.get(request.model if request.model in self._of_model else "")
+        return [] if policy is None else policy.moves(request, decision, pool, queues, match, now_s)
 
 
 class ByModelRegistry(Registry[PlacementPolicy]):

@@ -44,6 +44,7 @@ class CacheAffinity:
         self._settings = settings
         self._pool: Pool | None = None
         self._ring: HashRing | None = None
+        self._by_id: dict[str, InstanceState] = {}
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -58,8 +59,9 @@ class CacheAffinity:
             costs_s[reused < reused.max()] = np.inf
             return pool.lowest(costs_s)
         if pool is not self._pool or self._ring is None:
-            names = [state.info.instance_id for state in pool.prefills]
-            self._ring, self._pool = HashRing(names, settings.virtual_nodes, settings.seed), pool
+            self._by_id = {state.info.instance_id: state for state in pool.prefills}
+            self._ring, self._pool = HashRing(list(self._by_id), settings.virtual_nodes, settings.seed), pool
         end = min(settings.key_blocks * KEY_BYTES, len(request.block_keys))
         name = self._ring.owner(request.block_keys[max(0, end - KEY_BYTES) : end] or request.request_id.encode())
-        return next(state for state in pool.prefills if state.info.instance_id == name)
+        assert name is not None, "a pool has at least one prefill instance"
+        return self._by_id[name]

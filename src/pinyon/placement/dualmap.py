@@ -31,7 +31,7 @@ from pinyon.placement.at_one import at_one
 from pinyon.placement.hash_ring import HashRing
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["DualMap", "DualMapSettings"]
@@ -40,7 +40,7 @@ SECOND = 0x9E3779B97F4A7C15
 """Sets the seeds of the two rings apart."""
 NANO_S = 1e-9
 """Times that differ by less are equal (:meth:`Pool.lowest`)."""
-EXAMINED_MAX = 4096
+EXAMINED_MAX = 512
 """Of a queue."""
 
 
@@ -174,12 +174,19 @@ class DualMap:
         pair; a single round."""
         if not self._settings.rebalance or decision.alternate is None:
             return []
+        known: dict[InstanceState, Sequence[Waiting]] = {}
+
+        def once(state: InstanceState) -> Sequence[Waiting]:
+            if state not in known:
+                known[state] = queues(state)
+            return known[state]
+
         pair = decision.prefill, decision.alternate
-        if not all(self._hot(request, state, queues, now_s) for state in pair):
+        if not all(self._hot(request, state, once, now_s) for state in pair):
             return []
         planned_s: dict[InstanceState, float] = {}
         """Of work that moves before bring."""
-        return [move for state in pair for move in self._relieve(state, pool, queues, match, now_s, planned_s)]
+        return [move for state in pair for move in self._relieve(state, pool, once, match, now_s, planned_s)]
 
     def _stuck_s(self, state: InstanceState, queues: Queues, now_s: float) -> float:
         """For how long nothing came of an instance where somebody waits (A.8)."""

@@ -111,7 +111,7 @@ class InFlightTable:
         prefill, decode = decision.prefill, decision.decode
         prefill_us, transfer_us = round(decision.prefill_s * 1e6), round(decision.transfer_s * 1e6)
         room = self._expected_keys + len(expected) // KEY_BYTES <= self._expected_keys_max
-        keys = unpack_keys(expected) if room else []
+        keys = list(dict.fromkeys(unpack_keys(expected))) if room else []  # a client may name one twice
         self._expected_keys += len(keys)
         self.expected.add(prefill, keys)
         self._prefills[request_id] = _Prefill(

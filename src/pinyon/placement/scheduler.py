@@ -61,7 +61,7 @@ class Scheduler:
             expected = b""
         else:
             expected = request.block_keys[held * KEY_BYTES :]
-        kept = request if self._rebalancing is not None else None
+        kept = request if decision.alternate is not None else None  # only such a one may move
         fleet.inflight.add(request.request_id, decision, blocks, now_s, expected, kept)
         return decision
 
@@ -79,7 +79,7 @@ class Scheduler:
     def moves(self, request: PlacementRequest, decision: PlacementDecision, queues: Queues, now_s: float) -> list[Move]:
         """What should wait elsewhere, now that the request was placed so; empty where the policy moves nothing."""
         policy = self._rebalancing
-        if policy is None:
+        if policy is None or decision.alternate is None:
             return []
         pool = next((each for each in self._fleet.pools(request.model) if decision.prefill in each.prefills), None)
         if pool is None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.request import Role
+from pinyon.placement.dualmap import DualMap
 from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.policy import Move
 from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
-from services.conductor.placing import Placer
+from services.conductor.placing import MOVES_EVERY_S, Placer
 from tests.unit.placement.conftest import make_fleet
 
 
@@ -40,3 +43,32 @@ def test_a_defect_is_the_answer_to_one_request():
     assert "secret" not in answers[1].error.message
     assert fleet.inflight.decodes == 2
     assert registry.get_sample_value("pinyon_conductor_placements_total", {"outcome": "internal"}) == 1
+
+
+class Moving(DualMap):
+    """Wants the same moved at each request, or has a defect."""
+
+    asked = 0
+    broken = False
+
+    def moves(self, request, decision, pool, queues, match, now_s):
+        self.asked += 1
+        if self.broken:
+            raise ZeroDivisionError
+        return [Move(request, decision.prefill, decision.alternate)]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_should_move_is_counted_now_and_then_and_at_no_requests_cost(broken):
+    fleet = make_fleet(("p0", Role.MIXED), ("p1", Role.MIXED))
+    registry, policy, now_s = CollectorRegistry(), Moving(), [0.0]
+    policy.broken = broken
+    metrics = ConductorMetrics(registry, fleet, Membership(fleet, lambda: now_s[0], 3.0, 0.0))
+    scheduler = Scheduler(fleet, policy)
+    placer = Placer(scheduler, fleet.inflight, metrics, Telemetry("conductor", "c"), lambda: now_s[0], 0.0, 0.0)
+    for number in range(10):
+        now_s[0] = number * MOVES_EVERY_S / 4
+        answer = placer.answer(conductor_pb2.ScheduleRequest(request_id=f"r{number}", model="m", prompt_tokens=9))
+        assert answer.HasField("placement")
+    counted = registry.get_sample_value("pinyon_conductor_moves_wanted_total")
+    assert (policy.asked, counted) == ((10, 0.0) if broken else (3, 3.0))

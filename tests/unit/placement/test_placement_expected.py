@@ -219,6 +219,22 @@ def leading(asked, numbers):
     return next((at for at, number in enumerate(asked) if number not in numbers), len(asked))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_key_that_a_client_names_twice_is_one(fleet, scheduler, shared):
+    """Nobody checks what is sent, and what was counted must be uncounted."""
+    if shared:
+        scheduler.schedule(ask("other", block_keys=keys(1, 2), exclude=frozenset({"p1", "p2", "p3"})), 0.0)
+    twice = ask("twice", block_keys=keys(1, 1, 2, 1), exclude=frozenset({"p1", "p2", "p3"}))
+    scheduler.schedule(twice, 0.0)
+    fleet.inflight.check_integrity()
+    assert fleet.inflight.expected.of(member(fleet, "p0")) == 2
+    for request_id in ("twice", "other"):
+        fleet.inflight.release(request_id)
+        fleet.inflight.check_integrity()
+    assert not fleet.inflight.expected
+    assert not fleet.inflight.expected.pairs
+
+
 def test_who_left_holds_nothing_soon():
     index, expected = BlockIndex(100_000), ExpectedBlocks()
     left, stays = Bit(index.add()), Bit(index.add())

@@ -365,3 +365,20 @@ def test_nothing_known_of_a_prompt():
     for name in PLACEMENT_POLICIES.names:
         decision = Scheduler(fleet, PLACEMENT_POLICIES.make(name)).decide(ask(block_keys=b""), 0.0)
         assert decision.local_blocks == NO_MATCH.blocks
+
+
+def test_a_long_queue_is_looked_at_once_for_each_instance():
+    """Whoever answers what waits somewhere may have to list it."""
+    settings_ = DualMapSettings(slo_s=8.0)
+    one, two = pair_of(settings_, fleet_of(dict.fromkeys(NAMES, 0), {}), ask())
+    fleet = fleet_of({**dict.fromkeys(NAMES, 0), two: 450}, {})
+    scheduler = Scheduler(fleet, DualMap(settings_))
+    at = {one: queue_up(fleet, scheduler, one, two, 50, 0.0)}
+    asked: list[str] = []
+
+    def queues(state):
+        asked.append(state.info.instance_id)
+        return at.get(state.info.instance_id, [])
+
+    assert scheduler.moves(ask(), scheduler.decide_at(ask(), member(fleet, one), member(fleet, two), 0.0), queues, 0.0)
+    assert sorted(asked) == sorted((one, two))
