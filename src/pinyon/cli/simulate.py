@@ -153,6 +153,9 @@ def _check(arguments: argparse.Namespace) -> None:
         if value is not None and not least <= value <= most:
             option = name.replace("_", "-")
             raise InvalidArgument(f"--{option} must be from {least:g} to {most:g}, got {value:g}", field=name)
+    rows = arguments.per_request
+    if rows is not None and (rows.is_dir() or not rows.parent.is_dir()):  # now: a search for a rate may take long
+        raise InvalidArgument(f"cannot write {rows}: there is no such folder, or it is one", field="per_request")
 
 
 def _choice(registry: Registry[Any], choice: str, option: str) -> str:

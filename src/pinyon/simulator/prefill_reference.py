@@ -47,6 +47,7 @@ TOKEN_US = 127
 MODEL = "prefill-reference"
 FOREVER_S = 1e18
 UNLIMITED = 1 << 40
+PROGRESS_EVERY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ class PrefillReference:
         for number, arrival in enumerate(arrivals):
             self._serve_until(arrival.time_s)
             self._arrive(number, arrival)
-            progress(number)
+            if number % PROGRESS_EVERY == 0:
+                progress(number)
         self._serve_until(FOREVER_S)
         return [self._served[number] for number in range(len(arrivals))]
 
@@ -142,9 +144,9 @@ class PrefillReference:
         assert not any(len(each.waiting) or each.served for each in self._instances)
         assert not self._ends
         inflight = self._fleet.inflight
-        assert not (inflight.prefills)
-        assert not (inflight.decodes)
-        assert not (len(inflight.expected))
+        assert not inflight.prefills
+        assert not inflight.decodes
+        assert not len(inflight.expected)
         inflight.check_integrity()
         self._fleet.index.check_integrity()
         for each in self._instances:
@@ -152,8 +154,7 @@ class PrefillReference:
             assert each.state.queued_prefill_us == each.state.computing == 0
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
-        keys = b"".join([block.to_bytes(KEY_BYTES, "little", signed=True) for block in arrival.blocks])
-        job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, keys))
+        job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, _packed(arrival.blocks)))
         decision = self._scheduler.decide(job.request, arrival.time_s)
         self._queue(job, decision, arrival.time_s)
         for move in self._scheduler.moves(job.request, decision, self._waiting, arrival.time_s):
