@@ -35,7 +35,7 @@ DROPPED_BYTES = 16 << 20
 LINGER_S = 2.0
 """How long that goes on when a client was refused."""
 LINGERING_MAX = 256
-FIRST_S = 1.0
+FIRST_S = 3.0
 """A connection that has brought no request yet gets this long when the server ends: one may be under way."""
 TURN_REQUESTS = 16
 """Answered in one go; then it is the others' turn."""

@@ -12,14 +12,16 @@ from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.runtime.logging import get_logger
 from services.lb.http_answer import field
 from services.lb.http_connection import Connection
+from services.lb.http_listeners import Listeners
 from services.lb.http_state import HttpState
 from services.lb.http_tls_acceptor import TlsAcceptor
 
 __all__ = ["HttpServer"]
 
-BACKLOG = 2048
 FAREWELL_S = 0.5
 """For the last answers to leave, once the time for draining is over."""
+HANDSHAKES_S = 1.0
+"""For connections without TLS yet when the server ends."""
 
 _log = get_logger("lb.http")
 
@@ -34,25 +36,23 @@ class HttpServer:
         self._listen = listen
         self._secure = TlsAcceptor(shared, tls) if tls is not None else None
         self._date: asyncio.TimerHandle | None = None
-        self._server: asyncio.Server | None = None
+        self._listeners = Listeners()
+        self._servers: list[asyncio.Server] = []
         self._started = False
 
     async def start(self) -> str:
         """Bind and serve. Returns ``host:port``; raises :class:`Unavailable` if the port is taken."""
         host, port = parse_address(self._listen)
         loop = asyncio.get_running_loop()
-
-        def protocol() -> Connection:
-            return Connection(self._shared, loop)
-
         try:
-            if self._secure is not None:
-                bound = await self._secure.start(host, port, BACKLOG)
-            else:
-                self._server = await loop.create_server(protocol, host, port, backlog=BACKLOG)
-                bound = self._server.sockets[0].getsockname()[1]
+            bound = await self._listeners.open(host, port)
         except OSError as error:
             raise Unavailable(f"cannot listen on {self._listen}: {error.strerror or error}") from None
+        if self._secure is not None:
+            self._secure.start(self._listeners.sockets)
+        else:
+            for each in self._listeners.sockets:
+                self._servers.append(await loop.create_server(self._connection, sock=each.dup()))
         self._tick()
         self._started = True
         return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
@@ -78,10 +78,7 @@ class HttpServer:
         self._started = False
         shared = self._shared
         shared.closing = True
-        if self._server is not None:
-            self._server.close()
-        if self._secure is not None:
-            await self._secure.close()
+        await self._accept_last(seconds)
         for connection in list(shared.connections):
             connection.shutdown()  # idle ones close, the others do so after their answer
         tasks = shared.tasks
@@ -99,11 +96,31 @@ class HttpServer:
             connection.abort()
         if tasks:
             await asyncio.wait(list(tasks))
-        if self._server is not None:
-            await self._server.wait_closed()
-            self._server = None
+        for server in self._servers:
+            await server.wait_closed()
+        self._servers.clear()
         if self._date is not None:
             self._date.cancel()
+
+    async def _accept_last(self, seconds: float) -> None:
+        """Stop listening, and take what has connected by then: its requests are under way."""
+        for server in self._servers:
+            server.close()
+        if self._secure is not None:
+            await self._secure.stop()
+        clients = self._listeners.waiting()
+        self._listeners.close()
+        if self._secure is not None:
+            for client, host in clients:
+                self._secure.take(client, host)
+            await self._secure.close(min(seconds, HANDSHAKES_S))
+        else:
+            loop = asyncio.get_running_loop()
+            made = [loop.connect_accepted_socket(self._connection, client) for client, _ in clients]
+            await asyncio.gather(*made, return_exceptions=True)  # an error: the client has left
+
+    def _connection(self) -> Connection:
+        return Connection(self._shared, asyncio.get_running_loop())
 
     def _tick(self) -> None:
         """The Date header, made once per second."""

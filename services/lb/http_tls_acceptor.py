@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from pinyon.runtime.logging import get_logger
@@ -32,43 +32,35 @@ class TlsAcceptor:
     def __init__(self, shared: HttpState, tls: ssl.SSLContext) -> None:
         self._shared = shared
         self._tls = tls
-        self._sockets: list[socket.socket] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str, port: int, backlog: int) -> int:
-        """The port. Raises :class:`OSError`."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        try:
-            for family, _, _, _, address in dict.fromkeys(found):
-                bound = socket.create_server(address[:2], family=family, backlog=backlog)
-                bound.setblocking(False)
-                self._sockets.append(bound)
-        except OSError:
-            self._close_sockets()
-            raise
-        for bound in self._sockets:
-            self._run(self._accept(bound))
-        return int(self._sockets[0].getsockname()[1])
+    def start(self, listeners: Iterable[socket.socket]) -> None:
+        for bound in listeners:
+            self._run(self._accept(bound), self._accepting)
 
-    async def close(self) -> None:
-        """Accept no more; who has not shown by now that it speaks TLS is cut."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._close_sockets()
+    async def stop(self) -> None:
+        """Accept no more."""
+        await _end(self._accepting)
 
-    def _close_sockets(self) -> None:
-        for bound in self._sockets:
-            bound.close()
-        self._sockets.clear()
+    async def close(self, seconds: float) -> None:
+        """Who has not shown by then that it speaks TLS is cut."""
+        if self._handshakes and seconds > 0:
+            await asyncio.wait(list(self._handshakes), timeout=seconds)
+        await _end(self._handshakes)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def take(self, client: socket.socket, host: str) -> None:
+        """Begin with an accepted connection."""
+        place = _Place(self._shared)
+        if place.take(host):
+            self._run(self._handshake(client, place), self._handshakes)
+        else:
+            client.close()  # before there is TLS nothing can be said
+
+    def _run(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _accept(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -79,11 +71,7 @@ class TlsAcceptor:
                 _log.warning("cannot accept connections: %s", error.strerror or error)
                 await asyncio.sleep(PAUSE_S)
                 continue
-            place = _Place(self._shared)
-            if place.take(address[0]):
-                self._run(self._handshake(client, place))
-            else:
-                client.close()  # before there is TLS nothing can be said
+            self.take(client, address[0])
 
     async def _handshake(self, client: socket.socket, place: _Place) -> None:
         loop, shared = asyncio.get_running_loop(), self._shared
@@ -97,6 +85,13 @@ class TlsAcceptor:
                 )
         finally:
             place.give_back()
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    for task in list(tasks):
+        task.cancel()
+    if tasks:
+        await asyncio.wait(list(tasks))
 
 
 class _Place:

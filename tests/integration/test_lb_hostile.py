@@ -431,6 +431,25 @@ async def test_sigterm_makes_a_lame_duck(tmp_path):
         assert lb.process.alive
 
 
+async def test_who_connected_in_time_is_answered():
+    """Connections that the kernel made and nobody accepted; closing the listener reset them."""
+    async with running_lb() as bench:
+        address = ("127.0.0.1", int(bench.http.rpartition(":")[2]))
+        clients = [socket.create_connection(address, WAIT_S) for _ in range(20)]
+        for client in clients:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: lb\r\n\r\n")
+        draining = asyncio.ensure_future(bench.lb.http.drain(WAIT_S))
+        for client in clients:
+            client.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=client)
+            async with asyncio.timeout(WAIT_S):
+                assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+            writer.close()
+        await draining
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, WAIT_S)
+
+
 # ---------------------------------------------------------------- what is counted
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 
 import pytest
@@ -146,4 +147,24 @@ async def test_the_end_does_not_wait_for_who_says_nothing(authority):
         await served.until(lambda: served.shared.admitted == 1)
         await asyncio.wait_for(served.server.drain(WAIT_S), WAIT_S / 2)
         assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        assert (served.shared.admitted, len(served.peers)) == (0, 0)
+
+
+async def test_who_connected_in_time_is_answered(authority):
+    """Connections that the kernel made and nobody accepted before the server ended."""
+    async with Served(authority) as served:
+        clients = [socket.create_connection((served.host, served.port), WAIT_S) for _ in range(5)]
+        draining = asyncio.ensure_future(served.server.drain(WAIT_S))
+
+        async def answer(client: socket.socket) -> bytes:
+            client.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=client, ssl=served.trust, server_hostname=served.host)
+            writer.write(PLAIN)
+            line = await reader.readline()
+            writer.close()
+            return line[9:12]
+
+        async with asyncio.timeout(WAIT_S):
+            assert await asyncio.gather(*map(answer, clients)) == [b"200"] * 5
+        await draining
         assert (served.shared.admitted, len(served.peers)) == (0, 0)
