@@ -9,11 +9,11 @@ from pydantic import AfterValidator, Field
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
+from pinyon.profiles.engine_profile import built_in_profiles, load_profile
 from pinyon.runtime.eviction_choice import checked_eviction
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, plain_redis, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
-from services.worker.engines.profile import built_in_profiles, load_profile
 
 __all__ = ["WorkerSettings"]
 

@@ -8,10 +8,10 @@ import numpy.typing as npt
 from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.model.card import ModelCard
+from pinyon.profiles.engine_profile import load_profile
 from services.worker.engines.instant import InstantEngine
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.paced import PacedEngine
-from services.worker.engines.profile import load_profile
 from services.worker.engines.protocol import Engine, StepLogprobs, StepResult
 
 __all__ = [

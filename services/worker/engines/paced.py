@@ -20,8 +20,8 @@ from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import SamplingParams
 from pinyon.model.config import ModelConfig
+from pinyon.profiles.engine_profile import EngineProfile
 from services.worker.engines.checks import COMPUTES_NOTHING, check_step
-from services.worker.engines.profile import EngineProfile
 from services.worker.engines.protocol import StepResult
 from services.worker.engines.sampling import uniform
 

@@ -138,6 +138,10 @@ class PromptQueue:
         held = self._prefixes.match_prefix(prompt.keys)
         return held >= prompt.reusable or prompt.keys[held] not in self._claims
 
+    def waits(self, number: int) -> bool:
+        """It has not left the queue."""
+        return number in self._queue
+
     def waits_for_room(self, number: int) -> None:
         """It waits for KV memory and gives its place to others: they may hold the room, and must not wait for it."""
         self._roomless.add(number)

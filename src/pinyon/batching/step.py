@@ -113,6 +113,10 @@ class StepScheduler:
         """Running requests that need a block more before the next step."""
         return [number for number, left in self._running.items() if left < 1]
 
+    def room(self, number: int) -> int:
+        """Steps that it can be in before it is in :meth:`growth`. Raises ``KeyError`` if it is not running."""
+        return self._running[number]
+
     def grown(self, number: int, blocks: int) -> None:
         """It has so many blocks more. Raises ``KeyError`` if it is not running."""
         self._running[number] += blocks * self._limits.block_tokens
@@ -144,9 +148,16 @@ class StepScheduler:
         return chunks
 
     def fold(
-        self, plan: StepPlan, failed_prefills: Collection[int] = (), failed_decodes: Collection[int] = ()
+        self,
+        plan: StepPlan,
+        failed_prefills: Collection[int] = (),
+        failed_decodes: Collection[int] = (),
+        steps: int = 1,
     ) -> StepPlan:
         """The part of the step that counts: members that are still there and did not fail.
+
+        ``steps``: so many equal ones in a row, of which only the last can have failed members; none has more than its
+        :meth:`room`. A simulator takes them at once.
 
         Those that failed are removed, and so are prompts that have reached their end. Decoded requests stay until
         :meth:`remove_decode`.
@@ -156,7 +167,7 @@ class StepScheduler:
         running = self._running
         decodes = [number for number in plan.decodes if number in running]
         for number in decodes:
-            running[number] -= 1
+            running[number] -= steps
         return StepPlan(self._advance(plan, failed_prefills) if plan.prefills else [], decodes)
 
     def _advance(self, plan: StepPlan, failed: Collection[int]) -> list[tuple[int, int, int]]:

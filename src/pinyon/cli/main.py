@@ -14,7 +14,19 @@ from rich.table import Table
 from pinyon import __version__
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.cli import admin, certs, journal, reproduce, simulate, simulate_cache, topology, trace, transfer_commands
+from pinyon.cli import (
+    admin,
+    certs,
+    compare,
+    journal,
+    plan,
+    reproduce,
+    simulate,
+    simulate_cache,
+    topology,
+    trace,
+    transfer_commands,
+)
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
@@ -107,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
 
     admin.add_command(commands)
     certs.add_command(commands)
+    compare.add_command(commands)
     journal.add_command(commands)
+    plan.add_command(commands)
     reproduce.add_command(commands)
     simulate_cache.add_command(commands)
     simulate.add_command(commands)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.simulator.report import Served, report
 
 __all__ = ["goodput"]
 
@@ -13,16 +13,18 @@ EXACT = 1.005
 """So many times too low at most."""
 FACTOR_MAX = 2.0**20
 
+Run = TypeVar("Run")
+
 
 def goodput(
-    served_at: Callable[[float], list[Served]], share: float, slo_s: float, warm_up: int, start: float
-) -> tuple[float, list[Served]]:
+    served_at: Callable[[float], Run], attained: Callable[[Run], float], share: float, start: float
+) -> tuple[float, Run]:
     """The rate, and what came of it. By halving, so attainment should fall as the rate grows; where it does not,
     it is one of the rates at which it crosses ``share``. Raises :class:`InvalidArgument` if there is none."""
 
-    def enough(rate: float) -> list[Served] | None:
+    def enough(rate: float) -> Run | None:
         served = served_at(rate)
-        return served if report(served, slo_s, warm_up)["attainment"] >= share else None
+        return served if attained(served) >= share else None
 
     good, served = start, enough(start)
     if served is None:

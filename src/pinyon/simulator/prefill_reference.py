@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon.batching.service_order import ServiceOrder
-from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.block_keys import pack_keys
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.eviction import EVICTION_POLICIES, Traits
@@ -38,6 +38,7 @@ from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceState
 from pinyon.placement.policy import Move, PlacementDecision, PlacementPolicy, PlacementRequest, Waiting
 from pinyon.placement.scheduler import Scheduler
+from pinyon.simulator.block_ids import key_of
 from pinyon.simulator.report import Served
 from pinyon.simulator.workload import Arrival
 
@@ -216,4 +217,4 @@ class PrefillReference:
 
 
 def _packed(blocks: Sequence[int]) -> bytes:
-    return b"".join([block.to_bytes(KEY_BYTES, "little", signed=True) for block in blocks])
+    return pack_keys([*map(key_of, blocks)])

@@ -20,21 +20,31 @@ class Arrival(NamedTuple):
     blocks: tuple[int, ...]
     """Ids of the prompt's blocks, the last one perhaps not full."""
     traits: Traits
+    follows: int = -1
+    """The request, by its place, whose end its client waits for; -1: none."""
 
 
 def cut(rows: Iterable[TraceRow], block_tokens: int, tokens_max: int) -> list[Arrival]:
     """In order of time; of longer prompts the first ``tokens_max`` tokens."""
     blocks_max = -(-tokens_max // block_tokens)
-    return [
-        Arrival(
-            row.time_s,
-            min(row.input_tokens, tokens_max),
-            row.output_tokens,
-            row.blocks[:blocks_max],
-            Traits(row.category, row.user),
+    places: dict[str, int] = {}
+    """Of requests by their own name, and of the last one of each conversation."""
+    arrivals = []
+    for number, row in enumerate(rows):
+        before = row.parent or (row.chat if row.turn != 1 else "")
+        arrivals.append(
+            Arrival(
+                row.time_s,
+                min(row.input_tokens, tokens_max),
+                row.output_tokens,
+                row.blocks[:blocks_max],
+                Traits(row.category, row.user),
+                places.get(before, -1) if before else -1,
+            )
         )
-        for row in rows
-    ]
+        if row.chat:
+            places[row.chat] = number
+    return arrivals
 
 
 def native_rate(arrivals: Sequence[Arrival]) -> float:

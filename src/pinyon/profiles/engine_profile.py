@@ -1,24 +1,22 @@
 """How long the steps of an engine take: a formula, and its numbers for some model on some machine.
 
-The numbers are data (``profiles/NAME.json``, or a file of the user's with the same fields), each with where it comes
+The numbers are data (``engines/NAME.json``, or a file of the user's with the same fields), each with where it comes
 from: ``stated`` by the source, or ``assumed`` by us and why.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.profiles.files import names_in, profile_from
 
 __all__ = ["EngineProfile", "built_in_profiles", "load_profile"]
 
-_FOLDER = Path(__file__).with_name("profiles")
-FILE_BYTES_MAX = 65_536
+_FOLDER = Path(__file__).with_name("engines")
 SECONDS_MAX = 3600.0
 
 
@@ -56,45 +54,27 @@ class EngineProfile:
 
         A mixed step takes as long as both parts one after the other; a step of nothing takes none.
         """
-        chunks, contexts = list(chunks), list(contexts)
-        if not chunks and not contexts:
-            return 0.0
-        seconds = self.step_s
+        contexts = list(contexts)
+        return self.seconds(chunks, len(contexts), math.fsum(contexts))
+
+    def seconds(self, chunks: Iterable[tuple[int, int]], decodes: int, kv_tokens: float) -> float:
+        """The same, of so many decoded requests that read so many tokens together."""
+        seconds, any_chunk = self.step_s, False
         for start, end in chunks:
+            any_chunk = True
             seconds += self.prefill_token_s * (end - start) + self.prefill_pair_s * (end * end - start * start)
-        if contexts:
-            seconds += self.decode_step_s + self.decode_request_s * len(contexts)
-            seconds += self.decode_kv_token_s * math.fsum(contexts)
-        return seconds
+        if decodes:
+            seconds += self.decode_step_s + self.decode_request_s * decodes + self.decode_kv_token_s * kv_tokens
+        return seconds if any_chunk or decodes else 0.0
 
 
 def built_in_profiles() -> list[str]:
-    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+    return names_in(_FOLDER)
 
 
 def load_profile(name: str) -> EngineProfile:
     """``name``: a built-in profile, or a file (has a ``/`` or ends in ``.json``). Raises :class:`InvalidArgument`."""
-    if "/" in name or name.endswith(".json"):
-        path = Path(name)
-    elif name in built_in_profiles():
-        path = _FOLDER / f"{name}.json"
-    else:
-        raise _bad(f"no such profile; known: {', '.join(built_in_profiles())}, or a JSON file")
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        values: Any = json.loads(data) if len(data) <= FILE_BYTES_MAX else None
-    except OSError as error:
-        raise _bad(f"cannot read {name}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise _bad(f"{name} is not valid JSON") from None
-    if not isinstance(values, dict):
-        raise _bad(f"{name} must hold a JSON object of at most {FILE_BYTES_MAX} bytes")
-    known = {field.name for field in fields(EngineProfile)}
-    if values.keys() != known:
-        wrong = ", ".join(sorted(values.keys() ^ known))
-        raise _bad(f"{name} must have exactly the fields {', '.join(sorted(known))}; missing or unknown: {wrong}")
-    return EngineProfile(**values)
+    return profile_from(EngineProfile, name, _FOLDER, "engine profile")
 
 
 def _bad(message: str) -> InvalidArgument:

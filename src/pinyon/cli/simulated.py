@@ -1,0 +1,352 @@
+"""What the commands that simulate have in common: the model as arguments name it, the trace, and tables of results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pinyon.batching import BATCHING_POLICIES
+from pinyon.batching.service_order import SERVICE_ORDERS
+from pinyon.cli.trace_input import add_trace, bar, seed_of, tell_broken
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.policies import Registry
+from pinyon.core.request import Role
+from pinyon.eviction import EVICTION_POLICIES
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.profiles.engine_profile import load_profile
+from pinyon.profiles.machine_profile import built_in_machines, load_machine
+from pinyon.reproduction.picture import Course, Courses, Picture, svg
+from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows
+from pinyon.simulator.prefill_reference import ReferenceSettings
+from pinyon.simulator.workload import Arrival, at_rate, cut, native_rate
+from pinyon.traces.reader import TraceFile
+
+__all__ = [
+    "MODELS",
+    "Load",
+    "add_cluster",
+    "check",
+    "draw",
+    "limits_of",
+    "model_of",
+    "policy_of",
+    "print_result",
+    "print_side_by_side",
+    "read",
+    "run_model",
+    "write_rows",
+]
+
+REFERENCE = "prefill-reference"
+MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
+INSTANCES_MAX = 1 << 16
+POINTS = 200
+"""Of a course in a picture."""
+_RANGES = (
+    ("instances", 1, INSTANCES_MAX),
+    ("prefill_instances", 0, INSTANCES_MAX),
+    ("decode_instances", 0, INSTANCES_MAX),
+    ("tokens_max", 1, 1 << 31),
+    ("warm_up", 0, 1 << 31),
+    ("cache_tokens", 1, 1 << 50),
+    ("dram_tokens", 0, 1 << 50),
+    ("pool_tokens", 1, 1 << 50),
+    ("clients", 0, 1 << 20),
+    ("pipeline", 1, 1024),
+    ("max_batch", 1, 1 << 16),
+    ("step_tokens", 1, 1 << 24),
+    ("utilisation", 1e-3, 1.0),
+    ("slo", 1e-6, 1e6),
+    ("tbt_slo", 1e-6, 1e6),
+    ("shed", 1e-6, 1e6),
+    ("rate", 1e-9, 1e9),
+    ("goodput", 0.0, 1.0),
+    ("share", 0.0, 1.0),
+    ("instances_max", 1, INSTANCES_MAX),
+)
+_FACTS = (
+    ("requests that count", "counted", "{:,}"),
+    ("rate, requests/s", "rate", "{:.4g}"),
+    ("TTFT in time", "attainment", "{:.2%}"),
+    ("  of the last quarter by arrival", "attainment_last_quarter", "{:.2%}"),
+    ("  of the tenth with the longest prompts", "attainment_longest_tenth", "{:.2%}"),
+    ("TTFT mean, s", "mean_s", "{:.3f}"),
+    ("TTFT P50, s", "p50_s", "{:.3f}"),
+    ("TTFT P90, s", "p90_s", "{:.3f}"),
+    ("TTFT P99, s", "p99_s", "{:.3f}"),
+    ("tokens reused", "hit_ratio", "{:.2%}"),
+    ("tokens fetched", "fetched_ratio", "{:.2%}"),
+    ("TBT P50, ms", "tbt_p50_s", "{:.1f}"),
+    ("TBT P90, ms", "tbt_p90_s", "{:.1f}"),
+    ("TBT in time", "tbt_attainment", "{:.2%}"),
+    ("effective: both in time", "effective", "{:.2%}"),
+    ("finished", "finished", "{:.2%}"),
+    ("end to end mean, s", "e2e_mean_s", "{:.2f}"),
+    ("tokens generated per s", "output_tokens_per_s", "{:,.0f}"),
+)
+_COLUMNS = (
+    ("in time", "attainment", "{:.1%}"),
+    ("last ¼", "attainment_last_quarter", "{:.1%}"),
+    ("longest", "attainment_longest_tenth", "{:.1%}"),
+    ("P50", "p50_s", "{:.2f}"),
+    ("P90", "p90_s", "{:.2f}"),
+    ("P99", "p99_s", "{:.2f}"),
+    ("reused", "hit_ratio", "{:.1%}"),
+    ("both", "effective", "{:.1%}"),
+)
+"""Side by side: of the TTFT, but for the last two; both: TTFT and TBT in time."""
+
+
+class Load:
+    """A trace as it is sent."""
+
+    def __init__(self, arrivals: Sequence[Arrival], broken: int) -> None:
+        self.arrivals = arrivals
+        self.broken = broken
+        self.native_rate = native_rate(arrivals)
+
+
+def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
+    """The trace, the model, and how a run is judged."""
+    add_trace(parser)
+    parser.add_argument("--model", default=REFERENCE, metavar="NAME", help=f"{MODELS} (default {REFERENCE})")
+    if sized:
+        parser.add_argument("--instances", type=int, metavar="N", help="how many, each for all phases of a request")
+    parser.add_argument("--prefill-instances", type=int, default=0, metavar="P", help="or: so many for prompts,")
+    parser.add_argument("--decode-instances", type=int, default=0, metavar="D", help="and so many that decode")
+    parser.add_argument(
+        "--cache-tokens",
+        type=int,
+        metavar="C",
+        help="KV that an instance holds, in whole blocks of the trace (default: the machine's HBM)",
+    )
+    parser.add_argument("--slo", type=float, default=5.0, metavar="S", help="of the TTFT (default 5)")
+    parser.add_argument("--order", default="fifo", help=f"of service: {SERVICE_ORDERS.described} (default fifo)")
+    parser.add_argument(
+        "--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)"
+    )
+    parser.add_argument("--eviction", default="lru", help="of each cache (default lru), as in simulate-cache")
+    parser.add_argument("--tokens-max", type=int, default=20_480, metavar="N", help="of a prompt (default 20480)")
+    parser.add_argument(
+        "--warm-up", type=int, default=500, metavar="N", help="requests that do not count (default 500)"
+    )
+    parser.add_argument("--seed", type=seed_of, default=0, help="of chance and of hashes (default 0)")
+    whole = parser.add_argument_group("models of whole machines")
+    whole.add_argument(
+        "--tbt-slo", type=float, default=0.1, metavar="S", help="of the time between tokens (default 0.1)"
+    )
+    whole.add_argument("--dram-tokens", type=int, metavar="N", help="of the tier below (default: the machine's)")
+    whole.add_argument("--pool-tokens", type=int, metavar="N", help="of a host's part of the pool (default: its DRAM)")
+    whole.add_argument("--no-prefix-cache", action="store_true", help="nothing is reused")
+    whole.add_argument(
+        "--steps", default=StepRule.MIXED, choices=[*StepRule], help="chunks beside decoding, or whole prompts first"
+    )
+    whole.add_argument("--step-tokens", type=int, default=2048, metavar="N", help="of a mixed step (default 2048)")
+    whole.add_argument("--max-batch", type=int, default=256, metavar="N", help="requests decoded at once (default 256)")
+    whole.add_argument(
+        "--pipeline", type=int, default=1, metavar="X", help="nodes of each prefill instance (default 1)"
+    )
+    whole.add_argument("--batching", default="fcfs", help="batching policy (default fcfs)")
+    whole.add_argument(
+        "--utilisation",
+        type=float,
+        default=1.0,
+        metavar="U",
+        help="of the engine's stated speed at prompts (default 1)",
+    )
+    whole.add_argument(
+        "--clients", type=int, default=0, metavar="N", help="closed loop of so many (default: open loop)"
+    )
+    whole.add_argument("--shed", type=float, metavar="S", help="refuse whose predicted TTFT is longer")
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raises :class:`InvalidArgument`."""
+    for name, least, most in _RANGES:
+        value = getattr(arguments, name, None)
+        if value is not None and not least <= value <= most:
+            option = name.replace("_", "-")
+            raise InvalidArgument(f"--{option} must be from {least:g} to {most:g}, got {value:g}", field=name)
+    for name in ("per_request", "picture"):
+        path: Path | None = getattr(arguments, name, None)
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):  # now: a search for a rate may take long
+            raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
+
+
+def limits_of(arguments: argparse.Namespace) -> Limits:
+    return Limits(arguments.slo, arguments.tbt_slo, arguments.warm_up)
+
+
+def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
+    """Raises :class:`PinyonError`."""
+    with bar("reading", trace.size_bytes) as progress:
+        arrivals = cut(trace.sorted_rows(arguments.limit, progress), trace.format.block_tokens, arguments.tokens_max)
+    tell_broken(trace)
+    load = Load(arrivals, trace.broken)
+    if len(arrivals) <= arguments.warm_up:
+        raise InvalidArgument(
+            f"none of {len(arrivals)} requests counts: the first {arguments.warm_up} do not (--warm-up)",
+            field="warm_up",
+        )
+    return load
+
+
+def policy_of(arguments: argparse.Namespace, choice: str) -> str:
+    """The placement policy, with what the other arguments say of it."""
+    policy = _choice(PLACEMENT_POLICIES, choice, "policy")
+    for option, value in (("seed", arguments.seed), ("slo_s", arguments.slo)):
+        policy = PLACEMENT_POLICIES.with_default(policy, option, value)
+    if arguments.model == REFERENCE:
+        policy = PLACEMENT_POLICIES.with_default(policy, "combined", False)
+    return policy
+
+
+def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, instances: int | None) -> Model:
+    """Raises :class:`InvalidArgument`."""
+    order = _choice(SERVICE_ORDERS, arguments.order, "order")
+    eviction = _choice(EVICTION_POLICIES, arguments.eviction, "eviction")
+    if arguments.model == REFERENCE:
+        return _reference(arguments, block_tokens, policy, instances, order, eviction)
+    if arguments.order != "fifo":
+        raise InvalidArgument(f"--order is of the model {REFERENCE}", field="order")
+    machine = load_machine(arguments.model)
+    engine = load_profile(machine.engine)
+    if arguments.utilisation != 1:
+        engine = replace(
+            engine,
+            prefill_token_s=engine.prefill_token_s / arguments.utilisation,
+            prefill_pair_s=engine.prefill_pair_s / arguments.utilisation,
+        )
+    pool_tokens = 0
+    if arguments.pool != "none":
+        pool_tokens = arguments.pool_tokens or machine.dram_tokens
+    dram_tokens = arguments.dram_tokens
+    if dram_tokens is None:  # one memory is not counted twice
+        dram_tokens = 0 if arguments.pool == "dram" else machine.dram_tokens
+    settings = ClusterSettings(
+        _roles(arguments, instances),
+        block_tokens,
+        _cache_tokens(arguments, block_tokens, machine.hbm_tokens),
+        dram_tokens,
+        pool_tokens,
+        pool_on_ssd=arguments.pool == "ssd",
+        prefix_cache=not arguments.no_prefix_cache,
+        step_rule=StepRule(arguments.steps),
+        max_batch=arguments.max_batch,
+        step_tokens=arguments.step_tokens,
+        chunk_tokens=arguments.step_tokens,
+        pipeline=arguments.pipeline,
+        eviction=eviction,
+        pool_eviction=eviction,
+        batching=_choice(BATCHING_POLICIES, arguments.batching, "batching"),
+        ttft_slo_s=arguments.shed or 0.0,
+    )
+    return ClusterModel(settings, machine, engine, policy, arguments.seed, arguments.clients)
+
+
+def _reference(
+    arguments: argparse.Namespace, block_tokens: int, policy: str, instances: int | None, order: str, eviction: str
+) -> Model:
+    if arguments.pool != "none":
+        raise InvalidArgument(f"the model {REFERENCE} has no pool", field="pool")
+    if instances is None:
+        raise InvalidArgument("--instances is missing", field="instances")
+    cache_tokens = _cache_tokens(arguments, block_tokens, None)
+    settings = ReferenceSettings(instances, cache_tokens, block_tokens, arguments.slo, eviction, arguments.seed)
+    return ReferenceModel(settings, policy, order)
+
+
+def _cache_tokens(arguments: argparse.Namespace, block_tokens: int, default: int | None) -> int:
+    tokens: int | None = arguments.cache_tokens if arguments.cache_tokens is not None else default
+    if tokens is None:
+        raise InvalidArgument("--cache-tokens is missing", field="cache_tokens")
+    if tokens < block_tokens:
+        raise InvalidArgument(f"--cache-tokens must be at least one block of {block_tokens}", field="cache_tokens")
+    return tokens
+
+
+def _roles(arguments: argparse.Namespace, instances: int | None) -> tuple[Role, ...]:
+    prefills: int = arguments.prefill_instances
+    decodes: int = arguments.decode_instances
+    if (prefills > 0) != (decodes > 0):
+        raise InvalidArgument("--prefill-instances and --decode-instances go together", field="prefill_instances")
+    if instances is None and not prefills:
+        raise InvalidArgument(
+            "--instances, or --prefill-instances and --decode-instances, is missing", field="instances"
+        )
+    if arguments.pipeline > 1 and not prefills:
+        raise InvalidArgument("--pipeline is of --prefill-instances", field="pipeline")
+    return (Role.MIXED,) * (instances or 0) + (Role.PREFILL,) * prefills + (Role.DECODE,) * decodes
+
+
+def _choice(registry: Registry[Any], choice: str, option: str) -> str:
+    try:
+        return registry.checked(choice)
+    except ValueError as error:
+        raise InvalidArgument(str(error), field=option) from None
+
+
+def run_model(model: Model, load: Load, rate: float | None, text: str) -> Rows:
+    """At the trace's own times where no rate is given."""
+    arrivals = load.arrivals if rate is None else at_rate(load.arrivals, rate)
+    with bar(text, len(arrivals)) as progress:
+        return model.run(arrivals, progress)
+
+
+def write_rows(path: Path, rows: Rows) -> None:
+    """A line of JSON for each. Raises :class:`InvalidArgument`."""
+    lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in enumerate(rows))
+    _write(path, "".join(lines), "per_request")
+
+
+def draw(path: Path, title: str, rows: dict[str, Rows], limits: Limits) -> None:
+    """How many have their first token by when, as SVG. Raises :class:`InvalidArgument`."""
+    courses = []
+    for label, each in rows.items():
+        times = sorted(row.ttft_s for row in each[limits.warm_up :] if row.ttft_s > 0)
+        count = len(each) - limits.warm_up
+        places = sorted({round(at * (len(times) - 1) / POINTS) for at in range(POINTS + 1)}) if times else []
+        courses.append(Course(label, [(times[at], (at + 1) / count) for at in places]))
+    panel = Courses("Time to the first token", "TTFT, s", "of the requests by then", courses)
+    _write(path, svg(Picture(title, [panel])), "picture")
+
+
+def _write(path: Path, text: str, field: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {path}: {error.strerror}", field=field) from None
+
+
+def print_result(title: str, result: Mapping[str, Any]) -> None:
+    """A line for each figure."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    for label, key, shown in _FACTS:
+        if key in result:
+            table.add_row(label, shown.format(result[key] * (1e3 if label.endswith(", ms") else 1)))
+    _print(table)
+
+
+def print_side_by_side(title: str, first: str, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """A line for each result, of which ``first`` says what it is."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    shown = [column for column in _COLUMNS if any(column[1] in result for result in results.values())]
+    for label, _, _ in shown:
+        table.add_column(label, justify="right", no_wrap=True)
+    for name, result in results.items():
+        table.add_row(name, *(form.format(result[key]) if key in result else "" for _, key, form in shown))
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout).print(table)

@@ -1,0 +1,1 @@
+"""How fast machines are: numbers as data, each with where it comes from."""

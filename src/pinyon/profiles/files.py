@@ -1,0 +1,51 @@
+"""Profiles as files: JSON objects with exactly the fields of a data class."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pinyon.core.errors import InvalidArgument
+
+__all__ = ["names_in", "profile_from"]
+
+FILE_BYTES_MAX = 65_536
+
+Profile = TypeVar("Profile")
+
+
+def names_in(folder: Path) -> list[str]:
+    """Of the profiles that come with pinyon."""
+    return sorted(path.stem for path in folder.glob("*.json"))
+
+
+def profile_from(kind: type[Profile], name: str, folder: Path, what: str) -> Profile:
+    """``name``: of a profile in ``folder``, or a file (has a ``/`` or ends in ``.json``). ``what`` it is, as messages
+    say; the field of an error is that with underscores. Raises :class:`InvalidArgument`."""
+
+    def bad(message: str) -> InvalidArgument:
+        return InvalidArgument(f"{what}: {message}", field=what.replace(" ", "_"))
+
+    if "/" in name or name.endswith(".json"):
+        path = Path(name)
+    elif name in names_in(folder):
+        path = folder / f"{name}.json"
+    else:
+        raise bad(f"no such profile; known: {', '.join(names_in(folder))}, or a JSON file")
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        values: Any = json.loads(data) if len(data) <= FILE_BYTES_MAX else None
+    except OSError as error:
+        raise bad(f"cannot read {name}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise bad(f"{name} is not valid JSON") from None
+    if not isinstance(values, dict):
+        raise bad(f"{name} must hold a JSON object of at most {FILE_BYTES_MAX} bytes")
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if values.keys() != known:
+        wrong = ", ".join(sorted(values.keys() ^ known))
+        raise bad(f"{name} must have exactly the fields {', '.join(sorted(known))}; missing or unknown: {wrong}")
+    return kind(**values)

@@ -1,0 +1,80 @@
+"""What a simulated cluster is like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pinyon.core.request import Role
+from pinyon.decisions import InstanceConfig
+
+__all__ = ["ClusterSettings", "StepRule"]
+
+
+class StepRule(StrEnum):
+    """What an engine step may consist of."""
+
+    MIXED = "mixed"
+    """Chunks of prompts beside what is decoded: as a worker does it."""
+    PREFILL_FIRST = "prefill_first"
+    """Whole prompts as long as there are any, and nothing is decoded meanwhile: vLLM without chunked prefill, the
+    coupled baseline of Mooncake §5.2 and what DualMap runs on (A.8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Instances by their roles, all alike. Tokens are of KV, in whole blocks."""
+
+    roles: tuple[Role, ...]
+    block_tokens: int
+    hbm_tokens: int
+    """Of each instance, for requests and what stays cached."""
+    dram_tokens: int = 0
+    """Of each instance, below its HBM: what HBM has no room for is demoted."""
+    pool_tokens: int = 0
+    """Of each instance's host, for a global pool: what is computed there is kept there and may be fetched by all."""
+    pool_on_ssd: bool = False
+    prefix_cache: bool = True
+    """False: what is computed is of no use to others."""
+    step_rule: StepRule = StepRule.MIXED
+    max_batch: int = 256
+    step_tokens: int = 2048
+    chunk_tokens: int = 2048
+    active_prefills: int = 8
+    max_prefills: int = 1 << 20
+    pipeline: int = 1
+    """Nodes of a prefill instance: each computes a part of the layers, one chunk after the other passes through them
+    (Mooncake §3.3)."""
+    eviction: str = "lru"
+    pool_eviction: str = "lru"
+    batching: str = "fcfs"
+    ttft_slo_s: float = 0.0
+    """Beyond which a placement is refused (Mooncake §4.1); 0: nobody is."""
+    front_slots: int = 1 << 30
+    """Requests in flight at once; others wait at the front."""
+    front_queue: int = 1 << 30
+    """Who waits there at most; others are refused."""
+    attempts: int = 3
+    """Of a request, where instances die under it."""
+    placement_wait_s: float = 5.0
+    """For an instance that takes it."""
+    lease_s: float = 30.0
+    room_wait_s: float = 600.0
+    """For KV memory of a prompt that is decoded elsewhere."""
+
+    def instance(self) -> InstanceConfig:
+        """What an instance's decisions depend on."""
+        whole = self.step_rule is StepRule.PREFILL_FIRST
+        return InstanceConfig(
+            self.hbm_tokens // self.block_tokens,
+            self.block_tokens,
+            self.max_batch,
+            1 << 30 if whole else self.step_tokens,
+            1 << 30 if whole else self.chunk_tokens,
+            self.active_prefills,
+            self.max_prefills,
+            eviction=self.eviction,
+            batching=self.batching,
+            spare_queued=True,
+            dram_blocks=self.dram_tokens // self.block_tokens,
+        )

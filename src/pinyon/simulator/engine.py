@@ -1,0 +1,352 @@
+"""A simulated engine instance: the modules by which a worker decides, and steps that take the time of a profile.
+
+What a worker keeps as futures is kept here as members by number. Steps in which nothing changes are taken as one *leap*
+of many: it ends with the first request that is done or needs a block more, and is cut short at the end of the step in
+which something comes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, sqrt
+from typing import Protocol
+
+from pinyon.batching import PromptWork, StepPlan
+from pinyon.batching.policy import StepSeen
+from pinyon.core.block_keys import pack_keys
+from pinyon.core.journal import Journal
+from pinyon.decisions import InstanceConfig, InstanceDecisions, make_room
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.simulator.attempt import Attempt
+from pinyon.simulator.cluster_settings import StepRule
+from pinyon.simulator.engine_memory import EngineMemory
+from pinyon.simulator.virtual_time import VirtualTime
+
+__all__ = ["Engine", "Faults", "Owner"]
+
+LEAP_S = 1.0
+"""So often at least it reports its load."""
+WAITING_LEAP_S = 0.1
+"""While somebody waits for KV memory: the time decides as well who gets some."""
+
+
+class Owner(Protocol):
+    """Hears what becomes of an engine's members."""
+
+    def started(self, engine: Engine, attempt: Attempt) -> None:
+        """Its prompt has left the queue: it may move KV, and then compute."""
+
+    def computing(self, engine: Engine, attempt: Attempt, end: int) -> None:
+        """The prompt's tokens up to ``end`` are being computed."""
+
+    def computed(self, engine: Engine, attempt: Attempt, start: int, end: int) -> None:
+        """They have been, and are published; the prompt's last ones if ``end`` is its length."""
+
+    def decoded(self, engine: Engine, attempt: Attempt, count: int, seconds: float) -> None:
+        """So many tokens of a request, with so many seconds between them. It goes on if it is not dropped."""
+
+    def failed(self, engine: Engine, attempt: Attempt) -> None:
+        """A step of it did not work."""
+
+    def gave_way(self, engine: Engine, attempt: Attempt) -> None:
+        """It has no blocks and no place any more, and wants room again."""
+
+
+class Faults(Protocol):
+    """What goes wrong besides instances that die."""
+
+    def step_fails(self) -> bool:
+        """For one member of a step."""
+        ...
+
+    def reader_forgets(self) -> bool:
+        """To end a lease."""
+        ...
+
+
+class Engine(EngineMemory):
+    """One boot of an instance."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        owner: Owner,
+        fleet: Fleet,
+        info: InstanceInfo,
+        config: InstanceConfig,
+        profile: EngineProfile,
+        *,
+        rule: StepRule = StepRule.MIXED,
+        stages: int = 1,
+        kv_token_bytes: int = 0,
+        dram_bytes_s: float = 0.0,
+        faults: Faults | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.name, self.boot = info.instance_id, info.boot_id
+        decisions = InstanceDecisions(config, journal)
+        super().__init__(time, decisions, config.block_tokens * kv_token_bytes, dram_bytes_s)
+        self.prompts, self.steps = decisions.prompts, decisions.steps
+        self.state: InstanceState = fleet.join(info, time.now_s)
+        fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
+        self.jobs: dict[int, Attempt] = {}
+        """Prompts that are here, by job."""
+        self.decodes: dict[int, Attempt] = {}
+        """Decoded requests, by number."""
+        self.evicted = 0
+        self._owner, self._fleet = owner, fleet
+        self._profile, self._rule, self._faults = profile, rule, faults
+        self._block_tokens = config.block_tokens
+        self._stages = [0.0] * stages
+        """When each is free."""
+        self._plan: StepPlan | None = None
+        """Of the step or leap under way."""
+        self._began_s = self._step_s = self._growth_s = 0.0
+        self._count = 0
+        self._turn = 0
+        self._busy = False
+        self._seq = 0
+        self._mean_tbt_s = 0.0
+
+    # -- prompts
+
+    def pump(self) -> None:
+        """More prompts may be able to leave the queue."""
+        for number in self.prompts.start(self._time.now_s):
+            self._owner.started(self, self.jobs[number])
+
+    def begin(self, attempt: Attempt, held: int) -> None:
+        """The prompt's first ``held`` tokens are here: compute the rest."""
+        self.prompts.advanced(attempt.job, held)
+        self.steps.add_prefill(PromptWork(attempt.job, held, attempt.tokens))
+        self.kick()
+
+    def drop_prompt(self, attempt: Attempt) -> None:
+        if self.jobs.pop(attempt.job, None) is not None:
+            self.prompts.end(attempt.job)
+            self.steps.remove_prefill(attempt.job)
+            self._shorten()
+
+    # -- decoding
+
+    def decode(self, attempt: Attempt) -> None:
+        """Its KV is here, and it has blocks for the token after that."""
+        assert attempt.room is not None
+        self.decodes[attempt.number] = attempt
+        held = attempt.request.tokens + attempt.request.generated - 1
+        self.steps.add_decode(attempt.number, held, len(attempt.room.table))
+        self.kick()
+
+    def drop_decode(self, attempt: Attempt) -> None:
+        if self.decodes.pop(attempt.number, None) is not None:
+            self.steps.remove_decode(attempt.number)
+            self._shorten()
+
+    # -- steps
+
+    @property
+    def stepping(self) -> bool:
+        return self._plan is not None
+
+    def kick(self) -> None:
+        """There may be something to compute."""
+        if self._plan is not None:
+            self._shorten()
+            return
+        if self._busy or not self.alive:
+            return
+        self._busy = True  # whoever gets room meanwhile may have something to compute
+        self.settle()
+        self.steps.fill()
+        for number in make_room(self.steps, self.admission, self, self._table):
+            self._owner.gave_way(self, self.decodes.pop(number))
+        self.settle()
+        self._busy = False
+        plan = self.steps.decide(self._time.now_s)
+        if plan is not None:
+            self._begin(plan)
+
+    def _table(self, number: int) -> list[int]:
+        room = self.decodes[number].room
+        assert room is not None
+        return room.table
+
+    def _begin(self, plan: StepPlan) -> None:
+        if plan.prefills and plan.decodes and self._rule is StepRule.PREFILL_FIRST:
+            plan.decodes.clear()
+        now_s, profile = self._time.now_s, self._profile
+        chunks = [(start, end) for _, start, end in plan.prefills]
+        context = sum(self._context(number) for number in plan.decodes)
+        seconds = profile.seconds(chunks, len(plan.decodes), context)
+        copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
+        self._plan, self._began_s, self._count = plan, now_s + copies_s, 1
+        self._turn += 1
+        self._step_s, self._growth_s = seconds, 0.0
+        if len(self._stages) > 1:
+            self._begin_stages(plan, seconds, copies_s)
+            return
+        for number, _, end in plan.prefills:
+            self._owner.computing(self, self.jobs[number], end)
+        if not plan.prefills:
+            self._growth_s = profile.decode_kv_token_s * len(plan.decodes)
+            self._count = self._leap(plan)
+        self._await()
+
+    def _context(self, number: int) -> int:
+        request = self.decodes[number].request
+        return request.tokens + request.generated
+
+    def _leap(self, plan: StepPlan) -> int:
+        """Steps until the first of them is done or needs a block."""
+        room = self.steps.room
+        most = min(min(self._left(number), room(number)) for number in plan.decodes)
+        limit_s = WAITING_LEAP_S if self._wanted else LEAP_S
+        return max(1, min(most, int(limit_s / self._step_s) if self._step_s else most))
+
+    def _left(self, number: int) -> int:
+        request = self.decodes[number].request
+        return request.max_tokens - request.generated
+
+    def _lasts(self, steps: int) -> float:
+        """So many steps of the leap."""
+        return steps * self._step_s + self._growth_s * (steps * (steps - 1) / 2)
+
+    def _await(self) -> None:
+        turn = self._turn
+        self._time.at(self._began_s + self._lasts(self._count), lambda: self._stepped(turn))
+
+    def _shorten(self) -> None:
+        """Something comes up: what is under way ends with the present step."""
+        if self._count <= 1 or self._plan is None:
+            return
+        past_s, step_s, growth_s = self._time.now_s - self._began_s, self._step_s, self._growth_s
+        if growth_s > 0:
+            half = step_s - growth_s / 2
+            steps = (-half + sqrt(half * half + 2 * growth_s * max(0.0, past_s))) / growth_s
+        else:
+            steps = past_s / step_s if step_s else 0.0
+        count = min(self._count, max(1, ceil(steps)))
+        while count < self._count and self._lasts(count) < past_s:  # of rounding
+            count += 1
+        if count < self._count:
+            self._count = count
+            self._turn += 1
+            self._await()
+
+    def _begin_stages(self, plan: StepPlan, seconds: float, copies_s: float) -> None:
+        """A chunk passes through the nodes one after the other; the next one follows when the first node is free."""
+        stages, part_s = self._stages, seconds / len(self._stages)
+        end_s = self._began_s
+        for stage, free_s in enumerate(stages):
+            stages[stage] = end_s = max(end_s, free_s) + part_s
+        for number, _, end in plan.prefills:
+            self._owner.computing(self, self.jobs[number], end)
+        turn = self._turn
+        self._time.at(stages[0], lambda: self._stepped(turn, end_s))
+
+    def _stepped(self, turn: int, effect_s: float | None = None) -> None:
+        """The step, or leap, is over; with ``effect_s``, for the first node of several."""
+        if turn != self._turn or not self.alive:
+            return
+        plan, count = self._plan, self._count
+        assert plan is not None
+        seconds = self._time.now_s - self._began_s
+        failed_prefills, failed_decodes = self._failures(plan)
+        failed = [self.jobs[number] for number in failed_prefills if number in self.jobs]
+        failed += [self.decodes[number] for number in failed_decodes if number in self.decodes]
+        counted = self.steps.fold(plan, set(failed_prefills), set(failed_decodes), count)
+        self._plan, self._busy = None, True  # the next step is decided when all of this one is told
+        self.free_late()
+        self.admission.observe(
+            StepSeen(count * len(counted.decodes), sum(end - start for _, start, end in counted.prefills), seconds)
+        )
+        chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
+        for attempt, _, _ in chunks:
+            attempt.computing_s += seconds
+        if effect_s is None:
+            self._told(chunks)
+        elif chunks:
+            self._time.at(effect_s, lambda: self._told_late(chunks))
+        if counted.decodes:
+            self._mean_tbt_s = seconds / count
+        for number in counted.decodes:
+            if number in self.decodes:
+                self._owner.decoded(self, self.decodes[number], count, seconds / count)
+        for attempt in failed:
+            if not attempt.over:
+                self._owner.failed(self, attempt)
+        self.report()
+        self.pump()
+        self._busy = False
+        self.kick()
+
+    def _failures(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+        faults = self._faults
+        if faults is None:
+            return [], []
+        prefills = [number for number, _, _ in plan.prefills if faults.step_fails()]
+        return prefills, [number for number in plan.decodes if faults.step_fails()]
+
+    def _told(self, chunks: Sequence[tuple[Attempt, int, int]]) -> None:
+        for attempt, start, end in chunks:
+            if not attempt.over and attempt.job in self.jobs:
+                self._computed(attempt, start, end)
+
+    def _told_late(self, chunks: Sequence[tuple[Attempt, int, int]]) -> None:
+        if self.alive:
+            self._told(chunks)
+            self.report()
+            self.pump()
+            self.kick()
+
+    def _computed(self, attempt: Attempt, start: int, end: int) -> None:
+        room, block = attempt.job_room, self._block_tokens
+        assert room is not None
+        self.prompts.advanced(attempt.job, end - start)
+        keys = attempt.request.keys
+        first, last = start // block, min(end // block, len(keys))
+        self.publish(attempt, room, first, last)
+        self.prompts.published(attempt.job, keys[first:last])
+        if end == attempt.tokens:
+            self.prompts.end(attempt.job)
+            del self.jobs[attempt.job]
+        self._owner.computed(self, attempt, start, end)
+
+    # -- what it tells the conductor
+
+    def report(self) -> None:
+        """What a worker tells the conductor."""
+        stored, removed = self.pool.drain_changes()
+        self.evicted += len(removed)
+        if stored or removed:
+            self._seq += 1
+            self._fleet.index.apply_delta(self.state, self._seq, pack_keys(stored), pack_keys(removed))
+        pending = len(self.decodes) + len(self._wanted) - self.steps.running
+        load = InstanceLoad(
+            max(0, pending),
+            self.steps.running,
+            self.prompts.pending_tokens,
+            self.pool.used,
+            self.pool.cached,
+            mean_tbt_ms=self._mean_tbt_s * 1e3,
+        )
+        self._mean_tbt_s = 0.0
+        self._fleet.set_load(self.state, load, self._time.now_s)
+
+    def check_idle(self) -> None:
+        """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""
+        self.admission.check_integrity()
+        self.prompts.check_integrity()
+        held = {
+            "blocks": self.pool.used,
+            "waiting": self.admission.waiting,
+            "admitted": self.admission.admitted,
+            "leases": self.reservations.leases,
+            "prompts": self.prompts.queued + self.prompts.active,
+            "prompt tokens": self.prompts.pending_tokens,
+            "steps": self.steps.waiting + self.steps.running + self.steps.prefilling,
+            "jobs": len(self.jobs) + len(self.decodes) + len(self._wanted) + len(self._after_step),
+        }
+        assert not any(held.values()), f"{self.name}: {held}"

@@ -1,0 +1,99 @@
+"""The machines of a simulated cluster: which live, and which boot of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from pinyon.core.journal import Journal
+from pinyon.core.layout import KvLayout
+from pinyon.core.request import Role
+from pinyon.decisions import FrontConfig, InstanceConfig
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.instances import InstanceInfo
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.profiles.machine_profile import MachineProfile
+from pinyon.simulator.cluster_settings import ClusterSettings
+from pinyon.simulator.engine import Engine, Faults, Owner
+from pinyon.simulator.host_store import HostStore
+from pinyon.simulator.virtual_time import VirtualTime
+
+__all__ = ["MODEL", "JournalOf", "Members"]
+
+MODEL = "simulated"
+
+JournalOf = Callable[[str, InstanceConfig | FrontConfig], Journal | None]
+"""Where the decisions of a part, by its name, are written."""
+
+
+class Members:
+    """Engines by instance id and by boot, and the stores of their hosts."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        owner: Owner,
+        fleet: Fleet,
+        settings: ClusterSettings,
+        machine: MachineProfile,
+        profile: EngineProfile,
+        faults: Faults | None,
+        journal: JournalOf,
+    ) -> None:
+        self.engines: dict[str, Engine] = {}
+        self.boots: dict[str, Engine] = {}
+        self.stores: dict[str, HostStore] = {}
+        """By instance id."""
+        self._time, self._owner, self._fleet = time, owner, fleet
+        self._settings, self._machine, self._profile = settings, machine, profile
+        self._faults, self._journal = faults, journal
+        self._layout = KvLayout(1, 1, max(1, machine.kv_token_bytes // 4), settings.block_tokens, "float16")
+        self._config = settings.instance()
+        self._numbers = count(1)
+
+    def boot(self, name: str, role: Role) -> None:
+        """An instance comes, or comes back, empty; with it the part of the pool on its host."""
+        settings, config, boot = self._settings, self._config, f"{name}/{next(self._numbers)}"
+        sizes = config.pool_blocks, config.max_batch
+        engine = Engine(
+            self._time,
+            self._owner,
+            self._fleet,
+            InstanceInfo(name, boot, role, f"{name}:1", MODEL, "weights", self._layout, *sizes),
+            config,
+            self._profile,
+            rule=settings.step_rule,
+            stages=settings.pipeline if role is Role.PREFILL else 1,
+            kv_token_bytes=self._machine.kv_token_bytes,
+            dram_bytes_s=self._machine.dram_bytes_s,
+            faults=self._faults,
+            journal=self._journal(boot, config),
+        )
+        self.engines[name] = self.boots[boot] = engine
+        pool_blocks = settings.pool_tokens // settings.block_tokens
+        if pool_blocks and role.prefills:
+            store = _store_of(name)
+            info = InstanceInfo(store, boot, Role.STORE, f"{store}:1")
+            self.stores[store] = HostStore(
+                self._fleet, info, name, settings.pool_eviction, pool_blocks, self._time.now_s
+            )
+
+    def remove(self, name: str) -> Engine | None:
+        """It dies, with the part of the pool on its host; None: it is dead."""
+        victim = self.engines.pop(name, None)
+        if victim is None:
+            return None
+        victim.alive = False
+        del self.boots[victim.boot]
+        self._fleet.leave(name)
+        if self.stores.pop(_store_of(name), None) is not None:
+            self._fleet.leave(_store_of(name))
+        return victim
+
+    def store(self, engine: Engine) -> HostStore | None:
+        """On its host."""
+        return self.stores.get(_store_of(engine.name))
+
+
+def _store_of(name: str) -> str:
+    return f"store-{name}"

@@ -1,0 +1,35 @@
+"""A virtual clock, and what is to happen when."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+__all__ = ["VirtualTime"]
+
+
+class VirtualTime:
+    """Events of one time happen in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.events = 0
+        """That have happened."""
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def at(self, when_s: float, action: Callable[[], None]) -> None:
+        """``when_s`` is not before now."""
+        heapq.heappush(self._heap, (when_s, next(self._order), action))
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.at(self.now_s + delay_s, action)
+
+    def run(self) -> None:
+        """Until nothing is to happen any more."""
+        heap = self._heap
+        while heap:
+            self.now_s, _, action = heapq.heappop(heap)
+            action()
+            self.events += 1

@@ -1,0 +1,168 @@
+"""The simulated engine against a plain one that knows none of its modules, and against arithmetic."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from pinyon.core.request import Role
+from pinyon.eviction import NO_TRAITS
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.profiles.machine_profile import MachineProfile
+from pinyon.simulator import engine as engine_module
+from pinyon.simulator.cluster import Cluster
+from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon.simulator.outcome import Outcome, longest_tenth
+from pinyon.simulator.workload import Arrival
+from tests.simulation.plain_instance import serve
+from tests.simulation.worlds import World, random_plan
+
+BLOCK = 16
+ENGINE = EngineProfile("s", "", "", 1e-3, 2e-5, 3e-10, 5e-3, 1e-4, 2e-8)
+MACHINE = MachineProfile("s", "", "", "tiny", 1000, 1, 0, 1e9, 1e7, 1e9)
+ONE = ClusterSettings((Role.MIXED,), BLOCK, 1 << 20, max_batch=12, step_tokens=96, chunk_tokens=64, active_prefills=1)
+
+
+def cluster(settings: ClusterSettings, engine: EngineProfile = ENGINE, policy: str = "least_loaded") -> Cluster:
+    return Cluster(settings, MACHINE, engine, PLACEMENT_POLICIES.make(policy))
+
+
+def traffic(seed: int, count: int, per_s: float) -> list[Arrival]:
+    rng = random.Random(seed)
+    prefixes = [[rng.getrandbits(60) for _ in range(rng.randint(1, 8))] for _ in range(10)]
+    now_s, arrivals = 0.0, []
+    for _ in range(count):
+        now_s += rng.expovariate(per_s)
+        blocks = [*rng.choice(prefixes), *(rng.getrandbits(60) for _ in range(rng.randint(0, 8)))]
+        tokens = len(blocks) * BLOCK - rng.randint(0, BLOCK - 1)
+        arrivals.append(Arrival(now_s, tokens, rng.choice([0, 1, 2, 30, 100]), tuple(blocks), NO_TRAITS))
+    return arrivals
+
+
+def alone(tokens: int, output: int = 1, time_s: float = 0.0, first_block: int = 0) -> Arrival:
+    blocks = tuple(range(first_block, first_block - (-tokens // BLOCK)))
+    return Arrival(time_s, tokens, output, blocks, NO_TRAITS)
+
+
+@pytest.mark.parametrize("rule", list(StepRule))
+@pytest.mark.parametrize(("per_s", "batch"), [(2.0, 12), (8.0, 12), (40.0, 64)])
+def test_one_instance_is_the_plain_one_row_by_row(rule: StepRule, per_s: float, batch: int) -> None:
+    """As long as no more than twice a batch are admitted: beyond, prompts wait for a slot as well."""
+    arrivals = traffic(int(per_s), 300, per_s)
+    mine = cluster(replace(ONE, step_rule=rule, max_batch=batch)).run(arrivals)
+    theirs = serve(arrivals, ENGINE, BLOCK, 64, 96, batch, rule is StepRule.PREFILL_FIRST)
+    assert [each.hit_tokens for each in mine] == [each.hit_tokens for each in theirs]
+    assert [each.ttft_s for each in mine] == pytest.approx([each.ttft_s for each in theirs], abs=1e-9)
+    assert [each.e2e_s for each in mine] == pytest.approx([each.e2e_s for each in theirs], abs=1e-9)
+    tbts = [longest_tenth([(gap, 1) for gap in each.gaps_s]) for each in theirs]
+    assert [each.tbt_s for each in mine] == pytest.approx(tbts, rel=0.01)  # a leap has one mean
+
+
+def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one instance: where there are more, a leap tells its load later, and placements differ."""
+
+    def outcomes(seed: int) -> list[Outcome]:
+        plan = random_plan(seed)
+        settings = replace(plan.settings, roles=(Role.MIXED,), hbm_tokens=96 * BLOCK, ttft_slo_s=0.0)
+        world = World(replace(plan, settings=settings, policy="least_loaded", deaths=0, failed_steps=0.0), seed)
+        world.run()
+        return world.outcomes
+
+    leaping = {seed: outcomes(seed) for seed in range(60)}
+    monkeypatch.setattr(engine_module, "LEAP_S", 0.0)
+    monkeypatch.setattr(engine_module, "WAITING_LEAP_S", 0.0)
+    for seed, mine in leaping.items():
+        theirs = outcomes(seed)
+        assert [each.end for each in mine] == [each.end for each in theirs], seed
+        assert [each.e2e_s for each in mine] == pytest.approx([each.e2e_s for each in theirs], abs=1e-6), seed
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_chunks_pass_through_a_pipeline(stages: int) -> None:
+    """Mooncake §3.3: of equal chunks (chunks + stages - 1) / stages times one; the first nodes are free sooner."""
+    linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
+    settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=stages, step_tokens=64)
+    fast = replace(MACHINE, nic_bytes_s=1e15)
+    played = Cluster(settings, fast, linear, PLACEMENT_POLICIES.make("least_loaded"))
+    first, second = played.run([alone(640), alone(640, first_block=1000)])
+    part_s = 64 * 2e-5 / stages
+    assert first.ttft_s == pytest.approx((10 + stages - 1) * part_s, rel=1e-6)
+    assert second.ttft_s >= (20 + stages - 1) * part_s * (1 - 1e-6)
+    played.check_over()
+
+
+def test_kv_goes_to_the_decode_instance_while_it_is_computed() -> None:
+    """640 tokens of 1,000 B at 10 MB/s take 64 ms, ten times as long as computing them; but not after each other."""
+    settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), step_tokens=64)
+    linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
+    played = cluster(settings, linear)
+    only = played.run([alone(640, 3)])[0]
+    assert only.ttft_s == pytest.approx(640 * 1000 / 1e7, rel=1e-6)
+    assert (only.prefill, only.decode) == ("prefill-0000", "decode-0001")
+    assert only.output_tokens == 3
+    assert played.moves.links.sent_bytes == 640 * 1000
+
+
+def test_a_prefix_is_fetched_where_that_is_sooner() -> None:
+    slow = replace(ENGINE, prefill_token_s=1e-3)
+    settings = replace(ONE, roles=(Role.MIXED, Role.MIXED), step_tokens=1 << 20, chunk_tokens=1 << 20)
+    played = cluster(settings, slow, "kvcache_centric")
+    learn = [alone(320, 1, 10.0 * number, 1000 * number) for number in range(1, 6)]
+    shared = [alone(640, 200, 100.0), *(alone(640, 1, 100.7 + 1e-6 * each) for each in range(3))]
+    outcomes = played.run([*learn, *shared])
+    assert played.moves.fetches
+    assert {each.fetched_tokens for each in outcomes[-3:]} >= {624}
+    played.check_over()
+
+
+def test_what_hbm_has_no_room_for_comes_back_from_dram() -> None:
+    """At 1 MB/s, 39 of 40 blocks of 16,000 B take as long as that; the last one is computed."""
+    settings = replace(ONE, hbm_tokens=48 * BLOCK, dram_tokens=1 << 12, step_tokens=1 << 20, chunk_tokens=1 << 20)
+    slow = replace(MACHINE, dram_bytes_s=1e6)
+    played = Cluster(settings, slow, ENGINE, PLACEMENT_POLICIES.make("least_loaded"))
+    arrivals = [alone(640), alone(640, 1, 100.0, 1000), alone(640, 1, 200.0)]
+    outcomes = played.run(arrivals)
+    assert [each.hit_tokens for each in outcomes] == [0, 0, 624]
+    computed_s = ENGINE.step_seconds([(624, 640)], [])
+    assert outcomes[2].ttft_s >= computed_s + 39 * 16_000 / 1e6
+    played.check_over()
+
+
+def test_a_pool_keeps_what_an_instance_has_lost() -> None:
+    settings = replace(ONE, hbm_tokens=48 * BLOCK, pool_tokens=1 << 12, step_tokens=1 << 20, chunk_tokens=1 << 20)
+    slow = replace(ENGINE, prefill_token_s=1e-3)
+    played = cluster(settings, slow, "kvcache_centric")
+    outcomes = played.run([alone(640), alone(640, 1, 100.0, 1000), alone(640, 1, 200.0)])
+    assert [each.hit_tokens for each in outcomes] == [0, 0, 128], "8 blocks were left"
+    assert [each.fetched_tokens for each in outcomes] == [0, 0, 496]
+    played.check_over()
+
+
+def test_no_clients_request_is_sent_before_what_it_follows_has_ended() -> None:
+    turns = [alone(160, 50), alone(320, 50, 0.01)._replace(follows=0), alone(480, 1, 50.0)._replace(follows=1)]
+    first, second, third = cluster(ONE).run(turns)
+    assert second.arrived_s == pytest.approx(first.e2e_s)
+    assert third.arrived_s == 50.0
+
+
+def test_a_closed_loop_has_so_many_in_flight() -> None:
+    arrivals = [alone(64, 20, 0.0, 1000 * number) for number in range(30)]
+    outcomes = cluster(ONE).run(arrivals, clients=3)
+    edges = sorted(
+        [(each.arrived_s, 1) for each in outcomes] + [(each.arrived_s + each.e2e_s, -1) for each in outcomes]
+    )
+    inside, most = 0, 0
+    for _, change in edges:
+        inside += change
+        most = max(most, inside)
+    assert most == 3
+    assert sum(each.arrived_s == 0 for each in outcomes) == 3
+
+
+def test_what_never_fits_is_said_at_once() -> None:
+    small = replace(ONE, hbm_tokens=10 * BLOCK)
+    outcomes = cluster(small).run([alone(11 * BLOCK), alone(5 * BLOCK)])
+    assert [each.end for each in outcomes] == ["too long", "finished"]

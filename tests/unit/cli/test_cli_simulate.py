@@ -1,0 +1,104 @@
+"""``pinyon simulate``, ``compare`` and ``plan`` as people call them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from pinyon.cli import main
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rng = random.Random(5)
+    lines, now_ms = [], 0.0
+    for _ in range(300):
+        now_ms += rng.expovariate(4.0) * 1000
+        blocks = [*range(rng.randint(1, 6)), *(rng.getrandbits(40) for _ in range(rng.randint(1, 5)))]
+        tokens = 512 * len(blocks) - rng.randint(0, 500)
+        lines.append({"timestamp": now_ms, "input_length": tokens, "output_length": 20, "hash_ids": blocks})
+    path = tmp_path_factory.mktemp("traces") / "a.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    result: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return result
+
+
+SHORT = ("--warm-up", "20")
+
+
+def test_a_machine_is_simulated(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, picture = tmp_path / "rows.jsonl", tmp_path / "ttft.svg"
+    asked = ["simulate", trace, "--model", "910b-qwen2.5-7b", "--instances", "2", *SHORT, "--pool", "dram"]
+    assert main([*asked, "--per-request", str(rows), "--picture", str(picture)]) == 0
+    seen = capsys.readouterr()
+    first = json.loads(seen.out.splitlines()[-1])
+    assert (first["counted"], first["finished"]) == (280, 1.0)
+    assert first["effective"] <= min(first["attainment"], first["tbt_attainment"])
+    assert "effective: both in time" in seen.err
+    written = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [each["request"] for each in written] == list(range(300))
+    assert sum(each["hit_tokens"] for each in written[20:]) / sum(
+        each["tokens"] for each in written[20:]
+    ) == pytest.approx(first["hit_ratio"])
+    assert picture.read_text().startswith("<svg")
+    assert main([*asked, "--json"]) == 0
+    assert said(capsys) == first, "the same arguments give the same numbers"
+
+
+def test_policies_are_compared(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["compare", trace, "--model", "910b-qwen2.5-7b", "--instances", "3", *SHORT]
+    assert main([*asked, "--policy", "random", "--policy", "min_ttft", "--policy", "dualmap:reading=expected"]) == 0
+    seen = capsys.readouterr()
+    results = json.loads(seen.out.splitlines()[-1])["results"]
+    assert [each["policy"] for each in results] == ["random", "min_ttft", "dualmap:reading=expected,seed=0,slo_s=5.0"]
+    assert len({each["mean_s"] for each in results}) == 3
+    assert max(map(len, seen.err.splitlines())) <= 80
+    assert main([*asked, "--policy", "random", "--policy", "random"]) == 1
+    assert "named twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", [(), ("--prefill-instances", "2", "--decode-instances", "1")])
+def test_a_plan_is_the_first_size_that_is_enough(
+    trace: str, split: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", trace, "--model", "910b-qwen2.5-7b", *SHORT, "--slo", "0.6", "--rate", "16", *split, "--json"]
+    assert main(asked) == 0
+    result = json.loads(capsys.readouterr().out)
+    sizes = {each["instances"]: each["attainment"] for each in result["tried"]}
+    assert sizes[result["instances"]] >= 0.9
+    assert sizes[result["instances"] - 1] < 0.9
+    assert main([*asked, "--instances-max", "2"]) == 1
+    assert "2 instances attain" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "h100", "--instances", "2"), "no such profile; known: 910b"),
+        (("--model", "tiny"), "--instances, or --prefill-instances and --decode-instances, is missing"),
+        (("--model", "tiny", "--prefill-instances", "2"), "go together"),
+        (("--model", "tiny", "--instances", "2", "--pipeline", "2"), "--pipeline is of --prefill-instances"),
+        (("--model", "tiny", "--instances", "2", "--order", "shortest_in_time"), "is of the model prefill-reference"),
+        (("--model", "tiny", "--instances", "2", "--batching", "no"), "known: fcfs"),
+        (("--model", "tiny", "--instances", "2", "--cache-tokens", "100"), "at least one block of 512"),
+        (("--model", "tiny", "--instances", "2", "--utilisation", "2"), "--utilisation must be from 0.001 to 1"),
+        (("--instances", "2"), "--cache-tokens is missing"),
+        (("--cache-tokens", "1024"), "--instances is missing"),
+        (("--instances", "2", "--cache-tokens", "1024", "--pool", "dram"), "has no pool"),
+        (("--instances", "2", "--cache-tokens", "1024", "--policy", "best"), "known: "),
+        (("--instances", "2", "--cache-tokens", "1024", "--picture", "nowhere/a.svg"), "cannot write nowhere/a.svg"),
+        (("--instances", "2", "--cache-tokens", "1024", "--warm-up", "300"), "none of 300 requests counts"),
+    ],
+)
+def test_what_makes_no_sense_is_said(
+    trace: str, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", trace, *arguments]) == 1
+    assert message in capsys.readouterr().err

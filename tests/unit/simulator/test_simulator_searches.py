@@ -1,0 +1,40 @@
+"""How many instances, and what rate: searches that ask for few runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.simulator.goodput import goodput
+from pinyon.simulator.plan import fewest
+
+
+@pytest.mark.parametrize("needed", [1, 2, 3, 7, 8, 9, 100, 128])
+def test_the_fewest_instances_are_found(needed: int) -> None:
+    asked: list[int] = []
+
+    def attained(size: int) -> float:
+        asked.append(size)
+        return 1.0 if size >= needed else size / needed * 0.9
+
+    assert fewest(attained, 0.95, 128) == needed
+    assert len(asked) == len(set(asked)) <= 16, "each is run once"
+
+
+def test_too_few_instances_are_said() -> None:
+    with pytest.raises(InvalidArgument, match=r"10 instances attain 50\.0% only"):
+        fewest(lambda size: 0.5, 0.9, 10)
+
+
+@pytest.mark.parametrize("limit", [0.01, 1.0, 3.3, 4000.0])
+def test_the_highest_rate_is_found(limit: float) -> None:
+    rate, share = goodput(lambda rate: 1.0 if rate <= limit else 0.1, lambda share: share, 0.9, 1.0)
+    assert share == 1.0
+    assert limit / 1.006 <= rate <= limit
+
+
+def test_where_there_is_no_rate_that_is_said() -> None:
+    with pytest.raises(InvalidArgument, match="at no rate 90% of the requests are in time"):
+        goodput(lambda rate: rate, lambda rate: 0.0, 0.9, 1.0)
+    with pytest.raises(InvalidArgument, match="too little load"):
+        goodput(lambda rate: rate, lambda rate: 1.0, 0.9, 1.0)
