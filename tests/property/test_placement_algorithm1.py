@@ -1,7 +1,7 @@
 """Mooncake's Algorithm 1 against a second writing of it, line by line over sets of keys."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import Rejected
 from pinyon.core.request import Role
+from pinyon.placement.algorithm1 import Algorithm1, Algorithm1Settings
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.policy import PlacementRequest
@@ -93,9 +94,7 @@ def algorithm_1(case: Case, fleet) -> dict[str, tuple[float, int, int]]:
     return result
 
 
-@given(cases())
-@settings(max_examples=300)
-def test_the_choice_is_algorithm_1s(case):
+def fleet_of(case: Case):
     fleet = make_fleet(
         *((name, Role.PREFILL) for name in PREFILL_NAMES),
         ("d0", Role.DECODE),
@@ -111,6 +110,54 @@ def test_the_choice_is_algorithm_1s(case):
         state.prefill_model.copy_from(prefill_model)
         state.transfer_model.copy_from(transfer_model)
         state.learned()
+    return fleet
+
+
+def literal(case: Case, fleet) -> tuple[float, str, int, str]:
+    """Lines 3 to 16 and 20, as they are printed: (TTFT, p, prefix_len, best_instance)."""
+    usable = (case.prompt_tokens - 1) // BLOCK
+    names = [name for name in PREFILL_NAMES if name not in case.exclude]
+    prefix_lens = {}
+    for name in names:
+        prefix_lens[name] = 0
+        while prefix_lens[name] < usable and prefix_lens[name] in case.holders[name]:
+            prefix_lens[name] += 1
+    best_instance = max(names, key=lambda name: prefix_lens[name])
+    best_len = prefix_lens[best_instance]
+    ttft, p, length = INF, "", 0
+    for name in names:
+        state, prefix_len, t_transfer = member(fleet, name), prefix_lens[name], 0.0
+        if (best_len / prefix_len if prefix_len else (INF if best_len else 0)) > case.threshold:
+            transfer_len = best_len - prefix_len
+            prefix_len = best_len
+            t_transfer = state.transfer_model.predict_s(transfer_len * LAYOUT.block_bytes)
+        t_queue = state.prefill_model.backlog_s(state.load.pending_prefill_tokens)
+        t_prefill = state.prefill_model.predict_s(case.prompt_tokens, prefix_len * BLOCK)
+        if ttft > t_transfer + t_queue + t_prefill:
+            ttft, p, length = t_transfer + t_queue + t_prefill, name, prefix_len
+    return ttft, p, length, best_instance
+
+
+@given(cases())
+@settings(max_examples=300)
+def test_the_literal_choice_is_the_printed_one(case):
+    fleet = fleet_of(case)
+    ttft_s, name, prefix_len, best_instance = literal(case, fleet)
+    block_keys = keys(*range(case.prompt_tokens // BLOCK))
+    request = PlacementRequest("r", "m", case.prompt_tokens, block_keys, max_tokens=8, exclude=case.exclude)
+    decision = Scheduler(fleet, Algorithm1(Algorithm1Settings(case.threshold))).schedule(request, 0.0)
+    assert decision.ttft_s == pytest.approx(ttft_s)
+    assert (decision.prefill.info.instance_id, decision.reused_blocks) == (name, prefix_len)
+    assert {span.source.info.instance_id for span in decision.fetches} <= {best_instance}
+    strict = replace(request, ttft_slo_s=ttft_s * 0.999)
+    with pytest.raises(Rejected):
+        Scheduler(fleet, Algorithm1(Algorithm1Settings(case.threshold))).schedule(strict, 0.0)
+
+
+@given(cases())
+@settings(max_examples=300)
+def test_the_choice_is_algorithm_1s(case):
+    fleet = fleet_of(case)
     expected = algorithm_1(case, fleet)
     request = PlacementRequest(
         "r",

@@ -7,6 +7,7 @@ from random import Random
 
 from pinyon.core.policies import Registry
 from pinyon.placement.policy import (
+    Learning,
     Move,
     PlacementDecision,
     PlacementPolicy,
@@ -30,12 +31,19 @@ class ByModel:
     def __init__(self, default: PlacementPolicy, of_model: Mapping[str, PlacementPolicy]) -> None:
         self._default = default
         self._of_model = of_model
+        self._learning = {name: each for name, each in {"": default, **of_model}.items() if isinstance(each, Learning)}
         self._moving = {name: each for name, each in {"": default, **of_model}.items() if isinstance(each, Rebalancing)}
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
         return self._of_model.get(request.model, self._default).place(request, pool, match, now_s, rng)
+
+    def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
+        model = decision.prefill.info.model
+        policy = self._learning.get(model if model in self._of_model else "")
+        if policy is not None:
+            policy.prefilled(decision, seconds)
 
     def moves(
         self,

@@ -77,6 +77,8 @@ class InFlightTable:
         self._expected_keys = 0
         self.expected = ExpectedBlocks()
         self.expired = 0
+        self.heard: Callable[[PlacementDecision, float], None] | None = None
+        """Is told of each trial whose prompt was computed where it was placed, and how many seconds after that."""
 
     @property
     def prefills(self) -> int:
@@ -171,6 +173,8 @@ class InFlightTable:
         if part is not None and part.state is state:
             state.prefill_ended_s = now_s
             self._drop_prefill(request_id)
+            if self.heard is not None and part.decision is not None and part.decision.trial is not None:
+                self.heard(part.decision, now_s - part.placed_s)
 
     def end_decode(self, request_id: str, state: InstanceState) -> None:
         """``state`` reported the end of the decode, which ends the whole request: the decode instance owns it."""

@@ -13,6 +13,7 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import transfer_doubt
+from pinyon.placement.threshold_tuner import ThresholdTuner
 
 __all__ = ["KvCacheCentric", "KvCacheCentricSettings"]
 
@@ -26,10 +27,14 @@ class KvCacheCentricSettings:
 
     ``sharing_patience``: rather than compute a prefix a second time, wait for an instance that is computing it, if the
     TTFT gets longer by at most this share.
+
+    ``adapt``: ``balancing_threshold`` is where it begins; from there it follows what is measured
+    (:mod:`pinyon.placement.threshold_tuner`).
     """
 
     balancing_threshold: float = 2.0
     sharing_patience: float = 0.25
+    adapt: bool = False
 
     def __post_init__(self) -> None:
         if not self.balancing_threshold >= 1:
@@ -77,6 +82,18 @@ class KvCacheCentric:
     def __init__(self, settings: KvCacheCentricSettings = KvCacheCentricSettings()) -> None:
         self._threshold = settings.balancing_threshold
         self._patience = settings.sharing_patience
+        self._tuner = ThresholdTuner(settings.balancing_threshold) if settings.adapt else None
+
+    @property
+    def threshold(self) -> float:
+        """In force."""
+        return self._threshold if self._tuner is None else self._tuner.threshold
+
+    def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
+        """See :class:`pinyon.placement.policy.Learning`."""
+        if self._tuner is not None and decision.trial is not None:
+            threshold, alone_s = decision.trial
+            self._tuner.learn(threshold, seconds, alone_s)
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -84,7 +101,8 @@ class KvCacheCentric:
         tokens = request.prompt_tokens
         block_tokens = pool.layout.block_tokens
         block_bytes = pool.layout.block_bytes
-        threshold, held = self._threshold, match.blocks
+        held = match.blocks
+        threshold = self._threshold if self._tuner is None else self._tuner.draw(rng)
         soon = match.soon
         queues_s = pool.queues_s(now_s).tolist()
         best: _Option | None = None
@@ -132,7 +150,9 @@ class KvCacheCentric:
             fetches = plan_fetches(pool, match, state, local, prefix)
         decode, tbt_s = select_decode(request, pool, match, state, now_s)
         times = queue_s, transfer_s, prefill_s, tbt_s
-        return PlacementDecision(state, decode, local, fetches, *times, self.name, doubts_transfer=doubted is not None)
+        trial = None if self._tuner is None else (threshold, state.prefill_model.predict_s(tokens, 0))
+        doubts = doubted is not None
+        return PlacementDecision(state, decode, local, fetches, *times, self.name, doubts_transfer=doubts, trial=trial)
 
     def _worth_waiting(self, request: PlacementRequest, sharing: _Option, best: _Option) -> bool:
         """It saves computing, and costs the request little enough."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pinyon.core.policies import NoSettings
+from pinyon.placement.algorithm1 import Algorithm1, Algorithm1Settings
 from pinyon.placement.by_model import ByModelRegistry
 from pinyon.placement.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon.placement.dualmap import DualMap, DualMapSettings
@@ -21,6 +22,7 @@ PLACEMENT_POLICIES = ByModelRegistry(
     {
         KvCacheCentric.name: (KvCacheCentricSettings, KvCacheCentric),
         LeastLoaded.name: (NoSettings, lambda _: LeastLoaded()),
+        Algorithm1.name: (Algorithm1Settings, Algorithm1),
         RandomChoice.name: (NoSettings, lambda _: RandomChoice()),
         RoundRobin.name: (NoSettings, lambda _: RoundRobin()),
         CacheAffinity.name: (CacheAffinitySettings, CacheAffinity),

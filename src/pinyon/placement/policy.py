@@ -19,6 +19,7 @@ from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 __all__ = [
     "Fetch",
+    "Learning",
     "Move",
     "PlacementDecision",
     "PlacementPolicy",
@@ -108,6 +109,9 @@ class PlacementDecision:
     """Where else it may run: the other one of a pair (DualMap §3.2)."""
     doubts_transfer: bool = False
     """It fetches although computing would be faster by what is known of the reader, to learn whether that is so."""
+
+    trial: tuple[float, float] | None = None
+    """Of a policy that learns: what it tried with this request, and the seconds by which what comes of it is judged."""
 
     room_s: float = field(init=False)
     """Wait for KV blocks: the decode instance's come first, then those of a prefill instance elsewhere."""
@@ -240,6 +244,14 @@ class Rebalancing(Protocol):
         now_s: float,
     ) -> list[Move]:
         """What should move, now that ``request`` was placed so. ``match`` looks up who holds a prompt."""
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """What a placement policy may do besides: learn what came of its decisions."""
+
+    def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
+        """The prompt was computed, so many seconds after it was placed so; told of decisions with a trial."""
 
 
 class PlacementPolicy(Protocol):

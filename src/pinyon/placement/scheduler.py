@@ -13,6 +13,7 @@ from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import (
+    Learning,
     Move,
     PlacementDecision,
     PlacementPolicy,
@@ -42,6 +43,7 @@ class Scheduler:
         """From now on this one places."""
         self._policy = policy
         self._rebalancing = policy if isinstance(policy, Rebalancing) else None
+        self._fleet.inflight.heard = policy.prefilled if isinstance(policy, Learning) else None
 
     def schedule(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
         """Decide and count the placement as in flight.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pinyon.reproduction.figure import Figure
 from pinyon.reproduction.mooncake import FIG9, FIG10
+from pinyon.reproduction.mooncake_capacity import FIG1, FIG6, FIG7, FIG15
+from pinyon.reproduction.mooncake_scheduling import FIG5, FIG8, FIG11
+from pinyon.reproduction.mooncake_transfer import EQ2, FIG13, FIG14
 from pinyon.reproduction.mooncake_workloads import TABLE2
 from pinyon.reproduction.wild import BY_RATIO
 from pinyon.reproduction.wild_ablation import ABLATION
@@ -11,4 +14,7 @@ from pinyon.reproduction.wild_days import FIG29
 
 __all__ = ["FIGURES"]
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (FIG9, FIG10, TABLE2, *BY_RATIO, ABLATION, FIG29)}
+_MOONCAKE = FIG1, EQ2, FIG5, FIG6, FIG7, FIG8, FIG9, FIG10, FIG11, FIG13, FIG14, FIG15, TABLE2
+_WILD = *BY_RATIO, ABLATION, FIG29
+
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_WILD)}

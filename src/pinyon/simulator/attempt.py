@@ -43,6 +43,8 @@ class Request:
     """Of the first attempt, held where it was computed."""
     fetched_tokens: int = 0
     """Likewise, held elsewhere."""
+    computing_s: float = 0.0
+    """Of steps with chunks of its prompt, in all attempts."""
     ends: list[str] = field(default_factory=list)
     """How it ended; exactly one when all is over."""
 
@@ -73,7 +75,7 @@ class Attempt:
     """Leading tokens that are there or on their way."""
     computed: bool = False
     computing_s: float = 0.0
-    """Spent in steps with its chunks."""
+    """Of steps with its chunks."""
     over: bool = False
 
     @property

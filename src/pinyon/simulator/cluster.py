@@ -322,6 +322,7 @@ class Cluster:
         held = attempt.job_room.held * self.settings.block_tokens if attempt.job_room is not None else 0
         self.fleet.learn_prefill(engine.state, end - held, held, attempt.computing_s, now_s)
         self.fleet.inflight.end_prefill(attempt.id, engine.state, now_s)
+        request.computing_s += attempt.computing_s
         attempt.computed = True
         if attempt.together:
             self._decode(engine, attempt)

@@ -29,9 +29,9 @@ class HostStore:
         self.read_until_s = 0.0
         """Where it is on SSDs: when what was asked of them is read."""
 
-    @property
-    def blocks(self) -> int:
-        return len(self._cache.resident)
+    def keys(self) -> list[BlockKey]:
+        """Held, in no order."""
+        return [*map(key_of, self._cache.resident)]
 
     def leading(self, keys: Sequence[BlockKey]) -> int:
         """How many from the first on are held."""

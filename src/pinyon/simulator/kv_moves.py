@@ -34,7 +34,9 @@ class KvMoves:
         self.links = Links(time, machine.nic_bytes_s)
         self._time, self._fleet, self._settings, self._machine = time, fleet, settings, machine
         self._engines, self._stores, self._faults = engines, stores, faults
-        self.fetches = 0
+        self.fetches = self.fetched_bytes = 0
+        self.fetch_s = 0.0
+        """Of all fetches, one beside the other or not."""
 
     def fetch(self, attempt: Attempt, reader: Engine, then: Callable[[], None]) -> None:
         """Read what the placement planned, as far as it is still there; ``then``, unless the attempt is over."""
@@ -77,6 +79,8 @@ class KvMoves:
                 return
             if self._stores.get(name) is store and (source is None or source.alive):
                 self.fetches += 1
+                self.fetched_bytes += size
+                self.fetch_s += self._time.now_s - began_s
                 self._fleet.learn_transfer(reader.state, size, self._time.now_s - began_s, self._time.now_s)
                 self._arrived(attempt, reader, keys[:found])
             then()

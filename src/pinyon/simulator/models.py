@@ -79,10 +79,12 @@ class ClusterModel:
     seed: int = 0
     clients: int = 0
 
+    def cluster(self) -> Cluster:
+        """A new one."""
+        return Cluster(self.settings, self.machine, self.engine, PLACEMENT_POLICIES.make(self.policy), self.seed)
+
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
-        policy = PLACEMENT_POLICIES.make(self.policy)
-        cluster = Cluster(self.settings, self.machine, self.engine, policy, self.seed)
-        return cluster.run(arrivals, self.clients, progress)
+        return self.cluster().run(arrivals, self.clients, progress)
 
     def report(self, rows: Rows, limits: Limits) -> dict[str, float]:
         return cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up)

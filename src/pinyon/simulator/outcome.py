@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pinyon.simulator.attempt import Request
 
-__all__ = ["Outcome", "longest_tenth"]
+__all__ = ["FINISHED", "Outcome", "longest_tenth"]
 
 FINISHED = "finished"
 
@@ -28,6 +28,8 @@ class Outcome(NamedTuple):
     hit_tokens: int
     """Held where the prompt was computed."""
     fetched_tokens: int
+    prefill_s: float
+    """Of steps with its prompt."""
     attempts: int
     end: str
 
@@ -45,6 +47,7 @@ class Outcome(NamedTuple):
             request.generated,
             request.hit_tokens,
             request.fetched_tokens,
+            request.computing_s,
             request.attempts,
             request.ends[-1],
         )

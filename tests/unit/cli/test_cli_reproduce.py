@@ -62,8 +62,8 @@ def test_a_trace_may_be_named(traces: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "a figure's name is needed; there are: mooncake-fig9"),
-        (["nonsense"], "no figure 'nonsense'; there are: mooncake-fig9"),
+        ([], "a figure's name is needed; there are: mooncake-fig1"),
+        (["nonsense"], "no figure 'nonsense'; there are: mooncake-fig1"),
         (
             ["mooncake-fig9"],
             "needs traces that are not there: conversation (mooncake_conversation.jsonl[.gz]), synthetic",

@@ -41,6 +41,8 @@ READS = {
     "lacks",
     "levels",
     "need",
+    "room",
+    "waits",
 }
 READS |= {"next_deadline"}
 

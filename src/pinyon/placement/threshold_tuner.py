@@ -1,0 +1,86 @@
+"""A balancing threshold that is adapted by measurement, which Mooncake §4.2 leaves to the future (footnote 1).
+
+Most requests are placed by the threshold in force, some by the next lower and the next higher one, drawn by lot, so
+that all three meet the same load. What counts is how long it took until a prompt was computed, beside how long that
+takes alone and without reuse. A neighbour that has clearly done better is in force from then on.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from random import Random
+
+__all__ = ["THRESHOLDS", "ThresholdTuner"]
+
+THRESHOLDS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
+TRIED = 0.1
+"""Of the requests, by each neighbour."""
+SAMPLES_MIN = 30
+"""Of a threshold, before it is judged."""
+SAMPLES_MAX = 1000
+"""Then all begin anew: what was best may not be any more."""
+CLEAR = 2.0
+"""Standard errors of the difference."""
+COST_MAX = 100.0
+"""What takes longer than this many times counts as this much: a stall says nothing of a threshold."""
+
+
+class _Costs:
+    __slots__ = ("count", "mean", "squares")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = self.squares = 0.0
+
+    def add(self, cost: float) -> None:
+        """By Welford's method."""
+        self.count += 1
+        off = cost - self.mean
+        self.mean += off / self.count
+        self.squares += off * (cost - self.mean)
+
+    @property
+    def error(self) -> float:
+        """Of the mean, squared."""
+        return self.squares / max(1, self.count - 1) / self.count
+
+
+class ThresholdTuner:
+    """``draw`` a threshold for each request, and ``learn`` what came of it."""
+
+    def __init__(self, start: float) -> None:
+        """From the nearest of :data:`THRESHOLDS` on."""
+        self._at = min(range(len(THRESHOLDS)), key=lambda at: abs(THRESHOLDS[at] - start))
+        self._costs: dict[float, _Costs] = {}
+
+    @property
+    def threshold(self) -> float:
+        """In force."""
+        return THRESHOLDS[self._at]
+
+    def draw(self, rng: Random) -> float:
+        lot = rng.random()
+        step = -1 if lot < TRIED else 1 if lot < 2 * TRIED else 0
+        return THRESHOLDS[min(max(self._at + step, 0), len(THRESHOLDS) - 1)]
+
+    def learn(self, threshold: float, seconds: float, alone_s: float) -> None:
+        """By this threshold, a prompt was computed after ``seconds``; it takes ``alone_s`` alone, without reuse."""
+        if alone_s <= 0:
+            return
+        self._costs.setdefault(threshold, _Costs()).add(min(seconds / alone_s, COST_MAX))
+        mine = self._costs.get(self.threshold)
+        if mine is None or mine.count < SAMPLES_MIN:
+            return
+        for step in (-1, 1):
+            if 0 <= self._at + step < len(THRESHOLDS):
+                other = self._costs.get(THRESHOLDS[self._at + step])
+                if other is not None and other.count >= SAMPLES_MIN and self._better(other, mine):
+                    self._at += step
+                    self._costs.clear()
+                    return
+        if mine.count >= SAMPLES_MAX:
+            self._costs.clear()
+
+    @staticmethod
+    def _better(other: _Costs, mine: _Costs) -> bool:
+        return other.mean + CLEAR * sqrt(other.error + mine.error) < mine.mean

@@ -1,0 +1,78 @@
+"""The balancing threshold that follows what is measured."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from pinyon.core.request import Role
+from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.policy import PlacementRequest
+from pinyon.placement.scheduler import Scheduler
+from pinyon.placement.threshold_tuner import THRESHOLDS, ThresholdTuner
+from tests.unit.placement.conftest import keys, make_fleet, member
+
+
+def tuned(best: float, start: float, seed: int, rounds: int = 6000, noise: float = 0.5) -> ThresholdTuner:
+    """After requests that take the longer, the farther their threshold is from the best one."""
+    rng, tuner = Random(seed), ThresholdTuner(start)
+    for _ in range(rounds):
+        threshold = tuner.draw(rng)
+        off = abs(THRESHOLDS.index(threshold) - THRESHOLDS.index(best))
+        alone_s = rng.uniform(0.1, 5.0)
+        tuner.learn(threshold, alone_s * (1 + 0.5 * off) * rng.uniform(1 - noise, 1 + noise), alone_s)
+    return tuner
+
+
+@pytest.mark.parametrize("start", [1.0, 2.0, 16.0])
+@pytest.mark.parametrize("best", [1.0, 3.0, 16.0])
+def test_it_finds_what_is_best(best: float, start: float) -> None:
+    found = [tuned(best, start, seed).threshold for seed in range(5)]
+    assert found == [best] * 5
+
+
+def test_what_makes_no_difference_moves_it_seldom() -> None:
+    rng, tuner = Random(1), ThresholdTuner(2.0)
+    moves = 0
+    for _ in range(5000):
+        before = tuner.threshold
+        tuner.learn(tuner.draw(rng), rng.uniform(0.5, 1.5), 1.0)
+        moves += tuner.threshold != before
+    assert moves <= 30  # chance decides where it stands, and it costs nothing
+
+
+def test_it_starts_at_the_nearest_and_stays_in_range() -> None:
+    assert ThresholdTuner(2.2).threshold == 2.0
+    assert ThresholdTuner(1e9).threshold == 16.0
+    rng, lowest = Random(3), ThresholdTuner(1.0)
+    assert {lowest.draw(rng) for _ in range(200)} == {1.0, 1.25}
+    lowest.learn(1.0, 5.0, 0.0)  # nothing to compare with: not counted
+
+
+def test_a_policy_that_adapts_hears_what_came_of_its_placements() -> None:
+    fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE))
+    policy = KvCacheCentric(KvCacheCentricSettings(adapt=True))
+    scheduler, p0 = Scheduler(fleet, policy, Random(5)), member(fleet, "p0")
+    heard: list[tuple[float, float]] = []
+    assert policy._tuner is not None
+    policy._tuner.learn = lambda threshold, seconds, alone_s: heard.append((threshold, seconds))  # type: ignore[method-assign]
+    for number in range(40):
+        decision = scheduler.schedule(PlacementRequest(f"r{number}", "m", 100, keys(*range(6))), float(number))
+        assert decision.trial is not None
+        fleet.inflight.end_prefill(f"r{number}", p0, number + 0.25)
+    assert {seconds for _, seconds in heard} == {0.25}
+    assert {threshold for threshold, _ in heard} == {1.5, 2.0, 3.0}
+    scheduler.use(KvCacheCentric())
+    assert scheduler.schedule(PlacementRequest("x", "m", 100), 50.0).trial is None
+    fleet.inflight.end_prefill("x", p0, 51.0)
+    assert len(heard) == 40
+
+
+def test_it_is_chosen_by_settings_and_by_model() -> None:
+    choice = PLACEMENT_POLICIES.checked("least_loaded;m=kvcache_centric:adapt=true")
+    fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE))
+    scheduler = Scheduler(fleet, PLACEMENT_POLICIES.make(choice))
+    assert scheduler.schedule(PlacementRequest("r", "m", 100), 0.0).trial is not None
+    fleet.inflight.end_prefill("r", member(fleet, "p0"), 1.0)
