@@ -16,10 +16,10 @@ from pinyon.reproduction.serving import (
     System,
     arrivals_of,
     mean_ttft_s,
+    node,
     reused,
     seldom,
     split,
-    node,
 )
 from pinyon.reproduction.workload import Workload
 

@@ -26,10 +26,10 @@ __all__ = [
     "effective",
     "mean_ttft_s",
     "mixed",
+    "node",
     "reused",
     "seldom",
     "split",
-    "node",
     "up_to",
 ]
 
