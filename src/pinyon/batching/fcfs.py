@@ -11,7 +11,12 @@ __all__ = ["LOOK_AHEAD", "Fcfs"]
 LOOK_AHEAD = 8
 """Requests without room that are looked behind."""
 PATIENCE_S = 1.0
-"""Before others give way: most end soon by themselves, and who gives way is computed again."""
+"""Before others give way, at least: most end soon by themselves, and who gives way is computed again."""
+PATIENT_STAYS = 2.0
+"""Or as long as so many requests are decoded one after the other. Where that takes long, giving way every second would
+have everybody computed again and again, and nobody would end."""
+STAY_WEIGHT = 0.05
+"""Of the last one, in the mean time that a request is here."""
 
 
 class _Line:
@@ -40,16 +45,21 @@ class Fcfs:
     """See :class:`pinyon.batching.policy.BatchingPolicy`.
 
     A request without room keeps those behind it waiting only if it would have room without others that came after it:
-    they are to end, or, if that takes too long, to give way. As long as what came before it takes too much, others may
-    have what is left; it gets that back when its turn comes. A prompt for another instance keeps the others waiting for
-    a moment in any case: two instances full of requests that wait for each other's prompts would stand still. Who lacks
-    only a slot keeps nobody waiting who needs none.
+    they are to end, or, if that takes much longer than a request does, to give way. As long as what came before it
+    takes too much, others may have what is left; it gets that back when its turn comes. A prompt for another instance
+    keeps the others waiting for a moment in any case: two instances full of requests that wait for each other's prompts
+    would stand still. Who lacks only a slot keeps nobody waiting who needs none.
     """
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
         self._decoded, self._foreign = _Line(), _Line()
-        self._running: set[int] = set()
+        self._running: dict[int, float | None] = {}
+        """Since when those that are decoded are here; None: the others."""
+        self._gone: dict[int, float] = {}
+        """Likewise, of those that were removed since the last ``admit``: they have ended, or wait again."""
+        self._stay_s = 0.0
+        """Mean time that a request is here, of those that ended."""
         self._claimant: int | None = None
         self._since_s: dict[int, float] = {}
         """When those that wait were passed over for the first time."""
@@ -73,6 +83,8 @@ class Fcfs:
 
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         self._claimant = None
+        self._measure(now_s)
+        patience_s = max(PATIENCE_S, PATIENT_STAYS * self._stay_s)
         chosen: list[int] = []
         passed: list[BatchRequest] = []
         while len(passed) < LOOK_AHEAD and (request := self._next(slots)) is not None:
@@ -87,20 +99,27 @@ class Fcfs:
                 room_blocks -= missing
                 slots -= request.decodes
                 self._since_s.pop(number, None)
-                self._running.add(number)
+                self._running[number] = self._gone.pop(number, now_s) if request.decodes else None
                 chosen.append(number)
                 continue
             passed.append(request)
-            late = now_s - self._since_s.setdefault(number, now_s) >= PATIENCE_S
+            waited_s = now_s - self._since_s.setdefault(number, now_s)
             if missing <= room_blocks + (behind or self._holdings.behind(number)):
-                if late:
+                if waited_s >= patience_s:
                     self._claimant = number
                 break
-            if not request.decodes and not late:
+            if not request.decodes and waited_s < PATIENCE_S:
                 break
         for request in passed:
             self._line(request).add(request)
         return chosen
+
+    def _measure(self, now_s: float) -> None:
+        """How long those that have ended were here. Who gave way waits again, and is not counted before its end."""
+        waiting = self._decoded.waiting
+        for number in [number for number in self._gone if number not in waiting]:
+            stay_s = now_s - self._gone.pop(number)
+            self._stay_s += (STAY_WEIGHT if self._stay_s else 1.0) * (stay_s - self._stay_s)
 
     def _next(self, slots: int) -> BatchRequest | None:
         foreign = self._foreign.first()
@@ -116,10 +135,13 @@ class Fcfs:
         for line in (self._decoded, self._foreign):
             if line.waiting.pop(number, None) is not None:
                 self._since_s.pop(number, None)
+                self._gone.pop(number, None)
                 return True
         if number not in self._running:
             return False
-        self._running.remove(number)
+        began_s = self._running.pop(number)
+        if began_s is not None:
+            self._gone[number] = began_s
         return True
 
     def observe(self, step: StepSeen) -> None:

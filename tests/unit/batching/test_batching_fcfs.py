@@ -143,3 +143,60 @@ def test_those_that_left_cost_nothing(policy):
         assert policy.remove(number)
     assert len(policy._decoded._order) < 200
     assert not policy._since_s
+
+
+def stay(policy: Fcfs, number: int, begin_s: float, end_s: float) -> None:
+    policy.enqueue(request(number))
+    assert policy.admit(9, 99, now_s=begin_s) == [number]
+    assert policy.remove(number)
+    assert policy.admit(9, 99, now_s=end_s) == []
+
+
+def claims_after(policy: Fcfs, books: Books, now_s: float) -> float:
+    """How long one waits for those that came after it before they are to give way."""
+    policy.enqueue(request(100, blocks=5))
+    books.held = {101: 5}
+    tenths = 0
+    while True:
+        assert policy.admit(9, 4, now_s=now_s + tenths / 10) == []
+        if policy.claimant() == 100:
+            policy.remove(100)
+            return tenths / 10
+        tenths += 1
+        assert tenths < 10_000
+
+
+def test_where_requests_stay_for_long_nobody_gives_way_sooner(policy, books):
+    assert claims_after(policy, books, 0.0) == PATIENCE_S
+    stay(policy, 1, 100.0, 110.0)
+    assert claims_after(policy, books, 200.0) == pytest.approx(20.0, abs=0.11)
+    for number in range(2, 200):
+        stay(policy, number, 1000.0 + number, 1000.2 + number)
+    assert claims_after(policy, books, 2000.0) == PATIENCE_S
+
+
+def test_who_gives_way_and_comes_back_stays_all_the_while(policy, books):
+    policy.enqueue(request(1))
+    assert policy.admit(9, 99, now_s=0.0) == [1]
+    for now_s in (1.0, 2.0, 3.0):
+        assert policy.remove(1)
+        policy.enqueue(request(1))
+        assert policy.admit(9, 99, now_s=now_s) == [1]
+    assert claims_after(policy, books, 10.0) == PATIENCE_S, "giving way is no end"
+    assert policy.remove(1)
+    assert policy.admit(9, 99, now_s=30.0) == []
+    assert claims_after(policy, books, 100.0) == pytest.approx(60.0, abs=0.11)
+
+
+def test_who_leaves_the_queue_after_giving_way_says_nothing_of_stays(policy, books):
+    policy.enqueue(request(1))
+    assert policy.admit(9, 99, now_s=0.0) == [1]
+    policy.remove(1)
+    policy.enqueue(request(1))
+    assert policy.admit(9, 0, now_s=50.0) == []
+    assert policy.remove(1)
+    assert claims_after(policy, books, 60.0) == PATIENCE_S
+    policy.enqueue(request(2, decodes=False))
+    assert policy.admit(9, 99, now_s=100.0) == [2]
+    assert policy.remove(2)
+    assert claims_after(policy, books, 300.0) == PATIENCE_S, "a prompt for another instance is not decoded here"
