@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pinyon.reproduction import dualmap_structure
 from pinyon.reproduction.figure import Figure
 from pinyon.reproduction.mooncake import FIG9, FIG10
 from pinyon.reproduction.mooncake_capacity import FIG1, FIG6, FIG7, FIG15
@@ -15,6 +16,7 @@ from pinyon.reproduction.wild_days import FIG29
 __all__ = ["FIGURES"]
 
 _MOONCAKE = FIG1, EQ2, FIG5, FIG6, FIG7, FIG8, FIG9, FIG10, FIG11, FIG13, FIG14, FIG15, TABLE2
+_DUALMAP = dualmap_structure.FIG6, dualmap_structure.FIG15, dualmap_structure.A4
 _WILD = *BY_RATIO, ABLATION, FIG29
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_WILD)}
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD)}
