@@ -273,7 +273,8 @@ def test_nothing_is_left_of_many_lives() -> None:
                 local = engine.register_local_memory(bytearray(SIZE))
                 request = TransferRequest(READ, local.key, 0, segment, remote.key, 0, SIZE)
                 assert all(one.ok for one in engine.transfer([request] * 8))
-        eventually(lambda: (len(transfer_threads()), open_files()) == (threads, files), "all is as before")
+        # Fewer, where an earlier test's last file was still open at the count.
+        eventually(lambda: len(transfer_threads()) <= threads and open_files() <= files, "all is as before")
 
 
 def test_close_between_admission_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
