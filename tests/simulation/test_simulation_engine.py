@@ -94,6 +94,17 @@ def test_chunks_pass_through_a_pipeline(stages: int) -> None:
     played.check_over()
 
 
+def test_a_short_chunk_does_not_overtake_a_long_one() -> None:
+    """On two nodes: 64 tokens take 0.64 ms on each, and 16 tokens behind them wait for the second one."""
+    linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
+    settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=2, step_tokens=64)
+    fast = replace(MACHINE, nic_bytes_s=1e15)
+    played = Cluster(settings, fast, linear, PLACEMENT_POLICIES.make("least_loaded"))
+    first, second = played.run([alone(64), alone(16, first_block=1000)])
+    assert first.ttft_s == pytest.approx(1.28e-3, rel=1e-6)
+    assert second.ttft_s == pytest.approx(1.44e-3, rel=1e-6)
+
+
 def test_kv_goes_to_the_decode_instance_while_it_is_computed() -> None:
     """640 tokens of 1,000 B at 10 MB/s take 64 ms, ten times as long as computing them; but not after each other."""
     settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), step_tokens=64)

@@ -122,7 +122,12 @@ def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
         Column("reused", "reused", ".1%", Basis.MODELLED),
     ]
     literal = {int(number(row, "gbit")): row for row in rows if row["policy"] == "algorithm1"}
-    enough = [number(row, "ttft_s") for gbit, row in literal.items() if gbit >= RECOMMENDED_GBIT]
+    slowest = {
+        policy: max(
+            number(row, "ttft_s") for row in rows if row["policy"] == policy and number(row, "gbit") >= RECOMMENDED_GBIT
+        )
+        for policy in ("algorithm1", "kvcache_centric")
+    }
     slow, fast = literal[GBITS[0]], literal[GBITS[-1]]
     claims = [
         Claim(
@@ -130,10 +135,11 @@ def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
             "significantly less than the TTFT of the recomputation baseline",
             "§5.4.2",
             "< 2 s",
-            f"at most {max(enough):.2f} s; recomputation {recomputed_s:.2f} s",
+            f"at most {slowest['kvcache_centric']:.2f} s ({slowest['algorithm1']:.2f} s by Algorithm 1 to the letter); "
+            f"recomputation {recomputed_s:.2f} s",
             Basis.MODELLED,
-            max(enough) < SECONDS_MAX < recomputed_s,
-            "from 100 Gbit/s on, by Algorithm 1",
+            slowest["kvcache_centric"] < SECONDS_MAX < recomputed_s,
+            "from 100 Gbit/s on; fetching only if that is sooner, as §4.2 says in words",
         ),
         Claim(
             "when bandwidth falls below 100 Gbps, system performance is significantly compromised",
