@@ -97,7 +97,7 @@ def test_chunks_pass_through_a_pipeline(stages: int) -> None:
 def test_a_short_chunk_does_not_overtake_a_long_one() -> None:
     """On two nodes: 64 tokens take 0.64 ms on each, and 16 tokens behind them wait for the second one."""
     linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
-    settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=2, step_tokens=64)
+    settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=2, step_tokens=64, active_prefills=2)
     fast = replace(MACHINE, nic_bytes_s=1e15)
     played = Cluster(settings, fast, linear, PLACEMENT_POLICIES.make("least_loaded"))
     first, second = played.run([alone(64), alone(16, first_block=1000)])
