@@ -48,6 +48,8 @@ VLLM = System("vLLM", mixed(), "least_loaded", {"prefix_cache": False, **WHOLE})
 VLLM_PREFIX = System("vLLM, prefix caching", mixed(), "least_loaded", WHOLE)
 VLLM_CHUNKED = System("vLLM, chunked prefill", mixed(), "least_loaded", CHUNKED)
 BASELINES = [VLLM, VLLM_PREFIX, VLLM_CHUNKED]
+SHORT = ["8P+8D", "10P+6D", "vLLM", "prefix", "chunked"]
+"""In pictures: of Mooncake's two and the baselines."""
 
 
 def _capacity(workloads: Sequence[Workload], tell: Tell, name: str) -> Result:
@@ -75,12 +77,11 @@ def _capacity(workloads: Sequence[Workload], tell: Tell, name: str) -> Result:
         Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
         Column("reused", "reused", ".1%", Basis.MODELLED),
     ]
-    systems = [system.name for system in (*MOONCAKE, *BASELINES)]
     panels = [
         Bars(
             f"{times:g} times the trace's rate",
             "effective requests",
-            systems,
+            SHORT,
             {
                 f"TBT {1000 * tbt_s:.0f} ms": [number(row, f"at_{tbt_s}") for row in rows if row["rate"] == times]
                 for tbt_s in TBTS_S

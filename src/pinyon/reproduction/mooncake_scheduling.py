@@ -287,7 +287,7 @@ def _fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
                     "basis": basis(workload),
                 }
             )
-        panels.append(Courses(shown(workload), "time, s", "replicas", courses, form=".0f"))
+        panels.append(Courses(shown(workload), "time, s", "replicas", courses, form=".1f"))
     columns = [
         Column("workload", "workload"),
         Column("rank", "rank", ",d"),
