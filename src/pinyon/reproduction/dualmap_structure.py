@@ -100,7 +100,7 @@ def _fig6_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
     claims = [
         Claim(
             "on the *Conversation* dataset, 95% of requests have a shared prefix length of 2 blocks",
-            "A.2.1",
+            "§A.2.1",
             "95%",
             ", ".join(f"{share:.1%} ({rule})" for rule, share in two.items()),
             Basis.MEASURED,
@@ -114,7 +114,7 @@ def _fig6_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
         claims.append(
             Claim(
                 "14.9% and 37.8% of requests have hash key lengths of 6 and 13 blocks, respectively",
-                "A.2.1",
+                "§A.2.1",
                 "2: 45.2%, 6: 14.9%, 13: 37.8%",
                 "; ".join(
                     f"{rule} " + ", ".join(f"{blocks}: {share:.1%}" for blocks, share in shares.items())
@@ -132,7 +132,7 @@ def _fig6_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
 
 
 FIG6 = Figure(
-    "dualmap-fig6", PAPER, "A.2.1, Fig. 6", "how many blocks name a request", ("conversation",), ("toolagent",), _fig6
+    "dualmap-fig6", PAPER, "§A.2.1, Fig. 6", "how many blocks name a request", ("conversation",), ("toolagent",), _fig6
 )
 
 
@@ -175,7 +175,7 @@ def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
     claims = [
         Claim(
             "increasing d from 1 to 2 produces a sharp reduction in maximum load deviation",
-            "A.9",
+            "§A.9",
             None,
             f"{min(first):.0f} to {max(first):.0f} times less",
             Basis.MODELLED,
@@ -184,7 +184,7 @@ def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
         ),
         Claim(
             "When d exceeds 2, the marginal benefit quickly tapers off",
-            "A.9",
+            "§A.9",
             None,
             f"{min(later):.2f} to {max(later):.2f} requests of {PER_INSTANCE}",
             Basis.MODELLED,
@@ -201,7 +201,7 @@ def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, [note], Picture("DualMap Fig. 15: choices", [panel]))
 
 
-FIG15 = Figure("dualmap-fig15", PAPER, "A.9, Fig. 15", "what a second choice is worth", (), (), _fig15)
+FIG15 = Figure("dualmap-fig15", PAPER, "§A.9, Fig. 15", "what a second choice is worth", (), (), _fig15)
 
 
 # -- A.4
@@ -225,7 +225,7 @@ def _a4(workloads: Sequence[Workload], tell: Tell) -> Result:
     small, large = rows
 
     def claim(said: str, printed: float, ours: float, form: str, agrees: bool, why: str) -> Claim:
-        return Claim(said, "A.4.2", format(printed, form), format(ours, form), Basis.MODELLED, agrees, why)
+        return Claim(said, "§A.4.2", format(printed, form), format(ours, form), Basis.MODELLED, agrees, why)
 
     why = "16 B for each block of 128 tokens that 64 GiB hold"
     kib, mib = number(small, "kib"), number(small, "cluster_mib")
@@ -260,4 +260,4 @@ def _a4(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, [note], Picture("DualMap A.4: metadata", [panel]))
 
 
-A4 = Figure("dualmap-a4", PAPER, "A.4.2", "how large the scheduler's books are", (), (), _a4)
+A4 = Figure("dualmap-a4", PAPER, "§A.4.2", "how large the scheduler's books are", (), (), _a4)
