@@ -46,13 +46,15 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         try:
             bound = await self._listeners.open(host, port)
+            for each in self._listeners.sockets if self._secure is None else ():
+                self._servers.append(await loop.create_server(self._connection, sock=each.dup()))
         except OSError as error:
+            for server in self._servers:
+                server.close()
+            self._listeners.close()
             raise Unavailable(f"cannot listen on {self._listen}: {error.strerror or error}") from None
         if self._secure is not None:
             self._secure.start(self._listeners.sockets)
-        else:
-            for each in self._listeners.sockets:
-                self._servers.append(await loop.create_server(self._connection, sock=each.dup()))
         self._tick()
         self._started = True
         return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pinyon.core.request import Role
-from pinyon.eviction import NO_TRAITS
+from pinyon.eviction import NO_TRAITS, Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
@@ -177,3 +177,13 @@ def test_what_never_fits_is_said_at_once() -> None:
     small = replace(ONE, hbm_tokens=10 * BLOCK)
     outcomes = cluster(small).run([alone(11 * BLOCK), alone(5 * BLOCK)])
     assert [each.end for each in outcomes] == ["too long", "finished"]
+
+
+def test_eviction_is_told_of_requests_wherever_they_use_blocks() -> None:
+    played = cluster(replace(ONE, eviction="workload_aware"))
+    first, second = Traits("chat/2", "somebody"), Traits("chat/3", "somebody")
+    arrivals = [alone(160)._replace(traits=first), alone(160, 1, 10.0)._replace(traits=second)]
+    assert [each.hit_tokens for each in played.run(arrivals)] == [0, 144]
+    (engine,) = played.members.engines.values()
+    held = engine.pool.keys()
+    assert [engine.pool._known_of(key).traits for key in held].count(second) == 9, "all that was used again"

@@ -15,6 +15,7 @@ PATIENCE_S = 1.0
 PATIENT_STAYS = 2.0
 """Or as long as so many requests are decoded one after the other. Where that takes long, giving way every second would
 have everybody computed again and again, and nobody would end."""
+PATIENCE_MAX_S = 60.0
 STAY_WEIGHT = 0.05
 """Of the last one, in the mean time that a request is here."""
 
@@ -84,7 +85,7 @@ class Fcfs:
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         self._claimant = None
         self._measure(now_s)
-        patience_s = max(PATIENCE_S, PATIENT_STAYS * self._stay_s)
+        patience_s = min(max(PATIENCE_S, PATIENT_STAYS * self._stay_s), PATIENCE_MAX_S)
         chosen: list[int] = []
         passed: list[BatchRequest] = []
         while len(passed) < LOOK_AHEAD and (request := self._next(slots)) is not None:
@@ -105,7 +106,9 @@ class Fcfs:
             passed.append(request)
             waited_s = now_s - self._since_s.setdefault(number, now_s)
             if missing <= room_blocks + (behind or self._holdings.behind(number)):
-                if waited_s >= patience_s:
+                # For a prompt of another instance those behind it may wait in turn: then nobody ends by himself, and
+                # how long they stay says nothing.
+                if waited_s >= (patience_s if request.decodes else PATIENCE_S):
                     self._claimant = number
                 break
             if not request.decodes and waited_s < PATIENCE_S:

@@ -53,7 +53,7 @@ class Algorithm1:
         chosen: tuple[InstanceState, int, float, float, float] | None = None
         for state, local in held.items():
             prefix, transfer_s = local, 0.0
-            if self._fetches(best_len, local):
+            if best_len > self._threshold * local:
                 prefix = best_len
                 transfer_s = state.transfer_model.predict_s((best_len - local) * block_bytes)
             queue_s = state.prefill_queue_s(now_s)
@@ -67,6 +67,3 @@ class Algorithm1:
         fetches = (Fetch(best_instance, local, prefix - local),) if prefix > local else ()
         decode, tbt_s = select_decode(request, pool, match, state, now_s)
         return PlacementDecision(state, decode, local, fetches, queue_s, transfer_s, prefill_s, tbt_s, self.name)
-
-    def _fetches(self, best_len: int, local: int) -> bool:
-        return best_len > self._threshold * local

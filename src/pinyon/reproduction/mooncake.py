@@ -17,7 +17,7 @@ from pinyon.reproduction.picture import Bars, Course, Courses, Mark, Picture
 from pinyon.reproduction.rows import basis, claimed, close, number, share, shown
 from pinyon.reproduction.workload import Workload, together
 
-__all__ = ["FIG9", "FIG10", "prefill_flops"]
+__all__ = ["FIG9", "FIG10", "NODE_TOKENS", "PAPER", "WIDTH", "A", "B", "prefill_flops"]
 
 PAPER = "Mooncake (FAST '25)"
 M = 1_000_000

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pinyon.reproduction.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon.reproduction.mooncake import NODE_TOKENS, PAPER
 from pinyon.reproduction.picture import Bars, Course, Courses, Picture
 from pinyon.reproduction.rows import basis, close, number, shown
 from pinyon.reproduction.serving import (
@@ -25,9 +26,6 @@ from pinyon.simulator.cluster_settings import StepRule
 
 __all__ = ["FIG1", "FIG6", "FIG7", "FIG15"]
 
-PAPER = "Mooncake (FAST '25)"
-POOL_TOKENS = 3_000_000
-"""§5.3.1: of a node's DRAM."""
 CHUNK_TOKENS = 512
 """Of vLLM 0.5.1 with chunked prefill, by default; §5.2 names none."""
 TTFT_S = 30.0
@@ -39,7 +37,7 @@ SERVED = 0.9
 """Ours: Mooncake serves a load if so many are effective."""
 
 MOONCAKE = [
-    System(f"Mooncake {prefills}P+{16 - prefills}D", split(prefills), "kvcache_centric", {"pool_tokens": POOL_TOKENS})
+    System(f"Mooncake {prefills}P+{16 - prefills}D", split(prefills), "kvcache_centric", {"pool_tokens": NODE_TOKENS})
     for prefills in (8, 10)
 ]
 WHOLE = {"step_rule": StepRule.PREFILL_FIRST}
@@ -262,7 +260,7 @@ def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     for prefills in PREFILLS:
         system = System(
-            f"{prefills}P+{16 - prefills}D", split(prefills), "kvcache_centric", {"pool_tokens": POOL_TOKENS}
+            f"{prefills}P+{16 - prefills}D", split(prefills), "kvcache_centric", {"pool_tokens": NODE_TOKENS}
         )
         outcomes = system.serve(workload, arrivals, tell)
         tbts = [each.tbt_s for each in outcomes]

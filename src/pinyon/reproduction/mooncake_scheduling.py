@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
 from pinyon.reproduction.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon.reproduction.mooncake_capacity import BASELINES, MOONCAKE, POOL_TOKENS, VLLM
+from pinyon.reproduction.mooncake import NODE_TOKENS, PAPER
+from pinyon.reproduction.mooncake_capacity import BASELINES, MOONCAKE, VLLM
 from pinyon.reproduction.picture import Bars, Course, Courses, Picture
 from pinyon.reproduction.rows import basis, close, number, shown
 from pinyon.reproduction.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split, up_to
@@ -17,9 +18,8 @@ from pinyon.simulator.cluster import Cluster
 
 __all__ = ["FIG5", "FIG8", "FIG11"]
 
-PAPER = "Mooncake (FAST '25)"
 PREFILLS = 8
-LOCAL = {"dram_tokens": POOL_TOKENS}
+LOCAL = {"dram_tokens": NODE_TOKENS}
 """Each instance's cache is its own DRAM; others fetch from it by the scheduler's word."""
 
 # -- Fig. 5

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinyon.reproduction.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon.reproduction.mooncake import WIDTH, A, B
-from pinyon.reproduction.mooncake_capacity import POOL_TOKENS
+from pinyon.reproduction.mooncake import NODE_TOKENS, PAPER, WIDTH, A, B
 from pinyon.reproduction.picture import Bars, Course, Courses, Picture
 from pinyon.reproduction.rows import basis, counting, number
 from pinyon.reproduction.serving import (
@@ -25,7 +24,6 @@ from pinyon.reproduction.workload import Workload
 
 __all__ = ["EQ2", "FIG13", "FIG14", "least_bytes_s"]
 
-PAPER = "Mooncake (FAST '25)"
 GQA, ITEM_BYTES = 8, 2
 """Table 1: gqa, s."""
 A800_FLOPS = 8 * 312e12
@@ -96,7 +94,7 @@ def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
             text = f"{gbit} Gbit/s: {policy}"
             tell(text)
             bytes_s = gbit * GB / 8
-            system = System(text, split(8), policy, {"dram_tokens": POOL_TOKENS}, bytes_s)
+            system = System(text, split(8), policy, {"dram_tokens": NODE_TOKENS}, bytes_s)
             cluster = system.cluster(workload.block_tokens)
             outcomes = cluster.run(arrivals, progress=seldom(counting(tell, text, len(arrivals))))
             moves = cluster.moves

@@ -185,7 +185,7 @@ class Engine(EngineMemory):
         self._turn += 1
         self._step_s, self._growth_s = seconds, 0.0
         if len(self._stages) > 1:
-            self._begin_stages(plan, seconds, copies_s)
+            self._begin_stages(plan, seconds)
             return
         for number, _, end in plan.prefills:
             self._owner.computing(self, self.jobs[number], end)
@@ -235,7 +235,7 @@ class Engine(EngineMemory):
             self._turn += 1
             self._await()
 
-    def _begin_stages(self, plan: StepPlan, seconds: float, copies_s: float) -> None:
+    def _begin_stages(self, plan: StepPlan, seconds: float) -> None:
         """A chunk passes through the nodes one after the other; the next one follows when the first node is free."""
         stages, part_s = self._stages, seconds / len(self._stages)
         end_s = self._began_s

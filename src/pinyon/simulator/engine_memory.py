@@ -46,21 +46,14 @@ class EngineMemory:
         self._wanted[request.number] = then
         self.admission.enqueue(request)
 
-    def unwant(self, number: int) -> bool:
-        """It waits for room no more; False: it did not."""
-        if self._wanted.pop(number, None) is None:
-            return False
-        self.admission.withdraw(number)
-        self.settle()
-        return True
+    def unwant(self, number: int) -> None:
+        """It waits for room no more, if it did."""
+        if self._wanted.pop(number, None) is not None:
+            self.admission.withdraw(number)
+            self.settle()
 
     def wants(self, number: int) -> bool:
         return number in self._wanted
-
-    @property
-    def wanting(self) -> int:
-        """Who waits for room."""
-        return len(self._wanted)
 
     def settle(self) -> None:
         """Blocks may have become free, or somebody new wants some."""
@@ -94,13 +87,13 @@ class EngineMemory:
             self.admission.end(number)
         self.reservations.release(table, self._time.now_s)
 
-    def publish(self, attempt: Attempt, room: Reservation, first: int, last: int) -> int:
+    def publish(self, attempt: Attempt, room: Reservation, first: int, last: int) -> None:
         """The prompt's blocks ``[first, last)`` have their content. What others hold already takes the places of the
-        room's own blocks; how many that were."""
+        room's own blocks."""
         request = attempt.request
         keys = request.keys[first:last]
         if not keys:
-            return 0
+            return
         after = request.keys[first - 1] if first else None
         duplicates = []
         blocks = room.table[first : first + len(keys)]
@@ -111,7 +104,6 @@ class EngineMemory:
             room.table[first + index] = block
         if duplicates:
             self.free(0, duplicates)
-        return len(duplicates)
 
     def copies_s(self) -> float:
         """How long until all copies between the tiers are made, those that were just made necessary included."""

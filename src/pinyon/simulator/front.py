@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pinyon.core.errors import ResourceExhausted
+from pinyon.core.errors import InvalidArgument, ResourceExhausted
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.decisions import FrontDecisions
+from pinyon.eviction import Traits
+from pinyon.eviction.policy import kind_and_turn
 from pinyon.simulator.attempt import Attempt, Request
 from pinyon.simulator.block_ids import key_of
 from pinyon.simulator.clients import Clients
@@ -67,6 +70,7 @@ class Front:
             max(1, arrival.output_tokens),
             self._time.now_s,
             arrival.traits,
+            _class_of(arrival.traits),
         )
         self.requests[number] = request
         if -(-(request.tokens + request.max_tokens) // block_tokens) > self._blocks_max:
@@ -129,3 +133,12 @@ class Front:
         assert not self.requests, sorted(self.requests)
         assert (self.queue.in_flight, self.queue.queued) == (0, 0)
         self.queue.check_integrity()
+
+
+def _class_of(traits: Traits) -> RequestClass:
+    """What a load balancer would make of it: eviction is told of it wherever blocks are used."""
+    kind, turn = kind_and_turn(traits.category)
+    try:
+        return RequestClass(kind=kind, turn=max(1, turn), tenant=traits.tenant)
+    except InvalidArgument:  # a trace may name kinds that no client could
+        return UNKNOWN_CLASS

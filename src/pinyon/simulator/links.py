@@ -38,12 +38,11 @@ class _End:
 
 
 class Links:
-    """Between machines by name. ``latency_s``: before the first byte of each flow."""
+    """Between machines by name."""
 
-    def __init__(self, time: VirtualTime, bytes_s: float, latency_s: float = 0.0) -> None:
+    def __init__(self, time: VirtualTime, bytes_s: float) -> None:
         self._time = time
         self._bytes_s = bytes_s
-        self._latency_s = latency_s
         self._out: dict[str, _End] = {}
         self._in: dict[str, _End] = {}
         self._flows: dict[_Flow, None] = {}
@@ -59,12 +58,6 @@ class Links:
     def send(self, source: str, target: str, size_bytes: float, done: Callable[[], None]) -> None:
         """``done`` is called when all of it has arrived; never from here."""
         self.sent_bytes += size_bytes
-        if self._latency_s:
-            self._time.after(self._latency_s, lambda: self._begin(source, target, size_bytes, done))
-        else:
-            self._begin(source, target, size_bytes, done)
-
-    def _begin(self, source: str, target: str, size_bytes: float, done: Callable[[], None]) -> None:
         if size_bytes <= 0:
             self._time.after(0.0, done)
             return

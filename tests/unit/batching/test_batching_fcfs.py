@@ -1,7 +1,7 @@
 import pytest
 
 from pinyon.batching import BatchRequest, BlockNeed, Fcfs
-from pinyon.batching.fcfs import LOOK_AHEAD, PATIENCE_S
+from pinyon.batching.fcfs import LOOK_AHEAD, PATIENCE_MAX_S, PATIENCE_S
 
 
 def request(number: int, blocks: int = 1, decodes: bool = True, reusable: int = 0) -> BatchRequest:
@@ -152,9 +152,9 @@ def stay(policy: Fcfs, number: int, begin_s: float, end_s: float) -> None:
     assert policy.admit(9, 99, now_s=end_s) == []
 
 
-def claims_after(policy: Fcfs, books: Books, now_s: float) -> float:
+def claims_after(policy: Fcfs, books: Books, now_s: float, decodes: bool = True) -> float:
     """How long one waits for those that came after it before they are to give way."""
-    policy.enqueue(request(100, blocks=5))
+    policy.enqueue(request(100, blocks=5, decodes=decodes))
     books.held = {101: 5}
     tenths = 0
     while True:
@@ -200,3 +200,15 @@ def test_who_leaves_the_queue_after_giving_way_says_nothing_of_stays(policy, boo
     assert policy.admit(9, 99, now_s=100.0) == [2]
     assert policy.remove(2)
     assert claims_after(policy, books, 300.0) == PATIENCE_S, "a prompt for another instance is not decoded here"
+
+
+def test_a_prompt_for_another_instance_does_not_wait_for_stays(policy, books):
+    """Those behind it may wait for prompts of the other one: nobody would end by himself, and stays would only grow."""
+    stay(policy, 1, 0.0, 30.0)
+    assert claims_after(policy, books, 100.0, decodes=False) == PATIENCE_S
+    assert claims_after(policy, books, 200.0) == pytest.approx(PATIENCE_MAX_S, abs=0.11)
+
+
+def test_who_came_first_waits_no_longer_than_the_limit(policy, books):
+    stay(policy, 1, 0.0, 10_000.0)
+    assert claims_after(policy, books, 20_000.0) == pytest.approx(PATIENCE_MAX_S, abs=0.11)

@@ -13,10 +13,10 @@ names = st.sampled_from("abcde")
 sends = st.lists(st.tuples(st.floats(0, 10), names, names, st.floats(0, 1000)), min_size=1, max_size=25)
 
 
-def played(flows: list[tuple[float, str, str, float]], latency_s: float = 0.0) -> list[float]:
+def played(flows: list[tuple[float, str, str, float]]) -> list[float]:
     """When each has arrived."""
     time = VirtualTime()
-    links = Links(time, 100.0, latency_s)
+    links = Links(time, 100.0)
     ends = [-1.0] * len(flows)
 
     def arrived(number: int) -> None:
@@ -48,10 +48,6 @@ def played(flows: list[tuple[float, str, str, float]], latency_s: float = 0.0) -
 )
 def test_shares_by_hand(flows: list[tuple[float, str, str, float]], ends: list[float]) -> None:
     assert played(flows) == pytest.approx(ends)
-
-
-def test_a_latency_comes_before_each() -> None:
-    assert played([(1.0, "a", "b", 100.0)], latency_s=0.25) == pytest.approx([2.25])
 
 
 @given(sends)
