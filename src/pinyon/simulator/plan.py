@@ -16,7 +16,9 @@ def fewest(attained: Callable[[int], float], share: float, most: int) -> int:
     few, many = 0, 1
     while (reached := attained(many)) < share:
         if many == most:
-            raise InvalidArgument(f"{most} instances attain {reached:.1%} only: try more (--instances-max)", field="instances_max")
+            raise InvalidArgument(
+                f"{most} instances attain {reached:.1%} only: try more (--instances-max)", field="instances_max"
+            )
         few, many = many, min(2 * many, most)
     while many - few > 1:
         middle = (few + many) // 2
