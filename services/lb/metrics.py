@@ -111,6 +111,7 @@ class LbMetrics:
         gauge("pinyon_lb_queue_requests", "Requests waiting for their turn", lambda: line.queued)
         gauge("pinyon_lb_in_flight_requests", "Requests being placed or running", lambda: line.in_flight)
         gauge("pinyon_lb_placing_requests", "Requests waiting for the conductor", lambda: conductor.pending)
+        gauge("pinyon_lb_instances", "Instances that requests can be sent to", lambda: len(view.addresses))
         gauge("pinyon_lb_unconfirmed_instances", "Instances that the conductor has not listed yet since it started",
               lambda: view.unconfirmed)  # fmt: skip
         gauge("pinyon_lb_worker_streams", "Requests open on instances", lambda: workers.streams)

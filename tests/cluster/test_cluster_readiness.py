@@ -35,12 +35,15 @@ def ready(cluster: LocalCluster) -> tuple[int, str]:
         connection.close()
 
 
-def generate(cluster: LocalCluster) -> int:
+def generate(cluster: LocalCluster) -> tuple[int, str]:
+    """Status of a completion, and what was said if it is none."""
     connection = cluster.access.http(cluster.services["lb-0"], timeout_s=WAIT_S)
     try:
         body = json.dumps({"model": "pinyon-tiny", "prompt": "The jay", "max_tokens": 4})
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        return connection.getresponse().status
+        response = connection.getresponse()
+        text = response.read().decode()
+        return response.status, "" if response.status == 200 else text
     finally:
         connection.close()
 
@@ -62,9 +65,9 @@ def wait_ready(cluster: LocalCluster, status: int) -> str:
     return said[1]
 
 
-def wait_conductor_gone(cluster: LocalCluster) -> None:
+def wait_metric(cluster: LocalCluster, name: str, value: float) -> None:
     deadline = time.monotonic() + WAIT_S
-    while Scrape(cluster).total("pinyon_lb_conductor_connected"):
+    while Scrape(cluster).total(name) != value:
         assert time.monotonic() < deadline
         time.sleep(0.05)  # as above
 
@@ -72,15 +75,16 @@ def wait_conductor_gone(cluster: LocalCluster) -> None:
 def test_without_a_conductor_the_instances_are_asked(running):
     wait_ready(running, 200)
     assert health(running) == {SERVING}
+    wait_metric(running, "pinyon_lb_instances", 3)  # whom it does not know when the conductor goes it never learns of
     running.services["conductor"].kill()
-    wait_conductor_gone(running)
+    wait_metric(running, "pinyon_lb_conductor_connected", 0)
     # Two rounds of asking: whoever lives is not taken for dead.
     until = time.monotonic() + 3.0
     while time.monotonic() < until:
         assert ready(running)[0] == 200
-        assert generate(running) == 200
+        assert generate(running) == (200, "")
     running.services["decode-0"].kill()
-    assert generate(running) == 200, "one is left"
+    assert generate(running) == (200, ""), "one is left"
     assert ready(running)[0] == 200
     running.services["decode-1"].kill()
     text = wait_ready(running, 503)
@@ -95,11 +99,12 @@ def test_without_a_conductor_the_instances_are_asked(running):
     for name in ("conductor", "prefill-0", "decode-1"):
         running.restart(name)
     wait_ready(running, 200)
-    assert generate(running) == 200
+    assert generate(running) == (200, "")
 
 
 def test_with_a_conductor_its_list_counts(running):
     wait_ready(running, 200)
+    wait_metric(running, "pinyon_lb_instances", 3)
     running.services["prefill-0"].kill()
     text = wait_ready(running, 503)
     assert "computes prompts" in text
@@ -112,4 +117,4 @@ def test_with_a_conductor_its_list_counts(running):
     assert "generates tokens" in wait_ready(running, 503)
     running.restart("decode-0")
     wait_ready(running, 200)
-    assert generate(running) == 200
+    assert generate(running) == (200, "")

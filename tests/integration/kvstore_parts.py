@@ -131,6 +131,7 @@ class Client:
         self.memory[:] = bytes(len(self.memory))
         offsets = [slot * OBJECT for slot in range(len(numbers))]
         arrived = await self.store.get([key(each) for each in numbers], self.region, offsets, OBJECT, WAIT_S)
+        await self.reader.settled()  # its lease ends beside
         for slot, (number, whole) in enumerate(zip(numbers, arrived, strict=True)):
             assert not whole or self.slot(slot) == content(number), f"object {number} holds something else"
         return arrived
@@ -140,6 +141,7 @@ class Client:
         self.memory[:] = bytes(len(self.memory))
         keys, offsets = [key(each) for each in numbers], [slot * OBJECT for slot in range(len(numbers))]
         arrived = (await self.reader.read(address, keys, self.region, offsets, OBJECT, WAIT_S)).leading
+        await self.reader.settled()  # as above
         assert [self.slot(slot) for slot in range(arrived)] == [content(each) for each in numbers[:arrived]]
         return arrived
 
