@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
+from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from pinyon.core.more_models import parse_more_models
 from pinyon.core.policies import Registry
@@ -47,6 +48,7 @@ POLICIES: dict[str, Registry[Any]] = {
     "placement": PLACEMENT_POLICIES,
     "routing": ROUTING_POLICIES,
     "batching": BATCHING_POLICIES,
+    "service_order": SERVICE_ORDERS,
     "eviction": EVICTION_POLICIES,
 }
 """What can be chosen for a whole cluster, by the name of the field and of the services' option."""
@@ -75,6 +77,7 @@ class ClusterSpec:
     placement: str = ""
     routing: str = ""
     batching: str = ""
+    service_order: str = ""
     eviction: str = ""
     pool_blocks: int = 1280
     dram_blocks: int = 0
@@ -364,7 +367,11 @@ class LocalCluster:
             *("--model", folder, "--served-model-name", model_name, "--engine", spec.engine),
             *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
             *("--dram-blocks", str(spec.dram_blocks)),
-            *("--transfer-listen", f"{spec.host}:0", *self._chosen("engine_profile", "batching", "eviction")),
+            *(
+                "--transfer-listen",
+                f"{spec.host}:0",
+                *self._chosen("engine_profile", "batching", "service_order", "eviction"),
+            ),
             *(*self._common("worker", name), *self._journal(name)),
             *spec.extra.get(role, ()),
         ]

@@ -29,6 +29,7 @@ PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
 
 NO_SLO_MS = 1 << 31
+MS_MAX = (1 << 31) - 1
 NO_LOGPROBS = common_pb2.Logprobs()
 """Not to be changed."""
 
@@ -199,6 +200,8 @@ class Request:
             message.sampling.prompt_logprobs = False  # they came with the first one
         if self.placement is not None:
             message.placement.CopyFrom(self.placement)
+            if (slo_ms := self.placement.ttft_slo_ms) and not self.tokens:
+                message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - self.arrived_s) * 1e3))
         message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
         message.traceparent = self.traceparent
         message.no_reuse = ask.no_reuse

@@ -158,8 +158,14 @@ class Worker:
         self.decodes = Decodes(self.parts, self.prefills, self.peers, self._metrics)
         self.sessions = LbSessions(self.decodes)
         register_gauges(self._registry, self.parts, self.prefills, self.peers, self.decodes, self.sessions)
-        chosen = {"engine": settings.engine, "eviction": settings.eviction, "batching": settings.batching}
-        show_policy = show_policies(self._registry, "worker", **chosen)
+        show_policy = show_policies(
+            self._registry,
+            "worker",
+            engine=settings.engine,
+            eviction=settings.eviction,
+            batching=settings.batching,
+            service_order=settings.service_order,
+        )
         register_transfer_metrics(self._registry, self.transfer)
         engine_loop.start()
         self.parts.storage.start()
@@ -197,6 +203,7 @@ class Worker:
             ],
             fixed={
                 "batching": "what waits is in the policy's own order",
+                "service_order": "prompts that wait are in it",
                 "role": "the conductor knows an instance by it",
             },
         )
@@ -265,6 +272,7 @@ class Worker:
             max_prefills=settings.max_prefills,
             eviction=whole_choice(settings.eviction, self._clock),
             batching=settings.batching,
+            service_order=settings.service_order,
             spare_queued=settings.spare_queued,
             refits_apart=True,
             first_lease_id=1 + secrets.randbits(48),

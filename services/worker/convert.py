@@ -5,6 +5,7 @@ A wrong input raises :class:`InvalidArgument` (or :class:`NotFound` for an unkno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 _NEUTRAL = SamplingParams()
+MS_MAX = (1 << 31) - 1
 
 # -- what a load balancer asks
 
@@ -120,7 +122,19 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
         timeout_s=message.timeout_ms / 1000 if message.timeout_ms else default_timeout_s,
         traceparent=message.traceparent,
         no_reuse=message.no_reuse,
+        prefill_s=_seconds(message.placement.predicted_prefill_ms, "placement.predicted_prefill_ms"),
+        ttft_left_s=_ttft_left_s(message),
     )
+
+
+def _seconds(ms: float, field: str) -> float:
+    if not 0 <= ms <= MS_MAX:  # nor NaN
+        raise InvalidArgument(f"must be milliseconds from 0 to {MS_MAX}", field=field)
+    return ms / 1e3
+
+
+def _ttft_left_s(message: worker_pb2.Submission | worker_pb2.PrefillStart) -> float:
+    return message.ttft_left_ms / 1e3 if message.HasField("ttft_left_ms") else math.inf
 
 
 def failed_update(update: worker_pb2.StreamUpdate, error: PinyonError) -> None:
@@ -163,9 +177,11 @@ def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDesc
 
 
 def prefill_to_proto(
-    order: GenerateOrder, first_block: int, offsets: Iterable[int], timeout_s: float, traceparent: str
+    order: GenerateOrder, first_block: int, offsets: Iterable[int], timeout_s: float, waited_s: float, traceparent: str
 ) -> worker_pb2.PrefillStart:
-    """Ask for the prompt's KV at byte ``offsets`` of the target region, one for each block from ``first_block`` on."""
+    """Ask for the prompt's KV at byte ``offsets`` of the target region, one for each block from ``first_block`` on.
+    ``waited_s``: since the order came."""
+    left_s = order.ttft_left_s - waited_s
     return worker_pb2.PrefillStart(
         request_id=order.request_id,
         request_class=class_to_proto(order.request_class),
@@ -179,6 +195,8 @@ def prefill_to_proto(
         timeout_ms=max(1, round(1000 * timeout_s)),
         traceparent=traceparent,
         no_reuse=order.no_reuse,
+        ttft_left_ms=None if left_s == math.inf else max(-MS_MAX, round(left_s * 1e3)),
+        predicted_prefill_ms=min(MS_MAX, order.prefill_s * 1e3),
     )
 
 
@@ -206,6 +224,8 @@ def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOr
         fetches=fetch_spans_from_proto(message.fetches, len(keys)),
         no_reuse=message.no_reuse,
         traceparent=message.traceparent,
+        prefill_s=_seconds(message.predicted_prefill_ms, "predicted_prefill_ms"),
+        ttft_left_s=_ttft_left_s(message),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,10 @@ class PrefillOrder:
     fetches: tuple[FetchSpan, ...]
     no_reuse: bool
     traceparent: str
+    prefill_s: float = 0.0
+    """Computing it takes about so long; 0: nobody said."""
+    ttft_left_s: float = math.inf
+    """Until its first token should be there, as of now."""
 
     @property
     def shares(self) -> bool:
@@ -97,6 +102,10 @@ class GenerateOrder:
     timeout_s: float
     traceparent: str
     no_reuse: bool
+    prefill_s: float = 0.0
+    """See :class:`PrefillOrder`."""
+    ttft_left_s: float = math.inf
+    """As of its coming; see :class:`PrefillOrder`."""
 
     @property
     def shares(self) -> bool:

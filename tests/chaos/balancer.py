@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import Sequence
 
 from tests.chaos.http_exchange import Cut, Exchange, HttpConnection, Reply, completion
 
 __all__ = ["Balancer", "NotServed", "Trace", "WithIt"]
 
+LATE_S = 1.5
+"""Connecting takes no time here: this process had none, and what it connected to may have waited in vain."""
 LOOK_EVERY_S = 0.25
 LOOK_S = 1.0
 """Silence for this long means it is not well."""
@@ -122,6 +125,7 @@ class Balancer:
             door = self._choose(refused)
             trace.door, trace.began_s = door.name, None
             trace.tries += 1
+            asked_s = time.monotonic()
             try:
                 connection = await door.connection()
             except OSError:
@@ -129,7 +133,8 @@ class Balancer:
                 if len(refused) == len(self._doors):
                     raise NotServed("every load balancer refuses connections") from None
                 continue
-            fresh = not connection.used
+            late = time.monotonic() - asked_s > LATE_S
+            fresh = not connection.used and not late
             seen = Exchange()
             try:
                 reply = await self._exchange(door, connection, completion(door.address, body), seen)
@@ -139,7 +144,7 @@ class Balancer:
                     raise WithIt(f"{door.name} died with it") from None
                 if fresh or seen.began_s is not None:
                     raise NotServed(f"{door.name} cut the connection: {error}") from None
-                continue  # it closed a kept connection at the moment in which we used it
+                continue  # it closed a kept connection at the moment in which we used it, or one that we used too late
             trace.began_s = seen.began_s
             if reply is not None:
                 return reply

@@ -159,6 +159,32 @@ def test_no_clients_request_is_sent_before_what_it_follows_has_ended() -> None:
     assert third.arrived_s == 50.0
 
 
+@pytest.mark.parametrize("tokens", [160, 165])
+def test_the_next_turn_finds_what_was_generated(tokens: int) -> None:
+    """The last token generated is computed by nobody: of 160 + 49 tokens 13 blocks are whole."""
+    played = cluster(ONE)
+    turns = [alone(tokens, 50), alone(320, 1, 50.0)._replace(follows=0), alone(320, 1, 99.0, 1000)._replace(follows=0)]
+    assert [each.hit_tokens for each in played.run(turns)] == [0, 13 * BLOCK, 0]
+    (engine,) = played.members.engines.values()
+    assert engine.pool.cached == 40
+    alone_ = cluster(ONE)
+    turns[1] = turns[1]._replace(follows=-1)
+    assert [each.hit_tokens for each in alone_.run(turns)] == [0, 160, 0], "nobody knows whose blocks those are"
+    (engine,) = alone_.members.engines.values()
+    assert engine.pool.cached == 43, "but they take room"
+    nothing = cluster(replace(ONE, prefix_cache=False))
+    assert [each.hit_tokens for each in nothing.run(turns)] == [0, 0, 0]
+    (engine,) = nothing.members.engines.values()
+    assert engine.pool.cached == 0
+
+
+def test_the_way_through_the_services_counts() -> None:
+    outcomes = cluster(replace(ONE, path_s=0.25)).run([alone(160, 5), alone(160, 5, 3.0, 1000)])
+    there = cluster(ONE).run([alone(160, 5)])[0]
+    for each in outcomes:
+        assert (each.ttft_s, each.e2e_s) == pytest.approx((there.ttft_s + 0.25, there.e2e_s + 0.25))
+
+
 def test_a_closed_loop_has_so_many_in_flight() -> None:
     arrivals = [alone(64, 20, 0.0, 1000 * number) for number in range(30)]
     outcomes = cluster(ONE).run(arrivals, clients=3)

@@ -173,8 +173,11 @@ def random_plan(seed: int) -> Plan:
         prefix_cache=rng.random() < 0.9,
         pipeline=rng.choice([1, 1, 3]),
         step_rule=rng.choice(["mixed", "mixed", "prefill_first"]),
+        service_order=rng.choice(["fifo", "shortest_in_time:age_s=0.1"]),
+        slo_s=0.3,
         eviction=rng.choice(["lru", "fifo", "workload_aware"]),
         ttft_slo_s=rng.choice([0.0, 1.5]),
+        path_s=rng.choice([0.0, 0.02]),
         front_slots=rng.choice([8, 96]),
         front_queue=rng.choice([4, 64]),
     )

@@ -232,6 +232,8 @@ class DecodeRequest:
                 fetches=() if self._started else order.fetches,
                 no_reuse=order.no_reuse,
                 traceparent=span.traceparent,
+                prefill_s=order.prefill_s,
+                ttft_left_s=order.ttft_left_s - (self._parts.clock() - self._arrived_s),
             ),
             owned=reservation,
         )
@@ -251,8 +253,9 @@ class DecodeRequest:
         targets = reservation.table[first : layout.blocks_for(len(order.tokens))]
         await self.abort.wait(parts.cache.settled(reservation.table))
         offsets = [block * layout.block_bytes for block in targets]
-        left_s = max(0.0, order.timeout_s - (parts.clock() - self._arrived_s))
-        start = prefill_to_proto(order, first, offsets, left_s, span.traceparent)
+        waited_s = parts.clock() - self._arrived_s
+        left_s = max(0.0, order.timeout_s - waited_s)
+        start = prefill_to_proto(order, first, offsets, left_s, waited_s, span.traceparent)
         self._remote = self._peers.start(order.prefill_instance_id, order.prefill_address, start)
         first_token = parse_first_token(await self.abort.wait(self._remote.result), order, parts.served)
         if order.shares:

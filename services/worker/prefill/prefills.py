@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import math
 from collections.abc import Iterable
 
 from pinyon.batching import Prompt, PromptQueue
@@ -56,6 +57,8 @@ class Prefills:
             owned=owned is not None,
             arrived_s=now_s,
             shared=order.shares,
+            seconds=order.prefill_s,
+            deadline_s=0.0 if order.ttft_left_s == math.inf else now_s + order.ttft_left_s,
         )
         self.queue.add(prompt, now_s)
         job = self._jobs[prompt.number] = PrefillJob(parts, self.queue, self._wake, prompt, order, target, owned)

@@ -1,4 +1,4 @@
-"""Prompts to compute: a bounded FCFS queue, and a few at once on their way.
+"""Prompts to compute: a bounded queue, and a few at once on their way.
 
 A prompt whose next block is being computed (or fetched) by another one waits for that one, since a prefix is never
 computed twice; prompts behind it that share nothing go first meanwhile. What a prompt on its way will bring it *claims*
@@ -9,12 +9,12 @@ After any change, more prompts may be able to leave the queue: :meth:`PromptQueu
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
+from pinyon.batching.service_order import Fifo, ServiceOrder
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import ResourceExhausted
 
@@ -55,19 +55,25 @@ class Prompt:
     arrived_s: float = 0.0
     shared: bool = True
     """Others may reuse what it computes."""
+    seconds: float = 0.0
+    """Computing it takes about so long; 0: nobody said."""
+    deadline_s: float = 0.0
+    """When its first token should be there; 0: nobody said."""
 
 
 class PromptQueue:
     """At most ``limit`` prompts, of which ``active`` are on their way, not counting those that wait for KV memory.
 
-    ``now_s`` is for orders that look at the clock; this one does not.
+    Who leaves first, ``order`` says, of which it is the only user.
     """
 
-    def __init__(self, prefixes: Prefixes, *, active: int, limit: int) -> None:
+    def __init__(self, prefixes: Prefixes, *, active: int, limit: int, order: ServiceOrder[int] | None = None) -> None:
+        """No ``order``: first come, first served."""
         self._prefixes = prefixes
+        self._order: ServiceOrder[int] = Fifo() if order is None else order
         self._slots = active
         self._limit = limit
-        self._queue: OrderedDict[int, Prompt] = OrderedDict()  # a dict is slow to take from the front of
+        self._queue: dict[int, Prompt] = {}
         self._active: dict[int, Prompt] = {}
         self._roomless: set[int] = set()
         self._claims: dict[BlockKey, int] = {}
@@ -109,6 +115,7 @@ class PromptQueue:
         if prompt.number in self._left:
             raise ValueError(f"prompt {prompt.number} is here already")
         self._queue[prompt.number] = prompt
+        self._order.add(prompt.number, now_s, prompt.seconds, prompt.deadline_s or math.inf)
         self._left[prompt.number] = prompt.tokens
         self._wanted[prompt.number] = self._prefixes.want(prompt.keys[: prompt.reusable])
         self._pending_tokens += prompt.tokens
@@ -118,10 +125,12 @@ class PromptQueue:
         started: list[int] = []
         room = self._slots - (len(self._active) - len(self._roomless))
         if room > 0 and self._queue:
-            for prompt in list(islice(self._queue.values(), LOOK_AHEAD)):
+            for number in self._order.first(now_s, LOOK_AHEAD):
+                prompt = self._queue[number]
                 if not self._may_start(prompt):
                     continue
-                del self._queue[prompt.number]
+                del self._queue[number]
+                self._order.remove(number)
                 self._active[prompt.number] = prompt
                 self._claim(prompt)
                 started.append(prompt.number)
@@ -173,7 +182,9 @@ class PromptQueue:
     def end(self, number: int) -> bool:
         """It is done or was given up, queued or on its way. False if it is not known."""
         prompt = self._queue.pop(number, None)
-        if prompt is None:
+        if prompt is not None:
+            self._order.remove(number)
+        else:
             prompt = self._active.pop(number, None)
             if prompt is None:
                 return False
@@ -198,6 +209,7 @@ class PromptQueue:
         """Raises ``RuntimeError`` if the books do not balance. O(prompts): for idle moments and tests."""
         faults = [
             (self._queue.keys() & self._active.keys(), "a prompt is both queued and on its way"),
+            (self._queue.keys() != set(self._order), "the order of service is of others than those that wait"),
             (self._left.keys() != self._queue.keys() | self._active.keys(), "tokens of prompts that are not here"),
             (self._pending_tokens != sum(self._left.values()), "pending tokens are not the sum of what is left"),
             (not self._wanted.keys() <= self._left.keys(), "blocks are spared for prompts that are not here"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from pinyon.core.policies import NoSettings, Registry
@@ -13,7 +16,6 @@ __all__ = ["SERVICE_ORDERS", "Fifo", "ServiceOrder", "ShortestInTime", "Shortest
 
 Waiting = TypeVar("Waiting")
 What = TypeVar("What")
-STALE_MAX = 64
 
 
 class ServiceOrder(Protocol[Waiting]):
@@ -25,6 +27,9 @@ class ServiceOrder(Protocol[Waiting]):
 
     def next(self, now_s: float) -> Waiting | None:
         """Its turn; it does not wait any more. None: nobody does."""
+
+    def first(self, now_s: float, count: int) -> list[Waiting]:
+        """Whose turns would come now, so many of them: what as many calls of :meth:`next` would say. All wait on."""
 
     def remove(self, waiting: Waiting) -> None:
         """It does not wait any more."""
@@ -39,7 +44,7 @@ class _Arrived(Generic[Waiting, What]):
     """Who waits, as they came, with what is to be known of them."""
 
     def __init__(self) -> None:
-        self._all: dict[Waiting, What] = {}
+        self._all: OrderedDict[Waiting, What] = OrderedDict()  # a dict is slow to take from the front of
 
     def remove(self, waiting: Waiting) -> None:
         del self._all[waiting]
@@ -65,6 +70,9 @@ class Fifo(_Arrived[Waiting, None]):
             del self._all[first]
         return first
 
+    def first(self, now_s: float, count: int) -> list[Waiting]:
+        return list(islice(self._all, count))
+
 
 @dataclass(frozen=True, slots=True)
 class ShortestInTimeSettings:
@@ -79,7 +87,7 @@ class ShortestInTimeSettings:
 
 class ShortestInTime(_Arrived[Waiting, tuple[int, float, float]]):
     """The shortest of those whose first token can still be in time; then the others as they came. Who is late for long
-    goes first."""
+    goes before all of them. Looks at everybody each time."""
 
     name = "shortest_in_time"
 
@@ -87,35 +95,27 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float]]):
         """Of each: number, seconds, deadline."""
         super().__init__()
         self._age_s = settings.age_s
-        self._short: list[tuple[float, int, Waiting]] = []
-        """A heap; who is gone or was late when its turn came is in :attr:`_all` with another number, or not at all."""
         self._came = 0
 
     def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
         self._came += 1
         self._all[waiting] = self._came, seconds, deadline_s
-        heapq.heappush(self._short, (seconds, self._came, waiting))
 
     def next(self, now_s: float) -> Waiting | None:
-        if not self._all:
-            self._short.clear()
-            return None
-        if len(self._short) > 2 * len(self._all) + STALE_MAX:
-            self._short = [(each[1], each[0], waiting) for waiting, each in self._all.items()]
-            heapq.heapify(self._short)
-        first = next(iter(self._all))
-        if now_s - self._all[first][2] <= self._age_s:
-            first = self._shortest(now_s) or first
-        del self._all[first]
+        first = min(self._all, key=lambda each: self._rank(each, now_s), default=None)
+        if first is not None:
+            del self._all[first]
         return first
 
-    def _shortest(self, now_s: float) -> Waiting | None:
-        while self._short:
-            seconds, number, waiting = heapq.heappop(self._short)
-            known = self._all.get(waiting)
-            if known is not None and known[0] == number and now_s + seconds <= known[2]:
-                return waiting
-        return None
+    def first(self, now_s: float, count: int) -> list[Waiting]:
+        return heapq.nsmallest(count, self._all, key=lambda each: self._rank(each, now_s))
+
+    def _rank(self, waiting: Waiting, now_s: float) -> tuple[float, int]:
+        """The least first."""
+        number, seconds, deadline_s = self._all[waiting]
+        if now_s - deadline_s > self._age_s:
+            return -1.0, number
+        return seconds if now_s + seconds <= deadline_s else math.inf, number
 
 
 SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(

@@ -11,7 +11,7 @@ import grpc
 from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
 from pinyon.runtime.identity import peer_name
 
-__all__ = ["add_tls_dir", "open_channel"]
+__all__ = ["add_tls_dir", "open_async_channel", "open_channel"]
 
 
 def add_tls_dir(parser: argparse.ArgumentParser) -> None:
@@ -33,4 +33,15 @@ def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -
         address,
         client_credentials(Path(tls_dir)),
         options=tls_options(peer_name(role, instance_id), PATIENT_CHANNEL_OPTIONS),
+    )
+
+
+def open_async_channel(address: str, role: str, tls_dir: str) -> grpc.aio.Channel:
+    """As :func:`open_channel`, for a program with an event loop."""
+    if not tls_dir:
+        return grpc.aio.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
+    from pinyon.runtime.tls import client_credentials  # as above
+
+    return grpc.aio.secure_channel(
+        address, client_credentials(Path(tls_dir)), options=tls_options(peer_name(role), PATIENT_CHANNEL_OPTIONS)
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from pinyon.cli.simulated import (
     add_cluster,
+    block_tokens_of,
     check,
     draw,
     limits_of,
@@ -57,7 +58,7 @@ def compare(arguments: argparse.Namespace) -> int:
         raise InvalidArgument("a policy is named twice", field="policy")
     limits, trace = limits_of(arguments), open_trace(arguments)
     models = {
-        choice: model_of(arguments, trace.format.block_tokens, policy, arguments.instances)
+        choice: model_of(arguments, block_tokens_of(arguments, trace), policy, arguments.instances)
         for choice, policy in policies.items()
     }
     load = read(arguments, trace)

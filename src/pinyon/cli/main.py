@@ -20,6 +20,7 @@ from pinyon.cli import (
     compare,
     journal,
     plan,
+    replay,
     reproduce,
     simulate,
     simulate_cache,
@@ -122,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_command(commands)
     journal.add_command(commands)
     plan.add_command(commands)
+    replay.add_command(commands)
     reproduce.add_command(commands)
     simulate_cache.add_command(commands)
     simulate.add_command(commands)

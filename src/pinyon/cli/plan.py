@@ -9,6 +9,7 @@ from typing import Any
 
 from pinyon.cli.simulated import (
     add_cluster,
+    block_tokens_of,
     check,
     limits_of,
     model_of,
@@ -48,7 +49,7 @@ def plan(arguments: argparse.Namespace) -> int:
     policy, limits = policy_of(arguments, arguments.policy), limits_of(arguments)
     trace = open_trace(arguments)
     split = arguments.prefill_instances > 0
-    base = model_of(arguments, trace.format.block_tokens, policy, None if split else 1)
+    base = model_of(arguments, block_tokens_of(arguments, trace), policy, None if split else 1)
     load = read(arguments, trace)
     rate = load.native_rate if arguments.rate is None else arguments.rate
     least = 2 if split else 1

@@ -10,6 +10,7 @@ from typing import Any
 
 from pinyon.cli.simulated import (
     add_cluster,
+    block_tokens_of,
     check,
     draw,
     limits_of,
@@ -68,7 +69,7 @@ def simulate(arguments: argparse.Namespace) -> int:
     check(arguments)
     policy, limits = policy_of(arguments, arguments.policy), limits_of(arguments)
     trace = open_trace(arguments)
-    model = model_of(arguments, trace.format.block_tokens, policy, arguments.instances)
+    model = model_of(arguments, block_tokens_of(arguments, trace), policy, arguments.instances)
     load = read(arguments, trace)
 
     def served_at(rate: float) -> Rows:

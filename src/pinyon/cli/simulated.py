@@ -27,13 +27,15 @@ from pinyon.reproduction.picture import Course, Courses, Picture, svg
 from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows
 from pinyon.simulator.prefill_reference import ReferenceSettings
-from pinyon.simulator.workload import Arrival, at_rate, cut, native_rate
+from pinyon.simulator.workload import Arrival, at_rate, cut, native_rate, shrunk
 from pinyon.traces.reader import TraceFile
 
 __all__ = [
     "MODELS",
     "Load",
     "add_cluster",
+    "add_load",
+    "block_tokens_of",
     "check",
     "draw",
     "limits_of",
@@ -56,18 +58,23 @@ _RANGES = (
     ("prefill_instances", 0, INSTANCES_MAX),
     ("decode_instances", 0, INSTANCES_MAX),
     ("tokens_max", 1, 1 << 31),
+    ("shrink", 1, 1 << 20),
     ("warm_up", 0, 1 << 31),
     ("cache_tokens", 1, 1 << 50),
     ("dram_tokens", 0, 1 << 50),
     ("pool_tokens", 1, 1 << 50),
     ("clients", 0, 1 << 20),
+    ("timeout", 1e-3, 1e6),
+    ("in_flight_max", 1, 1 << 20),
     ("pipeline", 1, 1024),
     ("max_batch", 1, 1 << 16),
     ("step_tokens", 1, 1 << 24),
+    ("chunk_tokens", 1, 1 << 24),
     ("utilisation", 1e-3, 1.0),
     ("slo", 1e-6, 1e6),
     ("tbt_slo", 1e-6, 1e6),
     ("shed", 1e-6, 1e6),
+    ("path_ms", 0.0, 1e6),
     ("rate", 1e-9, 1e9),
     ("goodput", 0.0, 1.0),
     ("share", 0.0, 1.0),
@@ -129,21 +136,14 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         metavar="C",
         help="KV that an instance holds, in whole blocks of the trace (default: the machine's HBM)",
     )
-    parser.add_argument("--slo", type=float, default=5.0, metavar="S", help="of the TTFT (default 5)")
     parser.add_argument("--order", default="fifo", help=f"of service: {SERVICE_ORDERS.described} (default fifo)")
     parser.add_argument(
         "--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)"
     )
     parser.add_argument("--eviction", default="lru", help="of each cache (default lru), as in simulate-cache")
-    parser.add_argument("--tokens-max", type=int, default=20_480, metavar="N", help="of a prompt (default 20480)")
-    parser.add_argument(
-        "--warm-up", type=int, default=500, metavar="N", help="requests that do not count (default 500)"
-    )
+    add_load(parser)
     parser.add_argument("--seed", type=seed_of, default=0, help="of chance and of hashes (default 0)")
     whole = parser.add_argument_group("models of whole machines")
-    whole.add_argument(
-        "--tbt-slo", type=float, default=0.1, metavar="S", help="of the time between tokens (default 0.1)"
-    )
     whole.add_argument("--dram-tokens", type=int, metavar="N", help="of the tier below (default: the machine's)")
     whole.add_argument("--pool-tokens", type=int, metavar="N", help="of a host's part of the pool (default: its DRAM)")
     whole.add_argument("--no-prefix-cache", action="store_true", help="nothing is reused")
@@ -151,6 +151,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         "--steps", default=StepRule.MIXED, choices=[*StepRule], help="chunks beside decoding, or whole prompts first"
     )
     whole.add_argument("--step-tokens", type=int, default=2048, metavar="N", help="of a mixed step (default 2048)")
+    whole.add_argument("--chunk-tokens", type=int, metavar="N", help="of one prompt in a step (default: --step-tokens)")
     whole.add_argument("--max-batch", type=int, default=256, metavar="N", help="requests decoded at once (default 256)")
     whole.add_argument(
         "--pipeline", type=int, default=1, metavar="X", help="nodes of each prefill instance (default 1)"
@@ -164,9 +165,31 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         help="of the engine's stated speed at prompts (default 1)",
     )
     whole.add_argument(
-        "--clients", type=int, default=0, metavar="N", help="closed loop of so many (default: open loop)"
+        "--path-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="of a request through the services and of its first token back, where nobody waits (default 0)",
     )
     whole.add_argument("--shed", type=float, metavar="S", help="refuse whose predicted TTFT is longer")
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """How a trace is sent, and how what came of it is judged."""
+    parser.add_argument("--tokens-max", type=int, default=20_480, metavar="N", help="of a prompt (default 20480)")
+    parser.add_argument(
+        "--shrink", type=int, default=1, metavar="F", help="divide all lengths, after that, by so much (default 1)"
+    )
+    parser.add_argument(
+        "--clients", type=int, default=0, metavar="N", help="closed loop of so many (default: open loop)"
+    )
+    parser.add_argument(
+        "--warm-up", type=int, default=500, metavar="N", help="requests that do not count (default 500)"
+    )
+    parser.add_argument("--slo", type=float, default=5.0, metavar="S", help="of the TTFT (default 5)")
+    parser.add_argument(
+        "--tbt-slo", type=float, default=0.1, metavar="S", help="of the time between tokens (default 0.1)"
+    )
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -182,6 +205,14 @@ def check(arguments: argparse.Namespace) -> None:
             raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
 
 
+def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
+    """Of a block as it is sent. Raises :class:`InvalidArgument`."""
+    block_tokens, factor = trace.format.block_tokens, int(arguments.shrink)
+    if block_tokens % factor:
+        raise InvalidArgument(f"--shrink must divide the trace's {block_tokens} tokens of a block", field="shrink")
+    return block_tokens // factor
+
+
 def limits_of(arguments: argparse.Namespace) -> Limits:
     return Limits(arguments.slo, arguments.tbt_slo, arguments.warm_up)
 
@@ -191,7 +222,7 @@ def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
     with bar("reading", trace.size_bytes) as progress:
         arrivals = cut(trace.sorted_rows(arguments.limit, progress), trace.format.block_tokens, arguments.tokens_max)
     tell_broken(trace)
-    load = Load(arrivals, trace.broken)
+    load = Load(shrunk(arrivals, arguments.shrink), trace.broken)
     if len(arrivals) <= arguments.warm_up:
         raise InvalidArgument(
             f"none of {len(arrivals)} requests counts: the first {arguments.warm_up} do not (--warm-up)",
@@ -216,8 +247,6 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
     eviction = _choice(EVICTION_POLICIES, arguments.eviction, "eviction")
     if arguments.model == REFERENCE:
         return _reference(arguments, block_tokens, policy, instances, order, eviction)
-    if arguments.order != "fifo":
-        raise InvalidArgument(f"--order is of the model {REFERENCE}", field="order")
     machine = load_machine(arguments.model)
     engine = load_profile(machine.engine)
     if arguments.utilisation != 1:
@@ -243,11 +272,14 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
         step_rule=StepRule(arguments.steps),
         max_batch=arguments.max_batch,
         step_tokens=arguments.step_tokens,
-        chunk_tokens=arguments.step_tokens,
+        chunk_tokens=arguments.chunk_tokens or arguments.step_tokens,
         pipeline=arguments.pipeline,
         eviction=eviction,
         pool_eviction=eviction,
         batching=_choice(BATCHING_POLICIES, arguments.batching, "batching"),
+        service_order=order,
+        slo_s=arguments.slo,
+        path_s=arguments.path_ms * 1e-3,
         ttft_slo_s=arguments.shed or 0.0,
     )
     return ClusterModel(settings, machine, engine, policy, arguments.seed, arguments.clients)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pinyon.batching import BATCHING_POLICIES, PromptQueue, StepLimits, StepScheduler
+from pinyon.batching.service_order import SERVICE_ORDERS, ServiceOrder
 from pinyon.core.journal import Journal
 from pinyon.decisions.admission import Admission
 from pinyon.decisions.eviction import Eviction
@@ -36,7 +37,8 @@ INSTANCE_INPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:
-    """What the decisions depend on beside their inputs. ``eviction`` and ``batching`` are choices of policies."""
+    """What the decisions depend on beside their inputs. ``eviction``, ``batching`` and
+    ``service_order`` are choices of policies."""
 
     pool_blocks: int
     block_tokens: int
@@ -47,6 +49,7 @@ class InstanceConfig:
     max_prefills: int
     eviction: str = "lru"
     batching: str = "fcfs"
+    service_order: str = "fifo"
     spare_queued: bool = False
     """What requests and prompts that wait want is evicted last."""
     refits_apart: bool = False
@@ -80,7 +83,8 @@ class InstanceDecisions:
             slots=ADMITTED_PER_PLACE * config.max_batch,
             headroom=math.ceil(config.pool_blocks / HEADROOM_SHARE),
         )
-        self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills)
+        order: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
+        self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills, order=order)
         self.steps = StepScheduler(limits)
         if journal is not None:
             self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])

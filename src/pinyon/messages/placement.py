@@ -15,6 +15,7 @@ from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest
 __all__ = ["placement_to_proto", "request_from_proto"]
 
 EXCLUDED_MAX = 64
+MS_MAX = (1 << 31) - 1
 
 
 def request_from_proto(
@@ -47,7 +48,8 @@ def request_from_proto(
     )
 
 
-def placement_to_proto(decision: PlacementDecision) -> common_pb2.Placement:
+def placement_to_proto(decision: PlacementDecision, ttft_slo_s: float = 0.0) -> common_pb2.Placement:
+    """``ttft_slo_s``: what the request was placed for; 0: nothing."""
     prefill, decode = decision.prefill.info, decision.decode.info
     return common_pb2.Placement(
         prefill_instance_id=prefill.instance_id,
@@ -59,6 +61,8 @@ def placement_to_proto(decision: PlacementDecision) -> common_pb2.Placement:
         predicted_ttft_ms=decision.ttft_s * 1e3,
         predicted_tbt_ms=decision.tbt_s * 1e3,
         policy=decision.policy,
+        predicted_prefill_ms=min(MS_MAX, decision.prefill_s * 1e3),
+        ttft_slo_ms=min(MS_MAX, round(ttft_slo_s * 1e3)),
     )
 
 

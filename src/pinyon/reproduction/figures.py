@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pinyon.reproduction import dualmap_structure
+from pinyon.reproduction import dualmap_ablation, dualmap_balance, dualmap_elastic, dualmap_serving, dualmap_structure
 from pinyon.reproduction.figure import Figure
 from pinyon.reproduction.mooncake import FIG9, FIG10
 from pinyon.reproduction.mooncake_capacity import FIG1, FIG6, FIG7, FIG15
@@ -16,7 +16,21 @@ from pinyon.reproduction.wild_days import FIG29
 __all__ = ["FIGURES"]
 
 _MOONCAKE = FIG1, EQ2, FIG5, FIG6, FIG7, FIG8, FIG9, FIG10, FIG11, FIG13, FIG14, FIG15, TABLE2
-_DUALMAP = dualmap_structure.FIG6, dualmap_structure.FIG15, dualmap_structure.A4
+_DUALMAP = (
+    dualmap_balance.FIG1,
+    dualmap_serving.FIG3,
+    dualmap_serving.FIG4,
+    dualmap_ablation.FIG5,
+    dualmap_structure.FIG6,
+    dualmap_balance.FIG8,
+    dualmap_balance.FIG10,
+    dualmap_balance.FIG11,
+    dualmap_elastic.FIG12,
+    dualmap_elastic.FIG13,
+    dualmap_structure.FIG15,
+    dualmap_structure.A4,
+    dualmap_elastic.A6,
+)
 _WILD = *BY_RATIO, ABLATION, FIG29
 
 FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pinyon.pictures import COLOURS, line, page, polyline, rect, round_ticks, text, ticks_from_zero
@@ -52,7 +52,7 @@ class Bars:
     title: str
     y_label: str
     groups: Sequence[str]
-    values: dict[str, Sequence[float | None]]
+    values: Mapping[str, Sequence[float | None]]
     form: str = ".0%"
 
 

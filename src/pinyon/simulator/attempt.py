@@ -9,8 +9,12 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.eviction import NO_TRAITS, Traits
 from pinyon.paging import Reservation
 from pinyon.placement.policy import PlacementDecision
+from pinyon.simulator.block_ids import key_of
 
 __all__ = ["Attempt", "Request"]
+
+OWN_IDS = -(1 << 100)
+"""Below it, those of blocks that no trace names."""
 
 
 @dataclass(eq=False, slots=True)
@@ -19,17 +23,23 @@ class Request:
 
     number: int
     keys: tuple[BlockKey, ...]
-    """Of the prompt's full blocks."""
+    """Of the prompt's full blocks, and of those that were filled by what was generated."""
     tokens: int
     max_tokens: int
     """Generated: always so many."""
     arrived_s: float
     traits: Traits = NO_TRAITS
     request_class: RequestClass = UNKNOWN_CLASS
+    answer: tuple[BlockKey, ...] = ()
+    """Of blocks that will be filled: known where a later prompt of the trace goes on with them."""
+    keeps: bool = True
+    """What is computed for it may be used again."""
     attempt: Attempt | None = None
     """Of the placement in force."""
     attempts: int = 0
     exclude: set[str] = field(default_factory=set)
+    entered: bool = False
+    """The front knows of it."""
     queued: bool = False
     """At the front."""
     generated: int = 0
@@ -47,6 +57,18 @@ class Request:
     """Of steps with chunks of its prompt, in all attempts."""
     ends: list[str] = field(default_factory=list)
     """How it ended; exactly one when all is over."""
+
+    def filled(self, block_tokens: int) -> int:
+        """More has been computed: the blocks that are whole now have keys, of which so many are new. Where no later
+        prompt names them, nobody else has those keys."""
+        if not self.keeps:
+            return 0
+        had, whole = len(self.keys), (self.tokens + self.generated - 1) // block_tokens
+        for index in range(had, whole):
+            place = index - self.tokens // block_tokens
+            own = key_of(OWN_IDS - (self.number << 20) - index)
+            self.keys += (self.answer[place] if place < len(self.answer) else own,)
+        return len(self.keys) - had
 
 
 @dataclass(eq=False, slots=True)

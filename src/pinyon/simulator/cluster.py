@@ -13,12 +13,10 @@ from dataclasses import replace
 from itertools import count
 from random import Random
 
-from pinyon.batching import BatchRequest, Prompt
 from pinyon.core.block_keys import KEY_BYTES, pack_keys
-from pinyon.core.errors import PinyonError, Rejected, ResourceExhausted, Unavailable
+from pinyon.core.errors import PinyonError, Rejected, Unavailable
 from pinyon.core.request import Role
 from pinyon.decisions import FrontConfig, FrontDecisions
-from pinyon.paging import Reservation
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
@@ -28,11 +26,12 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.simulator.attempt import Attempt, Request
+from pinyon.simulator.attempt_lifecycle import AttemptLifecycle
 from pinyon.simulator.cluster_settings import ClusterSettings
-from pinyon.simulator.engine import Engine, Faults
+from pinyon.simulator.elasticity import Elasticity
+from pinyon.simulator.engine import Faults
 from pinyon.simulator.front import Front
-from pinyon.simulator.kv_moves import KvMoves
-from pinyon.simulator.members import MODEL, JournalOf, Members
+from pinyon.simulator.members import MODEL, JournalOf
 from pinyon.simulator.outcome import Outcome
 from pinyon.simulator.virtual_time import VirtualTime
 from pinyon.simulator.workload import Arrival
@@ -71,14 +70,14 @@ class Cluster:
         together = all(role is Role.MIXED for role in settings.roles)
         self.fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together)
         self.scheduler = Scheduler(self.fleet, policy, Random(seed))
-        self.members = Members(self.time, self, self.fleet, settings, machine, engine, faults, journal)
-        self.moves = KvMoves(
-            self.time, self.fleet, settings, machine, self.members.engines, self.members.stores, faults
-        )
-        self._boots = self.members.boots
         self._numbers = count(1)
-        self._placed: dict[str, Attempt] = {}
-        """Attempts that may be moved, by id."""
+        self._attempts = AttemptLifecycle(
+            self.time, settings, machine, engine, self.fleet, faults, journal,
+            self._numbers, self.counts, self.log, self.fail, self.front.leave,
+        )  # fmt: skip
+        self.members, self.moves = self._attempts.members, self._attempts.moves
+        self._boots = self.members.boots
+        self.elasticity: Elasticity | None = None
         for number, role in enumerate(settings.roles):
             self.boot(f"{role.value}-{number:04d}", role)
 
@@ -92,6 +91,12 @@ class Cluster:
     ) -> list[Outcome]:
         """What came of each. ``clients``: see :class:`Clients`; ``progress`` hears how many are over."""
         self.front.open(arrivals, clients, progress)
+        settings = self.settings
+        if settings.scaling is not None:
+            role = Role.MIXED if Role.MIXED in settings.roles else Role.PREFILL
+            self.elasticity = Elasticity(
+                self.time, self.fleet, self.members, settings.scaling, settings.boot_s, role, lambda: self.front.over
+            )
         self.time.run()
         return self.front.outcomes()
 
@@ -153,6 +158,7 @@ class Cluster:
         try:
             decision = self.scheduler.schedule(asked, self.time.now_s)
         except Rejected:
+            self._look_at(request, None)
             self.front.leave(request, "rejected")
             return
         except PinyonError as error:
@@ -162,10 +168,15 @@ class Cluster:
             else:
                 self.front.leave(request, "unavailable")
             return
+        self._look_at(request, decision)
         request.attempts += 1
         self._attempt(request, number, job, decision)
         for move in self.scheduler.moves(asked, decision, self.fleet.inflight.waiting, self.time.now_s):
             self._move(move)
+
+    def _look_at(self, request: Request, decision: PlacementDecision | None) -> None:
+        if self.elasticity is not None and not request.attempts:
+            self.elasticity.placed(decision)
 
     def _attempt(self, request: Request, number: int, job: int, decision: PlacementDecision) -> None:
         prefill, decode = decision.prefill.info, decision.decode.info
@@ -180,16 +191,16 @@ class Cluster:
         tokens = request.tokens + request.generated
         attempt = request.attempt = Attempt(request, number, job, decision, prefill.boot_id, decode.boot_id, tokens)
         if decision.alternate is not None:
-            self._placed[attempt.id] = attempt
+            self._attempts.movable[attempt.id] = attempt
         self.fleet.inflight.begin_decode(attempt.id, decision.decode)
-        self._want_room(attempt)
+        self._attempts.want_room(attempt)
         engine = self._boots[attempt.decode]
         engine.settle()
         engine.kick()
 
     def _move(self, move: Move) -> None:
         """Recall what waits, and queue it at its other instance."""
-        attempt = self._placed.get(move.request.request_id)
+        attempt = self._attempts.movable.get(move.request.request_id)
         if attempt is None or attempt.over:
             return
         prefill = self._boots.get(attempt.prefill)
@@ -206,191 +217,7 @@ class Cluster:
         self.counts["moved"] += 1
         self._attempt(request, number, job, decision)
 
-    def _want_room(self, attempt: Attempt) -> None:
-        """At its decode instance, for its prompt and, where there is a next one, the token after that."""
-        request, block_tokens = attempt.request, self.settings.block_tokens
-        attempt.tokens = request.tokens + request.generated
-        more = request.generated + 1 < request.max_tokens
-        usable = attempt.tokens - (1 if attempt.together else 0)
-        total = -(-(attempt.tokens + more) // block_tokens)
-        asked = BatchRequest(
-            attempt.number,
-            attempt.tokens,
-            total,
-            request.keys,
-            min(len(request.keys), usable // block_tokens),
-            max_new_tokens=request.max_tokens,
-            arrived_s=self.time.now_s,
-            request_class=request.request_class,
-        )
-        self._boots[attempt.decode].want(asked, lambda room: self._decode_room(attempt, room))
-
-    def _decode_room(self, attempt: Attempt, room: Reservation) -> None:
-        attempt.room = room
-        prefill, request = self._boots.get(attempt.prefill), attempt.request
-        if prefill is None:
-            self.fail(attempt, attempt.prefill.rpartition("/")[0])
-            return
-        reusable = attempt.reusable(self.settings.block_tokens)
-        prompt = Prompt(attempt.job, attempt.tokens, request.keys, reusable, attempt.together, self.time.now_s)
-        try:
-            prefill.prompts.add(prompt, self.time.now_s)
-        except ResourceExhausted:
-            self.fail(attempt, prefill.name)
-            return
-        prefill.jobs[attempt.job] = attempt
-        prefill.pump()
-
-    # -- at the engines: see :class:`pinyon.simulator.engine.Owner`
-
-    def started(self, engine: Engine, attempt: Attempt) -> None:
-        self._placed.pop(attempt.id, None)
-        block_tokens = self.settings.block_tokens
-        reusable = attempt.reusable(block_tokens)
-        if attempt.together:
-            room = attempt.room
-            assert room is not None
-            keys = attempt.request.keys[:reusable]
-            engine.reservations.extend(room, keys, self.time.now_s, attempt.request.traits)
-            engine.settle()
-            self._has_room(engine, attempt, room)
-            return
-        attempt.room_number = next(self._numbers)  # the order of those that ask for room is that of their numbers
-        blocks = -(-attempt.tokens // block_tokens)
-        engine.want(
-            BatchRequest(attempt.room_number, attempt.tokens, blocks, attempt.request.keys, reusable, decodes=False),
-            lambda room: self._has_room(engine, attempt, room),
-        )
-        engine.settle()
-        if engine.wants(attempt.room_number):
-            attempt.roomless = True
-            self.counts["roomless"] += 1
-            engine.prompts.waits_for_room(attempt.job)
-            number = attempt.room_number
-            self.time.after(self.settings.room_wait_s, lambda: self._too_late(engine, attempt, number))
-            engine.pump()
-
-    def _too_late(self, engine: Engine, attempt: Attempt, number: int) -> None:
-        """Mixed instances may wait for each other's room in a circle: whoever waits for long gives up."""
-        if engine.alive and not attempt.over and attempt.roomless and attempt.room_number == number:
-            self.counts["gave up"] += 1
-            self.fail(attempt, engine.name)
-
-    def _has_room(self, engine: Engine, attempt: Attempt, room: Reservation) -> None:
-        if attempt.roomless:
-            attempt.roomless = False
-            engine.prompts.has_room(attempt.job)
-        engine.prompts.reserved(attempt.job)
-        attempt.job_room = room
-        if attempt.request.attempts <= 1 and not attempt.request.generated:
-            attempt.request.hit_tokens = room.held * self.settings.block_tokens
-        self.moves.fetch(attempt, engine, lambda: self._compute(engine, attempt))
-
-    def _compute(self, engine: Engine, attempt: Attempt) -> None:
-        """As soon as what was promoted from the second tier is copied."""
-        copies_s = engine.copies_s()
-        if copies_s:
-            self.time.after(copies_s, lambda: self._begin(engine, attempt))
-        else:
-            self._begin(engine, attempt)
-
-    def _begin(self, engine: Engine, attempt: Attempt) -> None:
-        if attempt.over or not engine.alive:
-            return
-        room = attempt.job_room
-        assert room is not None
-        held = room.held * self.settings.block_tokens
-        self.fleet.inflight.begin_prefill(attempt.id, engine.state, self.time.now_s)
-        engine.begin(attempt, held)
-
-    def computing(self, engine: Engine, attempt: Attempt, end: int) -> None:
-        if attempt.together:
-            return
-        decode = self._boots.get(attempt.decode)
-        if decode is not None:
-            if not attempt.pushed and attempt.room is not None:
-                attempt.pushed = attempt.room.held * self.settings.block_tokens
-            self.moves.push(attempt, engine, decode, end, lambda: self._pushed(engine, attempt))
-
-    def computed(self, engine: Engine, attempt: Attempt, start: int, end: int) -> None:
-        request, now_s = attempt.request, self.time.now_s
-        store = self.members.store(engine)
-        if store is not None:
-            store.put(request.keys[: end // self.settings.block_tokens], now_s, request.traits)
-        if end < attempt.tokens:
-            return
-        held = attempt.job_room.held * self.settings.block_tokens if attempt.job_room is not None else 0
-        self.fleet.learn_prefill(engine.state, end - held, held, attempt.computing_s, now_s)
-        self.fleet.inflight.end_prefill(attempt.id, engine.state, now_s)
-        request.computing_s += attempt.computing_s
-        attempt.computed = True
-        if attempt.together:
-            self._decode(engine, attempt)
-        elif not attempt.pushing:
-            self._all_pushed(engine, attempt)
-
-    def _pushed(self, engine: Engine, attempt: Attempt) -> None:
-        attempt.pushing -= 1
-        if attempt.computed and not attempt.pushing:
-            self._all_pushed(engine, attempt)
-
-    def _all_pushed(self, engine: Engine, attempt: Attempt) -> None:
-        """The KV is at the decode instance: the blocks here are given back."""
-        room, attempt.job_room = attempt.job_room, None
-        if engine.alive and room is not None:
-            engine.free(attempt.room_number, room.table)
-            engine.pump()
-            engine.kick()
-        decode = self._boots.get(attempt.decode)
-        if attempt.over or decode is None:
-            return
-        there = attempt.room
-        assert there is not None
-        decode.publish(attempt, there, there.held, len(attempt.request.keys))
-        self._decode(decode, attempt)
-
-    def _decode(self, engine: Engine, attempt: Attempt) -> None:
-        """Its first token is there."""
-        request, now_s = attempt.request, self.time.now_s
-        if request.generated:
-            request.intervals.append((now_s - request.last_token_s, 1))
-        else:
-            request.first_token_s = now_s
-            self.log("first", request.number, engine.name)
-        request.generated += 1
-        request.last_token_s = now_s
-        if request.generated == request.max_tokens:
-            self._finish(engine, attempt)
-        else:
-            engine.decode(attempt)
-
-    def decoded(self, engine: Engine, attempt: Attempt, count: int, seconds: float) -> None:
-        request, now_s = attempt.request, self.time.now_s
-        waited_s = now_s - request.last_token_s - count * seconds
-        request.intervals.append((seconds + max(0.0, waited_s), 1))
-        if count > 1:
-            request.intervals.append((seconds, count - 1))
-        request.generated += count
-        request.last_token_s = now_s
-        if request.generated >= request.max_tokens:
-            self._finish(engine, attempt)
-
-    def gave_way(self, engine: Engine, attempt: Attempt) -> None:
-        """It is computed here again when there is room, before all that came after it."""
-        self.log("preempted", attempt.request.number, attempt.request.generated)
-        attempt.prefill, attempt.room, attempt.job_room = engine.boot, None, None
-        attempt.job, attempt.computed, attempt.computing_s = next(self._numbers), False, 0.0
-        self._want_room(attempt)
-
-    def failed(self, engine: Engine, attempt: Attempt) -> None:
-        self.fail(attempt, engine.name)
-
     # -- the end of an attempt
-
-    def _finish(self, engine: Engine, attempt: Attempt) -> None:
-        self._tear_down(attempt)
-        self.fleet.inflight.end_decode(attempt.id, engine.state)
-        self.front.leave(attempt.request, "finished")
 
     def fail(self, attempt: Attempt, culprit: str) -> None:
         """Once more elsewhere, as the load balancer does: with what was generated."""
@@ -404,30 +231,8 @@ class Cluster:
             self.front.leave(request, "failed")
 
     def _withdraw(self, attempt: Attempt) -> None:
-        self._tear_down(attempt)
+        self._attempts.tear_down(attempt)
         self.fleet.inflight.release(attempt.id)
-
-    def _tear_down(self, attempt: Attempt) -> None:
-        """Give back everything that lives: what died took its share along."""
-        attempt.over = True
-        self._placed.pop(attempt.id, None)
-        prefill, decode = self._boots.get(attempt.prefill), self._boots.get(attempt.decode)
-        if prefill is not None:
-            prefill.unwant(attempt.room_number)
-            prefill.drop_prompt(attempt)
-            if attempt.job_room is not None and not attempt.together:
-                room, attempt.job_room = attempt.job_room, None
-                prefill.free(attempt.room_number, room.table)
-        if decode is not None:
-            decode.unwant(attempt.number)
-            decode.drop_decode(attempt)
-            if attempt.room is not None:
-                room, attempt.room = attempt.room, None
-                decode.free(attempt.number, room.table)
-        for engine in (prefill,) if attempt.together else (prefill, decode):
-            if engine is not None:
-                engine.pump()
-                engine.kick()
 
     # -- afterwards
 
@@ -437,7 +242,7 @@ class Cluster:
         inflight = self.fleet.inflight
         assert (inflight.prefills, inflight.decodes, len(inflight.expected)) == (0, 0, 0)
         assert not self.moves.links.flows
-        assert not self._placed
+        assert not self._attempts.movable
         self.fleet.index.check_integrity()
         for engine in self.members.engines.values():
             engine.check_idle()

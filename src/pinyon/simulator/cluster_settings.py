@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from pinyon.core.request import Role
 from pinyon.decisions import InstanceConfig
+from pinyon.placement.scaling import ScalingSettings
 
 __all__ = ["ClusterSettings", "StepRule"]
 
@@ -48,12 +49,21 @@ class ClusterSettings:
     eviction: str = "lru"
     pool_eviction: str = "lru"
     batching: str = "fcfs"
+    service_order: str = "fifo"
+    slo_s: float = 5.0
+    """By which first tokens should be there: orders of service look at it."""
     ttft_slo_s: float = 0.0
     """Beyond which a placement is refused (Mooncake §4.1); 0: nobody is."""
     front_slots: int = 1 << 30
     """Requests in flight at once; others wait at the front."""
     front_queue: int = 1 << 30
     """Who waits there at most; others are refused."""
+    scaling: ScalingSettings | None = None
+    """When instances that compute prompts come and go; None: they do not."""
+    boot_s: float = 10.0
+    """Until one that was added is there."""
+    path_s: float = 0.0
+    """Of a request through the services to its instance and of its first token back, where nobody waits."""
     attempts: int = 3
     """Of a request, where instances die under it."""
     placement_wait_s: float = 5.0
@@ -75,6 +85,7 @@ class ClusterSettings:
             self.max_prefills,
             eviction=self.eviction,
             batching=self.batching,
+            service_order=self.service_order,
             spare_queued=True,
             dram_blocks=self.dram_tokens // self.block_tokens,
         )

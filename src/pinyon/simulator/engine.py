@@ -96,6 +96,8 @@ class Engine(EngineMemory):
         self.decodes: dict[int, Attempt] = {}
         """Decoded requests, by number."""
         self.evicted = 0
+        self.draining = False
+        """It takes nothing new."""
         self._owner, self._fleet = owner, fleet
         self._profile, self._rule, self._faults = profile, rule, faults
         self._block_tokens = config.block_tokens
@@ -331,9 +333,20 @@ class Engine(EngineMemory):
             self.pool.used,
             self.pool.cached,
             mean_tbt_ms=self._mean_tbt_s * 1e3,
+            draining=self.draining,
         )
         self._mean_tbt_s = 0.0
         self._fleet.set_load(self.state, load, self._time.now_s)
+
+    def drain(self) -> None:
+        """From now on nothing new comes."""
+        self.draining = True
+        self.report()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of any request is here, and nobody reads from it."""
+        return not (self.jobs or self.decodes or self._wanted or self._after_step or self.reservations.leases)
 
     def check_idle(self) -> None:
         """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""

@@ -88,7 +88,7 @@ class EngineMemory:
         self.reservations.release(table, self._time.now_s)
 
     def publish(self, attempt: Attempt, room: Reservation, first: int, last: int) -> None:
-        """The prompt's blocks ``[first, last)`` have their content. What others hold already takes the places of the
+        """The request's blocks ``[first, last)`` have their content. What others hold already takes the places of the
         room's own blocks."""
         request = attempt.request
         keys = request.keys[first:last]

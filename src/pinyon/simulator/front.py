@@ -15,7 +15,7 @@ from pinyon.simulator.clients import Clients
 from pinyon.simulator.cluster_settings import ClusterSettings
 from pinyon.simulator.outcome import Outcome
 from pinyon.simulator.virtual_time import VirtualTime
-from pinyon.simulator.workload import Arrival
+from pinyon.simulator.workload import Arrival, answers
 
 __all__ = ["Front"]
 
@@ -42,6 +42,7 @@ class Front:
         self._blocks_max = settings.hbm_tokens // settings.block_tokens
         self._place, self._withdraw, self._log = place, withdraw, log
         self._arrivals: Sequence[Arrival] = ()
+        self._answers: dict[int, tuple[int, ...]] = {}
         self._clients = Clients(())
         self._outcomes: dict[int, Outcome] = {}
         self._progress: Callable[[int], None] = lambda done: None
@@ -49,11 +50,17 @@ class Front:
     def open(self, arrivals: Sequence[Arrival], clients: int, progress: Callable[[int], None]) -> None:
         """They come from now on."""
         self._arrivals, self._clients, self._progress = arrivals, Clients(arrivals, clients), progress
+        self._answers = answers(arrivals, self._settings.block_tokens)
         self._send(self._clients.first())
 
     def outcomes(self) -> list[Outcome]:
         """Of all, when all is over."""
         return [self._outcomes[number] for number in range(len(self._arrivals))]
+
+    @property
+    def over(self) -> bool:
+        """All requests have ended."""
+        return len(self._outcomes) == len(self._arrivals)
 
     def _send(self, due: Sequence[tuple[float, int]]) -> None:
         now_s = self._time.now_s
@@ -71,13 +78,24 @@ class Front:
             self._time.now_s,
             arrival.traits,
             _class_of(arrival.traits),
+            tuple(map(key_of, self._answers.get(number, ()))),
+            self._settings.prefix_cache,
         )
         self.requests[number] = request
         if -(-(request.tokens + request.max_tokens) // block_tokens) > self._blocks_max:
             self.end(request, "too long")
+        elif self._settings.path_s:
+            self._time.after(self._settings.path_s, lambda: self._enter(request))
+        else:
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        """It is at the front's door."""
+        if request.ends:  # its client left on the way
             return
+        request.entered, number = True, request.number
         try:
-            displaced = self.queue.reserve(number, arrival.traits.tenant, self._time.now_s)
+            displaced = self.queue.reserve(number, request.traits.tenant, self._time.now_s)
         except ResourceExhausted:
             self.end(request, "refused")
             return
@@ -106,6 +124,9 @@ class Front:
         """Its client leaves; nothing happens if it has ended, or has not come yet."""
         request = self.requests.get(number)
         if request is None:
+            return
+        if not request.entered:
+            self.end(request, "cancelled")
             return
         if request.queued:
             request.queued = False

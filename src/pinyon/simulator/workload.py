@@ -9,7 +9,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import Traits
 from pinyon.traces import TraceRow
 
-__all__ = ["Arrival", "at_rate", "cut", "native_rate"]
+__all__ = ["Arrival", "answers", "at_rate", "cut", "native_rate", "shrunk"]
 
 
 class Arrival(NamedTuple):
@@ -45,6 +45,29 @@ def cut(rows: Iterable[TraceRow], block_tokens: int, tokens_max: int) -> list[Ar
         if row.chat:
             places[row.chat] = number
     return arrivals
+
+
+def shrunk(arrivals: Sequence[Arrival], factor: int) -> list[Arrival]:
+    """All lengths divided by it, rounded up; the blocks stay, and each is of so many tokens less. For a model whose
+    context is short, with the shape of the trace."""
+    return [
+        each._replace(tokens=-(-each.tokens // factor), output_tokens=-(-each.output_tokens // factor))
+        for each in arrivals
+    ]
+
+
+def answers(arrivals: Sequence[Arrival], block_tokens: int) -> dict[int, tuple[int, ...]]:
+    """Ids of the blocks that an answer fills, by the place of its request: as the first request tells that goes on with
+    the whole of its prompt."""
+    found: dict[int, tuple[int, ...]] = {}
+    for arrival in arrivals:
+        if arrival.follows < 0 or arrival.follows in found:
+            continue
+        before = arrivals[arrival.follows]
+        whole, end = before.tokens // block_tokens, (before.tokens + before.output_tokens - 1) // block_tokens
+        if arrival.blocks[:whole] == before.blocks[:whole]:
+            found[arrival.follows] = arrival.blocks[whole : min(end, arrival.tokens // block_tokens)]
+    return found
 
 
 def native_rate(arrivals: Sequence[Arrival]) -> float:

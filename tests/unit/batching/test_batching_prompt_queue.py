@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from pinyon.batching import Prompt, PromptQueue
 from pinyon.batching.prompt_queue import LOOK_AHEAD
+from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.errors import ResourceExhausted
 
 A, B, C, D = (bytes([number]) * 16 for number in range(4))
@@ -133,3 +135,34 @@ def test_what_a_queued_prompt_would_reuse_is_spared_until_it_has_it(queue, held)
     for number in range(7):
         assert queue.end(number)
     assert not +held.wanted
+
+
+def test_the_order_of_service_says_who_leaves_first(held):
+    """Of those that do not wait for another one's blocks."""
+    queue = PromptQueue(held, active=1, limit=40, order=SERVICE_ORDERS.make("shortest_in_time:age_s=5"))
+
+    def add(number: int, seconds: float, deadline_s: float, key: bytes) -> None:
+        queue.add(replace(prompt(number, key), seconds=seconds, deadline_s=deadline_s), 0.0)
+
+    add(1, 3.0, 10.0, A)
+    add(2, 1.0, 10.0, B)
+    add(3, 2.0, 0.0, C)
+    add(4, 0.5, 0.4, D)
+    assert queue.start(0.0) == [2]
+    queue.end(3)
+    add(5, 0.1, 10.0, B)
+    queue.check_integrity()
+    assert queue.start(1.0) == [], "it is full"
+    queue.end(2)
+    assert queue.start(1.0) == [5]
+    queue.end(5)
+    assert queue.start(1.0) == [1]
+    queue.end(1)
+    assert queue.start(1.0) == [4], "it is late"
+    queue.end(4)
+    add(6, 0.1, 2.0, A)
+    add(7, 0.1, 20.0, B)
+    assert queue.start(8.0) == [6], "late for so long that it goes first"
+    queue.end(6)
+    queue.end(7)
+    queue.check_integrity()

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pinyon.batching.service_order import SERVICE_ORDERS, ShortestInTime, ShortestInTimeSettings
 
 
-def naive(waiting: dict[int, tuple[float, float]], missed: set[int], now_s: float, age_s: float) -> int:
-    """As they came: number → seconds, deadline. ``missed``: passed over once as late, and late for ever."""
-    first = next(iter(waiting))
-    if now_s - waiting[first][1] > age_s:
-        return first
+def naive(waiting: dict[int, tuple[float, float]], now_s: float, age_s: float) -> int:
+    """As they came: number → seconds, deadline."""
+    for number, (_, deadline_s) in waiting.items():
+        if now_s - deadline_s > age_s:
+            return number
     in_time = [(seconds, number) for number, (seconds, end_s) in waiting.items() if now_s + seconds <= end_s]
-    return min(in_time)[1] if in_time else first
+    return min(in_time)[1] if in_time else next(iter(waiting))
 
 
 @settings(max_examples=200, deadline=None)
@@ -38,9 +38,17 @@ def test_the_shortest_in_time_then_as_they_came(seed: int, age_s: float) -> None
             order.remove(gone)
             del waiting[gone]
         elif waiting:
-            expected = naive(waiting, set(), now_s, age_s)
-            assert order.next(now_s) == expected
-            del waiting[expected]
+            turns, left = [], dict(waiting)
+            while left:
+                turns.append(naive(left, now_s, age_s))
+                del left[turns[-1]]
+            for count in (1, 3, len(turns), len(turns) + 1):
+                assert order.first(now_s, count) == turns[:count]
+            if what < 0.8:
+                assert order.next(now_s) == turns[0]
+            else:
+                order.remove(turns[0])
+            del waiting[turns[0]]
         assert list(order) == list(waiting)
         assert len(order) == len(waiting)
 

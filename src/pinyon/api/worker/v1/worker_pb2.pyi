@@ -22,7 +22,7 @@ class SessionResponse(_message.Message):
     def __init__(self, updates: _Optional[_Iterable[_Union[StreamUpdate, _Mapping]]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("stream_id", "request_id", "model", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "placement", "timeout_ms", "traceparent", "no_reuse", "model_fingerprint")
+    __slots__ = ("stream_id", "request_id", "model", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "placement", "timeout_ms", "traceparent", "no_reuse", "model_fingerprint", "ttft_left_ms")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class Submission(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     NO_REUSE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     model: str
@@ -49,7 +50,8 @@ class Submission(_message.Message):
     traceparent: str
     no_reuse: bool
     model_fingerprint: str
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+    ttft_left_ms: int
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., ttft_left_ms: _Optional[int] = ...) -> None: ...
 
 class StreamUpdate(_message.Message):
     __slots__ = ("stream_id", "tokens", "text", "finish_reason", "usage", "error", "prefill", "logprobs", "prompt_logprobs")
@@ -132,7 +134,7 @@ class PrefillHello(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., segment: _Optional[_Union[_common_pb2.Segment, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
-    __slots__ = ("stream_id", "request_id", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "fetches", "target_offsets_bytes", "first_target_block", "timeout_ms", "traceparent", "no_reuse", "target_region")
+    __slots__ = ("stream_id", "request_id", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "fetches", "target_offsets_bytes", "first_target_block", "timeout_ms", "traceparent", "no_reuse", "target_region", "ttft_left_ms", "predicted_prefill_ms")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +149,8 @@ class PrefillStart(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     NO_REUSE_FIELD_NUMBER: _ClassVar[int]
     TARGET_REGION_FIELD_NUMBER: _ClassVar[int]
+    TTFT_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     request_class: _common_pb2.RequestClass
@@ -161,7 +165,9 @@ class PrefillStart(_message.Message):
     traceparent: str
     no_reuse: bool
     target_region: _common_pb2.Region
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[_common_pb2.FetchSpan, _Mapping]]] = ..., target_offsets_bytes: _Optional[_Iterable[int]] = ..., first_target_block: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., target_region: _Optional[_Union[_common_pb2.Region, _Mapping]] = ...) -> None: ...
+    ttft_left_ms: int
+    predicted_prefill_ms: float
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[_common_pb2.FetchSpan, _Mapping]]] = ..., target_offsets_bytes: _Optional[_Iterable[int]] = ..., first_target_block: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., target_region: _Optional[_Union[_common_pb2.Region, _Mapping]] = ..., ttft_left_ms: _Optional[int] = ..., predicted_prefill_ms: _Optional[float] = ...) -> None: ...
 
 class PrefillSessionResponse(_message.Message):
     __slots__ = ("results",)

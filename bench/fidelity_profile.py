@@ -1,0 +1,123 @@
+"""The profile of an engine in a cluster that runs, measured from outside by requests sent one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from pinyon.eviction import Traits
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.replay import Player, Prompts, TokenRange
+from pinyon.simulator.outcome import FINISHED, Outcome
+from pinyon.simulator.workload import Arrival
+
+__all__ = ["Measured", "fit", "measure"]
+
+LENGTHS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536)
+"""Of prompts, tokens; chunks are of :data:`CHUNK`."""
+CHUNK = 256
+"""``services.worker.settings``: prompt tokens of one request in one step."""
+AT_ONCE = (1, 2, 4, 8)
+ANSWER = 48
+SHORT, LONG = 32, 1536
+"""Prompts of those that are decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """``path_s``: of a request through the services and of its first token back."""
+
+    profile: EngineProfile
+    path_s: float
+    worst: float
+    """Of the prompts' median times, the largest relative error."""
+
+
+def measure(address: str, block_tokens: int, repeats: int, seed: int) -> Measured:
+    """Of the load balancer at ``address``, behind which there is one instance."""
+    dice = random.Random(seed)
+    lengths = [length for length in LENGTHS for _ in range(repeats)]
+    dice.shuffle(lengths)
+    play(address, [(SHORT, 2)] * 8, 1, block_tokens, seed)  # of what is done once
+    prompts = play(address, [(length, 1) for length in lengths], 1, block_tokens, seed + 1)
+    medians = {
+        length: statistics.median(each.ttft_s for each in prompts if each.tokens == length) for length in LENGTHS
+    }
+    decodes: dict[tuple[int, int], float] = {}
+    for at_once in AT_ONCE:
+        wanted = [(SHORT, ANSWER)] * (3 * at_once)
+        decodes[at_once, SHORT] = _between(play(address, wanted, at_once, block_tokens, seed + 2 + at_once))
+    decodes[1, LONG] = _between(play(address, [(LONG, ANSWER)] * 3, 1, block_tokens, seed + 2))
+    return fit(medians, decodes)
+
+
+def fit(prompts: dict[int, float], decodes: dict[tuple[int, int], float]) -> Measured:
+    """``prompts``: seconds to the first token, by length; ``decodes``: seconds between tokens, by how many are decoded
+    at once and the length of their prompts. Relative errors count."""
+    lengths = np.array(list(prompts), float)
+    times = np.array(list(prompts.values()))
+    columns = np.stack([np.ones_like(lengths), np.ceil(lengths / CHUNK), lengths, lengths**2], axis=1)
+    path_s, step_s, token_s, pair_s = _non_negative(columns / times[:, None], np.ones_like(times))
+    predicted = columns @ np.array([path_s, step_s, token_s, pair_s])
+    rows = [(1.0, at_once, at_once * (length + ANSWER / 2)) for at_once, length in decodes]
+    between = np.array(list(decodes.values()))
+    decode_s, request_s, kv_s = _non_negative(np.array(rows) / between[:, None], np.ones_like(between))
+    step_s = min(step_s, decode_s)
+    profile = EngineProfile(
+        source="measured through a cluster that runs, by requests one after another",
+        stated="",
+        assumed="",
+        step_s=step_s,
+        prefill_token_s=token_s,
+        prefill_pair_s=pair_s,
+        decode_step_s=decode_s - step_s,
+        decode_request_s=request_s,
+        decode_kv_token_s=kv_s,
+    )
+    return Measured(profile, path_s, float(np.abs(predicted / times - 1).max()))
+
+
+def _non_negative(columns: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> list[float]:
+    """Least squares; what would be negative is left out, the most negative one first."""
+    places = list(range(columns.shape[1]))
+    while True:
+        found, *_ = np.linalg.lstsq(columns[:, places], values, rcond=None)
+        if (found >= 0).all():
+            result = [0.0] * columns.shape[1]
+            for place, value in zip(places, found, strict=True):
+                result[place] = float(value)
+            return result
+        del places[int(found.argmin())]
+
+
+def _between(outcomes: Sequence[Outcome]) -> float:
+    """Seconds between tokens."""
+    return statistics.median((each.e2e_s - each.ttft_s) / (each.output_tokens - 1) for each in outcomes)
+
+
+def play(address: str, wanted: Sequence[tuple[int, int]], clients: int, block_tokens: int, seed: int) -> list[Outcome]:
+    """Prompts that share nothing, by so many clients: tokens of each, and of its answer."""
+    blocks = iter(range(1 << 40))
+    arrivals = [
+        Arrival(0.0, tokens, output, tuple(next(blocks) for _ in range(-(-tokens // block_tokens))), Traits())
+        for tokens, output in wanted
+    ]
+
+    async def send() -> list[Outcome]:
+        async with grpc.aio.insecure_channel(address) as channel:
+            prompts = Prompts(arrivals, block_tokens, seed, TokenRange())
+            return (await Player(channel, arrivals, prompts, time.monotonic, clients=clients).run()).outcomes
+
+    outcomes = asyncio.run(send())
+    failed = [each.end for each in outcomes if each.end != FINISHED]
+    if failed:
+        raise RuntimeError(f"requests for the profile failed: {failed}")
+    return outcomes

@@ -1,0 +1,144 @@
+"""``pinyon replay``: a trace sent to a suite that runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pinyon.cli.channel import add_tls_dir, open_async_channel
+from pinyon.cli.simulated import (
+    Load,
+    add_load,
+    block_tokens_of,
+    check,
+    draw,
+    limits_of,
+    print_result,
+    read,
+    write_rows,
+)
+from pinyon.cli.trace_input import add_trace, bar, open_trace, seed_of
+from pinyon.replay import Player, Prompts, Replayed, TokenRange
+from pinyon.runtime.identity import LB
+from pinyon.simulator.report import cluster_report
+from pinyon.simulator.workload import at_rate
+
+__all__ = ["add_command", "replay"]
+
+LATE_S = 0.05
+_DESCRIPTION = """\
+Send the requests of a trace to a load balancer, at the trace's times or at --rate, and report as ``pinyon simulate``
+does. A trace has no text: prompts are made of one text of tokens for each block id, so that prompts share what they
+share in the trace; answers are as long as in the trace whatever the model says. What follows another request waits for
+its end, and goes on with what was generated. With --clients so many clients send one request after the other.
+
+For a model with a short context, --tokens-max cuts prompts and --shrink divides all lengths; block ids then stand for
+less tokens. A service's blocks should be no longer than those.
+
+The last line is one JSON object. The exit status is 1 if a request failed."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser(
+        "replay",
+        help="a trace sent to a suite that runs",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_trace(parser)
+    parser.add_argument(
+        "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="its gRPC address (default 127.0.0.1:8001)"
+    )
+    parser.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
+    parser.add_argument(
+        "--rate", type=float, metavar="R", help="requests per second in the mean (default: the trace's)"
+    )
+    add_load(parser)
+    parser.add_argument(
+        "--seed", type=seed_of, default=0, help="of the tokens: another one shares no block (default 0)"
+    )
+    parser.add_argument(
+        "--token-ids",
+        default="33-126",
+        metavar="FIRST-LAST",
+        help="prompts are made of these (default 33-126: most vocabularies have printable characters there)",
+    )
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a request (default 600)")
+    parser.add_argument(
+        "--in-flight-max", type=int, default=4096, metavar="N", help="requests at once; more wait here (default 4096)"
+    )
+    parser.add_argument("--api-key", default=os.environ.get("PINYON_API_KEY", ""), help="default: $PINYON_API_KEY")
+    parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    add_tls_dir(parser)
+    parser.set_defaults(run=replay)
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Send, wait, print. Raises :class:`PinyonError`."""
+    check(arguments)
+    tokens, limits, trace = TokenRange.parse(arguments.token_ids), limits_of(arguments), open_trace(arguments)
+    block_tokens = block_tokens_of(arguments, trace)
+    load = read(arguments, trace)
+    replayed = asyncio.run(_play(arguments, load, block_tokens, tokens))
+    rows = replayed.outcomes
+    result = {
+        "name": "replay",
+        "rate": load.native_rate if arguments.rate is None else arguments.rate,
+        "native_rate": load.native_rate,
+        "broken_rows": load.broken,
+        "slo_s": arguments.slo,
+        "seed": arguments.seed,
+        "late_p99_s": replayed.late_p99_s,
+        "errors": replayed.errors,
+        **cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up),
+    }
+    if arguments.per_request is not None:
+        write_rows(arguments.per_request, rows)
+    title = f"replay, TTFT SLO {arguments.slo:g} s"
+    if arguments.picture is not None:
+        draw(arguments.picture, title, {"replay": rows}, limits)
+    if not arguments.json:
+        print_result(title, result)
+    _tell(replayed)
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 1 if replayed.errors else 0
+
+
+async def _play(arguments: argparse.Namespace, load: Load, block_tokens: int, tokens: TokenRange) -> Replayed:
+    arrivals = at_rate(load.arrivals, load.native_rate if arguments.rate is None else arguments.rate)
+    prompts = Prompts(arrivals, block_tokens, arguments.seed, tokens)
+    async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
+        with bar(f"to {arguments.lb}", len(arrivals)) as progress:
+            player = Player(
+                channel,
+                arrivals,
+                prompts,
+                time.monotonic,
+                clients=arguments.clients,
+                model=arguments.model,
+                api_key=arguments.api_key,
+                timeout_s=arguments.timeout,
+                in_flight_max=arguments.in_flight_max,
+                progress=progress,
+            )
+            return await player.run()
+
+
+def _tell(replayed: Replayed) -> None:
+    """On stderr, what did not go as it should."""
+    for told, count in replayed.errors.items():
+        sys.stderr.write(f"pinyon: {count} requests: {told}\n")
+    if replayed.late_p99_s > LATE_S:
+        sys.stderr.write(
+            f"pinyon: one request in a hundred was sent {replayed.late_p99_s:.2f} s late or more: this program, or "
+            "--in-flight-max, held it back\n"
+        )

@@ -1,0 +1,115 @@
+"""When instances should be added, and when one should go (DualMap §3.4, A.3.3).
+
+Added where first tokens are not in time, or all instances are overloaded: many at once, since a queue that has built up
+is not worked off by one more. Removed one by one, while those that stay would be idle enough. What is looked at is what
+placements predict: when it is decided, nobody has waited for it yet. The paper prints no rule; these bounds are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Scaler", "ScalingSettings"]
+
+SAMPLES_MAX = 1 << 16
+SAMPLES_MIN = 20
+"""Placements in a window that tell anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSettings:
+    """``least`` to ``most`` instances; times in seconds."""
+
+    least: int
+    most: int
+    slo_s: float = 5.0
+    """Of the TTFT, of requests that name none."""
+    share: float = 0.9
+    """Of the placements, that should be in time."""
+    overload: float = 0.5
+    """Of the SLO: instances that in the mean have more than that to compute are overloaded."""
+    grow: float = 1.0
+    """Added at once, for each that there is; at least one."""
+    idle: float = 0.5
+    """Of the time that those who stay would compute prompts at most, where one goes."""
+    window_s: float = 30.0
+    """Of placements that are looked at before something is added."""
+    idle_window_s: float = 120.0
+    """The same, before one goes."""
+    settle_s: float = 60.0
+    """After some were added nothing is decided: they have to come, and queues to be worked off."""
+    between_s: float = 30.0
+    """From one that goes to the next."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"least and most must be 1 <= least <= most, got {self.least} and {self.most}")
+        for name, low, high in (
+            ("slo_s", 1e-6, 1e6),
+            ("share", 0.0, 1.0),
+            ("overload", 0.0, 1e6),
+            ("grow", 0.0, 64.0),
+            ("idle", 0.0, 1.0),
+            ("window_s", 1e-3, 1e6),
+            ("idle_window_s", 1e-3, 1e6),
+            ("settle_s", 0.0, 1e6),
+            ("between_s", 0.0, 1e6),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be from {low:g} to {high:g}, got {getattr(self, name)}")
+
+
+class Scaler:
+    """Of one model's instances that compute prompts. ``placed`` for each request, ``decide`` now and then."""
+
+    def __init__(self, settings: ScalingSettings, now_s: float) -> None:
+        self._settings = settings
+        self._placed: deque[tuple[float, bool, float]] = deque(maxlen=SAMPLES_MAX)
+        self._quiet_until_s = now_s
+        self._since_s = now_s
+        """Since when there are as many as there are now."""
+
+    def placed(self, ttft_s: float, prefill_s: float, now_s: float, slo_s: float = 0.0) -> None:
+        """What was predicted of a request, infinite if it found no place; its SLO, 0: it names none."""
+        self._placed.append((now_s, ttft_s <= (slo_s or self._settings.slo_s), prefill_s))
+
+    def decide(self, queues_s: Sequence[float], now_s: float) -> int:
+        """How many more there should be than ``queues_s``, seconds of work for each that is there: -1, 0 or more."""
+        settings, count = self._settings, len(queues_s)
+        if count < settings.least:
+            return settings.least - count
+        placed, horizon_s = self._placed, now_s - max(settings.window_s, settings.idle_window_s)
+        while placed and placed[0][0] < horizon_s:
+            placed.popleft()
+        if now_s < self._quiet_until_s:
+            return 0
+        if count < settings.most and self._overloaded(queues_s, now_s):
+            self._since_s = now_s
+            self._quiet_until_s = now_s + settings.settle_s
+            return min(settings.most - count, max(1, math.ceil(settings.grow * count)))
+        if count > settings.least and self._idle(queues_s, now_s):
+            self._since_s = now_s
+            self._quiet_until_s = now_s + settings.between_s
+            return -1
+        return 0
+
+    def _overloaded(self, queues_s: Sequence[float], now_s: float) -> bool:
+        settings = self._settings
+        if queues_s and sum(queues_s) / len(queues_s) > settings.overload * settings.slo_s:
+            return True
+        recent = [in_time for at_s, in_time, _ in self._placed if at_s >= now_s - settings.window_s]
+        return len(recent) >= SAMPLES_MIN and sum(recent) < settings.share * len(recent)
+
+    def _idle(self, queues_s: Sequence[float], now_s: float) -> bool:
+        settings = self._settings
+        span_s = min(settings.idle_window_s, now_s - self._since_s)
+        if (
+            span_s < min(settings.idle_window_s, settings.between_s)
+            or max(queues_s) > settings.overload * settings.slo_s
+        ):
+            return False
+        work_s = sum(prefill_s for at_s, _, prefill_s in self._placed if at_s >= now_s - span_s)
+        return work_s / span_s < settings.idle * (len(queues_s) - 1)

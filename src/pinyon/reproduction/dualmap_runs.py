@@ -1,0 +1,252 @@
+"""Runs of DualMap's testbed, simulated: eight instances with one NPU each, as §4.1 and A.3.1 have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from pinyon.core.request import Role
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.profiles.engine_profile import load_profile
+from pinyon.profiles.machine_profile import load_machine
+from pinyon.reproduction.figure import Tell
+from pinyon.reproduction.workload import Workload
+from pinyon.simulator.cluster import Cluster
+from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon.simulator.models import ReferenceModel
+from pinyon.simulator.prefill_reference import ReferenceSettings
+from pinyon.simulator.report import cluster_report, report
+from pinyon.simulator.workload import Arrival, at_rate, cut
+
+__all__ = [
+    "DECODING",
+    "DUALMAP",
+    "INSTANCES",
+    "MACHINES",
+    "MODEL_NOTE",
+    "PAPER",
+    "POLICIES",
+    "PREFILL_ONLY",
+    "REQUESTS",
+    "SEEDS",
+    "SHARE",
+    "SLO_S",
+    "Load",
+    "PendingSamples",
+    "Ran",
+    "System",
+    "all_seeds",
+    "cluster_settings",
+    "goodput",
+    "label",
+    "load_of",
+    "mean",
+    "ran",
+    "seeds_of",
+]
+
+PAPER = "DualMap"
+INSTANCES = 8
+SLO_S = 5.0
+WARM_UP = 500
+REQUESTS = {"conversation": 4_000, "toolagent": 8_000}
+"""A.3.1: the first ones, of which the first 500 do not count."""
+MACHINES = {"7B": "910b-qwen2.5-7b", "14B": "910b-qwen2.5-14b"}
+TOKENS_MAX = {"7B": 20_480, "14B": 10_240}
+"""A.3.1: of a prompt."""
+CACHE_TOKENS = {"7B": 1_000_000, "14B": 500_000}
+"""§4.1: of each instance."""
+DUALMAP = "dualmap"
+POLICIES = ("cache_affinity", "least_loaded", "min_ttft", "preble", DUALMAP)
+HASHED = ("cache_affinity", DUALMAP)
+"""Whose hashes are by a seed."""
+SEEDS = 5
+PREFILL_ONLY, DECODING = "prefill only", "with decoding"
+SAMPLE_S = 10.0
+SHARE = 0.9
+"""§4.1: of goodput."""
+
+MODEL_NOTE = (
+    "Modelled: with decoding, a whole instance by the profiles of docs/simulator.md (`--model 910b-qwen2.5-7b`, "
+    "prompts before decoding, since the authors run vLLM, A.8); prefill only, the plain reference with 127 µs per "
+    "token of the authors' published code, which no 14B model has. Rates at which systems fill up are the model's; "
+    f"what is compared are policies. Hashed policies: mean of {SEEDS} seeds, and from the least to the most."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A workload as DualMap sends it."""
+
+    workload: str
+    size: str
+    block_tokens: int
+    arrivals: tuple[Arrival, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """``kind``: prefill only or with decoding."""
+
+    kind: str
+    policy: str
+    instances: int = INSTANCES
+    seed: int = 0
+
+    def placement(self) -> str:
+        choice = PLACEMENT_POLICIES.with_default(self.policy, "seed", self.seed)
+        return PLACEMENT_POLICIES.with_default(choice, "slo_s", SLO_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Of the requests that count; times in seconds. With decoding ``samples`` has the tokens that wait to be computed
+    at each instance, every ten seconds."""
+
+    attainment: float
+    last_quarter: float
+    longest_tenth: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    hits: float
+    e2e_p50_s: float = -1.0
+    e2e_p90_s: float = -1.0
+    samples: tuple[tuple[float, tuple[int, ...]], ...] = field(default=(), repr=False)
+
+    @property
+    def cv(self) -> float:
+        """§2.2, Eq. 1: mean over the samples in which something waits anywhere."""
+        values = [_cv(loads) for _, loads in self.samples if any(loads)]
+        return sum(values) / max(1, len(values))
+
+    @property
+    def pending(self) -> float:
+        """Tokens that wait at an instance, on average."""
+        return sum(sum(loads) / len(loads) for _, loads in self.samples) / max(1, len(self.samples))
+
+
+def _cv(loads: Sequence[int]) -> float:
+    mean = sum(loads) / len(loads)
+    return math.sqrt(sum((each - mean) ** 2 for each in loads) / len(loads)) / mean
+
+
+class PendingSamples:
+    """What waits at a cluster's instances, every ten seconds."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.taken: list[tuple[float, tuple[int, ...]]] = []
+        cluster.time.after(SAMPLE_S, self._take)
+
+    def _take(self) -> None:
+        if self._cluster.front.over:
+            return
+        engines = sorted(self._cluster.members.engines.items())
+        self.taken.append((self._cluster.time.now_s, tuple(engine.prompts.pending_tokens for _, engine in engines)))
+        self._cluster.time.after(SAMPLE_S, self._take)
+
+
+def load_of(workload: Workload, size: str, requests: int = 0) -> Load:
+    """``requests``: the first ones; 0: as many as A.3.1 has."""
+    count = requests or REQUESTS[workload.name]
+    arrivals = cut(workload.rows[:count], workload.block_tokens, TOKENS_MAX[size])
+    return Load(workload.name, size, workload.block_tokens, tuple(arrivals))
+
+
+def seeds_of(policy: str) -> range:
+    return range(SEEDS if policy.partition(":")[0] in HASHED else 1)
+
+
+def ran(load: Load, system: System, rate: float, tell: Tell) -> Ran:
+    """The same one is run once only."""
+    text = f"{load.workload}, {load.size}, {system.kind}: {system.policy} at {rate:g}/s"
+    tell(text if system.seed == 0 else f"{text}, seed {system.seed}")
+    return _ran(load, system, rate)
+
+
+@lru_cache(maxsize=2048)
+def _ran(load: Load, system: System, rate: float) -> Ran:
+    arrivals = at_rate(load.arrivals, rate)
+    if system.kind == PREFILL_ONLY:
+        return _prefill_only(load, system, arrivals)
+    cluster = _cluster(load, system)
+    samples = PendingSamples(cluster)
+    outcomes = cluster.run(arrivals)
+    e2e = sorted(each.e2e_s for each in outcomes[WARM_UP:])
+    return replace(
+        _summary(cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)),
+        e2e_p50_s=e2e[len(e2e) // 2],
+        e2e_p90_s=e2e[9 * len(e2e) // 10],
+        samples=tuple(samples.taken),
+    )
+
+
+def _summary(told: Mapping[str, float]) -> Ran:
+    return Ran(
+        told["attainment"],
+        told["attainment_last_quarter"],
+        told["attainment_longest_tenth"],
+        told["p50_s"],
+        told["p90_s"],
+        told["p99_s"],
+        told["hit_ratio"],
+    )
+
+
+def cluster_settings(load: Load, instances: int) -> ClusterSettings:
+    machine = load_machine(MACHINES[load.size])
+    return ClusterSettings(
+        (Role.MIXED,) * instances,
+        load.block_tokens,
+        machine.hbm_tokens,
+        CACHE_TOKENS[load.size],
+        step_rule=StepRule.PREFILL_FIRST,
+        slo_s=SLO_S,
+    )
+
+
+def _cluster(load: Load, system: System) -> Cluster:
+    machine = load_machine(MACHINES[load.size])
+    settings = cluster_settings(load, system.instances)
+    policy = PLACEMENT_POLICIES.make(system.placement())
+    return Cluster(settings, machine, load_profile(machine.engine), policy, system.seed)
+
+
+def _prefill_only(load: Load, system: System, arrivals: Sequence[Arrival]) -> Ran:
+    choice = PLACEMENT_POLICIES.with_default(system.placement(), "combined", False)
+    settings = ReferenceSettings(
+        system.instances, CACHE_TOKENS[load.size], load.block_tokens, SLO_S, "lru", system.seed
+    )
+    served = ReferenceModel(settings, choice).run(arrivals, lambda done: None)
+    return _summary(report(served, SLO_S, WARM_UP))
+
+
+def goodput(points: Sequence[tuple[float, float]], share: float = SHARE) -> float:
+    """The rate at which attainment falls below ``share``, between those that were run, ``(rate, attainment)`` in order;
+    the last one where it never does, 0 where it always is."""
+    before: tuple[float, float] | None = None
+    for rate, attainment in points:
+        if attainment < share:
+            if before is None:
+                return 0.0
+            (low, above) = before
+            return low + (rate - low) * (above - share) / (above - attainment)
+        before = rate, attainment
+    return points[-1][0]
+
+
+def all_seeds(load: Load, kind: str, policy: str, rate: float, tell: Tell, instances: int = INSTANCES) -> list[Ran]:
+    """A run for each."""
+    return [ran(load, System(kind, policy, instances, seed), rate, tell) for seed in seeds_of(policy)]
+
+
+def mean(runs: Sequence[Ran], value: Callable[[Ran], float]) -> float:
+    return sum(map(value, runs)) / len(runs)
+
+
+def label(policy: str) -> str:
+    """In a picture."""
+    return policy.replace("_", " ")
