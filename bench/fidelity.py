@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def main() -> None:
     options.add_argument("--only", choices=("numpy", "paced"), help="one of the two")
     arguments = options.parse_args()
     minutes = 0.25 if arguments.quick else arguments.minutes
-    numpy_ = Setting("NumPy engine", "numpy", "", 2, 16, 1280, 32, 20_480, 2.0, arguments.policy)
+    numpy_ = Setting("NumPy engine", "numpy", "", 2, 64, 640, 8, 20_480, 3.0, arguments.policy)
     paced = Setting("paced engine", "paced", "910b-qwen2.5-7b", 8, 512, 2048, 1, 20_480, 3.4, arguments.policy)
     settings = [each for each in (numpy_, paced) if arguments.only in (None, each.engine)]
     report = Report("fidelity", {"minutes": minutes, "settings": [asdict(each) for each in settings]})
@@ -63,16 +64,16 @@ def main() -> None:
         folder = Path(name)
         for setting in settings:
             rows = int(setting.rate * 60 * minutes)
-            trace = arguments.trace or _generated(folder, arguments.seed, rows, setting.rate)
+            trace = arguments.trace or _generated(folder, arguments.seed, rows)
             _compare(report, setting, trace, rows, folder, arguments.seed)
     report.emit()
 
 
-def _generated(folder: Path, seed: int, rows: int, rate: float) -> Path:
+def _generated(folder: Path, seed: int, rows: int) -> Path:
     path = folder / f"{GENERATED}-{rows}.jsonl"
-    made = generate(profile(GENERATED), seed)
-    with TraceWriter(path) as writer:
-        for _, row in zip(range(rows), made, strict=False):
+    made = profile(GENERATED)
+    with TraceWriter(path, made.format) as writer:
+        for row in islice(generate(made, seed), rows):
             writer.write(row)
     return path
 

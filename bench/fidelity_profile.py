@@ -21,13 +21,13 @@ from pinyon.simulator.workload import Arrival
 
 __all__ = ["Measured", "fit", "measure"]
 
-LENGTHS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536)
+LENGTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 2560)
 """Of prompts, tokens; chunks are of :data:`CHUNK`."""
 CHUNK = 256
 """``services.worker.settings``: prompt tokens of one request in one step."""
 AT_ONCE = (1, 2, 4, 8)
 ANSWER = 48
-SHORT, LONG = 32, 1536
+SHORT, LONG = 64, 2048
 """Prompts of those that are decoded."""
 
 
@@ -62,15 +62,18 @@ def measure(address: str, block_tokens: int, repeats: int, seed: int) -> Measure
 def fit(prompts: dict[int, float], decodes: dict[tuple[int, int], float]) -> Measured:
     """``prompts``: seconds to the first token, by length; ``decodes``: seconds between tokens, by how many are decoded
     at once and the length of their prompts. Relative errors count."""
-    lengths = np.array(list(prompts), float)
-    times = np.array(list(prompts.values()))
-    columns = np.stack([np.ones_like(lengths), np.ceil(lengths / CHUNK), lengths, lengths**2], axis=1)
-    path_s, step_s, token_s, pair_s = _non_negative(columns / times[:, None], np.ones_like(times))
-    predicted = columns @ np.array([path_s, step_s, token_s, pair_s])
     rows = [(1.0, at_once, at_once * (length + ANSWER / 2)) for at_once, length in decodes]
     between = np.array(list(decodes.values()))
     decode_s, request_s, kv_s = _non_negative(np.array(rows) / between[:, None], np.ones_like(between))
-    step_s = min(step_s, decode_s)
+    lengths = np.array(list(prompts), float)
+    times = np.array(list(prompts.values()))
+    columns = np.stack([np.ones_like(lengths), lengths, lengths**2, np.ceil(lengths / CHUNK)], axis=1)
+    *rest, step_s = _non_negative(columns / times[:, None], np.ones_like(times))
+    if step_s > decode_s:  # a step that decodes has it as well
+        step_s = decode_s
+        rest = _non_negative(columns[:, :3] / times[:, None], 1 - step_s * columns[:, 3] / times)
+    path_s, token_s, pair_s = rest
+    predicted = columns @ np.array([*rest, step_s])
     profile = EngineProfile(
         source="measured through a cluster that runs, by requests one after another",
         stated="",
