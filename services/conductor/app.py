@@ -16,6 +16,7 @@ from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementPolicy
+from pinyon.placement.scaling import ScalingSettings
 from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.admin import add_admin, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
@@ -32,6 +33,7 @@ from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
 from services.conductor.servicer import ConductorServicer
 from services.conductor.settings import ConductorSettings
+from services.conductor.sizing import Sizing, parse_sizes
 
 __all__ = ["Conductor", "build", "run"]
 
@@ -50,6 +52,7 @@ class Conductor:
     servicer: ConductorServicer
     server: GrpcServer
     clock: Clock
+    sizing: Sizing | None = None
 
     def sweep(self) -> bool:
         """Forget what is too old: instances without reports, placements without an end.
@@ -58,6 +61,8 @@ class Conductor:
         """
         self.membership.expire()
         self.fleet.inflight.expire(self.clock())
+        if self.sizing is not None:
+            self.sizing.look()
         return self.fleet.index.collect()
 
 
@@ -77,9 +82,12 @@ def build(
     metrics = ConductorMetrics(registry, fleet, membership)
     show_policy = show_policies(registry, "conductor", placement=settings.placement)
     scheduler = Scheduler(fleet, PLACEMENT_POLICIES.make(settings.placement))
-    placer = Placer(
-        scheduler, inflight, metrics, telemetry, clock, settings.ttft_slo_ms / 1e3, settings.tbt_slo_ms / 1e3
-    )
+    ttft_slo_s, tbt_slo_s = settings.ttft_slo_ms / 1e3, settings.tbt_slo_ms / 1e3
+    sizing = None
+    if (sizes := parse_sizes(settings.sizes)) is not None:
+        scaling = ScalingSettings(*sizes, slo_s=ttft_slo_s) if ttft_slo_s else ScalingSettings(*sizes)
+        sizing = Sizing(fleet, scaling, metrics.instances_wanted, clock)
+    placer = Placer(scheduler, inflight, metrics, telemetry, clock, ttft_slo_s, tbt_slo_s, sizing)
     intake = ReportIntake(fleet, membership, metrics, clock, security.secret)
     listing = Listing(fleet, membership, clock, asyncio.sleep)
     servicer = ConductorServicer(fleet, membership, listing, intake, placer, metrics, settings.lb_sessions_max)
@@ -96,7 +104,7 @@ def build(
         show_policy("placement", choice)
 
     add_admin(server, [changeable_policy(PLACEMENT_POLICIES, settings.placement, use)])
-    return Conductor(fleet, membership, servicer, server, clock)
+    return Conductor(fleet, membership, servicer, server, clock, sizing)
 
 
 async def _sweep_forever(conductor: Conductor, period_s: float) -> None:

@@ -47,6 +47,12 @@ class ConductorMetrics:
             "Requests that should wait elsewhere by the placement policy, each time that it says so",
             registry=registry,
         )
+        self.instances_wanted = Gauge(
+            "pinyon_conductor_instances_wanted",
+            "Instances that compute prompts, as many as each model should have (--sizes)",
+            ("model",),
+            registry=registry,
+        )
         self.lb_sessions = Gauge("pinyon_conductor_lb_sessions", "Load balancers connected", registry=registry)
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:

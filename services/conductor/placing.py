@@ -9,7 +9,7 @@ from logging import DEBUG
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Internal, PinyonError
+from pinyon.core.errors import Internal, PinyonError, Rejected, Unavailable
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.placement import placement_to_proto, request_from_proto
 from pinyon.placement.inflight import InFlightTable
@@ -18,6 +18,7 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.metrics import ConductorMetrics
+from services.conductor.sizing import Sizing
 
 __all__ = ["Placer"]
 
@@ -38,6 +39,7 @@ class Placer:
         clock: Clock,
         ttft_slo_s: float,
         tbt_slo_s: float,
+        sizing: Sizing | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._inflight = inflight
@@ -46,6 +48,7 @@ class Placer:
         self._clock = clock
         self._ttft_slo_s = ttft_slo_s
         self._tbt_slo_s = tbt_slo_s
+        self._sizing = sizing
         self._moves_at_s = -math.inf
 
     def place(self, message: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
@@ -59,6 +62,8 @@ class Placer:
                 decision = self._scheduler.schedule(request, self._clock())
             except PinyonError as error:
                 self._metrics.placements.labels(error.grpc_code.lower()).inc()
+                if self._sizing is not None and isinstance(error, Rejected | Unavailable):
+                    self._sizing.placed(message.model, None, message.ttft_slo_ms / 1e3)
                 _log.debug("not placed: %s", error.message, extra={"request_id": request_id})
                 raise
             if _log.isEnabledFor(DEBUG):
@@ -70,6 +75,8 @@ class Placer:
             placement = placement_to_proto(decision, request.ttft_slo_s)
             response = conductor_pb2.ScheduleResponse(request_id=request_id, placement=placement)
         self._look_at_moves(request, decision)
+        if self._sizing is not None:
+            self._sizing.placed(request.model, decision, request.ttft_slo_s)
         self._metrics.placed.inc()
         self._metrics.predicted_ttft.observe(decision.ttft_s)
         self._metrics.schedule_latency.observe(time.perf_counter() - started)

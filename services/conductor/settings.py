@@ -6,10 +6,20 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.runtime.settings import ServiceSettings, service_config
+from services.conductor.sizing import parse_sizes
 
 __all__ = ["ConductorSettings"]
+
+
+def _checked_sizes(text: str) -> str:
+    try:
+        parse_sizes(text)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return text
 
 
 class ConductorSettings(ServiceSettings):
@@ -26,6 +36,11 @@ class ConductorSettings(ServiceSettings):
         ge=0,
         description="time to first token for requests that name none; one that takes longer by itself may wait a "
         "quarter of that time; 0 is off",
+    )
+    sizes: Annotated[str, AfterValidator(_checked_sizes)] = Field(
+        "",
+        description="LEAST-MOST, as 2-8: tell how many instances that compute prompts each model should have "
+        "(pinyon_conductor_instances_wanted); empty is off",
     )
     tbt_slo_ms: int = Field(0, ge=0, description="time between tokens for requests that name none; 0 is off")
     lease_ms: int = Field(3_000, ge=100, le=600_000, description="an instance is forgotten this long after a report")

@@ -142,9 +142,7 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
             pytest.fail("what the node had lost and workers reuse was not put into it again")
         deadline_s = time.monotonic() + READ_S
         seed = SEED + 3
-        while (
-            time.monotonic() < deadline_s
-        ):  # some may be in a pool, or fetching be believed slow
+        while time.monotonic() < deadline_s:  # some may be in a pool, or fetching be believed slow
             await push_out(seed)
             seed += 1
             check(reference, lost, await send_all(cluster, lost))

@@ -11,6 +11,7 @@ from pinyon.core.request import Role
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, InstanceConfig, journal_header
 from pinyon.eviction import Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.simulator.cluster import Cluster
@@ -37,6 +38,8 @@ SMALL = ClusterSettings(
     lease_s=2.0,
     room_wait_s=2.0,
 )
+
+QUICK = ScalingSettings(1, 5, 0.2, settle_s=0.1, between_s=0.1, idle_window_s=0.2)
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,10 @@ def random_plan(seed: int) -> Plan:
         eviction=rng.choice(["lru", "fifo", "workload_aware"]),
         ttft_slo_s=rng.choice([0.0, 1.5]),
         path_s=rng.choice([0.0, 0.02]),
+        scaling=rng.choice(
+            [None, None, None, ScalingSettings(1, 5, 0.2, settle_s=0.1, between_s=0.1, idle_window_s=0.2)]
+        ),
+        boot_s=0.05,
         front_slots=rng.choice([8, 96]),
         front_queue=rng.choice([4, 64]),
     )

@@ -12,6 +12,7 @@ from pinyon.reproduction.mooncake_workloads import TABLE2
 from pinyon.reproduction.wild import BY_RATIO
 from pinyon.reproduction.wild_ablation import ABLATION
 from pinyon.reproduction.wild_days import FIG29
+from pinyon.reproduction.wild_qttft import QTTFT
 
 __all__ = ["FIGURES"]
 
@@ -31,6 +32,6 @@ _DUALMAP = (
     dualmap_structure.A4,
     dualmap_elastic.A6,
 )
-_WILD = *BY_RATIO, ABLATION, FIG29
+_WILD = *BY_RATIO, QTTFT, ABLATION, FIG29
 
 FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD)}

@@ -38,8 +38,8 @@ TESTBED_NOTES = (
     "of as many users (sessions, where no users are named), at their own times, as it can compute: what 5 requests/s "
     "of 973 or 5,953 tokens leave Qwen2-7B to compute at 62 % hits (§3.5, Fig. 4), and fewer by parameters per GPU. "
     "Traces that name neither users nor sessions are whole.",
-    "Service takes no time, and answers are not cached before they come back in a prompt. QTTFT, 28.3–41.9% lower in "
-    "the paper (§4.3), needs queues: it is not here before a simulator of instances is.",
+    "Service takes no time, and answers are not cached before they come back in a prompt. For QTTFT, which needs "
+    "queues, see `pinyon reproduce wild-qttft`.",
 )
 
 

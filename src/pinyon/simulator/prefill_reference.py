@@ -62,6 +62,7 @@ class ReferenceSettings:
     slo_s: float = 5.0
     eviction: str = "lru"
     seed: int = 0
+    token_us: float = TOKEN_US
 
     @property
     def cache_blocks(self) -> int:
@@ -104,7 +105,7 @@ class _Instance:
         name = f"instance-{number:06d}"
         layout = KvLayout(1, 1, 1, settings.block_tokens, "float16")
         self.state = fleet.join(InstanceInfo(name, name, Role.MIXED, f"{name}:1", MODEL, MODEL, layout), 0.0)
-        self.state.prefill_model = KnownPrefillCost((0.0, TOKEN_US * 1e-6, 0.0))
+        self.state.prefill_model = KnownPrefillCost((0.0, settings.token_us * 1e-6, 0.0))
         self.state.learned()
         fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
         self.changes = 0
@@ -119,11 +120,11 @@ class PrefillReference:
         policy: PlacementPolicy,
         order: Callable[[], ServiceOrder[_Job]],
     ) -> None:
-        self._slo_s = settings.slo_s
+        self._slo_s, self._token_us = settings.slo_s, settings.token_us
         self._block_tokens = settings.block_tokens
         inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
         self._fleet = Fleet(BlockIndex(UNLIMITED), inflight, settings.instances, together=True)
-        self._scheduler = Scheduler(self._fleet, policy, Random(settings.seed))
+        self.scheduler = Scheduler(self._fleet, policy, Random(settings.seed))
         self._instances = [_Instance(number, self._fleet, settings, order()) for number in range(settings.instances)]
         self._by_name = {each.state.info.instance_id: each for each in self._instances}
         self._ends: list[tuple[float, int]] = []
@@ -156,9 +157,9 @@ class PrefillReference:
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
         job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, _packed(arrival.blocks)))
-        decision = self._scheduler.decide(job.request, arrival.time_s)
+        decision = self.scheduler.decide(job.request, arrival.time_s)
         self._queue(job, decision, arrival.time_s)
-        for move in self._scheduler.moves(job.request, decision, self._waiting, arrival.time_s):
+        for move in self.scheduler.moves(job.request, decision, self._waiting, arrival.time_s):
             self._move(move, arrival.time_s)
 
     def _waiting(self, state: InstanceState) -> list[Waiting]:
@@ -171,7 +172,7 @@ class PrefillReference:
         source.waiting.remove(job)
         self._fleet.inflight.release(job.request.request_id)
         self.moved += 1
-        self._queue(job, self._scheduler.decide_at(job.request, move.target, move.source, now_s), now_s)
+        self._queue(job, self.scheduler.decide_at(job.request, move.target, move.source, now_s), now_s)
 
     def _queue(self, job: _Job, decision: PlacementDecision, now_s: float) -> None:
         instance = self._by_name[decision.prefill.info.instance_id]
@@ -188,7 +189,7 @@ class PrefillReference:
         run = leading_run(job.arrival.blocks, instance.cache.resident)
         job.hit_tokens = job.request.reused_tokens(run, self._block_tokens)
         job.started_s = now_s
-        seconds = (job.arrival.tokens - job.hit_tokens) * TOKEN_US * 1e-6
+        seconds = (job.arrival.tokens - job.hit_tokens) * self._token_us * 1e-6
         instance.served = job
         self._fleet.inflight.begin_prefill(job.request.request_id, instance.state, now_s, seconds)
         heapq.heappush(self._ends, (now_s + seconds, instance.number))

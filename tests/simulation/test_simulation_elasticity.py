@@ -1,0 +1,70 @@
+"""A simulated cluster that grows and shrinks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from pinyon.core.request import Role
+from pinyon.eviction import NO_TRAITS
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.scaling import ScalingSettings
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.profiles.machine_profile import MachineProfile
+from pinyon.simulator.cluster import Cluster
+from pinyon.simulator.cluster_settings import ClusterSettings
+from pinyon.simulator.outcome import Outcome
+from pinyon.simulator.workload import Arrival
+
+BLOCK = 16
+ENGINE = EngineProfile("s", "", "", 1e-3, 2e-3, 0.0, 5e-3, 1e-4, 2e-8)
+MACHINE = MachineProfile("s", "", "", "tiny", 1000, 1, 0, 1e9, 1e7, 1e9)
+SETTINGS = ClusterSettings((Role.MIXED,) * 2, BLOCK, 1 << 14, scaling=ScalingSettings(2, 6, slo_s=2.0), boot_s=5.0)
+
+
+def traffic(seed: int, phases: list[tuple[float, float]]) -> list[Arrival]:
+    """Until when, and requests per second."""
+    rng, now_s, arrivals = random.Random(seed), 0.0, []
+    for end_s, per_s in phases:
+        while now_s < end_s:
+            now_s += rng.expovariate(per_s)
+            blocks = tuple(rng.getrandbits(50) for _ in range(rng.randint(8, 16)))
+            arrivals.append(Arrival(now_s, len(blocks) * BLOCK, 5, blocks, NO_TRAITS))
+    return arrivals
+
+
+def run(settings: ClusterSettings, phases: list[tuple[float, float]], policy: str) -> tuple[Cluster, list[Outcome]]:
+    cluster = Cluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make(policy))
+    outcomes = cluster.run(traffic(5, phases))
+    cluster.check_over()
+    return cluster, outcomes
+
+
+@pytest.mark.parametrize("policy", ["dualmap:slo_s=2", "least_loaded"])
+@pytest.mark.parametrize("roles", [(Role.MIXED,) * 2, (Role.PREFILL,) * 2 + (Role.DECODE,)])
+def test_it_grows_under_load_and_shrinks_again(policy: str, roles: tuple[Role, ...]) -> None:
+    """A prompt takes 0.4 s: 9 a second are too many for two, and few for six."""
+    settings = replace(SETTINGS, roles=roles)
+    phases = [(200.0, 9.0), (900.0, 1.0)]
+    cluster, outcomes = run(settings, phases, policy)
+    assert cluster.elasticity is not None
+    sizes = cluster.elasticity.sizes
+    assert [size for _, size in sizes[:3]] == [2, 4, 6]
+    assert sizes[1][0] < 30.0
+    assert [size for _, size in sizes[3:]] == [5, 4, 3, 2], "one by one"
+    assert {each.end for each in outcomes} == {"finished"}, "who goes finishes what it has"
+    late = [each for each in outcomes if 150 < each.arrived_s < 200]
+    assert sum(each.ttft_s <= 2 for each in late) >= 0.9 * len(late)
+    left = [each for each in cluster.members.engines.values() if each.state.info.role.prefills]
+    assert len(left) <= 3, "the last one that goes may not be through when the last request is"
+    fixed, others = run(replace(settings, scaling=None), phases, policy)
+    assert fixed.elasticity is None
+    late = [each for each in others if 150 < each.arrived_s < 200]
+    assert sum(each.ttft_s <= 2 for each in late) < 0.5 * len(late)
+
+
+def test_a_cluster_with_too_few_gets_the_least() -> None:
+    cluster, _ = run(replace(SETTINGS, roles=(Role.MIXED,), scaling=ScalingSettings(3, 6)), [(60.0, 0.5)], "random")
+    assert len(cluster.members.engines) == 3

@@ -1,0 +1,85 @@
+"""How many instances a conductor says there should be."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import Role
+from pinyon.placement.instances import InstanceLoad
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.scaling import ScalingSettings
+from pinyon.placement.scheduler import Scheduler
+from pinyon.runtime.telemetry import Telemetry
+from services.conductor.membership import Membership
+from services.conductor.metrics import ConductorMetrics
+from services.conductor.placing import Placer
+from services.conductor.sizing import Sizing, parse_sizes
+from tests.unit.placement.conftest import make_fleet
+
+
+class World:
+    def __init__(self, *instances: tuple[str, Role]) -> None:
+        self.fleet, self.now_s, self.registry = make_fleet(*instances), 0.0, CollectorRegistry()
+        metrics = ConductorMetrics(self.registry, self.fleet, Membership(self.fleet, self.clock, 3.0, 0.0))
+        settings = ScalingSettings(1, 4, slo_s=2.0)
+        self.sizing = Sizing(self.fleet, settings, metrics.instances_wanted, self.clock)
+        scheduler = Scheduler(self.fleet, PLACEMENT_POLICIES.make("least_loaded"))
+        self.placer = Placer(
+            scheduler, self.fleet.inflight, metrics, Telemetry("conductor", "c"), self.clock, 2.0, 0.0, self.sizing
+        )
+
+    def clock(self) -> float:
+        return self.now_s
+
+    @property
+    def wanted(self) -> float | None:
+        return self.registry.get_sample_value("pinyon_conductor_instances_wanted", {"model": "m"})
+
+    def ask(self, number: int, tokens: int) -> None:
+        request = conductor_pb2.ScheduleRequest(request_id=f"r{number}", model="m", prompt_tokens=tokens)
+        self.placer.answer(request)
+
+
+def test_more_are_wanted_where_requests_find_no_place_in_time() -> None:
+    world = World(("p0", Role.PREFILL), ("d0", Role.DECODE))
+    world.sizing.look()
+    assert world.wanted == 1, "as many as there are"
+    for number in range(40):
+        world.ask(number, 3_000)
+    world.now_s = 5.0
+    world.sizing.look()
+    assert world.wanted == 2
+    world.now_s = 30.0
+    world.sizing.look()
+    assert world.wanted == 2, "it stays until something else is decided"
+
+
+def test_one_goes_where_little_is_to_be_done_and_none_is_told_of_who_left() -> None:
+    world = World(("p0", Role.MIXED), ("p1", Role.MIXED), ("p2", Role.MIXED))
+    world.sizing.look()
+    world.ask(1, 10)
+    world.now_s = 40.0
+    world.sizing.look()
+    assert world.wanted == 2
+    for state in world.fleet.instances():
+        world.fleet.set_load(state, InstanceLoad(draining=True), world.now_s)
+    world.sizing.look()
+    assert world.wanted is None
+
+
+def test_a_model_that_nobody_serves_is_not_counted() -> None:
+    world = World(("p0", Role.MIXED))
+    world.sizing.placed("nobody's", None, 0.0)
+    world.sizing.look()
+    assert world.registry.get_sample_value("pinyon_conductor_instances_wanted", {"model": "nobody's"}) is None
+
+
+@pytest.mark.parametrize("text", ["3", "0-4", "5-4", "a-b", "1-99999", "-4"])
+def test_sizes(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="LEAST-MOST"):
+        parse_sizes(text)
+    assert parse_sizes("") is None
+    assert parse_sizes("2-8") == (2, 8)
