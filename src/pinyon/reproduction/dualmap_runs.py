@@ -33,6 +33,7 @@ __all__ = [
     "SEEDS",
     "SHARE",
     "SLO_S",
+    "WARM_UP",
     "Load",
     "PendingSamples",
     "Ran",

@@ -110,7 +110,7 @@ def _labels(panel: Courses | Bars) -> list[str]:
 
 
 def _courses(panel: Courses, left: float, top: float, colours: dict[str, str]) -> list[str]:
-    xs = [x for course in panel.courses for x, _ in course.points]
+    xs = [x for course in panel.courses for x, _ in course.points] or [1.0]
     low, high = math.log(min(xs)), math.log(max(xs))
     scale = ticks_from_zero([y for course in panel.courses for _, y in course.points])
 
