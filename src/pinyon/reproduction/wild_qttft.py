@@ -90,9 +90,9 @@ def _claim(rows: Sequence[Mapping[str, Value]]) -> Claim:
     best, worst = ([number(row, key) for row in on_a] for key in ("to_best", "to_worst"))
     low, high = PRINTED
     return Claim(
-        "WA achieves 28.3–41.9% QT-TFT reduction thanks to the improved KV$ cache hit rate",
+        "WA achieves 28.3–41.9% QT-TFT reduction thanks to the improved KV\\$ cache hit rate",
         "§4.3",
-        f"{low:.1%} to {high:.1%}",
+        f"{100 * low:.1f}–{high:.1%}",
         f"{min(best):.1%} to {max(best):.1%} to the best, {min(worst):.1%} to {max(worst):.1%} to the worst baseline",
         Basis.CONSTRUCTION,
         min(worst) >= 0.8 * low and min(best) <= 1.2 * high,
