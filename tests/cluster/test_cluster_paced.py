@@ -50,6 +50,6 @@ def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_policy_that_is_unknown_is_refused_before_anything_starts(kind):
-    with pytest.raises(InvalidArgument, match=f"no {kind} policy 'nonsense'; known: ") as caught:
+    with pytest.raises(InvalidArgument, match=f"no {kind.replace('_', ' ')} policy 'nonsense'; known: ") as caught:
         cluster_spec(**{kind: "nonsense"})
     assert caught.value.field == kind

@@ -66,7 +66,7 @@ def test_prompts_share_and_turns_go_on(
     assert [each["tokens"] for each in served] == [70, 64, 150, 150, 40]
     assert [each["end"] for each in served] == ["finished"] * 5
     assert [each["hit_tokens"] for each in served] == [0, 32, 96, 144, 32]
-    assert err == ""
+    assert "requests:" not in err, "none failed"
     assert served[2]["arrived_s"] >= max(0.3, served[0]["e2e_s"])
     machine = tmp_path / "machine.json"
     machine.write_text(

@@ -160,7 +160,7 @@ def two_hosts(
     redis_process: subprocess.Popen[bytes] | None = None
     try:
         for rail in range(hosts.count):
-            hosts.shape(rail, 480)  # slow enough that each NIC is needed
+            hosts.shape(rail, 120)  # so slow that each NIC has connected, and is needed
         near, far = hosts.names["near"], hosts.names["far"]
         redis_process = redis_inside(far, tmp_path / "redis.sock")
         url = "redis://10.77.0.2:6379/0"

@@ -28,6 +28,7 @@ from pinyon.model.card import load_card
 from services.worker.engines import numpy_llama
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.weights import builtin_weights, load_weights
+from tests.long import usually
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 BLOCKS = 160
@@ -85,7 +86,7 @@ def run(
 
 
 @seed(1)
-@settings(max_examples=600)
+@settings(max_examples=usually(250, long=600))
 @given(
     model=st.sampled_from(MODELS),
     length=st.integers(1, 200),
@@ -106,7 +107,7 @@ def test_chunks_and_blocks_do_not_matter(model: str, length: int, cuts: list[int
 
 
 @seed(2)
-@settings(max_examples=80)
+@settings(max_examples=usually(40, long=80))
 @given(model=st.sampled_from(MODELS), data=st.data())
 def test_company_does_not_matter(model: str, data: st.DataObject) -> None:
     """Several requests, each chunked its own way, advance in random company until all are done."""
@@ -153,7 +154,7 @@ def test_company_does_not_matter(model: str, data: st.DataObject) -> None:
 
 
 @seed(3)
-@settings(max_examples=60)
+@settings(max_examples=usually(30, long=60))
 @given(model=st.sampled_from(MODELS), length=st.integers(2, 100), turn=st.integers(1, 60))
 def test_origin_of_the_kv_does_not_matter(model: str, length: int, turn: int) -> None:
     """A second turn over KV that prefill and decode wrote in the first equals one prefill of everything."""
@@ -184,7 +185,7 @@ def telling_chunk(prompt: npt.NDArray[np.uint32], start: int, end: int, table: S
 
 
 @seed(5)
-@settings(max_examples=60)
+@settings(max_examples=usually(30, long=60))
 @given(
     model=st.sampled_from(MODELS),
     length=st.integers(1, 120),

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import Known
+from tests.long import usually
 
 KEYS = range(12)
 SPARED_MAX = 5
@@ -137,6 +138,6 @@ class EvictorMachine(RuleBasedStateMachine):
 
 for name in EVICTION_POLICIES.names:
     case = type(f"EvictorMachine_{name}", (EvictorMachine,), {"policy": name}).TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=40)
+    case.settings = settings(max_examples=usually(35, long=60), stateful_step_count=40)
     globals()[f"TestEvictor_{name}"] = case
 del case  # or it is collected as well

@@ -13,6 +13,7 @@ from pinyon.eviction.lru import Lru
 from pinyon.eviction.lru_guard import HOLD, LIMIT_MAX, LruGuard
 from pinyon.eviction.replay import Asked, CacheReplay, replayed
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
+from tests.long import usually
 
 
 def guarded(**values: float) -> tuple[ReuseHazard[int], LruGuard[int]]:
@@ -37,7 +38,7 @@ def prompts(rng: Random, count: int) -> list[Asked]:
     return asked
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=usually(8, long=15), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(8, 60), st.booleans())
 def test_it_knows_what_lru_would_hold(seed: int, capacity: int, fair: bool) -> None:
     """Against LRU itself, in a cache of its own."""
@@ -54,7 +55,7 @@ def test_it_knows_what_lru_would_hold(seed: int, capacity: int, fair: bool) -> N
         assert len(guard) <= 3 * capacity
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=usually(8, long=15), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(8, 60))
 def test_while_it_is_on_nothing_goes_that_lru_would_have_kept(seed: int, capacity: int) -> None:
     policy, guard = guarded(refit_s=1.0, fair=False)

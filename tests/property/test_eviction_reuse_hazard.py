@@ -20,6 +20,7 @@ from pinyon.eviction.reuse_hazard import STALE_MIN, ReuseHazard, ReuseHazardSett
 from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.run_queues import RunQueues
 from pinyon.eviction.tenant_shares import FLOOD, GROUPS, KNOWN, TenantShares
+from tests.long import usually
 
 EIGHTHS = st.integers(1, 72_000).map(lambda eighths: eighths / 8)
 """Of seconds: they add up without rounding."""
@@ -55,7 +56,7 @@ class Prompts:
         return blocks, Traits(f"text/{rng.randint(1, 4)}", tenant)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=usually(25, long=60), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(5, 60), st.booleans())
 def test_what_extends_a_block_never_outlives_it(seed: int, capacity: int, fair: bool) -> None:
     rng = Random(seed)
@@ -205,7 +206,7 @@ def test_with_many_tenants_nobody_may_flood() -> None:
     assert shares.above(7) == held[7] - most
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=usually(20, long=40), deadline=None)
 @given(st.lists(st.tuples(EIGHTHS, EIGHTHS | st.none()), min_size=1, max_size=60))
 def test_the_life_table_counts_what_happens(lives: list[tuple[float, float | None]]) -> None:
     """Against counting each one by itself. ``None``: never used again."""

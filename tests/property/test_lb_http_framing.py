@@ -15,6 +15,7 @@ from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_proxy_line import HEADER_MAX, read_proxy_line
 from services.lb.http_reader import RequestReader
+from tests.long import usually
 
 LIMITS = HttpLimits()
 TOKEN = "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -144,7 +145,7 @@ def test_good_requests_are_read_as_others_read_them(messages, steps):
     assert of_llhttp(data) == (expected, False)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=usually(500, long=1000), deadline=None)
 @given(requests(), st.data())
 def test_broken_requests_are_not_read_otherwise_than_others_do(message, data):
     """One or two bytes are changed, dropped or added: what is still taken, both oracles take, and the same way."""

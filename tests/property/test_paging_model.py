@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pinyon.eviction import EVICTION_POLICIES, Lru
 from pinyon.paging import BlockPool, KeyChanges
+from tests.long import usually
 
 BLOCKS = 6
 KEYS = [bytes([n]) * 16 for n in range(8)]
@@ -149,7 +150,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 for name in EVICTION_POLICIES.names:
     case = type(f"PoolMachine_{name}", (PoolMachine,), {"policy": name}).TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=40)
+    case.settings = settings(max_examples=usually(35, long=60), stateful_step_count=40)
     globals()[f"TestBlockPool_{name}"] = case
 del case  # else it would be collected twice
 

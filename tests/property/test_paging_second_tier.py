@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pinyon.eviction import EVICTION_POLICIES, Lru, Traits
 from pinyon.paging import BlockPool, LeaseTable, Reservation, Reservations, SecondTier, Swap
 from pinyon.paging.second_tier import NO_SLOT
+from tests.long import usually
 
 BLOCKS, SLOTS = 5, 4
 PROMPTS = [tuple(bytes([prompt, place]) * 8 for place in range(4)) for prompt in range(4)]
@@ -188,7 +189,7 @@ class TierMachine(RuleBasedStateMachine):
 
 for name in EVICTION_POLICIES.names:
     case = type(f"TierMachine_{name}", (TierMachine,), {"policy": name}).TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=40)
+    case.settings = settings(max_examples=usually(35, long=60), stateful_step_count=40)
     globals()[f"TestTwoTiers_{name}"] = case
 del case  # else it would be collected twice
 

@@ -13,6 +13,7 @@ from pinyon.paging import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.kv_object import KvObject, PutSlot, SlotState
 from pinyon.store.objects import ObjectTable
+from tests.long import usually
 
 CAPACITY = 1024
 KEYS = [bytes([n]) * 16 for n in range(1, 9)]
@@ -192,7 +193,7 @@ class TableMachine(RuleBasedStateMachine):
 
 for name in EVICTION_POLICIES.names:
     case = type(f"TableMachine_{name}", (TableMachine,), {"policy": name}).TestCase
-    case.settings = settings(max_examples=80, stateful_step_count=40)
+    case.settings = settings(max_examples=usually(40, long=80), stateful_step_count=40)
     globals()[f"TestObjectTable_{name}"] = case
 del case  # else it would be collected twice
 

@@ -15,6 +15,7 @@ from pinyon.transfer import Access, Grant, InvalidTransfer, Opcode, Reason, Tran
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.segment import Range
 from pinyon.transfer.spans import merge_ranges
+from tests.long import usually
 
 SIZE = 48
 LIMIT, RANGES = 6, 12
@@ -165,7 +166,7 @@ class Model(RuleBasedStateMachine):
             assert one.grant in self.taken_back
 
 
-Model.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+Model.TestCase.settings = settings(max_examples=usually(60, long=120), stateful_step_count=40)
 TestGrants = Model.TestCase
 
 

@@ -47,7 +47,7 @@ def run(settings: ClusterSettings, phases: list[tuple[float, float]], policy: st
 def test_it_grows_under_load_and_shrinks_again(policy: str, roles: tuple[Role, ...]) -> None:
     """A prompt takes 0.4 s: 9 a second are too many for two, and few for six."""
     settings = replace(SETTINGS, roles=roles)
-    phases = [(200.0, 9.0), (900.0, 1.0)]
+    phases = [(110.0, 9.0), (420.0, 1.0)]
     cluster, outcomes = run(settings, phases, policy)
     assert cluster.elasticity is not None
     sizes = cluster.elasticity.sizes
@@ -55,13 +55,15 @@ def test_it_grows_under_load_and_shrinks_again(policy: str, roles: tuple[Role, .
     assert sizes[1][0] < 30.0
     assert [size for _, size in sizes[3:]] == [5, 4, 3, 2], "one by one"
     assert {each.end for each in outcomes} == {"finished"}, "who goes finishes what it has"
-    late = [each for each in outcomes if 150 < each.arrived_s < 200]
+    late = [each for each in outcomes if 80 < each.arrived_s < 110]
     assert sum(each.ttft_s <= 2 for each in late) >= 0.9 * len(late)
     left = [each for each in cluster.members.engines.values() if each.state.info.role.prefills]
     assert len(left) <= 3, "the last one that goes may not be through when the last request is"
+    if policy != "least_loaded":
+        return
     fixed, others = run(replace(settings, scaling=None), phases, policy)
     assert fixed.elasticity is None
-    late = [each for each in others if 150 < each.arrived_s < 200]
+    late = [each for each in others if 80 < each.arrived_s < 110]
     assert sum(each.ttft_s <= 2 for each in late) < 0.5 * len(late)
 
 

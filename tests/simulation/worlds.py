@@ -194,7 +194,7 @@ def random_plan(seed: int) -> Plan:
         rng.choice(
             ["kvcache_centric", "min_ttft", "least_loaded", "cache_affinity"] + ["dualmap:slo_s=0.05"] * together
         ),
-        requests=rng.randint(5, 40),
+        requests=rng.randint(5, 20),
         requests_per_s=rng.choice([20.0, 150.0, 1000.0]),
         cancelled=rng.choice([0.0, 0.3]),
         deaths=rng.randint(0, 4),

@@ -80,7 +80,7 @@ def dial(address: str, write_s: float = WAIT_S) -> Dialed[Ask, Answer]:
     return Dialed(address, METHOD, write_s)
 
 
-async def says(*numbers: int, then: asyncio.Future[None] | None = None) -> AsyncGenerator[Ask, None]:
+async def says(*numbers: int, then: Awaitable[None] | None = None) -> AsyncGenerator[Ask, None]:
     for number in numbers:
         yield Ask(cancel_stream_ids=[number])
     if then is not None:
@@ -317,8 +317,16 @@ async def test_what_fails_on_this_side_ends_both_ways(raised: Exception) -> None
 
 @pytest.mark.parametrize("raised", [Unavailable("it is enough"), ValueError("a defect")])
 async def test_what_fails_where_it_was_accepted_is_told(raised: Exception) -> None:
+    """Where no write meets the end of the call: gRPC loses the status there."""
+    written = asyncio.Event()
+
+    async def after() -> None:
+        written.set()
+        await never()
+
     async def fail_reading(stream: Accepted[Answer, Ask]) -> None:
-        def take(_: Ask) -> None:
+        async def take(_: Ask) -> None:
+            await written.wait()
             raise raised
 
         await stream.run(take)
@@ -326,14 +334,16 @@ async def test_what_fails_where_it_was_accepted_is_told(raised: Exception) -> No
     async def fail_writing(stream: Accepted[Answer, Ask]) -> None:
         async def messages() -> AsyncGenerator[Answer, None]:
             yield Answer()
+            await written.wait()
             raise raised
 
         await stream.run(lambda _: None, messages())
 
     expected = type(raised) if isinstance(raised, PinyonError) else Internal
     for handler in (fail_reading, fail_writing):
+        written.clear()
         async with Server(handler) as server:
-            error = await ends(dial(server.address).run(lambda _: None, says(1, then=never())))
+            error = await ends(dial(server.address).run(lambda _: None, says(1, then=after())))
             assert type(error) is expected
             assert error is not None
             assert "defect" not in error.message
