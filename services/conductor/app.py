@@ -16,7 +16,7 @@ from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementPolicy
-from pinyon.placement.scaling import ScalingSettings
+from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.admin import add_admin, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
@@ -33,7 +33,7 @@ from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
 from services.conductor.servicer import ConductorServicer
 from services.conductor.settings import ConductorSettings
-from services.conductor.sizing import Sizing, parse_sizes
+from services.conductor.sizing import Sizing
 
 __all__ = ["Conductor", "build", "run"]
 

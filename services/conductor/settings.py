@@ -8,8 +8,8 @@ from pydantic import AfterValidator, Field
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.scaling import parse_sizes
 from pinyon.runtime.settings import ServiceSettings, service_config
-from services.conductor.sizing import parse_sizes
 
 __all__ = ["ConductorSettings"]
 

@@ -6,25 +6,13 @@ from __future__ import annotations
 from prometheus_client import Gauge
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.policy import PlacementDecision
 from pinyon.placement.scaling import Scaler, ScalingSettings
 
-__all__ = ["Sizing", "parse_sizes"]
+__all__ = ["Sizing"]
 
 MODELS_MAX = 64
-INSTANCES_MAX = 4096
-
-
-def parse_sizes(text: str) -> tuple[int, int] | None:
-    """Of ``LEAST-MOST``; None for an empty text. Raises :class:`InvalidArgument`."""
-    if not text:
-        return None
-    least, _, most = text.partition("-")
-    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most) <= INSTANCES_MAX):
-        raise InvalidArgument(f"must be LEAST-MOST as 2-8, up to {INSTANCES_MAX}, got {text!r}", field="sizes")
-    return int(least), int(most)
 
 
 class Sizing:

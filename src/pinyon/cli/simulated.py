@@ -21,6 +21,7 @@ from pinyon.core.policies import Registry
 from pinyon.core.request import Role
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
 from pinyon.reproduction.picture import Course, Courses, Picture, svg
@@ -96,6 +97,7 @@ _FACTS = (
     ("TBT P90, ms", "tbt_p90_s", "{:.1f}"),
     ("TBT in time", "tbt_attainment", "{:.2%}"),
     ("effective: both in time", "effective", "{:.2%}"),
+    ("instances that computed prompts", "instances_used", "{:.0f}"),
     ("finished", "finished", "{:.2%}"),
     ("end to end mean, s", "e2e_mean_s", "{:.2f}"),
     ("tokens generated per s", "output_tokens_per_s", "{:,.0f}"),
@@ -170,6 +172,12 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         default=0.0,
         metavar="MS",
         help="of a request through the services and of its first token back, where nobody waits (default 0)",
+    )
+    whole.add_argument(
+        "--sizes",
+        default="",
+        metavar="LEAST-MOST",
+        help="instances come and go as load asks for (default: none do)",
     )
     whole.add_argument("--shed", type=float, metavar="S", help="refuse whose predicted TTFT is longer")
 
@@ -279,10 +287,16 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
         batching=_choice(BATCHING_POLICIES, arguments.batching, "batching"),
         service_order=order,
         slo_s=arguments.slo,
+        scaling=_scaling(arguments),
         path_s=arguments.path_ms * 1e-3,
         ttft_slo_s=arguments.shed or 0.0,
     )
     return ClusterModel(settings, machine, engine, policy, arguments.seed, arguments.clients)
+
+
+def _scaling(arguments: argparse.Namespace) -> ScalingSettings | None:
+    sizes = parse_sizes(arguments.sizes)
+    return None if sizes is None else ScalingSettings(*sizes, slo_s=arguments.slo)
 
 
 def _reference(

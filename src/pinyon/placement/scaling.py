@@ -12,8 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Scaler", "ScalingSettings"]
+from pinyon.core.errors import InvalidArgument
 
+__all__ = ["Scaler", "ScalingSettings", "parse_sizes"]
+
+INSTANCES_MAX = 4096
 SAMPLES_MAX = 1 << 16
 SAMPLES_MIN = 20
 """Placements in a window that tell anything."""
@@ -60,6 +63,16 @@ class ScalingSettings:
         ):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} must be from {low:g} to {high:g}, got {getattr(self, name)}")
+
+
+def parse_sizes(text: str) -> tuple[int, int] | None:
+    """Of ``LEAST-MOST``; None for an empty text. Raises :class:`InvalidArgument`."""
+    if not text:
+        return None
+    least, _, most = text.partition("-")
+    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most) <= INSTANCES_MAX):
+        raise InvalidArgument(f"must be LEAST-MOST as 2-8, up to {INSTANCES_MAX}, got {text!r}", field="sizes")
+    return int(least), int(most)
 
 
 class Scaler:

@@ -52,6 +52,17 @@ def test_a_machine_is_simulated(trace: str, tmp_path: Path, capsys: pytest.Captu
     assert said(capsys) == first, "the same arguments give the same numbers"
 
 
+def test_instances_come_as_the_load_asks_for(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["simulate", trace, "--model", "910b-qwen2.5-7b", "--instances", "1", *SHORT, "--rate", "12", "--json"]
+    assert main(asked) == 0
+    alone = said(capsys)
+    assert main([*asked, "--sizes", "1-6"]) == 0
+    more = said(capsys)
+    assert alone["instances_used"] == 1
+    assert more["instances_used"] in range(2, 7)
+    assert more["attainment"] > alone["attainment"]  # type: ignore[operator]
+
+
 def test_policies_are_compared(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["compare", trace, "--model", "910b-qwen2.5-7b", "--instances", "3", *SHORT]
     assert main([*asked, "--policy", "random", "--policy", "min_ttft", "--policy", "dualmap:reading=expected"]) == 0
@@ -88,6 +99,7 @@ def test_a_plan_is_the_first_size_that_is_enough(
         (("--model", "tiny", "--instances", "2", "--order", "longest"), "known: fifo, shortest_in_time"),
         (("--model", "tiny", "--instances", "2", "--shrink", "3"), "--shrink must divide the trace's 512 tokens"),
         (("--model", "tiny", "--instances", "2", "--batching", "no"), "known: fcfs"),
+        (("--model", "tiny", "--instances", "2", "--sizes", "4-2"), "LEAST-MOST"),
         (("--model", "tiny", "--instances", "2", "--cache-tokens", "100"), "at least one block of 512"),
         (("--model", "tiny", "--instances", "2", "--utilisation", "2"), "--utilisation must be from 0.001 to 1"),
         (("--instances", "2"), "--cache-tokens is missing"),

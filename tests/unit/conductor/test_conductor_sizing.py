@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
@@ -16,7 +14,7 @@ from pinyon.runtime.telemetry import Telemetry
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
-from services.conductor.sizing import Sizing, parse_sizes
+from services.conductor.sizing import Sizing
 from tests.unit.placement.conftest import make_fleet
 
 
@@ -75,11 +73,3 @@ def test_a_model_that_nobody_serves_is_not_counted() -> None:
     world.sizing.placed("nobody's", None, 0.0)
     world.sizing.look()
     assert world.registry.get_sample_value("pinyon_conductor_instances_wanted", {"model": "nobody's"}) is None
-
-
-@pytest.mark.parametrize("text", ["3", "0-4", "5-4", "a-b", "1-99999", "-4"])
-def test_sizes(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="LEAST-MOST"):
-        parse_sizes(text)
-    assert parse_sizes("") is None
-    assert parse_sizes("2-8") == (2, 8)

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from pinyon.placement.scaling import Scaler, ScalingSettings
+from pinyon.core.errors import InvalidArgument
+from pinyon.placement.scaling import Scaler, ScalingSettings, parse_sizes
 
 SETTINGS = ScalingSettings(2, 8)
 
@@ -98,3 +99,11 @@ def test_bounds_hold_whatever_comes() -> None:
 def test_settings_are_checked(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         ScalingSettings(**{"least": 2, "most": 8, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["3", "0-4", "5-4", "a-b", "1-99999", "-4"])
+def test_sizes(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="LEAST-MOST"):
+        parse_sizes(text)
+    assert parse_sizes("") is None
+    assert parse_sizes("2-8") == (2, 8)
