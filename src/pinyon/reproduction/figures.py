@@ -30,6 +30,7 @@ _DUALMAP = (
     dualmap_elastic.FIG13,
     dualmap_structure.FIG15,
     dualmap_structure.A4,
+    dualmap_structure.TABLE1,
     dualmap_elastic.A6,
 )
 _WILD = *BY_RATIO, QTTFT, ABLATION, FIG29

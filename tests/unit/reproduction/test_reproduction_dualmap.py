@@ -14,7 +14,7 @@ from pinyon.reproduction.picture import svg
 from pinyon.traces import TraceRow
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
-STRUCTURE = ["dualmap-fig6", "dualmap-fig15", "dualmap-a4"]
+STRUCTURE = ["dualmap-fig6", "dualmap-fig15", "dualmap-a4", "dualmap-table1"]
 
 
 def workload(name: str) -> Workload:
