@@ -205,6 +205,19 @@ def test_what_never_fits_is_said_at_once() -> None:
     assert [each.end for each in outcomes] == ["too long", "finished"]
 
 
+def test_an_instance_says_how_long_one_waits_for_memory() -> None:
+    """Two of three fit: the third waits for the end of the first."""
+    played = cluster(replace(ONE, hbm_tokens=60 * BLOCK))
+    seen: list[float] = []
+    (engine,) = played.members.engines.values()
+    for at_s in (0.3, 0.4):
+        played.time.at(at_s, lambda: seen.append(engine.state.load.room_wait_ms))
+    outcomes = played.run([alone(400, 60, 0.01 * number, 1000 * number) for number in range(3)])
+    assert all(each.end == "finished" for each in outcomes)
+    assert 0 < seen[0] < seen[1] <= 400
+    assert engine.state.load.room_wait_ms == 0
+
+
 def test_eviction_is_told_of_requests_wherever_they_use_blocks() -> None:
     played = cluster(replace(ONE, eviction="workload_aware"))
     first, second = Traits("chat/2", "somebody"), Traits("chat/3", "somebody")

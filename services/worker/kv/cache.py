@@ -12,7 +12,7 @@ from pinyon.batching import BatchRequest, StepSeen
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
-from pinyon.decisions import Admission
+from pinyon.decisions import Admission, RoomWaits
 from pinyon.eviction import NO_TRAITS, Traits, Use
 from pinyon.paging import BlockPool, Reservation, Reservations
 from pinyon.paging.second_tier import NO_SLOT
@@ -21,9 +21,6 @@ from pinyon.transfer import RegionDescriptor
 from services.worker.kv.swaps import Swapping, Swaps
 
 __all__ = ["KvCache"]
-
-WAIT_WEIGHT = 0.2
-"""Of the latest wait in the mean."""
 
 
 def _nobody(_: float) -> None:
@@ -57,14 +54,11 @@ class KvCache:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[asyncio.Future[Reservation], float]] = {}
         """By number, with since when."""
-        self._newcomers: dict[int, float] = {}
-        """Of those, the ones that never had any blocks, and since when: the one that waits longest in front."""
+        self._room_waits = RoomWaits()
         self._lease_timer: asyncio.TimerHandle | None = None
         self._lease_timer_s = math.inf
         """When it is due, by the clock."""
         self._asking_back = False
-        self._waits_s = 0.0
-        """Of those that were admitted of late, how long they had waited."""
         self.spare: Callable[[], Iterator[None]] | None = None
         """Releases what is held only for later, piece by piece, as long as somebody wants room."""
         self.on_published: Callable[[Sequence[int]], None] | None = None
@@ -84,9 +78,8 @@ class KvCache:
         return self._reservations.leases
 
     def room_wait_s(self) -> float:
-        """How long one that comes now waits for room, as far as those before it tell; 0 while nobody waits."""
-        since_s = next(iter(list(self._newcomers.values())), None)  # in one go: it is asked from other threads, too
-        return 0.0 if since_s is None else max(self.clock() - since_s, self._waits_s)
+        """See :meth:`RoomWaits.wait_s`."""
+        return self._room_waits.wait_s(self.clock())
 
     # -- reservations
 
@@ -104,7 +97,7 @@ class KvCache:
         self.admission.enqueue(request)
         self._waiting[request.number] = (future, self.clock())
         if at_once:
-            self._newcomers[request.number] = self.clock()
+            self._room_waits.began(request.number, self.clock())
             self.settle()
         return future
 
@@ -112,7 +105,7 @@ class KvCache:
         """The reservation is not wanted any more, whether it was granted meanwhile or not."""
         if future.cancel():
             del self._waiting[number]
-            self._newcomers.pop(number, None)
+            self._room_waits.left(number)
             self.admission.withdraw(number)
             self.settle()  # it may have been the one that blocked the others
         elif not future.cancelled():
@@ -155,8 +148,7 @@ class KvCache:
             future, since_s = self._waiting.pop(number)
             future.set_result(reservation)
             self.on_admitted(now_s - since_s)
-            if self._newcomers.pop(number, None) is not None:
-                self._waits_s += (now_s - since_s - self._waits_s) * WAIT_WEIGHT
+            self._room_waits.granted(number, now_s)
         return not self._waiting
 
     def _ask_back(self, enough: Callable[[], bool]) -> None:

@@ -5,6 +5,7 @@ from pinyon.decisions.front import FrontConfig, FrontDecisions
 from pinyon.decisions.growth import Room, make_room
 from pinyon.decisions.instance import InstanceConfig, InstanceDecisions
 from pinyon.decisions.journal import JOURNAL_TYPES, journal_header, replay_journal
+from pinyon.decisions.room_waits import RoomWaits
 
 __all__ = [
     "JOURNAL_TYPES",
@@ -15,6 +16,7 @@ __all__ = [
     "InstanceConfig",
     "InstanceDecisions",
     "Room",
+    "RoomWaits",
     "journal_header",
     "make_room",
     "replay_journal",

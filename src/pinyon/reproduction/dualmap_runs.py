@@ -135,7 +135,8 @@ def _cv(loads: Sequence[int]) -> float:
 
 
 class PendingSamples:
-    """What waits at a cluster's instances, every ten seconds."""
+    """Tokens of prompts that wait at a cluster's instances, for memory or their turn, or are computed there; every ten
+    seconds."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -145,8 +146,12 @@ class PendingSamples:
     def _take(self) -> None:
         if self._cluster.front.over:
             return
-        engines = sorted(self._cluster.members.engines.items())
-        self.taken.append((self._cluster.time.now_s, tuple(engine.prompts.pending_tokens for _, engine in engines)))
+        waiting = dict.fromkeys(sorted(each.boot for each in self._cluster.members.engines.values()), 0)
+        for request in self._cluster.front.requests.values():
+            attempt = request.attempt
+            if attempt is not None and not attempt.computed and attempt.prefill in waiting:
+                waiting[attempt.prefill] += attempt.tokens
+        self.taken.append((self._cluster.time.now_s, tuple(waiting.values())))
         self._cluster.time.after(SAMPLE_S, self._take)
 
 

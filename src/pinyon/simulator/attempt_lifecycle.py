@@ -50,7 +50,7 @@ class AttemptLifecycle:
         self._numbers, self._counts = numbers, counts
         self._log, self._again, self._leave = log, again, leave
 
-    def want_room(self, attempt: Attempt) -> None:
+    def want_room(self, attempt: Attempt, *, new: bool = True) -> None:
         """Ask for it at the decode instance: for its prompt and, where there is a next one, the token after that."""
         request, block_tokens = attempt.request, self._settings.block_tokens
         attempt.tokens = request.tokens + request.generated
@@ -67,7 +67,7 @@ class AttemptLifecycle:
             arrived_s=self._time.now_s,
             request_class=request.request_class,
         )
-        self._boots[attempt.decode].want(asked, lambda room: self._decode_room(attempt, room))
+        self._boots[attempt.decode].want(asked, lambda room: self._decode_room(attempt, room), new=new)
 
     def _decode_room(self, attempt: Attempt, room: Reservation) -> None:
         attempt.room = room
@@ -234,7 +234,7 @@ class AttemptLifecycle:
         self._log("preempted", attempt.request.number, attempt.request.generated)
         attempt.prefill, attempt.room, attempt.job_room = engine.boot, None, None
         attempt.job, attempt.computed, attempt.computing_s = next(self._numbers), False, 0.0
-        self.want_room(attempt)
+        self.want_room(attempt, new=False)
 
     def failed(self, engine: Engine, attempt: Attempt) -> None:
         self._again(attempt, engine.name)

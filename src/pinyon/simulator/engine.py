@@ -333,6 +333,7 @@ class Engine(EngineMemory):
             self.pool.used,
             self.pool.cached,
             mean_tbt_ms=self._mean_tbt_s * 1e3,
+            room_wait_ms=self.room_waits.wait_s(self._time.now_s) * 1e3,
             draining=self.draining,
         )
         self._mean_tbt_s = 0.0

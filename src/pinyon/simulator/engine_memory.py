@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pinyon.batching import BatchRequest
 from pinyon.core.block_keys import BlockKey
-from pinyon.decisions import InstanceDecisions
+from pinyon.decisions import InstanceDecisions, RoomWaits
 from pinyon.paging import Reservation
 from pinyon.simulator.attempt import Attempt
 from pinyon.simulator.virtual_time import VirtualTime
@@ -20,6 +20,7 @@ class EngineMemory:
     def __init__(self, time: VirtualTime, decisions: InstanceDecisions, block_bytes: int, dram_bytes_s: float) -> None:
         self.pool, self.reservations = decisions.pool, decisions.reservations
         self.admission = decisions.admission
+        self.room_waits = RoomWaits()
         self.alive = True
         self._time = time
         self._block_bytes = block_bytes
@@ -41,14 +42,17 @@ class EngineMemory:
 
     # -- room
 
-    def want(self, request: BatchRequest, then: Callable[[Reservation], None]) -> None:
-        """``then`` is called with its blocks, at the next :meth:`settle` or a later one."""
+    def want(self, request: BatchRequest, then: Callable[[Reservation], None], *, new: bool = True) -> None:
+        """``then`` is called with its blocks, at the next :meth:`settle` or a later one. Not ``new``: it gave way."""
         self._wanted[request.number] = then
+        if new:
+            self.room_waits.began(request.number, self._time.now_s)
         self.admission.enqueue(request)
 
     def unwant(self, number: int) -> None:
         """It waits for room no more, if it did."""
         if self._wanted.pop(number, None) is not None:
+            self.room_waits.left(number)
             self.admission.withdraw(number)
             self.settle()
 
@@ -58,6 +62,7 @@ class EngineMemory:
     def settle(self) -> None:
         """Blocks may have become free, or somebody new wants some."""
         for number, reservation in self.admission.admit(self._time.now_s):
+            self.room_waits.granted(number, self._time.now_s)
             self._wanted.pop(number)(reservation)
 
     def free(self, number: int, table: list[int]) -> None:
