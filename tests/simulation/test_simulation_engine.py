@@ -210,7 +210,7 @@ def test_an_instance_says_how_long_one_waits_for_memory() -> None:
     played = cluster(replace(ONE, hbm_tokens=60 * BLOCK))
     seen: list[float] = []
     (engine,) = played.members.engines.values()
-    for at_s in (0.3, 0.4):
+    for at_s in (0.2, 0.3):
         played.time.at(at_s, lambda: seen.append(engine.state.load.room_wait_ms))
     outcomes = played.run([alone(400, 60, 0.01 * number, 1000 * number) for number in range(3)])
     assert all(each.end == "finished" for each in outcomes)
