@@ -39,7 +39,7 @@ SMALL = ClusterSettings(
     room_wait_s=2.0,
 )
 
-QUICK = ScalingSettings(1, 5, 0.2, settle_s=0.1, between_s=0.1, idle_window_s=0.2)
+QUICK = ScalingSettings(1, 5, 0.2, hold_s=0.0, settle_s=0.1, between_s=0.1, idle_window_s=0.2)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def random_plan(seed: int) -> Plan:
         ttft_slo_s=rng.choice([0.0, 1.5]),
         path_s=rng.choice([0.0, 0.02]),
         scaling=rng.choice(
-            [None, None, None, ScalingSettings(1, 5, 0.2, settle_s=0.1, between_s=0.1, idle_window_s=0.2)]
+            [None, None, None, ScalingSettings(1, 5, 0.2, hold_s=0.0, settle_s=0.1, between_s=0.1, idle_window_s=0.2)]
         ),
         boot_s=0.05,
         front_slots=rng.choice([8, 96]),

@@ -38,6 +38,8 @@ class ScalingSettings:
     """Added at once, for each that there is; at least one."""
     idle: float = 0.5
     """Of the time that those who stay would compute prompts at most, where one goes."""
+    hold_s: float = 10.0
+    """It has to be so for so long: a burst is over before something new is there."""
     window_s: float = 30.0
     """Of placements that are looked at before something is added."""
     idle_window_s: float = 120.0
@@ -56,6 +58,7 @@ class ScalingSettings:
             ("overload", 0.0, 1e6),
             ("grow", 0.0, 64.0),
             ("idle", 0.0, 1.0),
+            ("hold_s", 0.0, 1e6),
             ("window_s", 1e-3, 1e6),
             ("idle_window_s", 1e-3, 1e6),
             ("settle_s", 0.0, 1e6),
@@ -84,6 +87,7 @@ class Scaler:
         self._quiet_until_s = now_s
         self._since_s = now_s
         """Since when there are as many as there are now."""
+        self._hot_since_s: float | None = None
 
     def placed(self, ttft_s: float, prefill_s: float, now_s: float, slo_s: float = 0.0) -> None:
         """What was predicted of a request, infinite if it found no place; its SLO, 0: it names none."""
@@ -97,13 +101,17 @@ class Scaler:
         placed, horizon_s = self._placed, now_s - max(settings.window_s, settings.idle_window_s)
         while placed and placed[0][0] < horizon_s:
             placed.popleft()
+        if not self._overloaded(queues_s, now_s):
+            self._hot_since_s = None
+        elif self._hot_since_s is None:
+            self._hot_since_s = now_s
         if now_s < self._quiet_until_s:
             return 0
-        if count < settings.most and self._overloaded(queues_s, now_s):
+        if count < settings.most and self._hot_since_s is not None and now_s - self._hot_since_s >= settings.hold_s:
             self._since_s = now_s
             self._quiet_until_s = now_s + settings.settle_s
             return min(settings.most - count, max(1, math.ceil(settings.grow * count)))
-        if count > settings.least and self._idle(queues_s, now_s):
+        if count > settings.least and self._hot_since_s is None and self._idle(queues_s, now_s):
             self._since_s = now_s
             self._quiet_until_s = now_s + settings.between_s
             return -1

@@ -27,7 +27,7 @@ VARIANTS = {
     "no rebalance": "dualmap:rebalance=false",
     "DualMap": DUALMAP,
 }
-ABLATION_RATE = 4.5
+ABLATION_RATE = 3.5
 """Conversation on the 14B model; the text names none."""
 
 

@@ -28,7 +28,7 @@ from pinyon.simulator.workload import Arrival
 
 __all__ = ["FIG1", "FIG8", "FIG10", "FIG11"]
 
-SHOWN = {"conversation": 6.0, "toolagent": 17.0}
+SHOWN = {"conversation": 6.0, "toolagent": 14.0}
 """Of Figs. 1, 8, 10 and 11, where systems fill up."""
 
 

@@ -44,9 +44,9 @@ __all__ = ["A6", "FIG12", "FIG13"]
 # -- Fig. 12
 
 FEW, MANY = 4, 8
-BUSY, CALM = 2.0, 0.5
+BUSY, CALM = 1.6, 0.5
 """Of what four instances serve at 90 %: the rate under which they grow, and that under which eight shrink."""
-KNEE = 8.0
+KNEE = 7.0
 """Requests/s that four of the modelled instances serve in time on the tool&agent workload."""
 WINDOW_S = 30.0
 CALM_S = 2_000.0

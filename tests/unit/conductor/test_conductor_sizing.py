@@ -22,7 +22,7 @@ class World:
     def __init__(self, *instances: tuple[str, Role]) -> None:
         self.fleet, self.now_s, self.registry = make_fleet(*instances), 0.0, CollectorRegistry()
         metrics = ConductorMetrics(self.registry, self.fleet, Membership(self.fleet, self.clock, 3.0, 0.0))
-        settings = ScalingSettings(1, 4, slo_s=2.0)
+        settings = ScalingSettings(1, 4, slo_s=2.0, hold_s=0.0)
         self.sizing = Sizing(self.fleet, settings, metrics.instances_wanted, self.clock)
         scheduler = Scheduler(self.fleet, PLACEMENT_POLICIES.make("least_loaded"))
         self.placer = Placer(

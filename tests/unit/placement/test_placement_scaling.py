@@ -10,7 +10,7 @@ import pytest
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.scaling import Scaler, ScalingSettings, parse_sizes
 
-SETTINGS = ScalingSettings(2, 8)
+SETTINGS = ScalingSettings(2, 8, hold_s=0.0)
 
 
 def scaler(settings: ScalingSettings = SETTINGS) -> Scaler:
@@ -52,6 +52,16 @@ def test_some_are_added_where_all_are_overloaded() -> None:
     assert scaler().decide([2.4, 2.6], 1.0) == 0
     assert scaler().decide([2.5, 2.6], 1.0) == 2
     assert scaler().decide([9.0, 0.0, 0.0, 0.0], 1.0) == 0, "one is a matter of who goes where"
+
+
+def test_a_burst_adds_nothing() -> None:
+    patient = scaler(ScalingSettings(2, 8, hold_s=10.0))
+    assert patient.decide([9.0, 9.0], 1.0) == 0
+    assert patient.decide([9.0, 9.0], 9.0) == 0
+    assert patient.decide([1.0, 1.0], 10.0) == 0
+    assert patient.decide([9.0, 9.0], 11.0) == 0
+    assert patient.decide([9.0, 9.0], 20.9) == 0
+    assert patient.decide([9.0, 9.0], 21.0) == 2
 
 
 def test_the_slo_of_a_request_counts() -> None:
