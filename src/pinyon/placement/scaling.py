@@ -17,7 +17,8 @@ from pinyon.core.errors import InvalidArgument
 __all__ = ["Scaler", "ScalingSettings", "parse_sizes"]
 
 INSTANCES_MAX = 4096
-SAMPLES_MAX = 1 << 16
+PARTS, PARTS_MAX = 32, 4096
+"""Of the shorter window, in which placements are added up: looking back costs the same at any rate."""
 SAMPLES_MIN = 20
 """Placements in a window that tell anything."""
 
@@ -78,12 +79,24 @@ def parse_sizes(text: str) -> tuple[int, int] | None:
     return int(least), int(most)
 
 
+@dataclass(slots=True)
+class _Part:
+    """Placements of a little while."""
+
+    began_s: float
+    count: int = 0
+    in_time: int = 0
+    prefill_s: float = 0.0
+
+
 class Scaler:
     """Of one model's instances that compute prompts. ``placed`` for each request, ``decide`` now and then."""
 
     def __init__(self, settings: ScalingSettings, now_s: float) -> None:
         self._settings = settings
-        self._placed: deque[tuple[float, bool, float]] = deque(maxlen=SAMPLES_MAX)
+        self._part_s = min(settings.window_s, settings.idle_window_s) / PARTS
+        self._parts: deque[_Part] = deque(maxlen=PARTS_MAX)
+        """In order of time, those that a window still looks at."""
         self._quiet_until_s = now_s
         self._since_s = now_s
         """Since when there are as many as there are now."""
@@ -91,16 +104,25 @@ class Scaler:
 
     def placed(self, ttft_s: float, prefill_s: float, now_s: float, slo_s: float = 0.0) -> None:
         """What was predicted of a request, infinite if it found no place; its SLO, 0: it names none."""
-        self._placed.append((now_s, ttft_s <= (slo_s or self._settings.slo_s), prefill_s))
+        if not self._parts or now_s >= self._parts[-1].began_s + self._part_s:
+            self._forget(now_s)
+            self._parts.append(_Part(now_s))
+        part = self._parts[-1]
+        part.count += 1
+        part.in_time += ttft_s <= (slo_s or self._settings.slo_s)
+        part.prefill_s += prefill_s
+
+    def _forget(self, now_s: float) -> None:
+        horizon_s = now_s - max(self._settings.window_s, self._settings.idle_window_s)
+        while self._parts and self._parts[0].began_s < horizon_s:
+            self._parts.popleft()
 
     def decide(self, queues_s: Sequence[float], now_s: float) -> int:
         """How many more there should be than ``queues_s``, seconds of work for each that is there: -1, 0 or more."""
         settings, count = self._settings, len(queues_s)
         if count < settings.least:
             return settings.least - count
-        placed, horizon_s = self._placed, now_s - max(settings.window_s, settings.idle_window_s)
-        while placed and placed[0][0] < horizon_s:
-            placed.popleft()
+        self._forget(now_s)
         if not self._overloaded(queues_s, now_s):
             self._hot_since_s = None
         elif self._hot_since_s is None:
@@ -121,8 +143,9 @@ class Scaler:
         settings = self._settings
         if queues_s and sum(queues_s) / len(queues_s) > settings.overload * settings.slo_s:
             return True
-        recent = [in_time for at_s, in_time, _ in self._placed if at_s >= now_s - settings.window_s]
-        return len(recent) >= SAMPLES_MIN and sum(recent) < settings.share * len(recent)
+        recent = [part for part in self._parts if part.began_s >= now_s - settings.window_s]
+        count = sum(part.count for part in recent)
+        return count >= SAMPLES_MIN and sum(part.in_time for part in recent) < settings.share * count
 
     def _idle(self, queues_s: Sequence[float], now_s: float) -> bool:
         settings = self._settings
@@ -132,5 +155,5 @@ class Scaler:
             or max(queues_s) > settings.overload * settings.slo_s
         ):
             return False
-        work_s = sum(prefill_s for at_s, _, prefill_s in self._placed if at_s >= now_s - span_s)
+        work_s = sum(part.prefill_s for part in self._parts if part.began_s >= now_s - span_s)
         return work_s / span_s < settings.idle * (len(queues_s) - 1)
