@@ -172,7 +172,7 @@ def _blind_claim(found: Mapping[str, float], where: str) -> Claim:
         ", ".join(f"{label(policy)} {found[policy]:.2f}" for policy in POLICIES),
         Basis.MODELLED,
         found[DUALMAP] > worse,
-        f"goodput, requests/s; agrees if far ahead of cache affinity and least loaded; {where}",
+        f"goodput, requests/s; agrees if ahead of cache affinity and least loaded; {where}",
     )
 
 
@@ -213,7 +213,8 @@ def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
     cut: dict[str, list[float]] = {"p50_s": [], "p90_s": []}
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
-        rate = max(number(row, "rate") for row in _of(rows, **here))
+        served = [number(row, "rate") for row in _of(rows, **here) if number(row, "attainment") >= SHARE]
+        rate = max(served, default=min(number(row, "rate") for row in _of(rows, **here)))
         for key, found in cut.items():
             values = {str(row["policy"]): number(row, key) for row in _of(rows, rate=rate, **here)}
             least = min(value for policy, value in values.items() if policy != DUALMAP)
@@ -231,7 +232,7 @@ def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
     def claim(said: str, printed: str, key: str, low: float, high: float) -> Claim:
         least, most = min(cut[key]), max(cut[key])
         agrees = least >= 0.8 * low and most <= min(1.0, 1.2 * high)
-        why = "at the highest rate of each setting, against the best baseline by that percentile"
+        why = "at the highest rate of each setting that any policy serves, against the best baseline by that percentile"
         return Claim(said, "§4.2", printed, f"{least:.0%} to {most:.0%}", Basis.MODELLED, agrees, why)
 
     claims = [
