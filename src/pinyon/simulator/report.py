@@ -66,10 +66,12 @@ def cluster_report(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float, 
     if not finished:
         return result
     tbts = sorted(each.tbt_s for each in finished)
+    used = {each.prefill for each in counted if each.prefill}  # a client does not know
+    if used:
+        result["instances_used"] = len(used)
     span_s = max(each.arrived_s + each.e2e_s for each in counted) - counted[0].arrived_s
     return result | {
         "finished": len(finished) / len(counted),
-        "instances_used": len({each.prefill for each in counted if each.prefill}),
         "fetched_ratio": sum(each.fetched_tokens for each in counted) / sum(each.tokens for each in counted),
         **_percentiles("tbt_", tbts),
         "tbt_attainment": sum(each.tbt_s <= tbt_slo_s for each in finished) / len(counted),
