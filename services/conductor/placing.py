@@ -9,7 +9,7 @@ from logging import DEBUG
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Internal, PinyonError, Rejected, Unavailable
+from pinyon.core.errors import Internal, PinyonError, Rejected, ResourceExhausted, Unavailable
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.placement import placement_to_proto, request_from_proto
 from pinyon.placement.inflight import InFlightTable
@@ -24,7 +24,8 @@ __all__ = ["Placer"]
 
 _log = get_logger("conductor")
 
-MOVES_EVERY_S = 1.0
+MOVES_EVERY_S, MOVES_NONE_S = 1.0, 0.01
+"""After some were found, and after none were."""
 
 
 class Placer:
@@ -62,7 +63,7 @@ class Placer:
                 decision = self._scheduler.schedule(request, self._clock())
             except PinyonError as error:
                 self._metrics.placements.labels(error.grpc_code.lower()).inc()
-                if self._sizing is not None and isinstance(error, Rejected | Unavailable):
+                if self._sizing is not None and isinstance(error, Rejected | ResourceExhausted | Unavailable):
                     self._sizing.placed(message.model, None, message.ttft_slo_ms / 1e3)
                 _log.debug("not placed: %s", error.message, extra={"request_id": request_id})
                 raise
@@ -84,7 +85,7 @@ class Placer:
 
     def _look_at_moves(self, request: PlacementRequest, decision: PlacementDecision) -> None:
         """What the policy would move: a running conductor says so, and moves nothing. Now and then: what nobody moves
-        is found again at each request."""
+        is found again at each request, and a search that finds nothing has looked through two queues."""
         now_s = self._clock()
         if now_s < self._moves_at_s:
             return
@@ -93,8 +94,7 @@ class Placer:
         except Exception:
             _log.exception("what should wait elsewhere is not known", extra={"request_id": request.request_id})
             moves = []
-        if moves:
-            self._moves_at_s = now_s + MOVES_EVERY_S
+        self._moves_at_s = now_s + (MOVES_EVERY_S if moves else MOVES_NONE_S)
         for move in moves:
             self._metrics.moves_wanted.inc()
             if _log.isEnabledFor(DEBUG):

@@ -9,7 +9,7 @@ import numpy as np
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.placement.at_one import at_one
-from pinyon.placement.hash_ring import HashRing
+from pinyon.placement.hash_ring import PoolRings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
@@ -42,9 +42,7 @@ class CacheAffinity:
 
     def __init__(self, settings: CacheAffinitySettings = CacheAffinitySettings()) -> None:
         self._settings = settings
-        self._pool: Pool | None = None
-        self._ring: HashRing | None = None
-        self._by_id: dict[str, InstanceState] = {}
+        self._rings = PoolRings(settings.virtual_nodes, (settings.seed,))
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -58,10 +56,9 @@ class CacheAffinity:
             reused = pool.reused_tokens(request, match.soon)
             costs_s[reused < reused.max()] = np.inf
             return pool.lowest(costs_s)
-        if pool is not self._pool or self._ring is None:
-            self._by_id = {state.info.instance_id: state for state in pool.prefills}
-            self._ring, self._pool = HashRing(list(self._by_id), settings.virtual_nodes, settings.seed), pool
+        (ring,) = self._rings.of(pool)
         end = min(settings.key_blocks * KEY_BYTES, len(request.block_keys))
-        name = self._ring.owner(request.block_keys[max(0, end - KEY_BYTES) : end] or request.request_id.encode())
+        key = request.block_keys[max(0, end - KEY_BYTES) : end] or request.request_id.encode()
+        name = ring.owner(key, among=pool.by_id)
         assert name is not None, "a pool has at least one prefill instance"
-        return self._by_id[name]
+        return pool.by_id[name]

@@ -28,7 +28,7 @@ from random import Random
 import numpy as np
 
 from pinyon.placement.at_one import at_one
-from pinyon.placement.hash_ring import HashRing
+from pinyon.placement.hash_ring import PoolRings
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
@@ -94,7 +94,7 @@ class DualMapSettings:
 
 
 class DualMap:
-    """Remembers which prefixes are hot, and for each pool its rings."""
+    """Remembers which prefixes are hot, and for each group of instances its rings."""
 
     name = "dualmap"
 
@@ -102,9 +102,7 @@ class DualMap:
         self._settings = settings
         text = HotnessSettings(hot=0.0, cold=0.0, window_requests=0)
         self._hotness = HotnessTree(text if settings.hotness is Hotness.TEXT else HotnessSettings())
-        self._pool: Pool | None = None
-        self._rings: tuple[HashRing, HashRing] | None = None
-        self._by_id: dict[str, InstanceState] = {}
+        self._rings = PoolRings(settings.virtual_nodes, (settings.seed, settings.seed ^ SECOND))
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -120,19 +118,13 @@ class DualMap:
 
     def pair(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
         """Its two instances; the request is counted."""
-        if pool is not self._pool or self._rings is None:
-            self._by_id = {state.info.instance_id: state for state in pool.prefills}
-            names, settings = list(self._by_id), self._settings
-            seeds = settings.seed, settings.seed ^ SECOND
-            one, two = (HashRing(names, settings.virtual_nodes, seed) for seed in seeds)
-            self._pool, self._rings = pool, (one, two)
-        keys = request.block_keys
-        key = self._hotness.key_of(keys, now_s, len(self._by_id)) if keys else request.request_id.encode()
-        one, two = self._rings
-        first = one.owner(key)
+        keys, by_id = request.block_keys, pool.by_id
+        key = self._hotness.key_of(keys, now_s, len(by_id)) if keys else request.request_id.encode()
+        one, two = self._rings.of(pool)
+        first = one.owner(key, among=by_id)
         assert first is not None, "a pool has at least one prefill instance"
-        second = two.owner(key, other_than=first)
-        return self._by_id[first], None if second is None else self._by_id[second]
+        second = two.owner(key, other_than=first, among=by_id)
+        return by_id[first], None if second is None else by_id[second]
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """0 or 1."""
@@ -223,7 +215,7 @@ class DualMap:
         gains: list[tuple[float, int, float]] = []
         for place, each in enumerate(waiting):
             other = each.decision.alternate
-            if other is None or other is state or other.bit not in pool.places:
+            if other is None or other is state or pool.by_id.get(other.info.instance_id) is not other:
                 continue
             wait_s = other.prefill_queue_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
             ttft_s = now_s - each.placed_s + wait_s

@@ -1,36 +1,104 @@
-"""Consistent hashing with virtual nodes (DualMap §3.4; Karger et al. 1997)."""
+"""Consistent hashing with virtual nodes (DualMap §3.4; Karger et al. 1997), and the rings of pools."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Iterable
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-__all__ = ["HashRing"]
+from pinyon.placement.instances import KvGroup
+from pinyon.placement.policy import Pool
+
+__all__ = ["HashRing", "PoolRings"]
+
+GROUPS_MAX = 64
+ABSENT_MAX = 16
+"""Members a ring keeps that are not in a pool, besides as many as there are in it."""
 
 
 class HashRing:
     """Points of members on a circle of 2^64. A key belongs to the member of the next point clockwise, so that with one
     member more or less only the keys of its arcs go elsewhere."""
 
-    def __init__(self, members: Sequence[str], virtual_nodes: int, seed: int) -> None:
-        """``members``: different names, at least one; the same ring comes of them in any order."""
-        points = sorted(
-            (xxhash.xxh3_64_intdigest(f"{name}\0{number}".encode(), seed), name)
-            for name in members
-            for number in range(virtual_nodes)
-        )
-        self._at = [at for at, _ in points]
-        self._names = [name for _, name in points]
-        self._seed = seed
+    def __init__(self, members: Iterable[str], virtual_nodes: int, seed: int) -> None:
+        """``members``: the same ring comes of them in any order."""
+        self._virtual_nodes, self._seed = virtual_nodes, seed
+        self._points: dict[str, NDArray[np.uint64]] = {}
+        self._at: list[int] = []
+        self._names: list[str] = []
+        self.change(members, ())
 
-    def owner(self, key: bytes, other_than: str | None = None) -> str | None:
-        """Whose it is; with ``other_than`` the next one clockwise that is another. None: there is no other."""
+    @property
+    def members(self) -> Collection[str]:
+        return self._points.keys()
+
+    def change(self, new: Iterable[str], gone: Iterable[str]) -> None:
+        """Members come and go. Only points of new ones are computed."""
+        for name in gone:
+            del self._points[name]
+        for name in new:
+            self._points[name] = np.fromiter(
+                (
+                    xxhash.xxh3_64_intdigest(f"{name}\0{number}".encode(), self._seed)
+                    for number in range(self._virtual_nodes)
+                ),
+                np.uint64,
+                self._virtual_nodes,
+            )
+        names = sorted(self._points)
+        at = np.concatenate([self._points[name] for name in names]) if names else np.empty(0, np.uint64)
+        order = np.argsort(at, kind="stable")  # of equal points the first name's is in front
+        self._at = at[order].tolist()
+        self._names = [names[owner] for owner in (order // self._virtual_nodes).tolist()]
+
+    def owner(self, key: bytes, other_than: str | None = None, among: Container[str] | None = None) -> str | None:
+        """Whose it is; with ``other_than`` the next one clockwise that is another. None: there is no other.
+
+        ``among``: as if only those were members.
+        """
         names = self._names
         start = bisect_left(self._at, xxhash.xxh3_64_intdigest(key, self._seed))
-        for step in range(len(names)):
-            name = names[(start + step) % len(names)]
-            if name != other_than:
+        for step in range(start - len(names), start):
+            name = names[step]
+            if name != other_than and (among is None or name in among):
                 return name
         return None
+
+
+class PoolRings:
+    """For each group of instances, rings that live on while instances come and go.
+
+    A policy is asked with another pool whenever an instance joins, leaves or drains, and for every request that some
+    instances have no room for or that excludes some. A ring of 1,024 members takes a quarter of a second to make, one
+    more on it some milliseconds, and one to pass over next to nothing. So a ring keeps who is not in the pool of this
+    request, and :meth:`HashRing.owner` is asked among those who are.
+    """
+
+    def __init__(self, virtual_nodes: int, seeds: tuple[int, ...], groups_max: int = GROUPS_MAX) -> None:
+        self._virtual_nodes, self._seeds, self._groups_max = virtual_nodes, seeds, groups_max
+        self._of_group: dict[KvGroup, tuple[HashRing, ...]] = {}
+        self._complete: dict[KvGroup, Pool] = {}
+        """The pool that was looked at last: its instances are on the rings."""
+
+    def of(self, pool: Pool) -> tuple[HashRing, ...]:
+        """By seed; all prefill instances of the pool are on them."""
+        group = pool.prefills[0].info.group
+        rings = self._of_group.get(group)
+        if rings is None:
+            while len(self._of_group) >= self._groups_max:
+                oldest = next(iter(self._of_group))
+                del self._of_group[oldest], self._complete[oldest]
+            rings = self._of_group[group] = tuple(HashRing((), self._virtual_nodes, seed) for seed in self._seeds)
+        elif self._complete[group] is pool:
+            return rings
+        self._complete[group] = pool
+        if new := pool.by_id.keys() - rings[0].members:
+            gone = set(rings[0].members) - pool.by_id.keys()
+            if len(gone) <= len(pool.by_id) + ABSENT_MAX:
+                gone = set()
+            for ring in rings:
+                ring.change(new, gone)
+        return rings

@@ -168,11 +168,16 @@ class InFlightTable:
         part.prefill_us = 0
 
     def end_prefill(self, request_id: str, state: InstanceState, now_s: float) -> None:
-        """``state`` reported the end. Ignored if the request is not, or no longer, placed there."""
+        """``state`` reported the end. Ignored if the request is not, or no longer, placed there.
+
+        What ends without having begun was cancelled or failed: it tells nothing of how fast the instance is.
+        """
         part = self._prefills.get(request_id)
         if part is not None and part.state is state:
-            state.prefill_ended_s = now_s
             self._drop_prefill(request_id)
+            if not part.begun:
+                return
+            state.prefill_ended_s = now_s
             if self.heard is not None and part.decision is not None and part.decision.trial is not None:
                 self.heard(part.decision, now_s - part.placed_s)
 

@@ -162,9 +162,9 @@ class Pool:
         return int(self.rows.max())
 
     @cached_property
-    def places(self) -> Mapping[int, int]:
-        """By a prefill instance's bit, where it is among them."""
-        return {state.bit: place for place, state in enumerate(self.prefills)}
+    def by_id(self) -> Mapping[str, InstanceState]:
+        """The prefill instances."""
+        return {state.info.instance_id: state for state in self.prefills}
 
     def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
         """The prefill instance with the least of these times; of equals the first by id. Times that are a nanosecond

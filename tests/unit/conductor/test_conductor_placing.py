@@ -16,7 +16,7 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
-from services.conductor.placing import MOVES_EVERY_S, Placer
+from services.conductor.placing import MOVES_EVERY_S, MOVES_NONE_S, Placer
 from tests.unit.placement.conftest import make_fleet
 
 
@@ -46,29 +46,37 @@ def test_a_defect_is_the_answer_to_one_request():
 
 
 class Moving(DualMap):
-    """Wants the same moved at each request, or has a defect."""
+    """Wants the same moved at each request, or nothing, or has a defect."""
 
     asked = 0
-    broken = False
+    finds = "one"
 
     def moves(self, request, decision, pool, queues, match, now_s):
         self.asked += 1
-        if self.broken:
+        if self.finds == "a defect":
             raise ZeroDivisionError
-        return [Move(request, decision.prefill, decision.alternate)]
+        return [Move(request, decision.prefill, decision.alternate)] if self.finds == "one" else []
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_what_should_move_is_counted_now_and_then_and_at_no_requests_cost(broken):
+@pytest.mark.parametrize(
+    ("finds", "every_s", "asked", "counted"),
+    [
+        ("one", MOVES_EVERY_S, 3, 3.0),
+        ("nothing", MOVES_EVERY_S, 10, 0.0),
+        ("nothing", MOVES_NONE_S, 3, 0.0),
+        ("a defect", MOVES_NONE_S, 3, 0.0),
+    ],
+)
+def test_what_should_move_is_counted_now_and_then_and_at_no_requests_cost(finds, every_s, asked, counted):
     fleet = make_fleet(("p0", Role.MIXED), ("p1", Role.MIXED))
     registry, policy, now_s = CollectorRegistry(), Moving(), [0.0]
-    policy.broken = broken
+    policy.finds = finds
     metrics = ConductorMetrics(registry, fleet, Membership(fleet, lambda: now_s[0], 3.0, 0.0))
     scheduler = Scheduler(fleet, policy)
     placer = Placer(scheduler, fleet.inflight, metrics, Telemetry("conductor", "c"), lambda: now_s[0], 0.0, 0.0)
     for number in range(10):
-        now_s[0] = number * MOVES_EVERY_S / 4
+        now_s[0] = number * every_s / 4
         answer = placer.answer(conductor_pb2.ScheduleRequest(request_id=f"r{number}", model="m", prompt_tokens=9))
         assert answer.HasField("placement")
-    counted = registry.get_sample_value("pinyon_conductor_moves_wanted_total")
-    assert (policy.asked, counted) == ((10, 0.0) if broken else (3, 3.0))
+    assert registry.get_sample_value("pinyon_conductor_moves_wanted_total") == counted
+    assert policy.asked == asked

@@ -19,8 +19,9 @@ from tests.unit.placement.conftest import make_fleet
 
 
 class World:
-    def __init__(self, *instances: tuple[str, Role]) -> None:
-        self.fleet, self.now_s, self.registry = make_fleet(*instances), 0.0, CollectorRegistry()
+    def __init__(self, *instances: tuple[str, Role], inflight_max: int = 100) -> None:
+        self.fleet = make_fleet(*instances, inflight_max=inflight_max)
+        self.now_s, self.registry = 0.0, CollectorRegistry()
         metrics = ConductorMetrics(self.registry, self.fleet, Membership(self.fleet, self.clock, 3.0, 0.0))
         settings = ScalingSettings(1, 4, slo_s=2.0, hold_s=0.0)
         self.sizing = Sizing(self.fleet, settings, metrics.instances_wanted, self.clock)
@@ -53,6 +54,16 @@ def test_more_are_wanted_where_requests_find_no_place_in_time() -> None:
     world.now_s = 30.0
     world.sizing.look()
     assert world.wanted == 2, "it stays until something else is decided"
+
+
+def test_who_is_refused_for_want_of_room_counts_as_late() -> None:
+    world = World(("p0", Role.MIXED), inflight_max=1)
+    world.sizing.look()
+    for number in range(40):
+        world.ask(number, 10)
+    world.now_s = 5.0
+    world.sizing.look()
+    assert world.wanted == 2
 
 
 def test_one_goes_where_little_is_to_be_done_and_none_is_told_of_who_left() -> None:

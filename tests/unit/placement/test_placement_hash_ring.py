@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.placement.hash_ring import HashRing
+from pinyon.core.request import Role
+from pinyon.placement.hash_ring import ABSENT_MAX, HashRing, PoolRings
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.policy import PlacementRequest
+from pinyon.placement.scheduler import Scheduler
+from tests.unit.placement.conftest import info, keys, make_fleet
 
 KEYS = [number.to_bytes(16, "little") for number in range(4000)]
 NODES = 128
@@ -58,3 +63,79 @@ def test_two_seeds_are_two_independent_rings():
     one, two = HashRing(names, NODES, 1), HashRing(names, NODES, 2)
     same = sum(one.owner(key) == two.owner(key) for key in KEYS)
     assert 0.5 * len(KEYS) / 8 < same < 2 * len(KEYS) / 8
+
+
+@given(NAMES, st.data(), st.integers(0, (1 << 64) - 1))
+def test_among_some_it_is_as_if_nobody_else_was_there(names, data, seed):
+    some = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    ring, left = HashRing(names, 8, seed), HashRing(some, 8, seed)
+    for key in KEYS[:100]:
+        first = ring.owner(key, among=some)
+        assert first == left.owner(key)
+        assert ring.owner(key, other_than=first, among=some) == left.owner(key, other_than=first)
+
+
+@given(NAMES, st.data(), st.integers(0, (1 << 64) - 1))
+def test_a_ring_that_changed_is_the_one_of_who_is_there(names, data, seed):
+    first = data.draw(st.lists(st.sampled_from(names), unique=True))
+    gone = data.draw(st.lists(st.sampled_from(first), unique=True)) if first else []
+    ring = HashRing(first, 8, seed)
+    ring.change([name for name in names if name not in first], gone)
+    fresh = HashRing([name for name in names if name not in gone], 8, seed)
+    assert sorted(ring.members) == sorted(fresh.members)
+    assert all(ring.owner(key) == fresh.owner(key) for key in KEYS[:100])
+
+
+@pytest.mark.parametrize("policy", ["dualmap", "cache_affinity"])
+def test_a_policy_makes_no_ring_anew(policy, monkeypatch):
+    """Not for requests of two models by turns, nor for such as some instances have no room for or exclude."""
+    fleet = make_fleet(*((f"i{number}", Role.MIXED) for number in range(4)))
+    for number in range(3):
+        fleet.join(info(f"small{number}", Role.MIXED, max_context_tokens=64), 0.0)
+        fleet.join(info(f"o{number}", Role.MIXED, model="o"), 0.0)
+    added: list[str] = []
+    change = HashRing.change
+
+    def counted(self, new, gone):
+        new = list(new)
+        added.extend(new)
+        change(self, new, gone)
+
+    monkeypatch.setattr(HashRing, "change", counted)
+    scheduler = Scheduler(fleet, PLACEMENT_POLICIES.make(policy))
+    rings = 2 if policy == "dualmap" else 1
+    for turn in range(30):
+        model, tokens = ("m", "o", "m")[turn % 3], 40 if turn % 2 else 400
+        exclude = frozenset({f"i{turn % 4}"} if turn % 5 == 0 else ())
+        request = PlacementRequest(f"r{turn}", model, tokens, keys(turn, 1000 + turn), exclude=exclude)
+        placed = scheduler.decide(request, float(turn)).prefill.info
+        assert placed.model == model
+        assert placed.instance_id not in exclude
+        assert tokens == 40 or not placed.instance_id.startswith("small")
+        if turn == 10:
+            assert len(added) == rings * 10
+            fleet.join(info("late", Role.MIXED), 0.0)
+        if turn == 20:
+            fleet.leave("i1")
+    assert len(added) == rings * 11
+
+
+def test_who_left_for_good_goes_from_a_ring_in_the_end():
+    fleet, rings = make_fleet(("i0", Role.MIXED)), PoolRings(4, (1, 2))
+    for number in range(100):
+        fleet.join(info(f"i{number + 1}", Role.MIXED), 0.0)
+        fleet.leave(f"i{number}")
+        one, two = rings.of(fleet.pools("m")[0])
+        assert f"i{number + 1}" in one.members
+        assert list(one.members) == list(two.members)
+        assert len(one.members) <= 2 + ABSENT_MAX
+
+
+def test_rings_of_so_many_models_are_kept():
+    fleet, rings = make_fleet(), PoolRings(4, (1,), groups_max=2)
+    for model in "abc":
+        fleet.join(info(model, Role.MIXED, model=model), 0.0)
+    for model in "abcabca":
+        (ring,) = rings.of(fleet.pools(model)[0])
+        assert list(ring.members) == [model]
+        assert len(rings._of_group) <= 2

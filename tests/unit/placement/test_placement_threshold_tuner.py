@@ -61,13 +61,16 @@ def test_a_policy_that_adapts_hears_what_came_of_its_placements() -> None:
     for number in range(40):
         decision = scheduler.schedule(PlacementRequest(f"r{number}", "m", 100, keys(*range(6))), float(number))
         assert decision.trial is not None
+        if number % 4:
+            fleet.inflight.begin_prefill(f"r{number}", p0, number + 0.125)
         fleet.inflight.end_prefill(f"r{number}", p0, number + 0.25)
-    assert {seconds for _, seconds in heard} == {0.25}
+    assert [seconds for _, seconds in heard] == [0.25] * 30, "what never began is cheap, and says nothing"
     assert {threshold for threshold, _ in heard} == {1.5, 2.0, 3.0}
     scheduler.use(KvCacheCentric())
     assert scheduler.schedule(PlacementRequest("x", "m", 100), 50.0).trial is None
+    fleet.inflight.begin_prefill("x", p0, 50.5)
     fleet.inflight.end_prefill("x", p0, 51.0)
-    assert len(heard) == 40
+    assert len(heard) == 30
 
 
 def test_it_is_chosen_by_settings_and_by_model() -> None:
