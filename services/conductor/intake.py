@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import KEY_BYTES, secret_id
@@ -18,9 +20,13 @@ from services.conductor.metrics import ConductorMetrics
 
 __all__ = ["ReportIntake"]
 
+Part = TypeVar("Part")
+
 # So many keys are indexed in one go (~5 ms); then others get the loop.
 STEP_KEYS = 16_384
 STEP_BYTES = STEP_KEYS * KEY_BYTES
+# The same of what brings few keys, or none.
+STEP_PARTS = 1024
 # Of more measurements, the newest are learned from: they replace each other anyway.
 MEASUREMENTS_MAX = 256
 # A measurement beyond this is a broken clock.
@@ -72,12 +78,14 @@ class ReportIntake:
         if message.HasField("snapshot"):
             changed = True
             resync = await self._apply_snapshot(reporter, message.snapshot) is Intake.GAP
-        for delta in message.deltas:
+        async for delta in self._by_turns(reporter, message.deltas):
             changed = True
             taken = await self._apply_delta(reporter, delta)
             if taken is Intake.APPLIED:
                 self._metrics.deltas.inc()
-            resync = resync or taken is Intake.GAP
+            elif taken is Intake.GAP:  # what follows it is told anew
+                resync = True
+                break
         now_s = self._clock()
         for measured in message.prefills[-MEASUREMENTS_MAX:]:
             if measured.compute_us <= MEASURED_US_MAX:
@@ -86,14 +94,15 @@ class ReportIntake:
                 )
             if measured.fetch_us <= MEASURED_US_MAX:
                 self._fleet.learn_transfer(state, measured.fetched_bytes, measured.fetch_us * 1e-6, now_s)
-        for request_id in message.begun_decode_request_ids:
-            self._fleet.inflight.begin_decode(request_id, state)
-        for request_id in message.begun_prefill_request_ids:
-            self._fleet.inflight.begin_prefill(request_id, state, now_s)
-        for request_id in message.ended_prefill_request_ids:
-            self._fleet.inflight.end_prefill(request_id, state, now_s)
-        for request_id in message.ended_decode_request_ids:
-            self._fleet.inflight.end_decode(request_id, state)
+        inflight = self._fleet.inflight
+        async for request_id in self._by_turns(reporter, message.begun_decode_request_ids):
+            inflight.begin_decode(request_id, state)
+        async for request_id in self._by_turns(reporter, message.begun_prefill_request_ids):
+            inflight.begin_prefill(request_id, state, now_s)
+        async for request_id in self._by_turns(reporter, message.ended_prefill_request_ids):
+            inflight.end_prefill(request_id, state, now_s)
+        async for request_id in self._by_turns(reporter, message.ended_decode_request_ids):
+            inflight.end_decode(request_id, state)
         if resync:
             self._metrics.gaps.inc()
         if message.leaving:
@@ -135,6 +144,13 @@ class ReportIntake:
             if taken is not Intake.APPLIED:
                 return taken
         return taken
+
+    async def _by_turns(self, reporter: Reporter, parts: Sequence[Part]) -> AsyncIterator[Part]:
+        """Of a report that has many, others get the loop in between."""
+        for number, part in enumerate(parts):
+            if number and number % STEP_PARTS == 0:
+                await self._others_turn(reporter)
+            yield part
 
     async def _others_turn(self, reporter: Reporter) -> None:
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from logging import DEBUG
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Internal, PinyonError, Rejected, ResourceExhausted, Unavailable
+from pinyon.core.errors import Internal, InvalidArgument, PinyonError
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.placement import placement_to_proto, request_from_proto
 from pinyon.placement.inflight import InFlightTable
@@ -63,8 +63,8 @@ class Placer:
                 decision = self._scheduler.schedule(request, self._clock())
             except PinyonError as error:
                 self._metrics.placements.labels(error.grpc_code.lower()).inc()
-                if self._sizing is not None and isinstance(error, Rejected | ResourceExhausted | Unavailable):
-                    self._sizing.placed(message.model, None, message.ttft_slo_ms / 1e3)
+                if self._sizing is not None and error.retry_after_s and not isinstance(error, InvalidArgument):
+                    self._sizing.refused(message.model)
                 _log.debug("not placed: %s", error.message, extra={"request_id": request_id})
                 raise
             if _log.isEnabledFor(DEBUG):
@@ -77,7 +77,7 @@ class Placer:
             response = conductor_pb2.ScheduleResponse(request_id=request_id, placement=placement)
         self._look_at_moves(request, decision)
         if self._sizing is not None:
-            self._sizing.placed(request.model, decision, request.ttft_slo_s)
+            self._sizing.placed(request, decision)
         self._metrics.placed.inc()
         self._metrics.predicted_ttft.observe(decision.ttft_s)
         self._metrics.schedule_latency.observe(time.perf_counter() - started)

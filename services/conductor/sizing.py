@@ -3,50 +3,90 @@ stops them."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from prometheus_client import Gauge
 
 from pinyon.core.clock import Clock
 from pinyon.placement.fleet import Fleet
-from pinyon.placement.policy import PlacementDecision
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scaling import Scaler, ScalingSettings
 
 __all__ = ["Sizing"]
 
 MODELS_MAX = 64
+GONE_S = 600.0
+"""A model that nobody serves for so long is told of no more; before that, its instances may come back."""
+
+
+@dataclass(slots=True)
+class _Size:
+    """Of one model."""
+
+    scaler: Scaler
+    wanted: int
+    seen_s: float
 
 
 class Sizing:
-    """Those that compute prompts, of models that have any. ``look`` now and then."""
+    """Those that compute prompts, of models that have any. ``look`` now and then.
+
+    How many are wanted changes by decisions alone: an instance that is lost is one that should come back.
+    """
 
     def __init__(self, fleet: Fleet, settings: ScalingSettings, wanted: Gauge, clock: Clock) -> None:
         self._fleet, self._settings, self._wanted, self._clock = fleet, settings, wanted, clock
-        self._scalers: dict[str, Scaler] = {}
+        self._sizes: dict[str, _Size] = {}
 
-    def placed(self, model: str, decision: PlacementDecision | None, slo_s: float) -> None:
-        """A request of the model was; None: there was no place for it."""
-        scaler = self._scalers.get(model)
-        if scaler is None:
+    def placed(self, request: PlacementRequest, decision: PlacementDecision) -> None:
+        """A request was. One that even an idle cluster would answer too late asks for no instances."""
+        limit_s = request.ttft_limit_s(decision.own_s)
+        if decision.own_s > limit_s or request.model not in self._sizes:
             return
-        if decision is None:
-            scaler.placed(float("inf"), 0.0, self._clock(), slo_s)
-        else:
-            scaler.placed(decision.ttft_s, decision.prefill_s, self._clock(), slo_s)
+        scaler = self._sizes[request.model].scaler
+        scaler.placed(decision.ttft_s, decision.prefill_s, self._clock(), limit_s if math.isfinite(limit_s) else 0.0)
+
+    def refused(self, model: str) -> None:
+        """There was no place for a request of the model, and there may be one later."""
+        if model in self._sizes:
+            self._sizes[model].scaler.placed(math.inf, 0.0, self._clock())
 
     def look(self) -> None:
-        """Decide, and tell what changes."""
+        """Decide, and tell what changes; nothing, as long as instances may be there that nobody heard of yet."""
+        if self._fleet.settling:
+            return
         now_s = self._clock()
         queues_s: dict[str, list[float]] = {}
+        draining: set[str] = set()
         for state in self._fleet.instances():
-            if state.info.role.prefills and state.schedulable:
+            if not state.info.role.prefills:
+                continue
+            if state.schedulable:
                 queues_s.setdefault(state.info.model, []).append(state.prefill_queue_s(now_s))
-        for model in [each for each in self._scalers if each not in queues_s]:
-            del self._scalers[model]
-            self._wanted.remove(model)
+            elif state.load.draining:
+                draining.add(state.info.model)
+        for model, size in list(self._sizes.items()):
+            if model in queues_s:
+                size.seen_s = now_s
+            elif model in draining or now_s - size.seen_s > GONE_S:
+                del self._sizes[model]
+                self._wanted.remove(model)
         for model, queues in queues_s.items():
-            if model not in self._scalers:
-                if len(self._scalers) >= MODELS_MAX:
+            if model not in self._sizes:
+                if len(self._sizes) >= MODELS_MAX:
                     continue
-                self._scalers[model] = Scaler(self._settings, now_s)
+                self._sizes[model] = _Size(Scaler(self._settings, now_s), len(queues), now_s)
                 self._wanted.labels(model).set(len(queues))
-            if change := self._scalers[model].decide(queues, now_s):
-                self._wanted.labels(model).set(len(queues) + change)
+            self._decide(model, self._sizes[model], queues, now_s)
+
+    def _decide(self, model: str, size: _Size, queues_s: list[float], now_s: float) -> None:
+        change = size.scaler.decide(queues_s, now_s)
+        if change > 0:
+            wanted = max(size.wanted, len(queues_s) + change)
+        elif change < 0 and len(queues_s) >= size.wanted:  # else some that are wanted are not there
+            wanted = len(queues_s) + change
+        else:
+            return
+        size.wanted = wanted
+        self._wanted.labels(model).set(wanted)

@@ -205,6 +205,8 @@ async def test_bad_registrations_name_the_field(world, change, field):
     [
         ({"load": conductor_pb2.InstanceLoad(mean_tbt_ms=float("nan"))}, "load.mean_tbt_ms"),
         ({"load": conductor_pb2.InstanceLoad(mean_tbt_ms=-1)}, "load.mean_tbt_ms"),
+        ({"load": conductor_pb2.InstanceLoad(mean_tbt_ms=1e300)}, "load.mean_tbt_ms"),
+        ({"load": conductor_pb2.InstanceLoad(room_wait_ms=1e9)}, "load.room_wait_ms"),
         ({"load": conductor_pb2.InstanceLoad(failed_source_addresses=["a:1"] * 65)}, "load.failed_source_addresses"),
         ({"snapshot": conductor_pb2.CacheSnapshot(keys=b"short", first=True)}, "snapshot.keys"),
         ({"deltas": [conductor_pb2.CacheDelta(seq=1, stored_keys=b"x")]}, "deltas.stored_keys"),

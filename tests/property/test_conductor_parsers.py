@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.messages.instance import info_from_proto, load_from_proto, load_to_proto
+from pinyon.messages.instance import LOAD_MS_MAX, info_from_proto, load_from_proto, load_to_proto
 from pinyon.messages.placement import request_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.role import role_from_proto
@@ -64,7 +64,7 @@ INFOS = st.builds(
 LOADS = st.builds(
     conductor_pb2.InstanceLoad,
     used_blocks=U64,
-    mean_tbt_ms=st.floats(),
+    mean_tbt_ms=st.floats() | st.floats(0, 2 * LOAD_MS_MAX),
     room_wait_ms=st.floats(),
     draining=st.booleans(),
     failed_source_addresses=st.sets(st.text(max_size=20), max_size=3).map(sorted),
@@ -144,7 +144,7 @@ def test_registrations(message):
 @settings(max_examples=100)
 def test_loads(message):
     refused = names_a_field(lambda: load_from_proto(message))
-    assert refused is not all(0 <= each < float("inf") for each in (message.mean_tbt_ms, message.room_wait_ms))
+    assert refused is not all(0 <= each <= LOAD_MS_MAX for each in (message.mean_tbt_ms, message.room_wait_ms))
     if not refused:
         assert load_to_proto(load_from_proto(message)) == message
 

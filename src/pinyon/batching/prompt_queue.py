@@ -10,8 +10,10 @@ After any change, more prompts may be able to leave the queue: :meth:`PromptQueu
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from pinyon.batching.service_order import Fifo, ServiceOrder
@@ -74,6 +76,8 @@ class PromptQueue:
         self._slots = active
         self._limit = limit
         self._queue: dict[int, Prompt] = {}
+        self._owned: OrderedDict[int, None] = OrderedDict()
+        """Of the queue, those that brought their KV memory along, as they came."""
         self._active: dict[int, Prompt] = {}
         self._roomless: set[int] = set()
         self._claims: dict[BlockKey, int] = {}
@@ -115,6 +119,8 @@ class PromptQueue:
         if prompt.number in self._left:
             raise ValueError(f"prompt {prompt.number} is here already")
         self._queue[prompt.number] = prompt
+        if prompt.owned:
+            self._owned[prompt.number] = None
         self._order.add(prompt.number, now_s, prompt.seconds, prompt.deadline_s or math.inf)
         self._left[prompt.number] = prompt.tokens
         self._wanted[prompt.number] = self._prefixes.want(prompt.keys[: prompt.reusable])
@@ -125,11 +131,12 @@ class PromptQueue:
         started: list[int] = []
         room = self._slots - (len(self._active) - len(self._roomless))
         if room > 0 and self._queue:
-            for number in self._order.first(now_s, LOOK_AHEAD):
+            for number in self._next(now_s):
                 prompt = self._queue[number]
                 if not self._may_start(prompt):
                     continue
                 del self._queue[number]
+                self._owned.pop(number, None)
                 self._order.remove(number)
                 self._active[prompt.number] = prompt
                 self._claim(prompt)
@@ -137,6 +144,13 @@ class PromptQueue:
                 if len(started) == room:
                     break
         return started
+
+    def _next(self, now_s: float) -> list[int]:
+        """Those that are looked at. While others wait for KV memory, only who brought it along may start, however many
+        stand before it: it may be what they wait for."""
+        if self._roomless:
+            return list(islice(self._owned, LOOK_AHEAD))
+        return self._order.first(now_s, LOOK_AHEAD)
 
     def _may_start(self, prompt: Prompt) -> bool:
         """False: what it needs next is being computed by another one, or others wait for KV memory before it."""
@@ -183,6 +197,7 @@ class PromptQueue:
         """It is done or was given up, queued or on its way. False if it is not known."""
         prompt = self._queue.pop(number, None)
         if prompt is not None:
+            self._owned.pop(number, None)
             self._order.remove(number)
         else:
             prompt = self._active.pop(number, None)
@@ -210,6 +225,10 @@ class PromptQueue:
         faults = [
             (self._queue.keys() & self._active.keys(), "a prompt is both queued and on its way"),
             (self._queue.keys() != set(self._order), "the order of service is of others than those that wait"),
+            (
+                set(self._owned) != {each for each, prompt in self._queue.items() if prompt.owned},
+                "who brought room along",
+            ),
             (self._left.keys() != self._queue.keys() | self._active.keys(), "tokens of prompts that are not here"),
             (self._pending_tokens != sum(self._left.values()), "pending tokens are not the sum of what is left"),
             (not self._wanted.keys() <= self._left.keys(), "blocks are spared for prompts that are not here"),

@@ -76,30 +76,33 @@ class Fifo(_Arrived[Waiting, None]):
 
 @dataclass(frozen=True, slots=True)
 class ShortestInTimeSettings:
-    """Who has waited ``age_s`` longer than its SLO goes before all others, so that nobody starves."""
+    """Who has waited ``age_s`` longer than its SLO goes before all others, so that nobody starves; of who names none,
+    or a longer one, that is ``patience_s``."""
 
     age_s: float = 10.0
+    patience_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.age_s <= 1e6:
-            raise ValueError(f"age_s must be from 0 to 1e6, got {self.age_s}")
+        for name in ("age_s", "patience_s"):
+            if not 0 <= getattr(self, name) <= 1e6:
+                raise ValueError(f"{name} must be from 0 to 1e6, got {getattr(self, name)}")
 
 
-class ShortestInTime(_Arrived[Waiting, tuple[int, float, float]]):
+class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
     """The shortest of those whose first token can still be in time; then the others as they came. Who is late for long
     goes before all of them. Looks at everybody each time."""
 
     name = "shortest_in_time"
 
     def __init__(self, settings: ShortestInTimeSettings = ShortestInTimeSettings()) -> None:
-        """Of each: number, seconds, deadline."""
+        """Of each: number, seconds, deadline, and from when on it is late."""
         super().__init__()
-        self._age_s = settings.age_s
+        self._age_s, self._patience_s = settings.age_s, settings.patience_s
         self._came = 0
 
     def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
         self._came += 1
-        self._all[waiting] = self._came, seconds, deadline_s
+        self._all[waiting] = self._came, seconds, deadline_s, min(deadline_s, now_s + self._patience_s)
 
     def next(self, now_s: float) -> Waiting | None:
         first = min(self._all, key=lambda each: self._rank(each, now_s), default=None)
@@ -112,8 +115,8 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float]]):
 
     def _rank(self, waiting: Waiting, now_s: float) -> tuple[float, int]:
         """The least first."""
-        number, seconds, deadline_s = self._all[waiting]
-        if now_s - deadline_s > self._age_s:
+        number, seconds, deadline_s, late_s = self._all[waiting]
+        if now_s - late_s > self._age_s:
             return -1.0, number
         return seconds if now_s + seconds <= deadline_s else math.inf, number
 

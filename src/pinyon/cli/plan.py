@@ -19,6 +19,7 @@ from pinyon.cli.simulated import (
     run_model,
 )
 from pinyon.cli.trace_input import open_trace
+from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.simulator.plan import fewest
 
@@ -46,6 +47,9 @@ def add_command(commands: Any) -> None:
 def plan(arguments: argparse.Namespace) -> int:
     """Run and print. Raises :class:`PinyonError`."""
     check(arguments)
+    for name, least in (("sizes", ""), ("clients", 0)):
+        if getattr(arguments, name) != least:
+            raise InvalidArgument(f"--{name} is of simulate: a plan tries sizes, under the load of a rate", field=name)
     policy, limits = policy_of(arguments, arguments.policy), limits_of(arguments)
     trace = open_trace(arguments)
     split = arguments.prefill_instances > 0

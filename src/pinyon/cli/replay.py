@@ -24,6 +24,7 @@ from pinyon.cli.simulated import (
     write_rows,
 )
 from pinyon.cli.trace_input import add_trace, bar, open_trace, seed_of
+from pinyon.core.errors import InvalidArgument
 from pinyon.replay import Player, Prompts, Replayed, TokenRange
 from pinyon.runtime.identity import LB
 from pinyon.simulator.report import cluster_report
@@ -85,6 +86,7 @@ def add_command(commands: Any) -> None:
 def replay(arguments: argparse.Namespace) -> int:
     """Send, wait, print. Raises :class:`PinyonError`."""
     check(arguments)
+    _check_texts(arguments)
     tokens, limits, trace = TokenRange.parse(arguments.token_ids), limits_of(arguments), open_trace(arguments)
     block_tokens = block_tokens_of(arguments, trace)
     load = read(arguments, trace)
@@ -101,16 +103,24 @@ def replay(arguments: argparse.Namespace) -> int:
         "errors": replayed.errors,
         **cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up),
     }
-    if arguments.per_request is not None:
-        write_rows(arguments.per_request, rows)
     title = f"replay, TTFT SLO {arguments.slo:g} s"
-    if arguments.picture is not None:
-        draw(arguments.picture, title, {"replay": rows}, limits)
     if not arguments.json:
         print_result(title, result)
     _tell(replayed)
     sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()  # what was measured is there even if a file cannot be written
+    if arguments.per_request is not None:
+        write_rows(arguments.per_request, rows)
+    if arguments.picture is not None:
+        draw(arguments.picture, title, {"replay": rows}, limits)
     return 1 if replayed.errors else 0
+
+
+def _check_texts(arguments: argparse.Namespace) -> None:
+    """Raises :class:`InvalidArgument` for what cannot be sent."""
+    for name, sent in (("model", arguments.model), ("api_key", arguments.api_key)):
+        if not sent.isprintable() or (name == "api_key" and not sent.isascii()):
+            raise InvalidArgument(f"--{name.replace('_', '-')} has characters that cannot be sent", field=name)
 
 
 async def _play(arguments: argparse.Namespace, load: Load, block_tokens: int, tokens: TokenRange) -> Replayed:

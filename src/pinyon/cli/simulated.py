@@ -115,6 +115,27 @@ _COLUMNS = (
 """Side by side: of the TTFT, but for the last two; both: TTFT and TBT in time."""
 
 
+WHOLE_ALONE: Mapping[str, object] = {
+    "prefill_instances": 0,
+    "decode_instances": 0,
+    "clients": 0,
+    "dram_tokens": None,
+    "pool_tokens": None,
+    "no_prefix_cache": False,
+    "steps": StepRule.MIXED,
+    "step_tokens": 2048,
+    "chunk_tokens": None,
+    "max_batch": 256,
+    "pipeline": 1,
+    "batching": "fcfs",
+    "utilisation": 1.0,
+    "path_ms": 0.0,
+    "sizes": "",
+    "shed": None,
+}
+"""Options, with their defaults, that say nothing to the model of few rules."""
+
+
 class Load:
     """A trace as it is sent."""
 
@@ -206,7 +227,11 @@ def check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name, None)
         if value is not None and not least <= value <= most:
             option = name.replace("_", "-")
-            raise InvalidArgument(f"--{option} must be from {least:g} to {most:g}, got {value:g}", field=name)
+            raise InvalidArgument(f"--{option} must be from {least:g} to {most:g}, got {value}", field=name)
+    if arguments.clients:
+        for name in ("rate", "goodput"):
+            if getattr(arguments, name, None) is not None:
+                raise InvalidArgument(f"--clients send when they have been answered: there is no --{name}", field=name)
     for name in ("per_request", "picture"):
         path: Path | None = getattr(arguments, name, None)
         if path is not None and (path.is_dir() or not path.parent.is_dir()):  # now: a search for a rate may take long
@@ -228,8 +253,11 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
 def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
     """Raises :class:`PinyonError`."""
     with bar("reading", trace.size_bytes) as progress:
-        arrivals = cut(trace.sorted_rows(arguments.limit, progress), trace.format.block_tokens, arguments.tokens_max)
+        rows = trace.sorted_rows(arguments.limit, progress)
+        arrivals = cut(rows, trace.format.block_tokens, arguments.tokens_max)
     tell_broken(trace)
+    if not arrivals:
+        raise InvalidArgument("no request of the trace has a prompt", field="trace")
     load = Load(shrunk(arrivals, arguments.shrink), trace.broken)
     if len(arrivals) <= arguments.warm_up:
         raise InvalidArgument(
@@ -265,7 +293,9 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
         )
     pool_tokens = 0
     if arguments.pool != "none":
-        pool_tokens = arguments.pool_tokens or machine.dram_tokens
+        pool_tokens = machine.dram_tokens if arguments.pool_tokens is None else arguments.pool_tokens
+        if pool_tokens < block_tokens:
+            raise InvalidArgument(f"--pool-tokens must be at least one block of {block_tokens}", field="pool_tokens")
     dram_tokens = arguments.dram_tokens
     if dram_tokens is None:  # one memory is not counted twice
         dram_tokens = 0 if arguments.pool == "dram" else machine.dram_tokens
@@ -304,6 +334,12 @@ def _reference(
 ) -> Model:
     if arguments.pool != "none":
         raise InvalidArgument(f"the model {REFERENCE} has no pool", field="pool")
+    for name, default in WHOLE_ALONE.items():
+        if getattr(arguments, name) != default:
+            option = name.replace("_", "-")
+            raise InvalidArgument(
+                f"--{option} is of models of whole machines; {REFERENCE} has no such thing", field=name
+            )
     if instances is None:
         raise InvalidArgument("--instances is missing", field="instances")
     cache_tokens = _cache_tokens(arguments, block_tokens, None)

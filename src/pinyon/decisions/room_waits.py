@@ -6,6 +6,8 @@ __all__ = ["RoomWaits"]
 
 WEIGHT = 0.2
 """Of the last one, in the mean of those that came through."""
+FORGET_S = 60.0
+"""What was so long ago tells nothing of who waits now."""
 
 
 class RoomWaits:
@@ -13,10 +15,12 @@ class RoomWaits:
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}
-        self._mean_s = 0.0
+        self._mean_s = self._told_s = 0.0
 
     def began(self, number: int, now_s: float) -> None:
         """It waits."""
+        if not self._since and now_s - self._told_s > FORGET_S:
+            self._mean_s = 0.0
         self._since[number] = now_s
 
     def granted(self, number: int, now_s: float) -> None:
@@ -24,6 +28,7 @@ class RoomWaits:
         since_s = self._since.pop(number, None)
         if since_s is not None:
             self._mean_s += (now_s - since_s - self._mean_s) * WEIGHT
+            self._told_s = now_s
 
     def left(self, number: int) -> None:
         """It waits no more."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
@@ -17,6 +15,8 @@ from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 __all__ = ["info_from_proto", "info_to_proto", "instance_to_proto", "load_from_proto", "load_to_proto"]
 
 FAILED_SOURCES_MAX = 64
+LOAD_MS_MAX = 3.6e6
+"""What is longer is a broken clock."""
 
 
 def info_to_proto(info: InstanceInfo) -> conductor_pb2.InstanceInfo:
@@ -85,10 +85,9 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
 
 def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
     """A load report."""
-    if not 0 <= message.mean_tbt_ms < math.inf:
-        raise InvalidArgument("must be a non-negative number", field="load.mean_tbt_ms")
-    if not 0 <= message.room_wait_ms < math.inf:
-        raise InvalidArgument("must be a non-negative number", field="load.room_wait_ms")
+    for field in ("mean_tbt_ms", "room_wait_ms"):
+        if not 0 <= getattr(message, field) <= LOAD_MS_MAX:
+            raise InvalidArgument(f"must be from 0 to {LOAD_MS_MAX:g}", field=f"load.{field}")
     if len(message.failed_source_addresses) > FAILED_SOURCES_MAX:
         raise InvalidArgument(f"must be at most {FAILED_SOURCES_MAX} addresses", field="load.failed_source_addresses")
     return InstanceLoad(

@@ -88,6 +88,10 @@ class InFlightTable:
     def decodes(self) -> int:
         return len(self._decodes)
 
+    def holds(self, state: InstanceState) -> bool:
+        """A part of some placement counts there."""
+        return state in self._by_instance
+
     def check_room(self, now_s: float) -> None:
         """Raise :class:`ResourceExhausted` if no placement can be added."""
         if len(self._decodes) >= self._limit or len(self._prefills) >= self._limit:

@@ -17,6 +17,7 @@ from pinyon.core.errors import InvalidArgument
 __all__ = ["Scaler", "ScalingSettings", "parse_sizes"]
 
 INSTANCES_MAX = 4096
+DIGITS_MAX = 9
 PARTS, PARTS_MAX = 32, 4096
 """Of the shorter window, in which placements are added up: looking back costs the same at any rate."""
 SAMPLES_MIN = 20
@@ -74,7 +75,8 @@ def parse_sizes(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     least, _, most = text.partition("-")
-    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most) <= INSTANCES_MAX):
+    numbers = all(each.isdecimal() and len(each) <= DIGITS_MAX for each in (least, most))
+    if not (numbers and 1 <= int(least) <= int(most) <= INSTANCES_MAX):
         raise InvalidArgument(f"must be LEAST-MOST as 2-8, up to {INSTANCES_MAX}, got {text!r}", field="sizes")
     return int(least), int(most)
 
@@ -97,7 +99,7 @@ class Scaler:
         self._part_s = min(settings.window_s, settings.idle_window_s) / PARTS
         self._parts: deque[_Part] = deque(maxlen=PARTS_MAX)
         """In order of time, those that a window still looks at."""
-        self._quiet_until_s = now_s
+        self._settled_s = now_s
         self._since_s = now_s
         """Since when there are as many as there are now."""
         self._hot_since_s: float | None = None
@@ -120,22 +122,21 @@ class Scaler:
     def decide(self, queues_s: Sequence[float], now_s: float) -> int:
         """How many more there should be than ``queues_s``, seconds of work for each that is there: -1, 0 or more."""
         settings, count = self._settings, len(queues_s)
-        if count < settings.least:
-            return settings.least - count
         self._forget(now_s)
         if not self._overloaded(queues_s, now_s):
             self._hot_since_s = None
         elif self._hot_since_s is None:
             self._hot_since_s = now_s
-        if now_s < self._quiet_until_s:
+        if count < settings.least:
+            return settings.least - count
+        if now_s < self._settled_s:
             return 0
         if count < settings.most and self._hot_since_s is not None and now_s - self._hot_since_s >= settings.hold_s:
             self._since_s = now_s
-            self._quiet_until_s = now_s + settings.settle_s
+            self._settled_s = now_s + settings.settle_s
             return min(settings.most - count, max(1, math.ceil(settings.grow * count)))
         if count > settings.least and self._hot_since_s is None and self._idle(queues_s, now_s):
             self._since_s = now_s
-            self._quiet_until_s = now_s + settings.between_s
             return -1
         return 0
 
@@ -149,11 +150,9 @@ class Scaler:
 
     def _idle(self, queues_s: Sequence[float], now_s: float) -> bool:
         settings = self._settings
-        span_s = min(settings.idle_window_s, now_s - self._since_s)
-        if (
-            span_s < min(settings.idle_window_s, settings.between_s)
-            or max(queues_s) > settings.overload * settings.slo_s
-        ):
+        same_s = now_s - self._since_s
+        if same_s < max(self._part_s, settings.between_s) or max(queues_s) > settings.overload * settings.slo_s:
             return False
+        span_s = min(settings.idle_window_s, same_s)
         work_s = sum(part.prefill_s for part in self._parts if part.began_s >= now_s - span_s)
         return work_s / span_s < settings.idle * (len(queues_s) - 1)

@@ -25,6 +25,9 @@ __all__ = ["Player", "Replayed"]
 
 ERRORS_MAX = 16
 """Different ones that are told."""
+OTHERS = "other errors"
+CUT_OFF = "cut off"
+OUTPUT_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +128,23 @@ class Player:
             call = self._stub.Generate(request, timeout=self._timeout_s, metadata=self._metadata)
             del request
             await seen.read(call, self._now_s)
+            if not seen.end:
+                self._failed(CUT_OFF, "the stream ended without the end of the answer")
         except grpc.aio.AioRpcError as error:
             seen.end = error.code().name.lower()
-            told = f"{error.code().name}: {error.details()}"
-            if told in self._errors or len(self._errors) < ERRORS_MAX:
-                self._errors[told] = self._errors.get(told, 0) + 1
+            self._failed(error.code().name, error.details() or "")
         self._prompts.answered(number, seen.tokens if seen.end == FINISHED else ())
         return seen.outcome(arrival, self._now_s())
 
+    def _failed(self, status: str, details: str) -> None:
+        told = f"{status}: {details}"
+        if told not in self._errors and len(self._errors) >= ERRORS_MAX:
+            told = OTHERS
+        self._errors[told] = self._errors.get(told, 0) + 1
+
     def _message(self, number: int) -> lb_pb2.GenerateRequest:
         arrival, tokens = self._arrivals[number], self._prompts.of(number)
-        wanted = max(1, arrival.output_tokens)
+        wanted = min(max(1, arrival.output_tokens), OUTPUT_MAX)
         kind, turn = kind_and_turn(arrival.traits.category)
         return lb_pb2.GenerateRequest(
             model=self._model,
@@ -192,5 +201,5 @@ class _Answer:
             usage.cached_tokens - local if usage is not None else 0,
             -1.0,
             1,
-            self.end or "cut off",
+            self.end or CUT_OFF,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ __all__ = ["Prompts", "TokenRange"]
 Tokens = npt.NDArray[np.uint32]
 
 ID_MASK = (1 << 64) - 1
+DIGITS_MAX = 10
+BLOCKS_KEPT = 8192
 
 
 class TokenRange(NamedTuple):
@@ -34,7 +37,8 @@ class TokenRange(NamedTuple):
     def parse(cls, text: str) -> TokenRange:
         """Of ``FIRST-LAST``. Raises :class:`InvalidArgument`."""
         first, _, last = text.partition("-")
-        if not (first.isdecimal() and last.isdecimal() and int(first) < int(last) < 1 << 32):
+        numbers = all(each.isdecimal() and len(each) <= DIGITS_MAX for each in (first, last))
+        if not (numbers and int(first) < int(last) < 1 << 32):
             raise InvalidArgument(f"not a range of tokens as 33-126: {text!r}", field="token_ids")
         return cls(int(first), int(last))
 
@@ -45,8 +49,9 @@ class Prompts:
     def __init__(self, arrivals: Sequence[Arrival], block_tokens: int, seed: int, range_: TokenRange) -> None:
         self._arrivals, self._block_tokens = arrivals, block_tokens
         self._seed, self._range = seed, range_
+        self._block = lru_cache(BLOCKS_KEPT)(self._made)  # what comes often is made once: it costs 24 us
         self._known: dict[int, Tokens] = {}
-        """By block id, where something else was generated than :meth:`_block` would say: as many as the trace has."""
+        """By block id, where something else was generated than :meth:`_made` would say: as many as the trace has."""
         self._followers = Counter(each.follows for each in arrivals if each.follows >= 0)
         self._sent: dict[int, Tokens] = {}
         self._transcripts: dict[int, Tokens] = {}
@@ -94,7 +99,9 @@ class Prompts:
         ]
         return np.concatenate(parts)[: arrival.tokens] if parts else np.zeros(0, np.uint32)
 
-    def _block(self, block: int) -> Tokens:
+    def _made(self, block: int) -> Tokens:
         dice = np.random.default_rng((self._seed, block & ID_MASK))
         first, last = self._range
-        return dice.integers(first, last, self._block_tokens, np.uint32, endpoint=True)
+        tokens = dice.integers(first, last, self._block_tokens, np.uint32, endpoint=True)
+        tokens.flags.writeable = False
+        return tokens

@@ -96,8 +96,12 @@ class Attempt:
     pushed: int = 0
     """Leading tokens that are there or on their way."""
     computed: bool = False
+    told: int = 0
+    """Leading blocks that a store was told of."""
     computing_s: float = 0.0
-    """Of steps with its chunks."""
+    """Of steps with its chunks; where they pass through several nodes, from the first one's beginning on."""
+    piped_s: float = -1.0
+    """When that was; below 0: not yet."""
     over: bool = False
 
     @property

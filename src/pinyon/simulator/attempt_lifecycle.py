@@ -163,7 +163,9 @@ class AttemptLifecycle:
         request, now_s = attempt.request, self._time.now_s
         store = self.members.store(engine)
         if store is not None:
-            store.put(request.keys[: end // self._settings.block_tokens], now_s, request.traits)
+            block_tokens = self._settings.block_tokens
+            store.put(request.keys[: end // block_tokens], now_s, request.traits, attempt.told)
+            attempt.told = end // block_tokens
         if end < attempt.tokens:
             return
         held = attempt.job_room.held * self._settings.block_tokens if attempt.job_room is not None else 0
@@ -234,6 +236,7 @@ class AttemptLifecycle:
         self._log("preempted", attempt.request.number, attempt.request.generated)
         attempt.prefill, attempt.room, attempt.job_room = engine.boot, None, None
         attempt.job, attempt.computed, attempt.computing_s = next(self._numbers), False, 0.0
+        attempt.piped_s = -1.0
         self.want_room(attempt, new=False)
 
     def failed(self, engine: Engine, attempt: Attempt) -> None:

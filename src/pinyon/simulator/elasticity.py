@@ -49,6 +49,10 @@ class Elasticity:
         else:
             self._scaler.placed(decision.ttft_s, decision.prefill_s, self._time.now_s)
 
+    def _through(self, engine: Engine) -> bool:
+        """It goes, nothing of a request is there, and none was placed there."""
+        return engine.draining and engine.idle and not self._fleet.inflight.holds(engine.state)
+
     def _there(self) -> list[Engine]:
         engines = self._members.engines.values()
         return [each for each in engines if not each.draining and each.state.info.role.prefills]
@@ -57,7 +61,7 @@ class Elasticity:
         self.sizes.append((self._time.now_s, instances))
 
     def _look(self) -> None:
-        for engine in [each for each in self._members.engines.values() if each.draining and each.idle]:
+        for engine in [each for each in self._members.engines.values() if self._through(each)]:
             self._members.remove(engine.name)
         if self._over():
             return

@@ -265,11 +265,14 @@ class Engine(EngineMemory):
             StepSeen(count * len(counted.decodes), sum(end - start for _, start, end in counted.prefills), seconds)
         )
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
-        for attempt, _, _ in chunks:
-            attempt.computing_s += seconds
         if effect_s is None:
+            for attempt, _, _ in chunks:
+                attempt.computing_s += seconds
             self._told(chunks)
         elif chunks:
+            for attempt, _, _ in chunks:
+                attempt.piped_s = attempt.piped_s if attempt.piped_s >= 0 else self._began_s
+                attempt.computing_s = effect_s - attempt.piped_s
             self._time.at(effect_s, lambda: self._told_late(chunks))
         if counted.decodes:
             self._mean_tbt_s = seconds / count
@@ -347,7 +350,8 @@ class Engine(EngineMemory):
     @property
     def idle(self) -> bool:
         """Nothing of any request is here, and nobody reads from it."""
-        return not (self.jobs or self.decodes or self._wanted or self._after_step or self.reservations.leases)
+        waits = self.jobs or self.decodes or self._wanted or self._after_step
+        return not (waits or self.pool.used or self.reservations.leases)
 
     def check_idle(self) -> None:
         """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""

@@ -38,6 +38,8 @@ class Front:
         """Those that have not ended."""
         self.queued = 0
         """That had to wait, so far."""
+        self._left = 0
+        """Those that have left, and whose places nobody has got yet."""
         self._time, self._settings = time, settings
         self._blocks_max = settings.hbm_tokens // settings.block_tokens
         self._place, self._withdraw, self._log = place, withdraw, log
@@ -114,11 +116,16 @@ class Front:
     def leave(self, request: Request, how: str) -> None:
         """One that was let in has ended."""
         self.end(request, how)
-        following = self.queue.leave(self._time.now_s)
-        if following is not None:
-            waiting = self.requests[following]
-            waiting.queued = False
-            self._let_in(waiting)
+        self._left += 1
+        if self._left > 1:  # of who was just let in, and refused at once: the loop below goes on
+            return
+        while self._left:
+            following = self.queue.leave(self._time.now_s)
+            if following is not None:
+                waiting = self.requests[following]
+                waiting.queued = False
+                self._let_in(waiting)
+            self._left -= 1
 
     def cancel(self, number: int) -> None:
         """Its client leaves; nothing happens if it has ended, or has not come yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from pinyon.core.block_keys import BlockKey, pack_keys
@@ -28,6 +29,8 @@ class HostStore:
         self._seq = 0
         self.read_until_s = 0.0
         """Where it is on SSDs: when what was asked of them is read."""
+        self.copied_until_s = 0.0
+        """When what its own host asked for is copied from its memory, one after the other."""
 
     def keys(self) -> list[BlockKey]:
         """Held, in no order."""
@@ -37,9 +40,12 @@ class HostStore:
         """How many from the first on are held."""
         return leading_run(ids_of(keys), self._cache.resident)
 
-    def put(self, keys: Sequence[BlockKey], now_s: float, traits: Traits) -> None:
-        """All leading blocks of a prompt, computed or used."""
+    def put(self, keys: Sequence[BlockKey], now_s: float, traits: Traits, first: int = 0) -> None:
+        """Blocks of a prompt, computed or used: from ``first`` on, those before it were told."""
         blocks, places = each_once(ids_of(keys))
+        if first:
+            told = bisect_left(places, first)
+            blocks, places = blocks[told:], places[told:]
         cache = self._cache
         new = [block for block in blocks if block not in cache.resident]
         cache.tell(blocks, places, now_s, traits)

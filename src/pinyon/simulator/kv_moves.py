@@ -94,7 +94,8 @@ class KvMoves:
     def _read_store(self, store: HostStore, reader: Engine, size: int, arrived: Callable[[], None]) -> None:
         def read() -> None:
             if store.host == reader.name:
-                self._time.after(size / self._machine.dram_bytes_s, arrived)
+                store.copied_until_s = max(store.copied_until_s, self._time.now_s) + size / self._machine.dram_bytes_s
+                self._time.at(store.copied_until_s, arrived)
             else:
                 self.links.send(store.host, reader.name, size, arrived)
 
@@ -109,7 +110,7 @@ class KvMoves:
         assert room is not None
         first = room.held
         room.held = first + len(keys)
-        if not attempt.request.attempts > 1:
+        if attempt.request.attempts <= 1 and not attempt.request.generated:
             attempt.request.fetched_tokens += len(keys) * self._settings.block_tokens
         reader.publish(attempt, room, first, room.held)
         reader.prompts.published(attempt.job, keys)

@@ -43,7 +43,7 @@ def report(served: Sequence[Timed], slo_s: float, warm_up: int) -> dict[str, flo
     counted = served[warm_up:]
     times = sorted(each.ttft_s for each in counted if each.ttft_s >= 0)
     if not times:
-        return {"requests": len(served), "counted": 0}
+        return {"requests": len(served), "counted": len(counted), "attainment": 0.0}
     longest = sorted(counted, key=lambda each: each.tokens)[-max(1, int(LONGEST * len(counted))) :]
     return {
         "requests": len(served),
@@ -69,7 +69,7 @@ def cluster_report(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float, 
     used = {each.prefill for each in counted if each.prefill}  # a client does not know
     if used:
         result["instances_used"] = len(used)
-    span_s = max(each.arrived_s + each.e2e_s for each in counted) - counted[0].arrived_s
+    span_s = max(each.arrived_s + each.e2e_s for each in counted) - min(each.arrived_s for each in counted)
     return result | {
         "finished": len(finished) / len(counted),
         "fetched_ratio": sum(each.fetched_tokens for each in counted) / sum(each.tokens for each in counted),

@@ -25,12 +25,14 @@ class Arrival(NamedTuple):
 
 
 def cut(rows: Iterable[TraceRow], block_tokens: int, tokens_max: int) -> list[Arrival]:
-    """In order of time; of longer prompts the first ``tokens_max`` tokens."""
+    """In order of time; of longer prompts the first ``tokens_max`` tokens. Rows without a prompt are left out."""
     blocks_max = -(-tokens_max // block_tokens)
     places: dict[str, int] = {}
     """Of requests by their own name, and of the last one of each conversation."""
     arrivals = []
-    for number, row in enumerate(rows):
+    for row in rows:
+        if row.input_tokens < 1:
+            continue
         before = row.parent or (row.chat if row.turn != 1 else "")
         arrivals.append(
             Arrival(
@@ -43,7 +45,7 @@ def cut(rows: Iterable[TraceRow], block_tokens: int, tokens_max: int) -> list[Ar
             )
         )
         if row.chat:
-            places[row.chat] = number
+            places[row.chat] = len(arrivals) - 1
     return arrivals
 
 

@@ -166,3 +166,22 @@ def test_the_order_of_service_says_who_leaves_first(held):
     queue.end(6)
     queue.end(7)
     queue.check_integrity()
+
+
+@pytest.mark.parametrize("order", SERVICE_ORDERS.names)
+def test_who_brought_room_along_is_found_behind_all_that_must_wait(order):
+    """It may hold the room that the others wait for."""
+    queue = PromptQueue(Held(), active=4, limit=4 * LOOK_AHEAD, order=SERVICE_ORDERS.make(order))
+    queue.add(prompt(0, A), 0.0)
+    assert queue.start(0.0) == [0]
+    queue.waits_for_room(0)
+    for number in range(1, 2 * LOOK_AHEAD):
+        queue.add(prompt(number), 0.0)
+    queue.add(prompt(1000, owned=True), 0.0)
+    queue.add(prompt(1001, owned=True), 0.0)
+    assert queue.end(1000)
+    queue.check_integrity()
+    assert queue.start(0.0) == [1001]
+    queue.has_room(0)
+    assert queue.start(0.0) == [1, 2]
+    queue.check_integrity()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
@@ -73,6 +74,17 @@ def test_nobody_starves() -> None:
             break
         now_s += 0.1
     assert 8.0 < now_s < 8.3
+
+
+@pytest.mark.parametrize("deadline_s", [math.inf, 4e6])
+def test_who_names_no_time_or_a_far_one_does_not_starve(deadline_s: float) -> None:
+    order = ShortestInTime[str](ShortestInTimeSettings(age_s=3.0, patience_s=5.0))
+    order.add("long", 0.0, 4.0, deadline_s)
+    for number in range(100):
+        order.add(f"short {number}", number * 0.1, 0.1, deadline_s)
+        if order.next(number * 0.1) == "long":
+            break
+    assert number == 81
 
 
 @pytest.mark.parametrize("age_s", ["-1", "1e9"])

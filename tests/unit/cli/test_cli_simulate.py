@@ -105,6 +105,16 @@ def test_a_plan_is_the_first_size_that_is_enough(
         (("--instances", "2"), "--cache-tokens is missing"),
         (("--cache-tokens", "1024"), "--instances is missing"),
         (("--instances", "2", "--cache-tokens", "1024", "--pool", "dram"), "has no pool"),
+        (
+            ("--instances", "2", "--cache-tokens", "1024", "--pipeline", "7"),
+            "--pipeline is of models of whole machines",
+        ),
+        (("--instances", "2", "--cache-tokens", "1024", "--sizes", "1-3"), "--sizes is of models of whole machines"),
+        (("--instances", "2", "--cache-tokens", "1024", "--steps", "prefill_first"), "--steps is of models"),
+        (("--instances", "1" + "0" * 400, "--cache-tokens", "1024"), "--instances must be from"),
+        (("--model", "tiny", "--instances", "2", "--sizes", "1-" + "9" * 5000), "LEAST-MOST"),
+        (("--model", "tiny", "--instances", "2", "--pool", "ssd", "--pool-tokens", "511"), "at least one block of 512"),
+        (("--model", "tiny", "--instances", "2", "--clients", "2", "--rate", "9"), "there is no --rate"),
         (("--instances", "2", "--cache-tokens", "1024", "--policy", "best"), "known: "),
         (("--instances", "2", "--cache-tokens", "1024", "--picture", "nowhere/a.svg"), "cannot write nowhere/a.svg"),
         (("--instances", "2", "--cache-tokens", "1024", "--warm-up", "300"), "none of 300 requests counts"),
@@ -115,3 +125,31 @@ def test_what_makes_no_sense_is_said(
 ) -> None:
     assert main(["simulate", trace, *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [("--sizes", "2-4"), ("--clients", "3")])
+def test_a_plan_of_what_has_no_size_or_no_rate_is_refused(
+    trace: str, option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", trace, *SHORT, "--model", "tiny", *option]) == 1
+    assert f"{option[0]} is of simulate" in capsys.readouterr().err
+
+
+def test_rows_without_a_prompt_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [{"timestamp": 500 * n, "input_length": n % 2 * 600, "output_length": 5, "hash_ids": [n]} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for model in (("--model", "tiny"), ("--cache-tokens", "4096")):
+        assert main(["simulate", str(path), "--warm-up", "0", *model, "--instances", "2", "--json"]) == 0
+        assert said(capsys)["requests"] == 20
+    path.write_text("".join(json.dumps(row | {"input_length": 0}) + "\n" for row in rows))
+    assert main(["simulate", str(path), "--model", "tiny", "--instances", "2"]) == 1
+    assert "no request of the trace has a prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [("--model", "\udcff"), ("--api-key", "\u00ff"), ("--token-ids", "3-" + "9" * 5000)])
+def test_what_cannot_be_sent_is_said_before_anything_is(
+    trace: str, option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", trace, *SHORT, *option]) == 1
+    assert "pinyon: " in capsys.readouterr().err

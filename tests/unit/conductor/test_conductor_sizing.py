@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.request import Role
+from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings
@@ -14,8 +15,8 @@ from pinyon.runtime.telemetry import Telemetry
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
-from services.conductor.sizing import Sizing
-from tests.unit.placement.conftest import make_fleet
+from services.conductor.sizing import GONE_S, Sizing
+from tests.unit.placement.conftest import info, make_fleet
 
 
 class World:
@@ -37,8 +38,8 @@ class World:
     def wanted(self) -> float | None:
         return self.registry.get_sample_value("pinyon_conductor_instances_wanted", {"model": "m"})
 
-    def ask(self, number: int, tokens: int) -> None:
-        request = conductor_pb2.ScheduleRequest(request_id=f"r{number}", model="m", prompt_tokens=tokens)
+    def ask(self, number: int, tokens: int, **more: int) -> None:
+        request = conductor_pb2.ScheduleRequest(request_id=f"r{number}", model="m", prompt_tokens=tokens, **more)
         self.placer.answer(request)
 
 
@@ -81,6 +82,55 @@ def test_one_goes_where_little_is_to_be_done_and_none_is_told_of_who_left() -> N
 
 def test_a_model_that_nobody_serves_is_not_counted() -> None:
     world = World(("p0", Role.MIXED))
-    world.sizing.placed("nobody's", None, 0.0)
+    world.sizing.refused("nobody's")
     world.sizing.look()
     assert world.registry.get_sample_value("pinyon_conductor_instances_wanted", {"model": "nobody's"}) is None
+
+
+def test_who_is_lost_is_still_wanted() -> None:
+    world = World(*((f"p{number}", Role.MIXED) for number in range(4)))
+    world.sizing.look()
+    for number in range(1, 4):
+        world.fleet.leave(f"p{number}")
+    world.ask(1, 4_000)  # what is left is overloaded
+    world.now_s = 5.0
+    world.sizing.look()
+    assert world.wanted == 4
+    world.now_s = 300.0
+    world.fleet.inflight.expire(world.now_s)
+    world.sizing.look()
+    assert world.wanted == 4, "it is idle, and the others are to come back"
+    world.fleet.leave("p0")
+    world.sizing.look()
+    assert world.wanted == 4
+    world.now_s += GONE_S + 1
+    world.sizing.look()
+    assert world.wanted is None
+
+
+def test_nothing_is_said_while_instances_are_still_registering() -> None:
+    world = World(("p0", Role.MIXED))
+    world.fleet.settle(True)
+    world.sizing.look()
+    assert world.wanted is None
+    for number in range(1, 4):
+        world.fleet.join(info(f"p{number}", Role.MIXED), 0.0)
+    world.fleet.settle(False)
+    world.sizing.look()
+    assert world.wanted == 4
+
+
+def test_what_no_instance_more_would_help_asks_for_none() -> None:
+    """A prompt that takes longer than its own limit, or than the conductor's default, where nobody waits."""
+    world = World(("p0", Role.MIXED))
+    for state in world.fleet.instances():
+        state.prefill_model = KnownPrefillCost((0.0, 1e-3, 0.0))
+        state.learned()
+    world.sizing.look()
+    for number in range(40):
+        world.ask(number, 4_000)
+        world.ask(100 + number, 100, ttft_slo_ms=1)
+        world.fleet.inflight.release(f"r{number}")
+    world.now_s = 5.0
+    world.sizing.look()
+    assert world.wanted == 1

@@ -13,7 +13,7 @@ from pinyon.messages.instance import info_to_proto
 from pinyon.placement.index import COLLECT_KEYS
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
-from services.conductor.intake import MEASUREMENTS_MAX, STEP_KEYS, ReportIntake
+from services.conductor.intake import MEASUREMENTS_MAX, STEP_KEYS, STEP_PARTS, ReportIntake
 from services.conductor.membership import Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.settings import ConductorSettings
@@ -113,3 +113,25 @@ async def test_of_many_measurements_the_newest_are_learned(world):
     await world.intake.apply(reporter, Report(prefills=measured))
     assert reporter.state.prefill_model.samples == reporter.state.transfer_model.samples == MEASUREMENTS_MAX
     assert reporter.state.prefill_model.predict_s(100, 0) > MEASUREMENTS_MAX * 8e-3
+
+
+async def test_many_parts_that_say_little_are_taken_in_turns(world):
+    reporter = world.register("p0")
+    await world.intake.apply(reporter, Report(snapshot=snapshot()))
+    names = [f"r{number}" for number in range(3 * STEP_PARTS)]
+    for part in ("begun_prefill", "ended_prefill", "begun_decode", "ended_decode"):
+        assert await world.turns_during(reporter, Report(**{f"{part}_request_ids": names})) >= 3
+    deltas = [conductor_pb2.CacheDelta(seq=1 + number) for number in range(3 * STEP_PARTS)]
+    assert await world.turns_during(reporter, Report(deltas=deltas)) >= 3
+    assert world.conductor.fleet.index.seq_of(reporter.state) == 3 * STEP_PARTS
+
+
+async def test_after_a_gap_nothing_more_of_a_report_is_taken(world):
+    reporter = world.register("p0")
+    await world.intake.apply(reporter, Report(snapshot=snapshot()))
+    deltas = [conductor_pb2.CacheDelta(seq=7)] * (9 * STEP_PARTS)
+    taking = asyncio.ensure_future(world.intake.apply(reporter, Report(deltas=deltas)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert taking.done()
+    assert (await taking).resync

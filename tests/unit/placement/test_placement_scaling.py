@@ -117,3 +117,22 @@ def test_sizes(text: str) -> None:
         parse_sizes(text)
     assert parse_sizes("") is None
     assert parse_sizes("2-8") == (2, 8)
+
+
+def test_a_burst_long_ago_is_not_held_against_anybody() -> None:
+    patient = scaler(ScalingSettings(2, 8, hold_s=10.0))
+    assert patient.decide([9.0, 9.0], 1.0) == 0
+    assert patient.decide([0.0], 5.0) == 1, "one was lost"
+    assert patient.decide([9.0, 9.0], 5000.0) == 0
+
+
+def test_one_that_goes_keeps_nobody_from_coming() -> None:
+    eager = scaler()
+    assert eager.decide([0.0] * 4, 130.0) == -1
+    assert eager.decide([99.0] * 3, 131.0) == 3
+
+
+def test_no_time_between_two_that_go() -> None:
+    hasty = Scaler(ScalingSettings(1, 3, between_s=0.0), 0.0)
+    assert hasty.decide([0.0, 0.0], 0.0) == 0
+    assert hasty.decide([0.0, 0.0], 1.0) == -1

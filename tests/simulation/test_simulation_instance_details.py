@@ -1,0 +1,128 @@
+"""What a simulated instance charges, by small cases whose times can be computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pinyon.core.request import Role
+from pinyon.eviction import NO_TRAITS
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.scaling import ScalingSettings
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.profiles.machine_profile import MachineProfile
+from pinyon.simulator.attempt import Attempt
+from pinyon.simulator.block_ids import ids_of
+from pinyon.simulator.cluster import Cluster
+from pinyon.simulator.cluster_settings import ClusterSettings
+from pinyon.simulator.outcome import Outcome
+from pinyon.simulator.report import cluster_report
+from pinyon.simulator.workload import Arrival
+
+BLOCK = 16
+ENGINE = EngineProfile("s", "", "", 0.0, 1e-3, 0.0, 5e-3, 1e-4, 2e-8)
+MACHINE = MachineProfile("s", "", "", "tiny", 1000, 1, 0, 1e6, 1e12, 1e9)
+"""1,000 bytes of KV for a token; 1 MB/s from the host's memory."""
+
+
+def cluster(*roles: Role, policy: str = "min_ttft", **changes: object) -> Cluster:
+    settings = replace(ClusterSettings(roles, BLOCK, 1 << 14), **changes)  # type: ignore[arg-type]
+    return Cluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make(policy))
+
+
+def ask(when_s: float, blocks: range, output_tokens: int = 2) -> Arrival:
+    return Arrival(when_s, len(blocks) * BLOCK, output_tokens, tuple(blocks), NO_TRAITS)
+
+
+@pytest.mark.parametrize("chunk_tokens", [4096, 64])
+def test_what_a_pipeline_takes_for_a_prompt_is_what_is_learned(chunk_tokens: int, monkeypatch) -> None:
+    predicted: list[float] = []
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=chunk_tokens, step_tokens=chunk_tokens)
+    make = of._attempt
+
+    def noted(request, number, job, decision) -> Attempt:
+        predicted.append(decision.ttft_s)
+        return make(request, number, job, decision)
+
+    monkeypatch.setattr(of, "_attempt", noted)
+    outcomes = of.run([ask(10.0 * number, range(100 * number, 100 * number + 60)) for number in range(12)])
+    for each, seconds in list(zip(outcomes, predicted, strict=True))[4:]:
+        assert seconds == pytest.approx(each.ttft_s, rel=0.1)
+        assert each.prefill_s == pytest.approx(each.ttft_s, rel=0.1)
+    whole_s = 60 * BLOCK * 1e-3
+    assert outcomes[-1].ttft_s == pytest.approx(
+        whole_s if chunk_tokens == 4096 else (15 + 3) / 15 / 4 * whole_s, rel=0.1
+    )
+
+
+def test_reads_from_the_hosts_memory_share_its_bandwidth() -> None:
+    """Eight prompts of 60 pooled blocks: 0.96 MB each."""
+    of = cluster(Role.MIXED, policy="kvcache_centric", hbm_tokens=64 * 10 * BLOCK, pool_tokens=1 << 16)
+    prompts = [range(1000 * number, 1000 * number + 61) for number in range(8)]
+    first = [ask(10.0 * number, blocks) for number, blocks in enumerate(prompts)]
+    other = [ask(100.0 + 10.0 * number, range(9000 + 100 * number, 9061 + 100 * number)) for number in range(12)]
+    outcomes = of.run([*first, *other, *(ask(1000.0, blocks) for blocks in prompts)])
+    fetched = [each for each in outcomes[-8:] if each.fetched_tokens]
+    assert len(fetched) >= 4
+    took_s = max(each.ttft_s for each in fetched)
+    assert took_s >= sum(each.fetched_tokens for each in fetched) * MACHINE.kv_token_bytes / MACHINE.dram_bytes_s
+
+
+@pytest.mark.parametrize("chunk_tokens", [64, 4096])
+def test_a_prompt_uses_its_blocks_once_however_it_is_cut(chunk_tokens: int) -> None:
+    of = cluster(
+        Role.MIXED,
+        hbm_tokens=64 * BLOCK,
+        pool_tokens=44 * BLOCK,
+        pool_eviction="lfu",
+        step_tokens=chunk_tokens,
+        chunk_tokens=chunk_tokens,
+    )
+    hot = [ask(10.0 * number, range(1000, 1005)) for number in range(6)]
+    of.run([*hot, ask(100.0, range(40)), ask(200.0, range(2000, 2005))])
+    (store,) = of.members.stores.values()
+    held = set(ids_of(store.keys()))
+    assert set(range(1000, 1005)) <= held, "used six times"
+    assert set(range(2000, 2005)) <= held, "as often as those before it, and later"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_more_is_reused_than_there_is_where_requests_give_way(seed: int) -> None:
+    of = cluster(Role.MIXED, Role.MIXED, policy="kvcache_centric", hbm_tokens=14 * BLOCK, pool_tokens=1 << 14)
+    blocks = [range(100 * (number % 5), 100 * (number % 5) + 5) for number in range(24)]
+    outcomes = of.run([ask(0.02 * number, each, 30 + 90 * ((number + seed) % 2)) for number, each in enumerate(blocks)])
+    of.check_over()
+    assert all(each.hit_tokens + each.fetched_tokens <= each.tokens for each in outcomes if each.attempts == 1)
+
+
+def test_who_goes_waits_for_what_was_placed_there() -> None:
+    scaling = ScalingSettings(1, 2, hold_s=0.0, settle_s=0.1, between_s=1.0, idle_window_s=2.0)
+    of = cluster(
+        Role.PREFILL, Role.PREFILL, Role.DECODE, policy="random", hbm_tokens=12 * BLOCK, scaling=scaling, boot_s=1.0
+    )
+    requests = [ask(0.1 * number, range(100 * number, 100 * number + 5), 100) for number in range(12)]
+    outcomes = of.run(requests)
+    of.check_over()
+    assert of.elasticity is not None
+    assert len(of.elasticity.sizes) > 1
+    assert {(each.attempts, each.end) for each in outcomes} == {(1, "finished")}
+
+
+def test_many_who_wait_may_be_refused_at_once() -> None:
+    of = cluster(Role.MIXED, front_slots=1, ttft_slo_s=0.5)
+    long = [ask(0.1, range(100 * number, 100 * number + 60)) for number in range(1, 1500)]
+    outcomes = of.run([ask(0.0, range(1), 200), *long])
+    assert sum(each.end == "rejected" for each in outcomes) > 1400
+
+
+def test_where_nobody_has_a_first_token() -> None:
+    refused = Outcome(0.0, "", "", -1.0, 0.0, 0.0, 10, 0, 0, 0, -1.0, 0, "rejected")
+    result = cluster_report([refused] * 3, 5.0, 0.1, 1)
+    assert (result["counted"], result["attainment"]) == (2, 0.0)
+
+
+def test_tokens_per_second_are_of_the_time_from_the_first_one_sent() -> None:
+    """A turn that waits for the one before it is sent after rows behind it."""
+    served = [Outcome(when_s, "p", "d", 0.1, 0.01, 1.0, 10, 100, 0, 0, 0.1, 1, "finished") for when_s in (99, 1, 50)]
+    assert cluster_report(served, 5.0, 0.1, 0)["output_tokens_per_s"] == pytest.approx(300 / 99)
