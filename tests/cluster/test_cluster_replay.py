@@ -139,4 +139,5 @@ def test_nobody_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["replay", trace, "--lb", "127.0.0.1:9", "--warm-up", "0", "--timeout", "20"]) == 1
     seen = capsys.readouterr()
     assert "2 requests: UNAVAILABLE" in seen.err
-    assert json.loads(seen.out.splitlines()[-1])["counted"] == 0
+    said = json.loads(seen.out.splitlines()[-1])
+    assert (said["counted"], said["attainment"]) == (2, 0.0)

@@ -17,7 +17,7 @@ from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, Role, SamplingParams
 from pinyon.messages.fetch_span import fetch_span_to_proto, fetch_spans_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto, finish_reason_to_proto
-from pinyon.messages.instance import info_from_proto, info_to_proto, load_from_proto, load_to_proto
+from pinyon.messages.instance import LOAD_MS_MAX, info_from_proto, info_to_proto, load_from_proto, load_to_proto
 from pinyon.messages.layout import layout_from_proto, layout_to_proto
 from pinyon.messages.logprobs import logprobs_from_proto, logprobs_to_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
@@ -127,7 +127,7 @@ def test_instances(name, model, role, boot, layout, limit, geography):
     if role is not Role.STORE:
         info = InstanceInfo(name, boot, role, "[::1]:1", model, "f", layout, limit, limit, limit, geography)
     assert info_from_proto(travelled(info_to_proto(info))) == info
-    load = InstanceLoad(limit, limit, limit, limit, limit, limit / 8, True)
+    load = InstanceLoad(limit, limit, limit, limit, limit, min(limit / 8, LOAD_MS_MAX), True)
     assert load_from_proto(travelled(load_to_proto(load))) == load
 
 
