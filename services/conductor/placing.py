@@ -9,7 +9,7 @@ from logging import DEBUG
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Internal, InvalidArgument, PinyonError
+from pinyon.core.errors import Internal, PinyonError
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.placement import placement_to_proto, request_from_proto
 from pinyon.placement.inflight import InFlightTable
@@ -63,7 +63,8 @@ class Placer:
                 decision = self._scheduler.schedule(request, self._clock())
             except PinyonError as error:
                 self._metrics.placements.labels(error.grpc_code.lower()).inc()
-                if self._sizing is not None and error.retry_after_s and not isinstance(error, InvalidArgument):
+                # who names a time between tokens may ask for what no number of instances gives
+                if self._sizing is not None and error.retry_after_s and not message.tbt_slo_ms:
                     self._sizing.refused(message.model)
                 _log.debug("not placed: %s", error.message, extra={"request_id": request_id})
                 raise

@@ -18,6 +18,8 @@ __all__ = ["Links"]
 
 ROUNDING = 1e-6
 """Of a byte: less is nothing."""
+STALE_MAX = 64
+"""Times that have changed since, besides some for each flow: more are thrown away."""
 
 
 class _Flow:
@@ -126,6 +128,9 @@ class Links:
     def _look(self) -> None:
         """When the next one is over."""
         soonest, flows = self._soonest, self._flows
+        if len(soonest) > STALE_MAX + 4 * len(flows):
+            soonest[:] = [each for each in soonest if each[2] in flows and each[2].end_s == each[0]]
+            heapq.heapify(soonest)
         while soonest and (soonest[0][2] not in flows or soonest[0][2].end_s != soonest[0][0]):
             heapq.heappop(soonest)
         if soonest and soonest[0][0] < self._looks_s:

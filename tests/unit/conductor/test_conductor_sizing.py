@@ -134,3 +134,16 @@ def test_what_no_instance_more_would_help_asks_for_none() -> None:
     world.now_s = 5.0
     world.sizing.look()
     assert world.wanted == 1
+
+
+def test_a_time_between_tokens_that_nobody_has_asks_for_no_instances() -> None:
+    world = World(("p0", Role.MIXED))
+    for state in world.fleet.instances():
+        world.fleet.set_load(state, InstanceLoad(running_requests=1, mean_tbt_ms=50.0), 0.0)
+    world.sizing.look()
+    for number in range(40):
+        world.ask(number, 10, tbt_slo_ms=1)
+    assert not world.fleet.inflight.decodes, "all were refused"
+    world.now_s = 5.0
+    world.sizing.look()
+    assert world.wanted == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.simulator.links import Links
+from pinyon.simulator.links import STALE_MAX, Links
 from pinyon.simulator.virtual_time import VirtualTime
 
 names = st.sampled_from("abcde")
@@ -78,3 +78,14 @@ def test_rates_are_max_min_fair(pairs: list[tuple[str, str]]) -> None:
             and all(other <= rate * (1 + 1e-9) for theirs, other in zip(ends, rates, strict=True) if end in theirs)
             for end in both
         )
+
+
+def test_times_that_have_changed_are_not_kept() -> None:
+    time = VirtualTime()
+    links = Links(time, 100.0)
+    for _ in range(100):
+        links.send("a", "b", 1e6, lambda: None)
+    assert len(links._soonest) <= STALE_MAX + 4 * 100 + 100
+    time.run()
+    assert links.flows == 0
+    assert time.now_s == pytest.approx(1e6)
