@@ -14,7 +14,7 @@ __all__ = ["Dynamo", "DynamoSettings"]
 
 @dataclass(frozen=True, slots=True)
 class DynamoSettings:
-    """``load_weight``: of the load, which is an instance's share of the longest queue there is. The appendix names
+    """``load_weight``: of the load, which is an instance's share of the longest wait there is. The appendix names
     neither weight nor unit."""
 
     load_weight: float = 1.0
@@ -25,7 +25,7 @@ class DynamoSettings:
 
 
 class Dynamo:
-    """The instance with the greatest difference; of equals the smallest id."""
+    """The instance with the greatest difference; of equals the one that decodes least, then the smallest id."""
 
     name = "dynamo"
 
@@ -35,8 +35,8 @@ class Dynamo:
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        queues_s = pool.queues_s(now_s)
-        longest_s = queues_s.max()
-        loads = queues_s / longest_s if longest_s > 0 else queues_s
+        waits_s = pool.waits_s(now_s)
+        longest_s = waits_s.max()
+        loads = waits_s / longest_s if longest_s > 0 else waits_s
         score = pool.reused_tokens(request, match.soon) / request.prompt_tokens - self._weight * loads
         return at_one(self.name, request, pool, match, pool.lowest(-score), now_s)

@@ -114,8 +114,11 @@ class InstanceState:
     def learned(self) -> None:
         """The prefill cost model, or what was reported, has changed."""
         self.loads.coefficients[self.row] = self.prefill_model.coefficients
-        tokens = self.load.pending_prefill_tokens
-        self.loads.reported_s[self.row] = self.prefill_model.backlog_s(tokens) if tokens else 0.0
+        load, row = self.load, self.row
+        tokens = load.pending_prefill_tokens
+        self.loads.reported_s[row] = self.prefill_model.backlog_s(tokens) if tokens else 0.0
+        self.loads.room_s[row] = load.room_wait_ms * 1e-3
+        self.loads.decoding[row] = load.running_requests + load.pending_requests
 
     @property
     def prefill_idle(self) -> bool:

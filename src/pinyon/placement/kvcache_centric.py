@@ -132,7 +132,7 @@ class KvCacheCentric:
                         state, now_s
                     ) + short_s < prefill_s and queue_s + fetch_s + short_s <= request.ttft_limit_s(fetch_s + short_s):
                         doubted = reach, fetch_s, short_s
-            ttft_s = transfer_s + queue_s + prefill_s
+            ttft_s = state.load.room_wait_ms * 1e-3 + transfer_s + queue_s + prefill_s
             # equal times: the one with the emptier cache, then the smaller id (the pool's order)
             cached = state.load.cached_blocks
             if best is None or (ttft_s, cached) < best[:2]:

@@ -15,7 +15,7 @@ __all__ = ["LeastLoaded", "least_loaded"]
 
 
 class LeastLoaded:
-    """The prefill instance with the shortest queue in seconds; it reuses what it happens to hold and fetches
+    """The prefill instance with the shortest wait in seconds; it reuses what it happens to hold and fetches
     nothing."""
 
     name = "least_loaded"
@@ -27,7 +27,12 @@ class LeastLoaded:
 
 
 def least_loaded(pool: Pool, now_s: float) -> InstanceState:
-    """Of equals the one with the emptier cache, then the smaller id (the pool's order)."""
-    queues_s = np.round(pool.queues_s(now_s), 9)  # as Pool.lowest
-    equals = np.flatnonzero(queues_s == queues_s.min()).tolist()
-    return min((pool.prefills[place] for place in equals), key=lambda state: state.load.cached_blocks)
+    """Of equals the one that decodes least, then the one with the emptier cache, then the smaller id (the pool's
+    order)."""
+    waits_s = np.round(pool.waits_s(now_s), 9)  # as Pool.lowest
+    equals = np.flatnonzero(waits_s == waits_s.min()).tolist()
+    return min((pool.prefills[place] for place in equals), key=_filled)
+
+
+def _filled(state: InstanceState) -> tuple[int, int]:
+    return int(state.loads.decoding[state.row]), state.load.cached_blocks

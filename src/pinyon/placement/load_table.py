@@ -21,6 +21,10 @@ class LoadTable:
         """When what is being computed is expected to end; in the past where nothing is."""
         self.reported_s = np.zeros(rows)
         """The queue by the instance's own word."""
+        self.room_s = np.zeros(rows)
+        """Until a new request has KV memory, by the instance's own word."""
+        self.decoding = np.zeros(rows, np.int64)
+        """Requests that are decoded there or wait for it, likewise."""
         self.coefficients = np.zeros((rows, COEFFICIENTS))
         """Of the prefill cost model: seconds, seconds per token, seconds per token²."""
 
@@ -32,9 +36,11 @@ class LoadTable:
             self.queued_us = np.append(self.queued_us, np.zeros(more, np.int64))
             self.ends_s = np.append(self.ends_s, np.zeros(more))
             self.reported_s = np.append(self.reported_s, np.zeros(more))
+            self.room_s = np.append(self.room_s, np.zeros(more))
+            self.decoding = np.append(self.decoding, np.zeros(more, np.int64))
             self.coefficients = np.append(self.coefficients, np.zeros((more, COEFFICIENTS)), axis=0)
-        self.queued_us[row] = 0
-        self.ends_s[row] = self.reported_s[row] = 0.0
+        self.queued_us[row] = self.decoding[row] = 0
+        self.ends_s[row] = self.reported_s[row] = self.room_s[row] = 0.0
         self.coefficients[row] = 0.0
 
     def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:

@@ -16,13 +16,13 @@ __all__ = ["MinTtft"]
 
 
 class MinTtft:
-    """The instance with the least sum of its queue and the time to compute what it does not hold; of equals the
-    smallest id."""
+    """The instance with the least sum of waiting there and the time to compute what it does not hold; of equals the
+    one that decodes least, then the smallest id."""
 
     name = "min_ttft"
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        times_s = pool.queues_s(now_s) + pool.prefills_s(request.prompt_tokens, pool.reused_tokens(request, match.soon))
+        times_s = pool.waits_s(now_s) + pool.prefills_s(request.prompt_tokens, pool.reused_tokens(request, match.soon))
         return at_one(self.name, request, pool, match, pool.lowest(times_s), now_s)

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 
+DECODING_MAX = 1 << 62
 OWN_TIME_PATIENCE = 0.25
 """What a request that takes longer than the default TTFT limit all by itself may wait, as a share of that time."""
 
@@ -167,13 +168,21 @@ class Pool:
         return {state.info.instance_id: state for state in self.prefills}
 
     def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
-        """The prefill instance with the least of these times; of equals the first by id. Times that are a nanosecond
-        apart are equal: they are sums, and rounding must not choose."""
-        return self.prefills[int(np.argmin(np.round(costs_s, 9)))]
+        """The prefill instance with the least of these times; of equals the one that decodes least, then the first by
+        id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
+        rounded = np.round(costs_s, 9)
+        decoding = np.where(rounded == rounded.min(), self.prefills[0].loads.decoding[self.rows], DECODING_MAX)
+        return self.prefills[int(np.argmin(decoding))]
 
     def queues_s(self, now_s: float) -> NDArray[np.float64]:
         """Of each prefill instance, seconds of work before a new request."""
         return self.prefills[0].loads.queues_s(self.rows, now_s)
+
+    def waits_s(self, now_s: float) -> NDArray[np.float64]:
+        """Of each prefill instance, seconds until a new request's prompt is computed: it waits for KV memory, then for
+        its turn."""
+        loads = self.prefills[0].loads
+        return loads.queues_s(self.rows, now_s) + loads.room_s[self.rows]
 
     def reused_tokens(self, request: PlacementRequest, match: PrefixMatch) -> NDArray[np.int64]:
         """Of each prefill instance, the leading tokens of the prompt."""

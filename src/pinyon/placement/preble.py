@@ -40,7 +40,7 @@ class Preble:
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
         reused = pool.reused_tokens(request, match.soon)
-        costs_s = pool.queues_s(now_s)
+        costs_s = pool.waits_s(now_s)
         most = reused.max()
         if most > self._share * request.prompt_tokens:
             costs_s[reused < most] = np.inf

@@ -149,9 +149,9 @@ class Scheduler:
 
 
 def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> float:
-    """When a first token could be there, by queues and by what instances hold themselves."""
+    """When a first token could be there, by what waits there and by what instances hold themselves."""
     reused = pool.reused_tokens(request, match.soon)
-    return float((pool.queues_s(now_s) + pool.prefills_s(request.prompt_tokens, reused)).min())
+    return float((pool.waits_s(now_s) + pool.prefills_s(request.prompt_tokens, reused)).min())
 
 
 def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:

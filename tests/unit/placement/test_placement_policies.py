@@ -13,6 +13,7 @@ from pinyon.placement.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.dualmap import SECOND, Choice, DualMap, DualMapSettings, Reading
 from pinyon.placement.hash_ring import HashRing
+from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Waiting
 from pinyon.placement.prefix_match import NO_MATCH
@@ -382,3 +383,31 @@ def test_a_long_queue_is_looked_at_once_for_each_instance():
 
     assert scheduler.moves(ask(), scheduler.decide_at(ask(), member(fleet, one), member(fleet, two), 0.0), queues, 0.0)
     assert sorted(asked) == sorted((one, two))
+
+
+CHOOSERS = ("least_loaded", "min_ttft", "preble", "dynamo", "kvcache_centric", "algorithm1")
+
+
+def report(fleet, name: str, **load: float) -> None:
+    fleet.set_load(member(fleet, name), InstanceLoad(**load), 0.0)
+
+
+@pytest.mark.parametrize("policy", CHOOSERS)
+def test_who_waits_for_memory_waits(policy):
+    """Algorithm 1 chooses and refuses by one and the same TTFT (lines 12 to 18)."""
+    fleet = fleet_of({"i0": 0, "i1": 100}, {})
+    report(fleet, "i0", room_wait_ms=30_000)
+    assert placed(policy, fleet, ask(ttft_slo_s=10.0)) == "i1"
+    report(fleet, "i0", room_wait_ms=0)
+    assert placed(policy, fleet, ask()) == "i0"
+
+
+@pytest.mark.parametrize("policy", ["least_loaded", "min_ttft", "preble", "dynamo"])
+def test_of_equal_waits_the_one_that_decodes_least(policy):
+    """Where nobody waits and nothing is kept, all would go to the first one else, and what is decoded pile up there."""
+    fleet = fleet_of({"i0": 0, "i1": 0, "i2": 0}, {})
+    report(fleet, "i0", running_requests=3)
+    report(fleet, "i1", running_requests=1, pending_requests=1)
+    assert placed(policy, fleet) == "i2"
+    report(fleet, "i2", running_requests=4)
+    assert placed(policy, fleet) == "i1"
