@@ -209,7 +209,7 @@ class StepMembers:
         if outcome.logprobs is not None:
             _tell(step, outcome.logprobs)
         counted = self._scheduler.fold(plan) if outcome.whole else self._scheduler.fold(plan, *_failed(step, outcome))
-        share_s = outcome.elapsed_s / max(1, step.tokens - len(step.decodes))
+        token_s = plan.token_s(outcome.elapsed_s)
         sampled = len(counted.decodes)
         for prefill, (_, start, end), result in zip(step.prefills, plan.prefills, outcome.prefills, strict=True):
             if not prefill.alive:
@@ -222,7 +222,7 @@ class StepMembers:
                 self.remove_prefill(prefill)
                 sampled += 1
             try:
-                prefill.advanced(start, end, result, share_s * (end - start))
+                prefill.advanced(start, end, result, token_s * (end - start))
             except Exception as error:  # a defect in one member must not cost the others their tokens
                 self.remove_prefill(prefill)
                 prefill.failed(error)

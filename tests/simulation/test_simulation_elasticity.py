@@ -45,9 +45,9 @@ def run(settings: ClusterSettings, phases: list[tuple[float, float]], policy: st
 @pytest.mark.parametrize("policy", ["dualmap:slo_s=2", "least_loaded"])
 @pytest.mark.parametrize("roles", [(Role.MIXED,) * 2, (Role.PREFILL,) * 2 + (Role.DECODE,)])
 def test_it_grows_under_load_and_shrinks_again(policy: str, roles: tuple[Role, ...]) -> None:
-    """A prompt takes 0.4 s: 9 a second are too many for two, and few for six."""
+    """A prompt takes 0.4 s: 9.5 a second are too many for two, and few for six."""
     settings = replace(SETTINGS, roles=roles)
-    phases = [(110.0, 9.0), (420.0, 1.0)]
+    phases = [(110.0, 9.5), (420.0, 1.0)]
     cluster, outcomes = run(settings, phases, policy)
     assert cluster.elasticity is not None
     sizes = cluster.elasticity.sizes

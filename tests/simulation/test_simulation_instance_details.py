@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -15,7 +16,7 @@ from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.simulator.attempt import Attempt
 from pinyon.simulator.block_ids import ids_of
 from pinyon.simulator.cluster import Cluster
-from pinyon.simulator.cluster_settings import ClusterSettings
+from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.outcome import Outcome
 from pinyon.simulator.report import cluster_report
 from pinyon.simulator.workload import Arrival
@@ -126,3 +127,49 @@ def test_tokens_per_second_are_of_the_time_from_the_first_one_sent() -> None:
     """A turn that waits for the one before it is sent after rows behind it."""
     served = [Outcome(when_s, "p", "d", 0.1, 0.01, 1.0, 10, 100, 0, 0, 0.1, 1, "finished") for when_s in (99, 1, 50)]
     assert cluster_report(served, 5.0, 0.1, 0)["output_tokens_per_s"] == pytest.approx(300 / 99)
+
+
+def test_prompts_of_one_step_share_its_time() -> None:
+    """So that those that wait add up to the queue's time (Mooncake §4.1): 40 prompts, eight in each step."""
+    of = cluster(Role.MIXED)
+    outcomes = of.run([ask(0.0, range(100 * number, 100 * number + 16), 1) for number in range(40)])
+    in_all_s = 40 * 16 * BLOCK * 1e-3
+    assert sum(each.prefill_s for each in outcomes) == pytest.approx(in_all_s)
+    assert max(each.ttft_s for each in outcomes) == pytest.approx(in_all_s)
+    state = of.members.engines["mixed-0000"].state
+    assert state.prefill_model.predict_s(16 * BLOCK, 0) == pytest.approx(in_all_s / 40, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("whole_tokens", "together"), [(1, 1), (2 * 16 * BLOCK - 1, 1), (2 * 16 * BLOCK, 2), (1 << 20, 4)]
+)
+def test_whole_prompts_are_computed_together_as_far_as_they_fit(whole_tokens: int, together: int) -> None:
+    of = cluster(Role.MIXED, step_rule=StepRule.PREFILL_FIRST, whole_tokens=whole_tokens, active_prefills=4)
+    first = ask(0.0, range(1000, 1001), 1)  # while it is computed, four come
+    outcomes = of.run([first, *(ask(1e-3, range(100 * number, 100 * number + 16), 1) for number in range(4))])
+    step_s = together * 16 * BLOCK * 1e-3
+    expected = [(1 + number // together) * step_s + BLOCK * 1e-3 - 1e-3 for number in range(4)]
+    assert [each.ttft_s for each in outcomes[1:]] == pytest.approx(expected)
+
+
+def test_who_moves_has_waited_since_it_was_placed_first() -> None:
+    of = cluster(*(Role.MIXED,) * 4, policy="dualmap:slo_s=2,choice=cache_affinity", active_prefills=1)
+    waited: list[tuple[float, float]] = []
+    move = of._move
+
+    def noted(order) -> None:
+        attempt = of._attempts.movable.get(order.request.request_id)
+        move(order)
+        if attempt is not None:
+            mine = f"{attempt.request.number}~"
+            here = (
+                each for each in of.fleet.inflight.waiting(order.target) if each.request.request_id.startswith(mine)
+            )
+            waited.extend((each.placed_s, attempt.request.arrived_s) for each in here)
+
+    of._move = noted  # type: ignore[method-assign]
+    rng = Random(1)
+    of.run([ask(0.02 * number, range(100 * number, 100 * number + rng.randint(1, 40)), 1) for number in range(600)])
+    assert of.counts["moved"]
+    assert len(waited) > 1
+    assert all(placed_s == arrived_s for placed_s, arrived_s in waited)

@@ -46,7 +46,16 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        return sum(end - start for _, start, end in self.prefills) + len(self.decodes)
+        return self.prompt_tokens + len(self.decodes)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(end - start for _, start, end in self.prefills)
+
+    def token_s(self, seconds: float) -> float:
+        """What a prompt is charged for each of its tokens, of a step that took so many seconds: prompts in one step
+        share its time, so that the times of those that wait add up to the time of the queue (Mooncake §4.1)."""
+        return seconds / max(1, self.prompt_tokens)
 
 
 @dataclass(slots=True)

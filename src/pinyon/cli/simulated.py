@@ -71,13 +71,15 @@ _RANGES = (
     ("max_batch", 1, 1 << 16),
     ("step_tokens", 1, 1 << 24),
     ("chunk_tokens", 1, 1 << 24),
+    ("whole_tokens", 1, 1 << 24),
+    ("active_prefills", 1, 1 << 16),
     ("utilisation", 1e-3, 1.0),
     ("slo", 1e-6, 1e6),
     ("tbt_slo", 1e-6, 1e6),
     ("shed", 1e-6, 1e6),
     ("path_ms", 0.0, 1e6),
     ("rate", 1e-9, 1e9),
-    ("goodput", 0.0, 1.0),
+    ("goodput", 1e-6, 1.0),
     ("share", 0.0, 1.0),
     ("instances_max", 1, INSTANCES_MAX),
 )
@@ -125,6 +127,8 @@ WHOLE_ALONE: Mapping[str, object] = {
     "steps": StepRule.MIXED,
     "step_tokens": 2048,
     "chunk_tokens": None,
+    "whole_tokens": 32_768,
+    "active_prefills": 8,
     "max_batch": 256,
     "pipeline": 1,
     "batching": "fcfs",
@@ -175,6 +179,20 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
     )
     whole.add_argument("--step-tokens", type=int, default=2048, metavar="N", help="of a mixed step (default 2048)")
     whole.add_argument("--chunk-tokens", type=int, metavar="N", help="of one prompt in a step (default: --step-tokens)")
+    whole.add_argument(
+        "--whole-tokens",
+        type=int,
+        default=32_768,
+        metavar="N",
+        help="of whole prompts in one step, of which one alone may be longer (default 32768)",
+    )
+    whole.add_argument(
+        "--active-prefills",
+        type=int,
+        default=8,
+        metavar="N",
+        help="prompts of an instance that have left its queue and are not computed (default 8)",
+    )
     whole.add_argument("--max-batch", type=int, default=256, metavar="N", help="requests decoded at once (default 256)")
     whole.add_argument(
         "--pipeline", type=int, default=1, metavar="X", help="nodes of each prefill instance (default 1)"
@@ -283,7 +301,10 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
     eviction = _choice(EVICTION_POLICIES, arguments.eviction, "eviction")
     if arguments.model == REFERENCE:
         return _reference(arguments, block_tokens, policy, instances, order, eviction)
-    machine = load_machine(arguments.model)
+    try:
+        machine = load_machine(arguments.model)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error.message}; or {REFERENCE}", field="model") from error
     engine = load_profile(machine.engine)
     if arguments.utilisation != 1:
         engine = replace(
@@ -311,6 +332,8 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
         max_batch=arguments.max_batch,
         step_tokens=arguments.step_tokens,
         chunk_tokens=arguments.chunk_tokens or arguments.step_tokens,
+        whole_tokens=arguments.whole_tokens,
+        active_prefills=arguments.active_prefills,
         pipeline=arguments.pipeline,
         eviction=eviction,
         pool_eviction=eviction,

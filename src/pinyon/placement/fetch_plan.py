@@ -9,6 +9,9 @@ from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["plan_fetches"]
 
+ROWS_MAX = 1 << 32
+"""More than there are: a number below it for each distance of two rows."""
+
 
 def plan_fetches(
     pool: Pool, match: PrefixMatch, reader: InstanceState, first_block: int, end_block: int
@@ -18,12 +21,19 @@ def plan_fetches(
     spans_max)``.
 
     From each position the source that goes furthest is taken, which gives the fewest spans. Among equals a store node
-    is preferred (it runs no requests), then the one with the fewest blocks being read, then the smaller id; so readers
-    of a hot prefix spread over its replicas on store nodes, or else over its peers.
+    is preferred (it runs no requests), then one on the reader's own host (nothing goes over the network), then the one
+    with the fewest blocks being read, then the next one after the reader; so readers of a hot prefix spread over its
+    replicas on store nodes, or else over its peers.
     """
+    host, after = _host(reader), reader.row + 1
+
+    def preference(state: InstanceState) -> tuple[bool, bool, int, int]:
+        store = state.info.role is Role.STORE
+        return not store, _host(state) != host, state.inflight_reads, (state.row - after) % ROWS_MAX
+
     spans = match.spans_for(reader, first_block, end_block, pool.sources_for(reader))
-    return tuple(Fetch(min(holders, key=_preference), first, end - first) for first, end, holders in spans)
+    return tuple(Fetch(min(holders, key=preference), first, end - first) for first, end, holders in spans)
 
 
-def _preference(state: InstanceState) -> tuple[bool, int, str]:
-    return (state.info.role is not Role.STORE, state.inflight_reads, state.info.instance_id)
+def _host(state: InstanceState) -> str:
+    return state.info.address.rpartition(":")[0]

@@ -30,6 +30,8 @@ class _Prefill:
     fetches: tuple[Fetch, ...]
     expected: list[BlockKey]
     placed_s: float
+    first_s: float
+    """The same, of its first placement."""
     request: PlacementRequest | None = None
     decision: PlacementDecision | None = None
     begun: bool = False
@@ -107,11 +109,12 @@ class InFlightTable:
         now_s: float,
         expected: bytes = b"",
         request: PlacementRequest | None = None,
+        first_s: float | None = None,
     ) -> None:
         """Count a placement; one of the same id that is still counted is replaced (the request was placed again).
 
         ``expected``: packed keys of the blocks that the prefill instance does not hold yet, and others may reuse then.
-        ``request``: for :meth:`waiting`.
+        ``request``: for :meth:`waiting`; ``first_s``: when it was placed first, if it was elsewhere before.
         """
         self.release(request_id)
         prefill, decode = decision.prefill, decision.decode
@@ -121,8 +124,9 @@ class InFlightTable:
         self._expected_keys += len(keys)
         self.expected.add(prefill, keys)
         self._prefills[request_id] = _Prefill(
-            prefill, prefill_us, transfer_us, decision.fetches, keys, now_s, request, decision
-        )
+            prefill, prefill_us, transfer_us, decision.fetches, keys, now_s, now_s if first_s is None else first_s,
+            request, decision,
+        )  # fmt: skip
         for state in (prefill, decode):
             self._by_instance.setdefault(state, {})[request_id] = None
         prefill.loads.queued_us[prefill.row] += prefill_us
@@ -139,7 +143,7 @@ class InFlightTable:
         with their request."""
         parts = (self._prefills.get(request_id) for request_id in self._by_instance.get(state, ()))
         return [
-            Waiting(part.request, part.decision, part.placed_s)
+            Waiting(part.request, part.decision, part.first_s)
             for part in parts
             if part is not None and part.state is state and not part.begun
             if part.request is not None and part.decision is not None

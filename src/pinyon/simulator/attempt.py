@@ -36,6 +36,8 @@ class Request:
     """What is computed for it may be used again."""
     attempt: Attempt | None = None
     """Of the placement in force."""
+    placed_s: float = 0.0
+    """When it was placed first."""
     attempts: int = 0
     exclude: set[str] = field(default_factory=set)
     entered: bool = False

@@ -169,6 +169,8 @@ class Cluster:
                 self.front.leave(request, "unavailable")
             return
         self._look_at(request, decision)
+        if not request.attempts:
+            request.placed_s = self.time.now_s
         request.attempts += 1
         self._attempt(request, number, job, decision)
         for move in self.scheduler.moves(asked, decision, self.fleet.inflight.waiting, self.time.now_s):
@@ -213,7 +215,8 @@ class Cluster:
         decision = self.scheduler.decide_at(asked, move.target, move.source, self.time.now_s)
         expected = asked.block_keys[decision.local_blocks * KEY_BYTES :]
         blocks = decode_blocks(asked, self.settings.block_tokens)
-        self.fleet.inflight.add(asked.request_id, decision, blocks, self.time.now_s, expected, asked)
+        now_s, first_s = self.time.now_s, request.placed_s
+        self.fleet.inflight.add(asked.request_id, decision, blocks, now_s, expected, asked, first_s)
         self.counts["moved"] += 1
         self._attempt(request, number, job, decision)
 

@@ -41,6 +41,9 @@ class ClusterSettings:
     max_batch: int = 256
     step_tokens: int = 2048
     chunk_tokens: int = 2048
+    whole_tokens: int = 32_768
+    """Of whole prompts in one step (:attr:`StepRule.PREFILL_FIRST`); one alone may be longer. vLLM takes the model's
+    context for it, so that any prompt fits."""
     active_prefills: int = 8
     max_prefills: int = 1 << 20
     pipeline: int = 1

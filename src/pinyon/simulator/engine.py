@@ -8,6 +8,7 @@ which something comes up.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import ceil, sqrt
 from typing import Protocol
 
@@ -79,6 +80,7 @@ class Engine(EngineMemory):
         profile: EngineProfile,
         *,
         rule: StepRule = StepRule.MIXED,
+        whole_tokens: int = 1 << 30,
         stages: int = 1,
         kv_token_bytes: int = 0,
         dram_bytes_s: float = 0.0,
@@ -100,6 +102,7 @@ class Engine(EngineMemory):
         """It takes nothing new."""
         self._owner, self._fleet = owner, fleet
         self._profile, self._rule, self._faults = profile, rule, faults
+        self._whole_tokens = whole_tokens
         self._block_tokens = config.block_tokens
         self._stages = [0.0] * stages
         """When each is free."""
@@ -176,8 +179,9 @@ class Engine(EngineMemory):
         return room.table
 
     def _begin(self, plan: StepPlan) -> None:
-        if plan.prefills and plan.decodes and self._rule is StepRule.PREFILL_FIRST:
+        if plan.prefills and self._rule is StepRule.PREFILL_FIRST:
             plan.decodes.clear()
+            del plan.prefills[self._together(plan) :]
         now_s, profile = self._time.now_s, self._profile
         chunks = [(start, end) for _, start, end in plan.prefills]
         context = sum(self._context(number) for number in plan.decodes)
@@ -195,6 +199,11 @@ class Engine(EngineMemory):
             self._growth_s = profile.decode_kv_token_s * len(plan.decodes)
             self._count = self._leap(plan)
         self._await()
+
+    def _together(self, plan: StepPlan) -> int:
+        """How many whole prompts are computed at once: the first one, and what has room beside it."""
+        ends = accumulate(end - start for _, start, end in plan.prefills)
+        return max(1, sum(tokens <= self._whole_tokens for tokens in ends))
 
     def _context(self, number: int) -> int:
         request = self.decodes[number].request
@@ -266,8 +275,9 @@ class Engine(EngineMemory):
         )
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
         if effect_s is None:
-            for attempt, _, _ in chunks:
-                attempt.computing_s += seconds
+            token_s = plan.token_s(seconds)
+            for attempt, start, end in chunks:
+                attempt.computing_s += token_s * (end - start)
             self._told(chunks)
         elif chunks:
             for attempt, _, _ in chunks:

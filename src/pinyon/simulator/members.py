@@ -63,6 +63,7 @@ class Members:
             config,
             self._profile,
             rule=settings.step_rule,
+            whole_tokens=settings.whole_tokens,
             stages=settings.pipeline if role is Role.PREFILL else 1,
             kv_token_bytes=self._machine.kv_token_bytes,
             dram_bytes_s=self._machine.dram_bytes_s,
@@ -73,7 +74,7 @@ class Members:
         pool_blocks = settings.pool_tokens // settings.block_tokens
         if pool_blocks and role.prefills:
             store = _store_of(name)
-            info = InstanceInfo(store, boot, Role.STORE, f"{store}:1")
+            info = InstanceInfo(store, boot, Role.STORE, f"{name}:2")
             self.stores[store] = HostStore(
                 self._fleet, info, name, settings.pool_eviction, pool_blocks, self._time.now_s
             )

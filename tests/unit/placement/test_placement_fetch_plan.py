@@ -3,12 +3,14 @@
 import pytest
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.request import Role
 from pinyon.messages.fetch_span import fetch_spans_from_proto
 from pinyon.messages.placement import placement_to_proto
+from pinyon.placement.fetch_plan import plan_fetches
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
-from tests.unit.placement.conftest import DECODE, PREFILL, STORE, hold, keys, make_fleet, member
+from tests.unit.placement.conftest import DECODE, PREFILL, STORE, hold, info, keys, make_fleet, member
 
 
 def place(blocks: int, **held):
@@ -48,3 +50,35 @@ def test_runs_that_one_source_bridges_cost_no_spans():
     blocks = 500
     _, decision = place(blocks, s0=range(blocks - 2), s1=range(0, blocks, 2), s2=range(blocks - 2, blocks))
     assert [(span.first_block, span.block_count) for span in decision.fetches] == [(0, blocks - 2), (blocks - 2, 2)]
+
+
+def sources_of(readers: list[str], *holders: tuple[str, Role], **addresses: str) -> list[str]:
+    """From where each of them would fetch a block that all holders have."""
+    fleet = make_fleet()
+    for name, role in (*((reader, PREFILL) for reader in readers), *holders):
+        fleet.join(info(name, role, address=addresses.get(name, f"{name}:1")), 0.0)
+    for name, _ in holders:
+        hold(fleet, name, range(1))
+    (pool,) = fleet.pools("m")
+    match = fleet.index.match(keys(0), 1, fleet.inflight.expected)
+    plans = [plan_fetches(pool, match, member(fleet, reader), 0, 1) for reader in readers]
+    return [fetch.source.info.instance_id for (fetch,) in plans]
+
+
+def test_stores_before_peers_and_the_own_host_first():
+    stores = ("s0", STORE), ("s1", STORE), ("d0", DECODE)
+    found = sources_of(["p0", "p1"], *stores, p0="a:1", s0="b:2", p1="b:1", s1="a:2", d0="a:3")
+    assert found == ["s1", "s0"]
+    assert sources_of(["p0"], ("d0", DECODE), ("s0", STORE), p0="a:1", d0="a:2") == ["s0"]
+
+
+def test_readers_of_one_block_spread_over_its_holders():
+    """None is preferred for its name: a decode instance's sorts before all prefill instances'."""
+    readers = [f"p{number}" for number in range(4)]
+    fleet = make_fleet(("d0", DECODE), *((reader, PREFILL) for reader in readers))
+    for name in ("d0", *readers):
+        hold(fleet, name, range(1))
+    (pool,) = fleet.pools("m")
+    match = fleet.index.match(keys(0), 1, fleet.inflight.expected)
+    found = {plan_fetches(pool, match, member(fleet, reader), 0, 1)[0].source.info.instance_id for reader in readers}
+    assert len(found) > 2
