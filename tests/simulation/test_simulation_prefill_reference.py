@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -18,7 +19,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.simulator.prefill_reference import PrefillReference, ReferenceSettings
 from pinyon.simulator.report import Served, report
 from pinyon.simulator.workload import Arrival, at_rate, cut
-from pinyon.traces import TraceFile
+from pinyon.traces import TraceFile, TraceRow
 from tests.simulation import plain_prefill as plain
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -196,3 +197,29 @@ def test_what_is_wrong_is_said(
     common = ["--instances", "3", "--cache-tokens", "20000", "--warm-up", "20"]
     assert main(["simulate", str(trace), *common, *arguments]) != 0
     assert word in " ".join(capsys.readouterr().err.split())
+
+
+def test_rounding_decides_neither_what_comes_first_nor_who_is_late() -> None:
+    """The third request ends when the fourth comes, to 2e-16 s; the last one takes 5 s to 1e-14 s."""
+    rows = [
+        (0.0, 2048, (90, 91, 92, 93)),
+        (0.0, 100, (0,)),
+        (0.200072, 11264, tuple(range(1, 23))),
+        (1.6306, 100, (0,)),
+    ]
+    arrivals = [Arrival(time_s, tokens, 0, blocks, Traits()) for time_s, tokens, blocks in rows]
+    cluster = PrefillReference(ReferenceSettings(2, 512), PLACEMENT_POLICIES.make("min_ttft"), Fifo)
+    assert cluster.run(arrivals)[3].instance == 0
+    late = [(0.0, 512), (110.0, 20_000), (110.08, 20_000)]
+    ids = itertools.count(1000)
+    apart = [
+        Arrival(time_s, tokens, 0, tuple(itertools.islice(ids, -(-tokens // 512))), Traits()) for time_s, tokens in late
+    ]
+    served = PrefillReference(ReferenceSettings(1, 100_000), PLACEMENT_POLICIES.make("min_ttft"), Fifo).run(apart)
+    assert served[2].ttft_s == pytest.approx(5.0)
+    assert report(served, 5.0, 0)["attainment"] == 1.0
+
+
+def test_ids_that_a_prompt_is_too_short_for_are_left_out() -> None:
+    (arrival,) = cut([TraceRow(0.0, 512, 1, (1, 2, 3))], 512, 20_480)
+    assert arrival.blocks == (1,)

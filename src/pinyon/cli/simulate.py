@@ -92,6 +92,7 @@ def simulate(arguments: argparse.Namespace) -> int:
         "slo_s": arguments.slo,
         "seed": arguments.seed,
         "rate": rate,
+        **({} if arguments.goodput is None else {"goodput": rate, "goodput_share": arguments.goodput}),
         "native_rate": load.native_rate,
         "broken_rows": load.broken,
         **model.report(rows, limits),

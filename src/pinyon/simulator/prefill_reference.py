@@ -9,7 +9,7 @@ Few rules, so that anybody can compute it again and get the same numbers:
 - TTFT is waiting and service.
 - A policy sees the blocks in the cache and those of requests that wait or are served there, the exact rest of the
   service that runs, and for each that waits the prediction made when it was queued there.
-- At one time what ends comes before what arrives.
+- At one time what ends comes before what arrives; times a nanosecond apart are one.
 
 All decisions are made by the modules that the conductor runs: fleet, block index, placements in flight, policy.
 """
@@ -49,6 +49,8 @@ MODEL = "prefill-reference"
 FOREVER_S = 1e18
 UNLIMITED = 1 << 40
 PROGRESS_EVERY = 256
+NANO_S = 1e-9
+"""Times are sums, and rounding must not decide what comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class PrefillReference:
         heapq.heappush(self._ends, (now_s + seconds, instance.number))
 
     def _serve_until(self, time_s: float) -> None:
-        while self._ends and self._ends[0][0] <= time_s:
+        while self._ends and self._ends[0][0] <= time_s + NANO_S:
             now_s, number = heapq.heappop(self._ends)
             instance = self._instances[number]
             job, instance.served = instance.served, None

@@ -12,6 +12,8 @@ __all__ = ["Served", "cluster_report", "report"]
 LONGEST = 0.1
 """Of the requests, by prompt: whom a policy may starve to look good."""
 PERCENTS = (50, 90, 99)
+NANO_S = 1e-9
+"""Times are sums, and rounding must not decide who is late."""
 
 
 class Served(NamedTuple):
@@ -74,8 +76,9 @@ def cluster_report(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float, 
         "finished": len(finished) / len(counted),
         "fetched_ratio": sum(each.fetched_tokens for each in counted) / sum(each.tokens for each in counted),
         **_percentiles("tbt_", tbts),
-        "tbt_attainment": sum(each.tbt_s <= tbt_slo_s for each in finished) / len(counted),
-        "effective": sum(each.ttft_s <= slo_s and each.tbt_s <= tbt_slo_s for each in finished) / len(counted),
+        "tbt_attainment": sum(each.tbt_s <= tbt_slo_s + NANO_S for each in finished) / len(counted),
+        "effective": sum(each.ttft_s <= slo_s + NANO_S and each.tbt_s <= tbt_slo_s + NANO_S for each in finished)
+        / len(counted),
         "e2e_mean_s": sum(each.e2e_s for each in finished) / len(finished),
         "output_tokens_per_s": sum(each.output_tokens for each in counted) / span_s if span_s > 0 else 0.0,
     }
@@ -86,4 +89,4 @@ def _percentiles(prefix: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _attained(served: Sequence[Timed], slo_s: float) -> float:
-    return sum(0 <= each.ttft_s <= slo_s for each in served) / len(served)
+    return sum(0 <= each.ttft_s <= slo_s + NANO_S for each in served) / len(served)

@@ -25,21 +25,22 @@ class Arrival(NamedTuple):
 
 
 def cut(rows: Iterable[TraceRow], block_tokens: int, tokens_max: int) -> list[Arrival]:
-    """In order of time; of longer prompts the first ``tokens_max`` tokens. Rows without a prompt are left out."""
-    blocks_max = -(-tokens_max // block_tokens)
+    """In order of time; of longer prompts the first ``tokens_max`` tokens. Rows without a prompt are left out, and so
+    are block ids that a prompt is too short for."""
     places: dict[str, int] = {}
     """Of requests by their own name, and of the last one of each conversation."""
     arrivals = []
     for row in rows:
         if row.input_tokens < 1:
             continue
+        tokens = min(row.input_tokens, tokens_max)
         before = row.parent or (row.chat if row.turn != 1 else "")
         arrivals.append(
             Arrival(
                 row.time_s,
-                min(row.input_tokens, tokens_max),
+                tokens,
                 row.output_tokens,
-                row.blocks[:blocks_max],
+                row.blocks[: -(-tokens // block_tokens)],
                 Traits(row.category, row.user),
                 places.get(before, -1) if before else -1,
             )
