@@ -106,6 +106,10 @@ class PromptQueue:
         """Prompt tokens accepted and neither computed nor reused yet."""
         return self._pending_tokens
 
+    def left(self, number: int) -> int:
+        """Of one prompt; 0 if it is not known."""
+        return self._left.get(number, 0)
+
     # -- life of a prompt
 
     def add(self, prompt: Prompt, now_s: float) -> None:

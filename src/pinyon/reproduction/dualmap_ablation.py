@@ -9,6 +9,7 @@ from pinyon.reproduction.dualmap_runs import (
     DUALMAP,
     MODEL_NOTE,
     PAPER,
+    SEEDS_NOTE,
     all_seeds,
     load_of,
     mean,
@@ -99,7 +100,7 @@ def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
         ),
         Bars("Reused", "of the tokens", groups, {"hits": [number(by[each], "hits") for each in groups]}),
     ]
-    return Result(columns, rows, claims, [MODEL_NOTE], Picture("DualMap Fig. 5: ablation", panels))
+    return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], Picture("DualMap Fig. 5: ablation", panels))
 
 
 FIG5 = Figure("dualmap-fig5", PAPER, "§4.3, Fig. 5", "what each part brings", ("conversation",), (), _fig5)

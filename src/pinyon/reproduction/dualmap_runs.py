@@ -26,11 +26,13 @@ __all__ = [
     "INSTANCES",
     "MACHINES",
     "MODEL_NOTE",
+    "ONE_SEED_NOTE",
     "PAPER",
     "POLICIES",
     "PREFILL_ONLY",
     "REQUESTS",
     "SEEDS",
+    "SEEDS_NOTE",
     "SHARE",
     "SLO_S",
     "WARM_UP",
@@ -58,7 +60,10 @@ MACHINES = {"7B": "910b-qwen2.5-7b", "14B": "910b-qwen2.5-14b"}
 TOKENS_MAX = {"7B": 20_480, "14B": 10_240}
 """A.3.1: of a prompt."""
 CACHE_TOKENS = {"7B": 1_000_000, "14B": 500_000}
-"""§4.1: of each instance."""
+"""§4.1: of each instance, in HBM and below it."""
+ACTIVE_PREFILLS = 2
+"""Ours: one is computed, and what the next one reuses is loaded. What waits behind them can move (§3.3); how many
+requests the authors' scheduler hands to an instance is not stated."""
 DUALMAP = "dualmap"
 POLICIES = ("cache_affinity", "least_loaded", "min_ttft", "preble", DUALMAP)
 HASHED = ("cache_affinity", DUALMAP)
@@ -71,10 +76,13 @@ SHARE = 0.9
 
 MODEL_NOTE = (
     "Modelled: with decoding, a whole instance by the profiles of docs/simulator.md (`--model 910b-qwen2.5-7b`, "
-    "prompts before decoding, since the authors run vLLM, A.8); prefill only, the plain reference with 127 µs per "
-    "token of the authors' published code, which no 14B model has. Rates at which systems fill up are the model's; "
-    f"what is compared are policies. Hashed policies: mean of {SEEDS} seeds, and from the least to the most."
+    "prompts before decoding, since the authors run vLLM, A.8; at most two have left the queue, the others may move); "
+    "prefill only, the plain reference with 127 µs per token of the authors' published code, which no 14B model has, "
+    "and where Preble goes by load alone if no prefix is long (`combined=false`). Rates at which systems fill up are "
+    "the model's; what is compared are policies."
 )
+SEEDS_NOTE = f"Hashed policies: mean of {SEEDS} seeds."
+ONE_SEED_NOTE = "Hashed policies: one seed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +111,8 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Of the requests that count; times in seconds. With decoding ``samples`` has the tokens that wait to be computed
-    at each instance, every ten seconds."""
+    """Of the requests that count; times in seconds. With decoding ``samples`` has the tokens that are still to be
+    computed at each instance, every ten seconds."""
 
     attainment: float
     last_quarter: float
@@ -135,23 +143,31 @@ def _cv(loads: Sequence[int]) -> float:
 
 
 class PendingSamples:
-    """Tokens of prompts that wait at a cluster's instances, for memory or their turn, or are computed there; every ten
-    seconds."""
+    """Prompt tokens that are still to be computed at a cluster's instances (Eq. 1), every ten seconds, from the first
+    arrival that counts to the last one."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, arrivals: Sequence[Arrival]) -> None:
         self._cluster = cluster
+        self._end_s = arrivals[-1].time_s
         self.taken: list[tuple[float, tuple[int, ...]]] = []
-        cluster.time.after(SAMPLE_S, self._take)
+        cluster.time.at(arrivals[min(WARM_UP, len(arrivals) - 1)].time_s, self._take)
 
     def _take(self) -> None:
-        if self._cluster.front.over:
+        now_s, members = self._cluster.time.now_s, self._cluster.members
+        if now_s > self._end_s:
             return
-        waiting = dict.fromkeys(sorted(each.boot for each in self._cluster.members.engines.values()), 0)
+        block_tokens = self._cluster.settings.block_tokens
+        waiting = dict.fromkeys(sorted(each.boot for each in members.engines.values()), 0)
         for request in self._cluster.front.requests.values():
             attempt = request.attempt
-            if attempt is not None and not attempt.computed and attempt.prefill in waiting:
-                waiting[attempt.prefill] += attempt.tokens
-        self.taken.append((self._cluster.time.now_s, tuple(waiting.values())))
+            if attempt is None or attempt.computed or attempt.prefill not in waiting:
+                continue
+            if attempt.job_room is not None:  # what it reuses is known
+                left = members.boots[attempt.prefill].prompts.left(attempt.job)
+            else:
+                left = attempt.tokens - attempt.decision.local_blocks * block_tokens
+            waiting[attempt.prefill] += max(0, left)
+        self.taken.append((now_s, tuple(waiting.values())))
         self._cluster.time.after(SAMPLE_S, self._take)
 
 
@@ -179,7 +195,7 @@ def _ran(load: Load, system: System, rate: float) -> Ran:
     if system.kind == PREFILL_ONLY:
         return _prefill_only(load, system, arrivals)
     cluster = _cluster(load, system)
-    samples = PendingSamples(cluster)
+    samples = PendingSamples(cluster, arrivals)
     outcomes = cluster.run(arrivals)
     e2e = sorted(each.e2e_s for each in outcomes[WARM_UP:])
     return replace(
@@ -208,8 +224,9 @@ def cluster_settings(load: Load, instances: int) -> ClusterSettings:
         (Role.MIXED,) * instances,
         load.block_tokens,
         machine.hbm_tokens,
-        CACHE_TOKENS[load.size],
+        CACHE_TOKENS[load.size] - machine.hbm_tokens,
         step_rule=StepRule.PREFILL_FIRST,
+        active_prefills=ACTIVE_PREFILLS,
         slo_s=SLO_S,
     )
 

@@ -11,6 +11,7 @@ from pinyon.reproduction.dualmap_runs import (
     PAPER,
     POLICIES,
     PREFILL_ONLY,
+    SEEDS_NOTE,
     SHARE,
     all_seeds,
     goodput,
@@ -118,7 +119,7 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
         here = {"workload": workload, "model": model, "kind": kind}
         found, text = _goodputs(rows, **here), f"{workload}, {model}, {kind}"
         claims.append(_goodput_claim(found, str(workload), text))
-        claims.append(_blind_claim(found, text))
+        claims.append(_others_claim(found, text))
         courses = [
             Course(
                 label(policy),
@@ -135,6 +136,7 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
         "most. Beside it the 99th percentile, attainment of the last quarter by arrival, which falls where a queue "
         "grows, and of the tenth with the longest prompts, which a policy might starve.",
         MODEL_NOTE,
+        SEEDS_NOTE,
     ]
     return Result(columns, rows, claims, notes, Picture("DualMap Fig. 3: requests in time", panels))
 
@@ -163,23 +165,23 @@ def _goodput_claim(found: Mapping[str, float], workload: str, where: str) -> Cla
     )
 
 
-def _blind_claim(found: Mapping[str, float], where: str) -> Claim:
-    worse = max(found["cache_affinity"], found["least_loaded"])
+def _others_claim(found: Mapping[str, float], where: str) -> Claim:
+    _, best = _best(found)
     return Claim(
         "consistently outperforms other approaches",
         "§4.2",
         None,
         ", ".join(f"{label(policy)} {found[policy]:.2f}" for policy in POLICIES),
         Basis.MODELLED,
-        found[DUALMAP] > worse,
-        f"goodput, requests/s; agrees if ahead of cache affinity and least loaded; {where}",
+        found[DUALMAP] > best,
+        f"goodput, requests/s; agrees if ahead of all four; {where}",
     )
 
 
 def _capacity_claim(rows: Sequence[Mapping[str, Value]], workload: str) -> Claim:
-    said, printed = {
-        "toolagent": ("Its Effective Request Capacity increases by up to 125%", "up to 125%"),
-        "conversation": ("Its Effective Request Capacity increases by 40.6%–80%", "40.6% to 80%"),
+    said, printed, least = {
+        "toolagent": ("Its Effective Request Capacity increases by up to 125%", "up to 125%", 0.8 * 1.25),
+        "conversation": ("Its Effective Request Capacity increases by 40.6%–80%", "40.6% to 80%", 0.406),
     }[workload]
     gains = []
     for model in dict.fromkeys(row["model"] for row in rows):
@@ -192,8 +194,8 @@ def _capacity_claim(rows: Sequence[Mapping[str, Value]], workload: str) -> Claim
         printed,
         f"{min(gains):+.0%} to {max(gains):+.0%}",
         Basis.MODELLED,
-        max(gains) >= 0.4,
-        "of both models, against the best baseline at each rate that was run",
+        max(gains) >= least,
+        f"of both models, against the best baseline at each rate that was run; agrees if the most is {least:.0%}",
     )
 
 
@@ -240,7 +242,7 @@ def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
         claim("and reduces P90 TTFT by 82.3%–97%", "82.3% to 97%", "p90_s", 0.823, 0.97),
     ]
     picture = Picture("DualMap Fig. 4: TTFT", panels)
-    return Result(columns, rows, claims, [MODEL_NOTE], picture)
+    return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], picture)
 
 
 FIG4 = Figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",), _fig4)

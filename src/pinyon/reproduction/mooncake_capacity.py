@@ -40,7 +40,8 @@ MOONCAKE = [
     System(f"Mooncake {prefills}P+{16 - prefills}D", split(prefills), "kvcache_centric", {"pool_tokens": NODE_TOKENS})
     for prefills in (8, 10)
 ]
-WHOLE = {"step_rule": StepRule.PREFILL_FIRST}
+WHOLE = {"step_rule": StepRule.PREFILL_FIRST, "whole_tokens": 131_072}
+"""As many in a step as the longest context, of 128k tokens: vLLM's default."""
 CHUNKED = {"prefix_cache": False, "step_tokens": CHUNK_TOKENS, "chunk_tokens": CHUNK_TOKENS}
 VLLM = System("vLLM", mixed(), "least_loaded", {"prefix_cache": False, **WHOLE})
 VLLM_PREFIX = System("vLLM, prefix caching", mixed(), "least_loaded", WHOLE)
