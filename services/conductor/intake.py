@@ -97,8 +97,9 @@ class ReportIntake:
         inflight = self._fleet.inflight
         async for request_id in self._by_turns(reporter, message.begun_decode_request_ids):
             inflight.begin_decode(request_id, state)
+        over = frozenset(message.ended_prefill_request_ids)
         async for request_id in self._by_turns(reporter, message.begun_prefill_request_ids):
-            inflight.begin_prefill(request_id, state, now_s)
+            inflight.begin_prefill(request_id, state, now_s, 0.0 if request_id in over else None)
         async for request_id in self._by_turns(reporter, message.ended_prefill_request_ids):
             inflight.end_prefill(request_id, state, now_s)
         async for request_id in self._by_turns(reporter, message.ended_decode_request_ids):

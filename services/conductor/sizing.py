@@ -45,7 +45,8 @@ class Sizing:
         if decision.own_s > limit_s or request.model not in self._sizes:
             return
         scaler = self._sizes[request.model].scaler
-        scaler.placed(decision.ttft_s, decision.prefill_s, self._clock(), limit_s if math.isfinite(limit_s) else 0.0)
+        slo_s = limit_s if math.isfinite(limit_s) else 0.0
+        scaler.placed(decision.ttft_s, decision.prefill_s, self._clock(), slo_s, decision.own_s)
 
     def refused(self, model: str) -> None:
         """There was no place for a request of the model, and there may be one later."""

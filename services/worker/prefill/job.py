@@ -319,8 +319,8 @@ class PrefillJob:
         return wait_layer, on_layer
 
     def _chunk_computed(self, start: int, end: int, token: int | None, seconds: float) -> None:
-        if not self._compute_s and token is None:
-            self._parts.ledger.prefill_begun(self.order.request_id)
+        if not self._compute_s:
+            self._parts.ledger.prefill_begun(self.order.request_id)  # of one chunk as well: it tells that it came to it
         self._compute_s += max(0.0, seconds - (0.0 if self._swapping is None else self._swapping.stalled_s))
         self._advance_to(end)
         member = self._member

@@ -19,14 +19,15 @@ __all__ = ["CacheAffinity", "CacheAffinitySettings"]
 
 @dataclass(frozen=True, slots=True)
 class CacheAffinitySettings:
-    """``key_blocks``: so many leading blocks are hashed to an instance; 0: the one that holds most of the prompt, of
-    equals the least loaded. The paper describes both ("a prompt-aware mapping function", §1; "the highest expected
-    cache reuse", §3.2); the second one sends everything to one instance where all prompts begin alike.
-    ``virtual_nodes`` and ``seed`` are the ring's."""
+    """``key_blocks``: so many leading blocks of ``key_tokens`` each are hashed to an instance; 0: the one that holds
+    most of the prompt, of equals the least loaded. The paper describes both ("a prompt-aware mapping function", §1;
+    "the highest expected cache reuse", §3.2); the second one sends everything to one instance where all prompts begin
+    alike. ``virtual_nodes`` and ``seed`` are the ring's."""
 
     key_blocks: int = 2
     virtual_nodes: int = 128
     seed: int = 0
+    key_tokens: int = 512
 
     def __post_init__(self) -> None:
         if not 0 <= self.key_blocks <= 1 << 20:
@@ -35,6 +36,8 @@ class CacheAffinitySettings:
             raise ValueError(f"virtual_nodes must be from 1 to 4096, got {self.virtual_nodes}")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
+        if not 1 <= self.key_tokens <= 1 << 20:
+            raise ValueError(f"key_tokens must be from 1 to 2^20, got {self.key_tokens}")
 
 
 class CacheAffinity:
@@ -57,7 +60,8 @@ class CacheAffinity:
             costs_s[reused < reused.max()] = np.inf
             return pool.lowest(costs_s)
         (ring,) = self._rings.of(pool)
-        end = min(settings.key_blocks * KEY_BYTES, len(request.block_keys))
+        stride = max(1, settings.key_tokens // pool.layout.block_tokens)
+        end = min(settings.key_blocks * stride * KEY_BYTES, len(request.block_keys))
         key = request.block_keys[max(0, end - KEY_BYTES) : end] or request.request_id.encode()
         name = ring.owner(key, among=pool.by_id)
         assert name is not None, "a pool has at least one prefill instance"

@@ -8,14 +8,17 @@ Where the paper differs or is silent:
 
 - Eq. 5 takes instance number + 1 where both hashes name the same; that moves keys whenever instances come and go, so it
   is the next other instance on the second ring. With one instance there is no pair.
+- Load is in seconds of predicted computing, the paper's in tokens that are to be computed.
 - "Overloaded" has two readings, ``reading``: the text compares the expected TTFT with the SLO; the implementation, it
   says, compares pending prefill tokens with what is computed within the SLO. The published code takes half of that
-  (``share``).
+  (``share``). Where the one taken so would be refused, and the other one has it in time, that is taken. Whether both
+  are overloaded, so that something should move, is asked of what waits there, this request included.
 - One point of an instance on a ring would give some instances many times the keys of others: ``virtual_nodes``.
 - The code published lengthens prefixes at 6.12 % of the last 200 requests and shortens below 2 %; the text says 2 / n
   and 1 / n in a sliding window (``hotness``).
-- An instance that waits, and has completed no prefill for ``stuck_s``, is taken to be held up by decoding: as much is
-  added to what is expected of its queue (A.8).
+- An instance where somebody waits, and nothing was completed for ``stuck_s`` since the last completion or since he
+  came, is taken to be held up by decoding: as much is added to what is expected of its queue (A.8).
+- What a request would still take where it waits is what was predicted when it was placed there (Eq. 6).
 """
 
 from __future__ import annotations
@@ -27,10 +30,11 @@ from random import Random
 
 import numpy as np
 
+from pinyon.placement.admission import is_late
 from pinyon.placement.at_one import at_one
 from pinyon.placement.hash_ring import PoolRings
-from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
-from pinyon.placement.instances import InstanceState
+from pinyon.placement.hotness_tree import GROUPS_MAX, HotnessSettings, HotnessTrees
+from pinyon.placement.instances import InstanceState, KvGroup
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
@@ -69,7 +73,8 @@ class Hotness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DualMapSettings:
-    """``choice``: of the two; all but ``slo`` are for comparison (Fig. 5). ``slo_s``: of requests that name none."""
+    """``choice``: of the two; all but ``slo`` are for comparison (Fig. 5). ``slo_s``: of requests that name none,
+    whatever the conductor refuses them by. ``key_tokens``: by so many tokens prefixes grow (A.2.1), in whole blocks."""
 
     slo_s: float = 5.0
     reading: Reading = Reading.PENDING
@@ -80,6 +85,7 @@ class DualMapSettings:
     stuck_s: float = 3.0
     virtual_nodes: int = 128
     seed: int = 0
+    key_tokens: int = 512
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -88,6 +94,7 @@ class DualMapSettings:
             ("stuck_s", 0.0, 1e6),
             ("virtual_nodes", 1, 4096),
             ("seed", 0, (1 << 63) - 1),
+            ("key_tokens", 1, 1 << 20),
         ):
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be from {least:g} to {most:g}, got {getattr(self, name)}")
@@ -101,7 +108,9 @@ class DualMap:
     def __init__(self, settings: DualMapSettings = DualMapSettings()) -> None:
         self._settings = settings
         text = HotnessSettings(hot=0.0, cold=0.0, window_requests=0)
-        self._hotness = HotnessTree(text if settings.hotness is Hotness.TEXT else HotnessSettings())
+        self._hotness = HotnessTrees(text if settings.hotness is Hotness.TEXT else HotnessSettings())
+        self._sizes: dict[KvGroup, int] = {}
+        """Instances of each group, as the last request saw it that left none out."""
         self._rings = PoolRings(settings.virtual_nodes, (settings.seed, settings.seed ^ SECOND))
 
     def place(
@@ -114,17 +123,30 @@ class DualMap:
             at_one(self.name, request, pool, match, first, now_s, second),
             at_one(self.name, request, pool, match, second, now_s, first),
         )
-        return both[self._taken(request, both)]
+        taken = self._taken(request, both)
+        if is_late(request, both[taken]) and not is_late(request, both[1 - taken]):
+            taken = 1 - taken  # it would be refused, and the other one has it in time (§3.2)
+        return both[taken]
 
     def pair(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
         """Its two instances; the request is counted."""
-        keys, by_id = request.block_keys, pool.by_id
-        key = self._hotness.key_of(keys, now_s, len(by_id)) if keys else request.request_id.encode()
+        by_id = pool.by_id
+        key = self._key(request, pool, now_s) if request.block_keys else request.request_id.encode()
         one, two = self._rings.of(pool)
         first = one.owner(key, among=by_id)
         assert first is not None, "a pool has at least one prefill instance"
         second = two.owner(key, other_than=first, among=by_id)
         return by_id[first], None if second is None else by_id[second]
+
+    def _key(self, request: PlacementRequest, pool: Pool, now_s: float) -> bytes:
+        group = pool.prefills[0].info.group
+        if not request.exclude:
+            if len(self._sizes) >= GROUPS_MAX:
+                self._sizes.clear()
+            self._sizes[group] = len(pool.by_id)
+        instances = self._sizes.get(group, len(pool.by_id))
+        stride = max(1, self._settings.key_tokens // pool.layout.block_tokens)
+        return self._hotness.of(group).key_of(request.block_keys, now_s, instances, stride)
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """0 or 1."""
@@ -144,7 +166,7 @@ class DualMap:
         return less if self._overloaded(request, both[more]) else more
 
     def _slo_s(self, request: PlacementRequest) -> float:
-        return request.ttft_slo_s or self._settings.slo_s
+        return request.ttft_slo_s if request.ttft_slo_named and request.ttft_slo_s else self._settings.slo_s
 
     def _overloaded(self, request: PlacementRequest, decision: PlacementDecision) -> bool:
         if self._settings.reading is Reading.EXPECTED:

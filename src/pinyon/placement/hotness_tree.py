@@ -1,7 +1,8 @@
 """How long a prefix names a request, by how hot prefixes are (DualMap §3.2): enough to spread what many requests share,
 and no more, so that what belongs together stays together.
 
-A prefix is named by the key of its last block, which is chained from all before it.
+A prefix is named by the key of its last block, which is chained from all before it. The paper's blocks have 512 tokens
+(A.2.1), those of instances may be shorter: then a prefix ends at every so many of them only, the *stride*.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections import deque
 from dataclasses import dataclass
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
+from pinyon.placement.instances import KvGroup
 
-__all__ = ["HotnessSettings", "HotnessTree"]
+__all__ = ["GROUPS_MAX", "HotnessSettings", "HotnessTree", "HotnessTrees"]
 
 DEPTH_MAX = 256
+"""Strides."""
+GROUPS_MAX = 64
 REQUESTS_MAX = 65_536
 """In a window of time."""
 
@@ -45,10 +49,10 @@ class HotnessTree:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def key_of(self, packed_keys: bytes, now_s: float, instances: int) -> BlockKey:
+    def key_of(self, packed_keys: bytes, now_s: float, instances: int, stride: int = 1) -> BlockKey:
         """The key that names a request with these blocks, at least one; the request is counted."""
         self._forget(now_s)
-        path = self._path(packed_keys)
+        path = self._path(packed_keys, stride)
         self._window.append((now_s, path))
         for key in path:
             self._counts[key] = self._counts.get(key, 0) + 1
@@ -62,17 +66,18 @@ class HotnessTree:
                 self._shorten(key)
                 return path[place]
         last = path[-1]
-        if self._counts[last] > hot * seen and len(path) < min(DEPTH_MAX, len(packed_keys) // KEY_BYTES):
+        if self._counts[last] > hot * seen and len(path) < min(DEPTH_MAX, len(packed_keys) // (stride * KEY_BYTES)):
             self._extended[last] = path[-2] if len(path) > 1 else None
         return last
 
-    def _path(self, packed_keys: bytes) -> list[BlockKey]:
+    def _path(self, packed_keys: bytes, stride: int) -> list[BlockKey]:
+        step = stride * KEY_BYTES
         path: list[BlockKey] = []
-        for at in range(0, min(len(packed_keys), DEPTH_MAX * KEY_BYTES), KEY_BYTES):
-            path.append(packed_keys[at : at + KEY_BYTES])
+        for end in range(step, min(len(packed_keys), DEPTH_MAX * step) + 1, step):
+            path.append(packed_keys[end - KEY_BYTES : end])
             if path[-1] not in self._extended:
                 break
-        return path
+        return path or [packed_keys[-KEY_BYTES:]]  # shorter than a stride
 
     def _forget(self, now_s: float) -> None:
         """What leaves the window, with room for one more in it."""
@@ -95,3 +100,23 @@ class HotnessTree:
             for each in more:
                 del self._extended[each]
             below = more
+
+
+class HotnessTrees:
+    """One for each group of instances: what is hot among the requests of one model says nothing of another's, and how
+    hot that is depends on how many instances serve it. At most so many groups; the one that came first goes."""
+
+    def __init__(self, settings: HotnessSettings, groups_max: int = GROUPS_MAX) -> None:
+        self._settings, self._groups_max = settings, groups_max
+        self._of_group: dict[KvGroup, HotnessTree] = {}
+
+    def __len__(self) -> int:
+        return len(self._of_group)
+
+    def of(self, group: KvGroup) -> HotnessTree:
+        tree = self._of_group.get(group)
+        if tree is None:
+            while len(self._of_group) >= self._groups_max:
+                del self._of_group[next(iter(self._of_group))]
+            tree = self._of_group[group] = HotnessTree(self._settings)
+        return tree

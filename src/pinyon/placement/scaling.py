@@ -104,8 +104,14 @@ class Scaler:
         """Since when there are as many as there are now."""
         self._hot_since_s: float | None = None
 
-    def placed(self, ttft_s: float, prefill_s: float, now_s: float, slo_s: float = 0.0) -> None:
-        """What was predicted of a request, infinite if it found no place; its SLO, 0: it names none."""
+    def placed(
+        self, ttft_s: float, prefill_s: float, now_s: float, slo_s: float = 0.0, own_s: float | None = None
+    ) -> None:
+        """What was predicted of a request, infinite if it found no place; its SLO, 0: it names none. ``own_s``: of the
+        TTFT, what no idle cluster would spare it, where that is not ``prefill_s``; one that is too late by that alone
+        asks for no instances."""
+        if (prefill_s if own_s is None else own_s) > (slo_s or self._settings.slo_s):
+            return
         if not self._parts or now_s >= self._parts[-1].began_s + self._part_s:
             self._forget(now_s)
             self._parts.append(_Part(now_s))

@@ -47,7 +47,7 @@ class Elasticity:
         if decision is None:
             self._scaler.placed(float("inf"), 0.0, self._time.now_s)
         else:
-            self._scaler.placed(decision.ttft_s, decision.prefill_s, self._time.now_s)
+            self._scaler.placed(decision.ttft_s, decision.prefill_s, self._time.now_s, own_s=decision.own_s)
 
     def _through(self, engine: Engine) -> bool:
         """It goes, nothing of a request is there, and none was placed there."""

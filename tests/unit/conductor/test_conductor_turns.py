@@ -11,6 +11,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.request import Role
 from pinyon.messages.instance import info_to_proto
 from pinyon.placement.index import COLLECT_KEYS
+from pinyon.placement.policy import PlacementDecision
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
 from services.conductor.intake import MEASUREMENTS_MAX, STEP_KEYS, STEP_PARTS, ReportIntake
@@ -135,3 +136,16 @@ async def test_after_a_gap_nothing_more_of_a_report_is_taken(world):
         await asyncio.sleep(0)
     assert taking.done()
     assert (await taking).resync
+
+
+async def test_a_prompt_that_began_and_ended_since_the_last_report_was_computed(world):
+    """A prompt of one chunk: its instance is not held up by anything (DualMap A.8), and nothing is left of its time."""
+    reporter = world.register("p0")
+    state, inflight = reporter.state, world.conductor.fleet.inflight
+    for name in ("long", "short"):
+        inflight.add(name, PlacementDecision(state, state, 0, (), 0.0, 0.0, 2.0, 0.0, ""), 0, world.now_s)
+    await world.intake.apply(reporter, Report(begun_prefill_request_ids=["long"]))
+    world.now_s += 0.5
+    await world.intake.apply(reporter, Report(begun_prefill_request_ids=["short"], ended_prefill_request_ids=["short"]))
+    assert state.prefill_ended_s == world.now_s
+    assert state.prefill_queue_s(world.now_s) == pytest.approx(1.5)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
+from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree, HotnessTrees
 
 
 def packed(*numbers: int) -> bytes:
@@ -93,3 +93,31 @@ def test_memory_is_that_of_the_window():
     for number in range(5000):
         tree.key_of(packed(number % 3, number, 1, 2), 0.0, 8)
     assert len(tree) <= 2 * PUBLISHED.window_requests
+
+
+def test_a_stride_names_as_blocks_of_its_length_do():
+    """Prompts of 0 to 5 whole strides and a rest, of blocks that are a quarter as long."""
+    fine, coarse, rng = HotnessTree(PUBLISHED), HotnessTree(PUBLISHED), Random(5)
+    for number in range(2_000):
+        strides = rng.randint(0, 5)
+        numbers = [0] * min(strides, 3) + [rng.randrange(3) for _ in range(max(0, strides - 3))]
+        long = [part for each in numbers for part in (each, 1, 2, 3)] + [9_000 + number] * rng.randint(0, 3)
+        if not long:
+            continue
+        whole = packed(*long)[: 64 * strides]
+        named = fine.key_of(packed(*long), 0.0, 8, 4)
+        if strides:
+            keys = b"".join(whole[64 * at + 48 : 64 * at + 64] for at in range(strides))
+            assert named == coarse.key_of(keys, 0.0, 8)
+        else:
+            assert named == packed(*long)[-16:], "what is shorter than a stride is named by all of it"
+            coarse.key_of(packed(*long)[-16:], 0.0, 8)
+
+
+def test_groups_have_trees_of_their_own_and_there_is_a_limit():
+    trees = HotnessTrees(PUBLISHED, groups_max=2)
+    first = trees.of(("a", "", ""))
+    assert trees.of(("b", "", "")) is not first is trees.of(("a", "", ""))
+    trees.of(("c", "", ""))
+    assert len(trees) == 2
+    assert trees.of(("a", "", "")) is not first, "the one that came first went"

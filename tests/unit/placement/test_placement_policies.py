@@ -8,17 +8,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pinyon.core.errors import Rejected
 from pinyon.core.request import Role
 from pinyon.placement.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon.placement.cost_model import KnownPrefillCost
-from pinyon.placement.dualmap import SECOND, Choice, DualMap, DualMapSettings, Reading
+from pinyon.placement.dualmap import SECOND, Choice, DualMap, DualMapSettings, Hotness, Reading
 from pinyon.placement.hash_ring import HashRing
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Waiting
 from pinyon.placement.prefix_match import NO_MATCH
 from pinyon.placement.scheduler import Scheduler
-from tests.unit.placement.conftest import hold, keys, make_fleet, member
+from tests.unit.placement.conftest import hold, info, keys, make_fleet, member
 
 BLOCK = 16
 TOKEN_S = 0.01
@@ -99,7 +100,7 @@ def test_affinity_alone_takes_what_holds_most(queues, held):
 
 def test_affinity_by_hash_looks_at_the_beginning_alone():
     fleet = fleet_of(dict.fromkeys(NAMES, 0), {})
-    scheduler = Scheduler(fleet, CacheAffinity(CacheAffinitySettings(key_blocks=2)))
+    scheduler = Scheduler(fleet, CacheAffinity(CacheAffinitySettings(key_blocks=2, key_tokens=BLOCK)))
     where = [
         scheduler.decide(ask(block_keys=keys(0, first, *range(50, 56))), 0.0).prefill.info.instance_id
         for first in range(1, 41)
@@ -174,15 +175,84 @@ def test_the_better_one_of_two(queues, held, seed, choice, reading, slo_s):
     assert {expected, decision.alternate.info.instance_id} == {one, two}
 
 
-def test_a_requests_own_slo_is_its_limit():
+def test_the_slo_is_the_requests_own_or_the_policys_and_never_the_conductors():
     queues = dict.fromkeys(NAMES, 0)
-    fleet = fleet_of(queues, {})
-    one, two = pair_of(DualMapSettings(), fleet, ask())
+    one, two = pair_of(DualMapSettings(), fleet_of(queues, {}), ask())
     fleet = fleet_of({**queues, one: 100}, {one: 8})
-    patient = DualMapSettings(reading=Reading.EXPECTED)
-    assert Scheduler(fleet, DualMap(patient)).decide(ask(), 0.0).prefill.info.instance_id == one
-    hurried = ask(ttft_slo_s=1.005, ttft_slo_named=False)
-    assert Scheduler(fleet, DualMap(patient)).decide(hurried, 0.0).prefill.info.instance_id == two
+
+    def taken(settings_: DualMapSettings, **changes) -> str:
+        return Scheduler(fleet, DualMap(settings_)).decide(ask(**changes), 0.0).prefill.info.instance_id
+
+    assert taken(DualMapSettings()) == one
+    assert taken(DualMapSettings(slo_s=1.9)) == two, "more than half of it wait at the other one"
+    assert taken(DualMapSettings(), ttft_slo_s=1.9) == two
+    assert taken(DualMapSettings(slo_s=1.9), ttft_slo_s=30.0) == one
+    assert taken(DualMapSettings(slo_s=1.9), ttft_slo_s=30.0, ttft_slo_named=False) == two
+
+
+def test_what_one_of_a_pair_would_be_refused_at_the_other_takes():
+    queues = dict.fromkeys(NAMES, 0)
+    one, two = pair_of(DualMapSettings(slo_s=10.0), fleet_of(queues, {}), ask())
+    fleet = fleet_of({**queues, one: 400}, {one: 8})
+    scheduler = Scheduler(fleet, DualMap(DualMapSettings(slo_s=10.0)))
+    assert scheduler.decide(ask(), 0.0).prefill.info.instance_id == one, "not overloaded yet"
+    late = ask(ttft_slo_s=3.0, ttft_slo_named=False)
+    assert scheduler.decide(late, 0.0).prefill.info.instance_id == two
+    with pytest.raises(Rejected):
+        scheduler.decide(ask(ttft_slo_s=1.0), 0.0)
+
+
+def test_prefixes_grow_by_tokens_whatever_the_blocks():
+    """A system prompt of 640 blocks of 16 tokens, which is 20 of 512: by single blocks, at any time all go to one pair."""
+    fleet = fleet_of(dict.fromkeys(NAMES, 0), {})
+    shared = range(640)
+    asked = [ask(f"r{n}", block_keys=keys(*shared, *range(10_000 + 64 * n, 10_064 + 64 * n))) for n in range(1200)]
+
+    (pool,) = fleet.pools("m")
+
+    def last_ones(key_tokens: int) -> set[str]:
+        policy = DualMap(DualMapSettings(key_tokens=key_tokens))
+        pairs = [policy.pair(each, pool, 0.0) for each in asked]
+        return {first.info.instance_id for first, _ in pairs[-12:]}
+
+    assert len(last_ones(512)) > 2
+    assert len(last_ones(BLOCK)) <= 2
+
+
+def test_what_is_hot_is_asked_of_the_own_model_alone():
+    """One request in forty is of the rare model, and all of those begin alike."""
+    fleet = make_fleet(instances_max=64)
+    for model in "ab":
+        for number in range(8):
+            fleet.join(info(f"{model}{number}", Role.MIXED, model=model, model_fingerprint=model), 0.0)
+    (common,), (rare,) = fleet.pools("a"), fleet.pools("b")
+    policy = DualMap(DualMapSettings(key_tokens=BLOCK))
+    pairs = set()
+    for number in range(8_000):
+        blocks = keys(7, number + 100, number + 50_000)
+        if number % 40:
+            policy.pair(ask(f"{number}", block_keys=keys(number + 100_000, 1, 2)), common, 0.0)
+        else:
+            first, second = policy.pair(ask(f"{number}", block_keys=blocks), rare, 0.0)
+            pairs.add((first, second))
+    assert len(pairs) > 8
+
+
+def test_by_the_texts_bounds_an_excluded_instance_changes_nothing():
+    fleet = fleet_of(dict.fromkeys(NAMES, 0), {})
+    (pool,) = fleet.pools("m")
+    policy = DualMap(DualMapSettings(hotness=Hotness.TEXT, key_tokens=BLOCK))
+
+    def pair(number: int, exclude: frozenset[str] = frozenset()):
+        asked = ask(f"{number}", block_keys=keys(7, number + 100, number + 5_000), exclude=exclude)
+        return policy.pair(asked, pool.without(exclude), 0.0)
+
+    for number in range(100):
+        pair(number)
+    spread = {pair(number) for number in range(100, 140)}
+    pair(141, frozenset(NAMES[1:]))  # 2 / n of one instance: nothing is that hot
+    assert {pair(number) for number in range(100, 140)} == spread
+    assert len(spread) > 1
 
 
 def test_alone_there_is_no_pair():

@@ -136,3 +136,14 @@ def test_no_time_between_two_that_go() -> None:
     hasty = Scaler(ScalingSettings(1, 3, between_s=0.0), 0.0)
     assert hasty.decide([0.0, 0.0], 0.0) == 0
     assert hasty.decide([0.0, 0.0], 1.0) == -1
+
+
+def test_what_an_idle_cluster_would_be_too_late_with_asks_for_nothing() -> None:
+    late = scaler()
+    for number in range(100):
+        late.placed(6.1, 6.1, 0.1 * number)
+        late.placed(9.0, 1.0, 0.1 * number, 0.0, own_s=8.0)
+        late.placed(3.0, 2.5, 0.1 * number, slo_s=2.0)
+    assert late.decide([0.0] * 2, 10.0) == 0
+    place(late, 10.0, 20.0, 4.0, 6.1, 1.0)
+    assert late.decide([0.0] * 2, 20.0) == 2
