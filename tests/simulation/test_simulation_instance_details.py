@@ -56,6 +56,29 @@ def test_what_a_pipeline_takes_for_a_prompt_is_what_is_learned(chunk_tokens: int
     )
 
 
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("blocks", [16, 32, 128])
+def test_a_pipelines_queue_is_as_long_as_its_first_node_is_busy(stages: int, blocks: int, monkeypatch) -> None:
+    """Bursts of prompts of one chunk, of two and of eight, by formula: (chunks + stages - 1) times one on one node."""
+    predicted: list[float] = []
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, chunk_tokens=256, step_tokens=256)
+    make = of._attempt
+
+    def noted(request, number, job, decision) -> Attempt:
+        predicted.append(decision.ttft_s)
+        return make(request, number, job, decision)
+
+    monkeypatch.setattr(of, "_attempt", noted)
+    bursts = [1000.0 * burst + 1e-4 * place for burst in range(4) for place in range(12)]
+    outcomes = of.run([ask(when_s, range(n * 1000, n * 1000 + blocks)) for n, when_s in enumerate(bursts)])
+    part_s, each_s = 256 * 1e-3 / stages, blocks * BLOCK * 1e-3 / stages
+    for place, (seen, seconds) in enumerate(zip(outcomes[-12:], predicted[-12:], strict=True)):
+        expected_s = (place + 1) * each_s + (stages - 1) * part_s
+        assert seen.ttft_s == pytest.approx(expected_s, rel=0.01)
+        assert seconds == pytest.approx(expected_s, rel=0.05)
+        assert seen.prefill_s == pytest.approx(each_s + (stages - 1) * part_s, rel=0.01)
+
+
 def test_reads_from_the_hosts_memory_share_its_bandwidth() -> None:
     """Eight prompts of 60 pooled blocks: 0.96 MB each."""
     of = cluster(Role.MIXED, policy="kvcache_centric", hbm_tokens=64 * 10 * BLOCK, pool_tokens=1 << 16)

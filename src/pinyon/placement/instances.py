@@ -37,6 +37,10 @@ class InstanceInfo:
     """Where it stands, such as ``eu-west``; empty: nobody said."""
     key_secret_id: str = ""
     """Names the secret that its block keys start from (:func:`pinyon.core.block_keys.secret_id`)."""
+    stages: int = 1
+    """Nodes with a part of the layers each; a prompt's chunks pass through one behind the other (Mooncake §3.3)."""
+    chunk_tokens: int = 0
+    """Of a prompt, that pass through them together at most; 0: all."""
 
     @property
     def group(self) -> KvGroup:
@@ -110,6 +114,16 @@ class InstanceState:
     def prefill_queue_s(self, now_s: float) -> float:
         """Seconds of prefill work ahead of a new request (Mooncake §4.1: the sum of the queued prefill times)."""
         return self.loads.queue_s(self.row, now_s)
+
+    def drain_s(self, tokens: int, reused: int) -> float:
+        """Seconds from when the first of several nodes has computed its part of such a prompt until all have. Others do
+        not wait for it: what is queued and learned is the time of the first node. Its last long chunk takes as long on
+        each of the further ones as there; a shorter one behind it is there hardly later."""
+        further = self.info.stages - 1
+        if not further:
+            return 0.0
+        chunk = min(tokens - reused, self.info.chunk_tokens or tokens)
+        return further * self.prefill_model.predict_s(tokens, tokens - chunk)
 
     def learned(self) -> None:
         """The prefill cost model, or what was reported, has changed."""

@@ -99,9 +99,9 @@ class Attempt:
     told: int = 0
     """Leading blocks that a store was told of."""
     computing_s: float = 0.0
-    """Of steps with its chunks; where they pass through several nodes, from the first one's beginning on."""
-    piped_s: float = -1.0
-    """When that was; below 0: not yet."""
+    """Of steps with its chunks; where they pass through several nodes, its tokens' share of those of the first one."""
+    drain_s: float = 0.0
+    """Of its last chunk, through the further nodes."""
     over: bool = False
 
     @property

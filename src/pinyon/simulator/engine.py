@@ -79,7 +79,6 @@ class Engine(EngineMemory):
         profile: EngineProfile,
         *,
         rule: StepRule = StepRule.MIXED,
-        stages: int = 1,
         kv_token_bytes: int = 0,
         dram_bytes_s: float = 0.0,
         faults: Faults | None = None,
@@ -101,7 +100,7 @@ class Engine(EngineMemory):
         self._owner, self._fleet = owner, fleet
         self._profile, self._rule, self._faults = profile, rule, faults
         self._block_tokens = config.block_tokens
-        self._stages = [0.0] * stages
+        self._stages = [0.0] * info.stages
         """When each is free."""
         self._plan: StepPlan | None = None
         """Of the step or leap under way."""
@@ -270,9 +269,10 @@ class Engine(EngineMemory):
                 attempt.computing_s += seconds
             self._told(chunks)
         elif chunks:
-            for attempt, _, _ in chunks:
-                attempt.piped_s = attempt.piped_s if attempt.piped_s >= 0 else self._began_s
-                attempt.computing_s = effect_s - attempt.piped_s
+            tokens = sum(end - start for _, start, end in chunks)
+            for attempt, start, end in chunks:
+                attempt.computing_s += seconds * (end - start) / tokens  # who is queued behind it waits so long
+                attempt.drain_s = effect_s - self._time.now_s
             self._time.at(effect_s, lambda: self._told_late(chunks))
         if counted.decodes:
             self._mean_tbt_s = seconds / count

@@ -55,15 +55,27 @@ class Members:
         """An instance comes, or comes back, empty; with it the part of the pool on its host."""
         settings, config, boot = self._settings, self._config, f"{name}/{next(self._numbers)}"
         sizes = config.pool_blocks, config.max_batch
+        stages = settings.pipeline if role is Role.PREFILL else 1
+        chunk_tokens = min(config.chunk_tokens, config.step_tokens)
         engine = Engine(
             self._time,
             self._owner,
             self._fleet,
-            InstanceInfo(name, boot, role, f"{name}:1", MODEL, "weights", self._layout, *sizes),
+            InstanceInfo(
+                name,
+                boot,
+                role,
+                f"{name}:1",
+                MODEL,
+                "weights",
+                self._layout,
+                *sizes,
+                stages=stages,
+                chunk_tokens=chunk_tokens,
+            ),
             config,
             self._profile,
             rule=settings.step_rule,
-            stages=settings.pipeline if role is Role.PREFILL else 1,
             kv_token_bytes=self._machine.kv_token_bytes,
             dram_bytes_s=self._machine.dram_bytes_s,
             faults=self._faults,
