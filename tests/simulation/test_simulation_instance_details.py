@@ -79,6 +79,44 @@ def test_a_pipelines_queue_is_as_long_as_its_first_node_is_busy(stages: int, blo
         assert seen.prefill_s == pytest.approx(each_s + (stages - 1) * part_s, rel=0.01)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_group_of_nodes_holds_what_all_of_them_have_room_for(stages: int) -> None:
+    """Two prompts of 12 blocks, of which one node has room for 18, and the first one again."""
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, hbm_tokens=18 * BLOCK, pool_tokens=50 * BLOCK)
+    outcomes = of.run([ask(0.0, range(12)), ask(10.0, range(100, 112)), ask(20.0, range(12))])
+    assert (outcomes[2].hit_tokens == 11 * BLOCK) == (stages > 1)
+    prefill, decode = of.members.engines["prefill-0000"], of.members.engines["decode-0001"]
+    assert (prefill.state.info.capacity_blocks, decode.state.info.capacity_blocks) == (stages * 18, 18)
+    of.run([ask(of.time.now_s, range(1000 * number, 1000 * number + 10)) for number in range(1, 20)])
+    assert len(of.members.stores["store-prefill-0000"].keys()) == stages * 50
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("on_ssd", [False, True])
+def test_a_group_of_nodes_reads_its_part_of_the_pool_with_all_of_them(stages: int, on_ssd: bool) -> None:
+    """0.96 MB at 1 MB/s from each host's memory, or at 0.5 MB/s from its SSDs and then from there."""
+    settings = ClusterSettings((Role.PREFILL, Role.DECODE), BLOCK, 64 * BLOCK, pipeline=stages)
+    settings = replace(settings, pool_tokens=1 << 16, pool_on_ssd=on_ssd)
+    slow, machine = replace(ENGINE, prefill_token_s=0.1), replace(MACHINE, ssd_bytes_s=5e5)
+    of = Cluster(settings, machine, slow, PLACEMENT_POLICIES.make("kvcache_centric"))
+    others = [ask(1000.0 * number, range(1000 * number, 1000 * number + 61)) for number in range(1, 7)]
+    seen = of.run([ask(0.0, range(61)), *others, ask(10_000.0, range(61))])[-1]
+    assert (seen.hit_tokens, seen.fetched_tokens) == (0, 60 * BLOCK)
+    read_s = seen.fetched_tokens * 1000 / stages * (1e-6 + 2e-6 * on_ssd)
+    assert seen.ttft_s == pytest.approx(read_s + BLOCK * 0.1, rel=0.01)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_group_of_nodes_swaps_with_all_of_them(stages: int) -> None:
+    """What HBM has no room for comes back from the tier below: 40 blocks of 16,000 B, at 1 MB/s for each node."""
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, hbm_tokens=48 * BLOCK, dram_tokens=1 << 12)
+    prompts = [ask(100.0 * number, range(1000 * number, 1000 * number + 41)) for number in range(6)]
+    seen = of.run([*prompts, ask(1000.0, range(41))])[-1]
+    assert seen.hit_tokens == 40 * BLOCK
+    assert seen.ttft_s >= 40 * 16_000 / 1e6 / stages + BLOCK * 1e-3
+    assert seen.ttft_s <= 2 * 41 * 16_000 / 1e6 / stages + BLOCK * 1e-3, "as much goes down"
+
+
 def test_reads_from_the_hosts_memory_share_its_bandwidth() -> None:
     """Eight prompts of 60 pooled blocks: 0.96 MB each."""
     of = cluster(Role.MIXED, policy="kvcache_centric", hbm_tokens=64 * 10 * BLOCK, pool_tokens=1 << 16)

@@ -157,7 +157,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         "--cache-tokens",
         type=int,
         metavar="C",
-        help="KV that an instance holds, in whole blocks of the trace (default: the machine's HBM)",
+        help="KV that an instance, or a node of a pipeline, holds, in whole blocks (default: the machine's HBM)",
     )
     parser.add_argument("--order", default="fifo", help=f"of service: {SERVICE_ORDERS.described} (default fifo)")
     parser.add_argument(
@@ -177,7 +177,11 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
     whole.add_argument("--chunk-tokens", type=int, metavar="N", help="of one prompt in a step (default: --step-tokens)")
     whole.add_argument("--max-batch", type=int, default=256, metavar="N", help="requests decoded at once (default 256)")
     whole.add_argument(
-        "--pipeline", type=int, default=1, metavar="X", help="nodes of each prefill instance (default 1)"
+        "--pipeline",
+        type=int,
+        default=1,
+        metavar="X",
+        help="nodes of each prefill instance, each with the machine's memory, pool and NICs (default 1)",
     )
     whole.add_argument("--batching", default="fcfs", help="batching policy (default fcfs)")
     whole.add_argument(

@@ -42,7 +42,8 @@ class AttemptLifecycle:
         """``numbers``: for prompts and for those that ask for room, each another one. ``again`` hears of an attempt
         that failed, and the name of the instance it failed at; ``leave``, of a request that has ended and how."""
         self.members = Members(time, self, fleet, settings, machine, engine, faults, journal)
-        self.moves = KvMoves(time, fleet, settings, machine, self.members.engines, self.members.stores, faults)
+        members = self.members
+        self.moves = KvMoves(time, fleet, settings, machine, members.engines, members.stores, members.nodes, faults)
         self.movable: dict[str, Attempt] = {}
         """Those that another instance may take over, by id, as long as their prompts wait."""
         self._boots = self.members.boots
