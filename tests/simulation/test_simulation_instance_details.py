@@ -177,6 +177,28 @@ def test_many_who_wait_may_be_refused_at_once() -> None:
     assert sum(each.end == "rejected" for each in outcomes) > 1400
 
 
+@pytest.mark.parametrize("roles", [(Role.PREFILL,) * 4 + (Role.DECODE,), (Role.MIXED,)])
+@pytest.mark.parametrize("policy", ["algorithm1", "kvcache_centric", "min_ttft"])
+def test_who_would_slow_down_the_tokens_of_all_is_refused(roles: tuple[Role, ...], policy: str) -> None:
+    """Of n requests that are decoded each has a token every 5 + n ms, and some for contexts: for 20 ms those are 14."""
+    engine = replace(ENGINE, decode_request_s=1e-3)
+    first = [ask(10.0 * number, range(100 * number, 100 * number + 1), 50) for number in range(1, 5)]
+    many = [ask(100.0 + 0.05 * number, range(10_000 + number, 10_001 + number), 600) for number in range(60)]
+    outcomes = []
+    for limit_s in (0.0, 20e-3):
+        settings = ClusterSettings(roles, BLOCK, 1 << 14, tbt_slo_s=limit_s)
+        played = Cluster(settings, MACHINE, engine, PLACEMENT_POLICIES.make(policy))
+        outcomes.append(played.run([*first, *many])[-60:])
+    free, limited = outcomes
+    assert {each.end for each in free} == {"finished"}
+    assert sum(each.tbt_s > 30e-3 for each in free) > 30
+    served = [each for each in limited if each.end == "finished"]
+    assert {each.end for each in limited} == {"finished", "rejected"}
+    assert 12 <= len(served) <= 15
+    if Role.MIXED not in roles:
+        assert max(each.tbt_s for each in served) <= 20.5e-3
+
+
 def test_where_nobody_has_a_first_token() -> None:
     refused = Outcome(0.0, "", "", -1.0, 0.0, 0.0, 10, 0, 0, 0, -1.0, 0, "rejected")
     result = cluster_report([refused] * 3, 5.0, 0.1, 1)

@@ -75,6 +75,7 @@ _RANGES = (
     ("slo", 1e-6, 1e6),
     ("tbt_slo", 1e-6, 1e6),
     ("shed", 1e-6, 1e6),
+    ("shed_tbt", 1e-6, 1e6),
     ("path_ms", 0.0, 1e6),
     ("rate", 1e-9, 1e9),
     ("goodput", 0.0, 1.0),
@@ -132,6 +133,7 @@ WHOLE_ALONE: Mapping[str, object] = {
     "path_ms": 0.0,
     "sizes": "",
     "shed": None,
+    "shed_tbt": None,
 }
 """Options, with their defaults, that say nothing to the model of few rules."""
 
@@ -205,6 +207,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         help="instances come and go as load asks for (default: none do)",
     )
     whole.add_argument("--shed", type=float, metavar="S", help="refuse whose predicted TTFT is longer")
+    whole.add_argument("--shed-tbt", type=float, metavar="S", help="or whose predicted time between tokens is")
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
@@ -324,6 +327,7 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
         scaling=_scaling(arguments),
         path_s=arguments.path_ms * 1e-3,
         ttft_slo_s=arguments.shed or 0.0,
+        tbt_slo_s=arguments.shed_tbt or 0.0,
     )
     return ClusterModel(settings, machine, engine, policy, arguments.seed, arguments.clients)
 

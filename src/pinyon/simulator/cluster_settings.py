@@ -54,7 +54,9 @@ class ClusterSettings:
     slo_s: float = 5.0
     """By which first tokens should be there: orders of service look at it."""
     ttft_slo_s: float = 0.0
-    """Beyond which a placement is refused (Mooncake §4.1); 0: nobody is."""
+    """Beyond which a placement is refused (Mooncake's Algorithm 1, line 18); 0: nobody is."""
+    tbt_slo_s: float = 0.0
+    """Likewise of the time between tokens. What was begun is not refused when it is placed again."""
     front_slots: int = 1 << 30
     """Requests in flight at once; others wait at the front."""
     front_queue: int = 1 << 30
