@@ -126,8 +126,12 @@ class InstanceState:
         return further * self.prefill_model.predict_s(tokens, tokens - chunk)
 
     def learned(self) -> None:
-        """The prefill cost model, or what was reported, has changed."""
+        """The prefill cost model has changed."""
         self.loads.coefficients[self.row] = self.prefill_model.coefficients
+        self.reported()
+
+    def reported(self) -> None:
+        """Or what was reported has."""
         tokens = self.load.pending_prefill_tokens
         self.loads.reported_s[self.row] = self.prefill_model.backlog_s(tokens) if tokens else 0.0
 
