@@ -79,6 +79,35 @@ def test_a_pipelines_queue_is_as_long_as_its_first_node_is_busy(stages: int, blo
         assert seen.prefill_s == pytest.approx(each_s + (stages - 1) * part_s, rel=0.01)
 
 
+@pytest.mark.parametrize("blocks", [2, 4, 8])
+def test_short_prompts_pass_through_a_pipeline_together(blocks: int, monkeypatch) -> None:
+    """Up to eight of them in a step of 256 tokens, which each node computes in 64 ms: right to two of those."""
+    predicted: list[float] = []
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=256, step_tokens=256)
+    make = of._attempt
+
+    def noted(request, number, job, decision) -> Attempt:
+        predicted.append(decision.ttft_s)
+        return make(request, number, job, decision)
+
+    monkeypatch.setattr(of, "_attempt", noted)
+    bursts = [1000.0 * burst + 1e-4 * place for burst in range(4) for place in range(40)]
+    outcomes = of.run([ask(when_s, range(n * 1000, n * 1000 + blocks)) for n, when_s in enumerate(bursts)])
+    for seen, seconds in zip(outcomes[-20:], predicted[-20:], strict=True):
+        assert seconds == pytest.approx(seen.ttft_s, abs=0.128)
+
+
+def test_nobody_waits_for_what_has_left_the_first_node() -> None:
+    """Of a prompt of 256 tokens on four nodes, 64 ms each."""
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=256, step_tokens=256)
+    state, queues_s = of.members.engines["prefill-0000"].state, list[float]()
+    for number in range(5, 30):
+        of.time.at(10.0 * number + 0.07, lambda: queues_s.append(state.prefill_queue_s(of.time.now_s)))
+    outcomes = of.run([ask(10.0 * number, range(100 * number, 100 * number + 16)) for number in range(30)])
+    assert outcomes[-1].ttft_s == pytest.approx(0.256, rel=0.01)
+    assert queues_s == [0.0] * 25
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_group_of_nodes_holds_what_all_of_them_have_room_for(stages: int) -> None:
     """Two prompts of 12 blocks, of which one node has room for 18, and the first one again."""

@@ -115,15 +115,19 @@ class InstanceState:
         """Seconds of prefill work ahead of a new request (Mooncake §4.1: the sum of the queued prefill times)."""
         return self.loads.queue_s(self.row, now_s)
 
-    def drain_s(self, tokens: int, reused: int) -> float:
+    def drain_s(self, tokens: int, reused: int, queue_s: float) -> float:
         """Seconds from when the first of several nodes has computed its part of such a prompt until all have. Others do
         not wait for it: what is queued and learned is the time of the first node. Its last long chunk takes as long on
-        each of the further ones as there; a shorter one behind it is there hardly later."""
-        further = self.info.stages - 1
+        each of the further ones as there; a shorter one behind it is there hardly later. A prompt of less than a chunk
+        passes through them with what was queued before it, as far as that fits into a step."""
+        further, most, model = self.info.stages - 1, self.info.chunk_tokens, self.prefill_model
         if not further:
             return 0.0
-        chunk = min(tokens - reused, self.info.chunk_tokens or tokens)
-        return further * self.prefill_model.predict_s(tokens, tokens - chunk)
+        chunk = min(tokens - reused, most or tokens)
+        part_s = model.predict_s(tokens, tokens - chunk)
+        if chunk < most:
+            part_s = max(part_s, min(part_s + queue_s, model.predict_s(most, 0)))
+        return further * part_s
 
     def learned(self) -> None:
         """The prefill cost model has changed."""

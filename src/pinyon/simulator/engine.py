@@ -102,6 +102,8 @@ class Engine(EngineMemory):
         self._block_tokens = config.block_tokens
         self._stages = [0.0] * info.stages
         """When each is free."""
+        self._passing = 0
+        """Prompt tokens that the first one has computed and not all."""
         self._plan: StepPlan | None = None
         """Of the step or leap under way."""
         self._began_s = self._step_s = self._growth_s = 0.0
@@ -273,7 +275,8 @@ class Engine(EngineMemory):
             for attempt, start, end in chunks:
                 attempt.computing_s += seconds * (end - start) / tokens  # who is queued behind it waits so long
                 attempt.drain_s = effect_s - self._time.now_s
-            self._time.at(effect_s, lambda: self._told_late(chunks))
+            self._passing += tokens
+            self._time.at(effect_s, lambda: self._told_late(chunks, tokens))
         if counted.decodes:
             self._mean_tbt_s = seconds / count
         for number in counted.decodes:
@@ -299,7 +302,8 @@ class Engine(EngineMemory):
             if not attempt.over and attempt.job in self.jobs:
                 self._computed(attempt, start, end)
 
-    def _told_late(self, chunks: Sequence[tuple[Attempt, int, int]]) -> None:
+    def _told_late(self, chunks: Sequence[tuple[Attempt, int, int]], tokens: int) -> None:
+        self._passing -= tokens
         if self.alive:
             self._told(chunks)
             self.report()
@@ -332,7 +336,7 @@ class Engine(EngineMemory):
         load = InstanceLoad(
             max(0, pending),
             self.steps.running,
-            self.prompts.pending_tokens,
+            max(0, self.prompts.pending_tokens - self._passing),
             self.pool.used,
             self.pool.cached,
             mean_tbt_ms=self._mean_tbt_s * 1e3,
@@ -363,7 +367,7 @@ class Engine(EngineMemory):
             "admitted": self.admission.admitted,
             "leases": self.reservations.leases,
             "prompts": self.prompts.queued + self.prompts.active,
-            "prompt tokens": self.prompts.pending_tokens,
+            "prompt tokens": self.prompts.pending_tokens + self._passing,
             "steps": self.steps.waiting + self.steps.running + self.steps.prefilling,
             "jobs": len(self.jobs) + len(self.decodes) + len(self._wanted) + len(self._after_step),
         }
