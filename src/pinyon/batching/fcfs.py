@@ -91,7 +91,7 @@ class Fcfs:
         patience_s = min(max(PATIENCE_S, PATIENT_STAYS * self._stay_s), PATIENCE_MAX_S)
         chosen: list[int] = []
         passed = [0, 0]  # of those for other instances, and of those that are decoded: the first ones of each line
-        while sum(passed) < LOOK_AHEAD and (request := self._next(slots, passed)) is not None:
+        while passed[0] + passed[1] < LOOK_AHEAD and (request := self._next(slots, passed)) is not None:
             number = request.number
             # Asked at every release: it must cost little while there is no room.
             missing = request.blocks - request.reusable

@@ -61,14 +61,14 @@ class Request:
     def filled(self, block_tokens: int) -> int:
         """More has been computed: the blocks that are whole now have keys, of which so many are new. Where no later
         prompt names them, nobody else has those keys."""
-        if not self.keeps:
-            return 0
         had, whole = len(self.keys), (self.tokens + self.generated - 1) // block_tokens
+        if whole <= had or not self.keeps:
+            return 0
         for index in range(had, whole):
             place = index - self.tokens // block_tokens
             own = key_of(OWN_IDS - (self.number << 20) - index)
             self.keys += (self.answer[place] if place < len(self.answer) else own,)
-        return len(self.keys) - had
+        return whole - had
 
 
 @dataclass(eq=False, slots=True)
