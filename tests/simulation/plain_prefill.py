@@ -43,10 +43,10 @@ def cut(rows: Sequence[tuple[float, int, Sequence[int]]], rate: float, tokens_ma
     ]
 
 
-def run_of(blocks: Sequence[int], known: Any) -> int:
+def run_of(blocks: Sequence[int], *known: Any) -> int:
     count = 0
     for block in blocks:
-        if block not in known:
+        if not any(block in each for each in known):
             break
         count += 1
     return count
@@ -75,12 +75,10 @@ class Plain:
 
     def seen(self, row: Row) -> int:
         """Tokens that a router believes will be reused."""
-        known = set(self.cache)
-        for _, other, _ in self.queue:
-            known.update(other.blocks)
+        coming = [other.blocks for _, other, _ in self.queue]
         if self.running:
-            known.update(self.running[1].blocks)
-        return hit_tokens(run_of(row.blocks, known), row.tokens)
+            coming.append(self.running[1].blocks)
+        return hit_tokens(run_of(row.blocks, self.cache, set().union(*coming)), row.tokens)
 
     def start(self, now_s: float) -> None:
         number, row, _ = self.queue.pop(0)

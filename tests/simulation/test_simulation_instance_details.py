@@ -57,6 +57,96 @@ def test_what_a_pipeline_takes_for_a_prompt_is_what_is_learned(chunk_tokens: int
     )
 
 
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("blocks", [16, 32, 128])
+def test_a_pipelines_queue_is_as_long_as_its_first_node_is_busy(stages: int, blocks: int, monkeypatch) -> None:
+    """Bursts of prompts of one chunk, of two and of eight, by formula: (chunks + stages - 1) times one on one node."""
+    predicted: list[float] = []
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, chunk_tokens=256, step_tokens=256)
+    make = of._attempt
+
+    def noted(request, number, job, decision) -> Attempt:
+        predicted.append(decision.ttft_s)
+        return make(request, number, job, decision)
+
+    monkeypatch.setattr(of, "_attempt", noted)
+    bursts = [1000.0 * burst + 1e-4 * place for burst in range(4) for place in range(12)]
+    outcomes = of.run([ask(when_s, range(n * 1000, n * 1000 + blocks)) for n, when_s in enumerate(bursts)])
+    part_s, each_s = 256 * 1e-3 / stages, blocks * BLOCK * 1e-3 / stages
+    for place, (seen, seconds) in enumerate(zip(outcomes[-12:], predicted[-12:], strict=True)):
+        expected_s = (place + 1) * each_s + (stages - 1) * part_s
+        assert seen.ttft_s == pytest.approx(expected_s, rel=0.01)
+        assert seconds == pytest.approx(expected_s, rel=0.05)
+        assert seen.prefill_s == pytest.approx(each_s + (stages - 1) * part_s, rel=0.01)
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 8])
+def test_short_prompts_pass_through_a_pipeline_together(blocks: int, monkeypatch) -> None:
+    """Up to eight of them in a step of 256 tokens, which each node computes in 64 ms: right to two of those."""
+    predicted: list[float] = []
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=256, step_tokens=256)
+    make = of._attempt
+
+    def noted(request, number, job, decision) -> Attempt:
+        predicted.append(decision.ttft_s)
+        return make(request, number, job, decision)
+
+    monkeypatch.setattr(of, "_attempt", noted)
+    bursts = [1000.0 * burst + 1e-4 * place for burst in range(4) for place in range(40)]
+    outcomes = of.run([ask(when_s, range(n * 1000, n * 1000 + blocks)) for n, when_s in enumerate(bursts)])
+    for seen, seconds in zip(outcomes[-20:], predicted[-20:], strict=True):
+        assert seconds == pytest.approx(seen.ttft_s, abs=0.128)
+
+
+def test_nobody_waits_for_what_has_left_the_first_node() -> None:
+    """Of a prompt of 256 tokens on four nodes, 64 ms each."""
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=256, step_tokens=256)
+    state, queues_s = of.members.engines["prefill-0000"].state, list[float]()
+    for number in range(5, 30):
+        of.time.at(10.0 * number + 0.07, lambda: queues_s.append(state.prefill_queue_s(of.time.now_s)))
+    outcomes = of.run([ask(10.0 * number, range(100 * number, 100 * number + 16)) for number in range(30)])
+    assert outcomes[-1].ttft_s == pytest.approx(0.256, rel=0.01)
+    assert queues_s == [0.0] * 25
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_group_of_nodes_holds_what_all_of_them_have_room_for(stages: int) -> None:
+    """Two prompts of 12 blocks, of which one node has room for 18, and the first one again."""
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, hbm_tokens=18 * BLOCK, pool_tokens=50 * BLOCK)
+    outcomes = of.run([ask(0.0, range(12)), ask(10.0, range(100, 112)), ask(20.0, range(12))])
+    assert (outcomes[2].hit_tokens == 11 * BLOCK) == (stages > 1)
+    prefill, decode = of.members.engines["prefill-0000"], of.members.engines["decode-0001"]
+    assert (prefill.state.info.capacity_blocks, decode.state.info.capacity_blocks) == (stages * 18, 18)
+    of.run([ask(of.time.now_s, range(1000 * number, 1000 * number + 10)) for number in range(1, 20)])
+    assert len(of.members.stores["store-prefill-0000"].keys()) == stages * 50
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("on_ssd", [False, True])
+def test_a_group_of_nodes_reads_its_part_of_the_pool_with_all_of_them(stages: int, on_ssd: bool) -> None:
+    """0.96 MB at 1 MB/s from each host's memory, or at 0.5 MB/s from its SSDs and then from there."""
+    settings = ClusterSettings((Role.PREFILL, Role.DECODE), BLOCK, 64 * BLOCK, pipeline=stages)
+    settings = replace(settings, pool_tokens=1 << 16, pool_on_ssd=on_ssd)
+    slow, machine = replace(ENGINE, prefill_token_s=0.1), replace(MACHINE, ssd_bytes_s=5e5)
+    of = Cluster(settings, machine, slow, PLACEMENT_POLICIES.make("kvcache_centric"))
+    others = [ask(1000.0 * number, range(1000 * number, 1000 * number + 61)) for number in range(1, 7)]
+    seen = of.run([ask(0.0, range(61)), *others, ask(10_000.0, range(61))])[-1]
+    assert (seen.hit_tokens, seen.fetched_tokens) == (0, 60 * BLOCK)
+    read_s = seen.fetched_tokens * 1000 / stages * (1e-6 + 2e-6 * on_ssd)
+    assert seen.ttft_s == pytest.approx(read_s + BLOCK * 0.1, rel=0.01)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_group_of_nodes_swaps_with_all_of_them(stages: int) -> None:
+    """What HBM has no room for comes back from the tier below: 40 blocks of 16,000 B, at 1 MB/s for each node."""
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, hbm_tokens=48 * BLOCK, dram_tokens=1 << 12)
+    prompts = [ask(100.0 * number, range(1000 * number, 1000 * number + 41)) for number in range(6)]
+    seen = of.run([*prompts, ask(1000.0, range(41))])[-1]
+    assert seen.hit_tokens == 40 * BLOCK
+    assert seen.ttft_s >= 40 * 16_000 / 1e6 / stages + BLOCK * 1e-3
+    assert seen.ttft_s <= 2 * 41 * 16_000 / 1e6 / stages + BLOCK * 1e-3, "as much goes down"
+
+
 def test_reads_from_the_hosts_memory_share_its_bandwidth() -> None:
     """Eight prompts of 60 pooled blocks: 0.96 MB each."""
     of = cluster(Role.MIXED, policy="kvcache_centric", hbm_tokens=64 * 10 * BLOCK, pool_tokens=1 << 16)
@@ -115,6 +205,28 @@ def test_many_who_wait_may_be_refused_at_once() -> None:
     long = [ask(0.1, range(100 * number, 100 * number + 60)) for number in range(1, 1500)]
     outcomes = of.run([ask(0.0, range(1), 200), *long])
     assert sum(each.end == "rejected" for each in outcomes) > 1400
+
+
+@pytest.mark.parametrize("roles", [(Role.PREFILL,) * 4 + (Role.DECODE,), (Role.MIXED,)])
+@pytest.mark.parametrize("policy", ["algorithm1", "kvcache_centric", "min_ttft"])
+def test_who_would_slow_down_the_tokens_of_all_is_refused(roles: tuple[Role, ...], policy: str) -> None:
+    """Of n requests that are decoded each has a token every 5 + n ms, and some for contexts: for 20 ms those are 14."""
+    engine = replace(ENGINE, decode_request_s=1e-3)
+    first = [ask(10.0 * number, range(100 * number, 100 * number + 1), 50) for number in range(1, 5)]
+    many = [ask(100.0 + 0.05 * number, range(10_000 + number, 10_001 + number), 600) for number in range(60)]
+    outcomes = []
+    for limit_s in (0.0, 20e-3):
+        settings = ClusterSettings(roles, BLOCK, 1 << 14, tbt_slo_s=limit_s)
+        played = Cluster(settings, MACHINE, engine, PLACEMENT_POLICIES.make(policy))
+        outcomes.append(played.run([*first, *many])[-60:])
+    free, limited = outcomes
+    assert {each.end for each in free} == {"finished"}
+    assert sum(each.tbt_s > 30e-3 for each in free) > 30
+    served = [each for each in limited if each.end == "finished"]
+    assert {each.end for each in limited} == {"finished", "rejected"}
+    assert 12 <= len(served) <= 15
+    if Role.MIXED not in roles:
+        assert max(each.tbt_s for each in served) <= 20.5e-3
 
 
 def test_where_nobody_has_a_first_token() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from bisect import bisect_left, insort
 
 from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
 
@@ -26,20 +26,23 @@ class _Line:
     def __init__(self) -> None:
         self.waiting: dict[int, BatchRequest] = {}
         self._order: list[int] = []
-        """A heap of the numbers that wait, and of some that do not any more."""
+        """Their numbers. Nearly all come at the end."""
 
     def add(self, request: BatchRequest) -> None:
         self.waiting[request.number] = request
-        heappush(self._order, request.number)
+        insort(self._order, request.number)
 
-    def first(self) -> BatchRequest | None:
-        order, waiting = self._order, self.waiting
-        while order and order[0] not in waiting:
-            heappop(order)
-        if len(order) > 2 * len(waiting) + 64:
-            self._order = order = list(waiting)
-            heapify(order)
-        return waiting[order[0]] if order else None
+    def remove(self, number: int) -> bool:
+        """False: it is not here."""
+        if self.waiting.pop(number, None) is None:
+            return False
+        del self._order[bisect_left(self._order, number)]
+        return True
+
+    def at(self, place: int) -> BatchRequest | None:
+        """None: so many are not here."""
+        order = self._order
+        return self.waiting[order[place]] if place < len(order) else None
 
 
 class Fcfs:
@@ -87,23 +90,23 @@ class Fcfs:
         self._measure(now_s)
         patience_s = min(max(PATIENCE_S, PATIENT_STAYS * self._stay_s), PATIENCE_MAX_S)
         chosen: list[int] = []
-        passed: list[BatchRequest] = []
-        while len(passed) < LOOK_AHEAD and (request := self._next(slots)) is not None:
+        passed = [0, 0]  # of those for other instances, and of those that are decoded: the first ones of each line
+        while passed[0] + passed[1] < LOOK_AHEAD and (request := self._next(slots, passed)) is not None:
             number = request.number
-            del self._line(request).waiting[number]
             # Asked at every release: it must cost little while there is no room.
             missing = request.blocks - request.reusable
             behind = self._holdings.behind(number) if missing > room_blocks else 0
             if missing <= room_blocks + behind:
                 missing = self._holdings.need(request).missing
             if missing <= room_blocks:
+                self._line(request).remove(number)
                 room_blocks -= missing
                 slots -= request.decodes
                 self._since_s.pop(number, None)
                 self._running[number] = self._gone.pop(number, now_s) if request.decodes else None
                 chosen.append(number)
                 continue
-            passed.append(request)
+            passed[request.decodes] += 1
             waited_s = now_s - self._since_s.setdefault(number, now_s)
             if missing <= room_blocks + (behind or self._holdings.behind(number)):
                 # For a prompt of another instance those behind it may wait in turn: then nobody ends by himself, and
@@ -113,8 +116,6 @@ class Fcfs:
                 break
             if not request.decodes and waited_s < PATIENCE_S:
                 break
-        for request in passed:
-            self._line(request).add(request)
         return chosen
 
     def _measure(self, now_s: float) -> None:
@@ -124,19 +125,20 @@ class Fcfs:
             stay_s = now_s - self._gone.pop(number)
             self._stay_s += (STAY_WEIGHT if self._stay_s else 1.0) * (stay_s - self._stay_s)
 
-    def _next(self, slots: int) -> BatchRequest | None:
-        foreign = self._foreign.first()
-        decoded = self._decoded.first() if slots > 0 else None
+    def _next(self, slots: int, passed: list[int]) -> BatchRequest | None:
+        """The first one behind those that were passed over."""
+        foreign = self._foreign.at(passed[0])
+        decoded = self._decoded.at(passed[1]) if slots > 0 else None
         if foreign is None or decoded is None:
             return foreign or decoded
-        return min(foreign, decoded, key=lambda request: request.number)
+        return foreign if foreign.number < decoded.number else decoded
 
     def claimant(self) -> int | None:
         return self._claimant
 
     def remove(self, number: int) -> bool:
         for line in (self._decoded, self._foreign):
-            if line.waiting.pop(number, None) is not None:
+            if line.remove(number):
                 self._since_s.pop(number, None)
                 self._gone.pop(number, None)
                 return True

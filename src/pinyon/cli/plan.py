@@ -14,10 +14,10 @@ from pinyon.cli.simulated import (
     limits_of,
     model_of,
     policy_of,
-    print_side_by_side,
     read,
     run_model,
 )
+from pinyon.cli.simulated_results import print_side_by_side
 from pinyon.cli.trace_input import open_trace
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_POLICIES

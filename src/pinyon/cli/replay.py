@@ -17,12 +17,10 @@ from pinyon.cli.simulated import (
     add_load,
     block_tokens_of,
     check,
-    draw,
     limits_of,
-    print_result,
     read,
-    write_rows,
 )
+from pinyon.cli.simulated_results import draw, print_result, write_rows
 from pinyon.cli.trace_input import add_trace, bar, open_trace, seed_of
 from pinyon.core.errors import InvalidArgument
 from pinyon.replay import Player, Prompts, Replayed, TokenRange

@@ -12,15 +12,13 @@ from pinyon.cli.simulated import (
     add_cluster,
     block_tokens_of,
     check,
-    draw,
     limits_of,
     model_of,
     policy_of,
-    print_result,
     read,
     run_model,
-    write_rows,
 )
+from pinyon.cli.simulated_results import draw, print_result, write_rows
 from pinyon.cli.trace_input import open_trace
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.simulator.goodput import goodput

@@ -1,17 +1,12 @@
-"""What the commands that simulate have in common: the model as arguments name it, the trace, and tables of results."""
+"""What the commands that simulate have in common: the model as arguments name it, and the trace."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDERS
@@ -24,7 +19,6 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
-from pinyon.reproduction.picture import Course, Courses, Picture, svg
 from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows
 from pinyon.simulator.prefill_reference import ReferenceSettings
@@ -38,22 +32,16 @@ __all__ = [
     "add_load",
     "block_tokens_of",
     "check",
-    "draw",
     "limits_of",
     "model_of",
     "policy_of",
-    "print_result",
-    "print_side_by_side",
     "read",
     "run_model",
-    "write_rows",
 ]
 
 REFERENCE = "prefill-reference"
 MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
 INSTANCES_MAX = 1 << 16
-POINTS = 200
-"""Of a course in a picture."""
 _RANGES = (
     ("instances", 1, INSTANCES_MAX),
     ("prefill_instances", 0, INSTANCES_MAX),
@@ -77,44 +65,13 @@ _RANGES = (
     ("slo", 1e-6, 1e6),
     ("tbt_slo", 1e-6, 1e6),
     ("shed", 1e-6, 1e6),
+    ("shed_tbt", 1e-6, 1e6),
     ("path_ms", 0.0, 1e6),
     ("rate", 1e-9, 1e9),
     ("goodput", 1e-6, 1.0),
     ("share", 0.0, 1.0),
     ("instances_max", 1, INSTANCES_MAX),
 )
-_FACTS = (
-    ("requests that count", "counted", "{:,}"),
-    ("rate, requests/s", "rate", "{:.4g}"),
-    ("TTFT in time", "attainment", "{:.2%}"),
-    ("  of the last quarter by arrival", "attainment_last_quarter", "{:.2%}"),
-    ("  of the tenth with the longest prompts", "attainment_longest_tenth", "{:.2%}"),
-    ("TTFT mean, s", "mean_s", "{:.3f}"),
-    ("TTFT P50, s", "p50_s", "{:.3f}"),
-    ("TTFT P90, s", "p90_s", "{:.3f}"),
-    ("TTFT P99, s", "p99_s", "{:.3f}"),
-    ("tokens reused", "hit_ratio", "{:.2%}"),
-    ("tokens fetched", "fetched_ratio", "{:.2%}"),
-    ("TBT P50, ms", "tbt_p50_s", "{:.1f}"),
-    ("TBT P90, ms", "tbt_p90_s", "{:.1f}"),
-    ("TBT in time", "tbt_attainment", "{:.2%}"),
-    ("effective: both in time", "effective", "{:.2%}"),
-    ("instances that computed prompts", "instances_used", "{:.0f}"),
-    ("finished", "finished", "{:.2%}"),
-    ("end to end mean, s", "e2e_mean_s", "{:.2f}"),
-    ("tokens generated per s", "output_tokens_per_s", "{:,.0f}"),
-)
-_COLUMNS = (
-    ("in time", "attainment", "{:.1%}"),
-    ("last ¼", "attainment_last_quarter", "{:.1%}"),
-    ("longest", "attainment_longest_tenth", "{:.1%}"),
-    ("P50", "p50_s", "{:.2f}"),
-    ("P90", "p90_s", "{:.2f}"),
-    ("P99", "p99_s", "{:.2f}"),
-    ("reused", "hit_ratio", "{:.1%}"),
-    ("both", "effective", "{:.1%}"),
-)
-"""Side by side: of the TTFT, but for the last two; both: TTFT and TBT in time."""
 
 
 WHOLE_ALONE: Mapping[str, object] = {
@@ -136,6 +93,7 @@ WHOLE_ALONE: Mapping[str, object] = {
     "path_ms": 0.0,
     "sizes": "",
     "shed": None,
+    "shed_tbt": None,
 }
 """Options, with their defaults, that say nothing to the model of few rules."""
 
@@ -161,7 +119,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         "--cache-tokens",
         type=int,
         metavar="C",
-        help="KV that an instance holds, in whole blocks of the trace (default: the machine's HBM)",
+        help="KV that an instance, or a node of a pipeline, holds, in whole blocks (default: the machine's HBM)",
     )
     parser.add_argument("--order", default="fifo", help=f"of service: {SERVICE_ORDERS.described} (default fifo)")
     parser.add_argument(
@@ -195,7 +153,11 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
     )
     whole.add_argument("--max-batch", type=int, default=256, metavar="N", help="requests decoded at once (default 256)")
     whole.add_argument(
-        "--pipeline", type=int, default=1, metavar="X", help="nodes of each prefill instance (default 1)"
+        "--pipeline",
+        type=int,
+        default=1,
+        metavar="X",
+        help="nodes of each prefill instance, each with the machine's memory, pool and NICs (default 1)",
     )
     whole.add_argument("--batching", default="fcfs", help="batching policy (default fcfs)")
     whole.add_argument(
@@ -219,6 +181,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         help="instances come and go as load asks for (default: none do)",
     )
     whole.add_argument("--shed", type=float, metavar="S", help="refuse whose predicted TTFT is longer")
+    whole.add_argument("--shed-tbt", type=float, metavar="S", help="or whose predicted time between tokens is")
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
@@ -343,6 +306,7 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
         scaling=_scaling(arguments),
         path_s=arguments.path_ms * 1e-3,
         ttft_slo_s=arguments.shed or 0.0,
+        tbt_slo_s=arguments.shed_tbt or 0.0,
     )
     return ClusterModel(settings, machine, engine, policy, arguments.seed, arguments.clients)
 
@@ -405,53 +369,3 @@ def run_model(model: Model, load: Load, rate: float | None, text: str) -> Rows:
     arrivals = load.arrivals if rate is None else at_rate(load.arrivals, rate)
     with bar(text, len(arrivals)) as progress:
         return model.run(arrivals, progress)
-
-
-def write_rows(path: Path, rows: Rows) -> None:
-    """A line of JSON for each. Raises :class:`InvalidArgument`."""
-    lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in enumerate(rows))
-    _write(path, "".join(lines), "per_request")
-
-
-def draw(path: Path, title: str, rows: dict[str, Rows], limits: Limits) -> None:
-    """How many have their first token by when, as SVG. Raises :class:`InvalidArgument`."""
-    courses = []
-    for label, each in rows.items():
-        times = sorted(row.ttft_s for row in each[limits.warm_up :] if row.ttft_s > 0)
-        count = len(each) - limits.warm_up
-        places = sorted({round(at * (len(times) - 1) / POINTS) for at in range(POINTS + 1)}) if times else []
-        courses.append(Course(label, [(times[at], (at + 1) / count) for at in places]))
-    panel = Courses("Time to the first token", "TTFT, s", "of the requests by then", courses)
-    _write(path, svg(Picture(title, [panel])), "picture")
-
-
-def _write(path: Path, text: str, field: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgument(f"cannot write {path}: {error.strerror}", field=field) from None
-
-
-def print_result(title: str, result: Mapping[str, Any]) -> None:
-    """A line for each figure."""
-    table = Table(title=title, title_justify="left", show_header=False)
-    for label, key, shown in _FACTS:
-        if key in result:
-            table.add_row(label, shown.format(result[key] * (1e3 if label.endswith(", ms") else 1)))
-    _print(table)
-
-
-def print_side_by_side(title: str, first: str, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """A line for each result, of which ``first`` says what it is."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    shown = [column for column in _COLUMNS if any(column[1] in result for result in results.values())]
-    for label, _, _ in shown:
-        table.add_column(label, justify="right", no_wrap=True)
-    for name, result in results.items():
-        table.add_row(name, *(form.format(result[key]) if key in result else "" for _, key, form in shown))
-    _print(table)
-
-
-def _print(table: Table) -> None:
-    Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout).print(table)

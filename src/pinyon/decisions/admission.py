@@ -48,6 +48,8 @@ class Admission:
         """Admitted ones that take a slot."""
         self._blocks: dict[int, int] = {}
         """Of each admitted one."""
+        self._last = -1
+        """None of them has a larger number."""
 
     @property
     def waiting(self) -> int:
@@ -108,6 +110,7 @@ class Admission:
         if request.decodes:
             self._decoded.add(number)
         self._blocks[number] = request.blocks
+        self._last = max(self._last, number) if len(self._blocks) > 1 else number
         return Grant(number, reservation)
 
     def _unwant(self, request: BatchRequest) -> None:
@@ -145,7 +148,9 @@ class Admission:
 
     def behind(self, number: int) -> int:
         """See :class:`pinyon.batching.policy.Holdings`."""
-        return sum(blocks for other, blocks in self._blocks.items() if other > number)
+        if number > self._last:  # of those that wait most often, and asked at every release
+            return 0
+        return sum([blocks for other, blocks in self._blocks.items() if other > number])
 
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""

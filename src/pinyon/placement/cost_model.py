@@ -109,8 +109,11 @@ class NonNegativeLeastSquares:
             [m + (PRIOR_WEIGHT if i == j else 0.0) for j, m in enumerate(row)] for i, row in enumerate(self._moments)
         ]
         rhs = [t + PRIOR_WEIGHT for t in self._targets]
+        best = _solve_positive_definite(matrix, rhs)
+        if min(best) >= 0:
+            return best  # the unconstrained minimum is inside: nothing beats it
         best, best_cost = [0.0] * size, 0.0
-        for free_count in range(size, 0, -1):
+        for free_count in range(size - 1, 0, -1):
             for free in combinations(range(size), free_count):
                 part = _solve_positive_definite([[matrix[i][j] for j in free] for i in free], [rhs[i] for i in free])
                 if min(part) < 0:
@@ -122,8 +125,6 @@ class NonNegativeLeastSquares:
                     best = [0.0] * size
                     for i, x in zip(free, part, strict=True):
                         best[i] = x
-            if free_count == size and best_cost < 0:
-                break  # the unconstrained minimum is inside: nothing beats it
         return best
 
 
@@ -133,12 +134,16 @@ def _solve_positive_definite(matrix: list[list[float]], rhs: list[float]) -> lis
     rows = [[*row, value] for row, value in zip(matrix, rhs, strict=True)]
     for i in range(size):
         pivot = rows[i]
-        for j in range(i + 1, size):
-            factor = rows[j][i] / pivot[i]
-            rows[j] = [a - factor * b for a, b in zip(rows[j], pivot, strict=True)]
+        for row in rows[i + 1 :]:
+            factor = row[i] / pivot[i]
+            for j in range(i + 1, size + 1):
+                row[j] -= factor * pivot[j]
     result = [0.0] * size
     for i in range(size - 1, -1, -1):
-        result[i] = (rows[i][size] - sum(rows[i][j] * result[j] for j in range(i + 1, size))) / rows[i][i]
+        row, known = rows[i], 0.0
+        for j in range(i + 1, size):
+            known += row[j] * result[j]
+        result[i] = (row[size] - known) / row[i]
     return result
 
 

@@ -151,7 +151,7 @@ class DualMap:
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """0 or 1."""
         choice = self._settings.choice
-        queues_s = [round(each.queue_s, 9) for each in both]  # as Pool.lowest
+        queues_s = [round(each.room_s + each.queue_s, 9) for each in both]  # as Pool.lowest
         less = int(queues_s[1] < queues_s[0])
         reuse = [each.local_blocks for each in both]
         if choice is Choice.LEAST_LOADED:
@@ -171,7 +171,7 @@ class DualMap:
     def _overloaded(self, request: PlacementRequest, decision: PlacementDecision) -> bool:
         if self._settings.reading is Reading.EXPECTED:
             return decision.ttft_s > self._slo_s(request)
-        return decision.queue_s > self._slo_s(request) * self._settings.share
+        return decision.room_s + decision.queue_s > self._slo_s(request) * self._settings.share
 
     # -- what waits at the wrong one
 

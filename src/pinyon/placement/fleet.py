@@ -107,7 +107,7 @@ class Fleet:
         if load.mean_tbt_ms > 0 and load.running_requests:
             state.decode_model.observe(load.running_requests, load.mean_tbt_ms * 1e-3)
             state.decode_learned_s = now_s
-        state.learned()
+        state.reported()
         if state.schedulable != was:
             self._changed()
 

@@ -37,6 +37,10 @@ class InstanceInfo:
     """Where it stands, such as ``eu-west``; empty: nobody said."""
     key_secret_id: str = ""
     """Names the secret that its block keys start from (:func:`pinyon.core.block_keys.secret_id`)."""
+    stages: int = 1
+    """Nodes with a part of the layers each; a prompt's chunks pass through one behind the other (Mooncake §3.3)."""
+    chunk_tokens: int = 0
+    """Of a prompt, that pass through them together at most; 0: all."""
 
     @property
     def group(self) -> KvGroup:
@@ -111,9 +115,27 @@ class InstanceState:
         """Seconds of prefill work ahead of a new request (Mooncake §4.1: the sum of the queued prefill times)."""
         return self.loads.queue_s(self.row, now_s)
 
+    def drain_s(self, tokens: int, reused: int, queue_s: float) -> float:
+        """Seconds from when the first of several nodes has computed its part of such a prompt until all have. Others do
+        not wait for it: what is queued and learned is the time of the first node. Its last long chunk takes as long on
+        each of the further ones as there; a shorter one behind it is there hardly later. A prompt of less than a chunk
+        passes through them with what was queued before it, as far as that fits into a step."""
+        further, most, model = self.info.stages - 1, self.info.chunk_tokens, self.prefill_model
+        if not further:
+            return 0.0
+        chunk = min(tokens - reused, most or tokens)
+        part_s = model.predict_s(tokens, tokens - chunk)
+        if chunk < most:
+            part_s = max(part_s, min(part_s + queue_s, model.predict_s(most, 0)))
+        return further * part_s
+
     def learned(self) -> None:
-        """The prefill cost model, or what was reported, has changed."""
+        """The prefill cost model has changed."""
         self.loads.coefficients[self.row] = self.prefill_model.coefficients
+        self.reported()
+
+    def reported(self) -> None:
+        """Or what was reported has."""
         load, row = self.load, self.row
         tokens = load.pending_prefill_tokens
         self.loads.reported_s[row] = self.prefill_model.backlog_s(tokens) if tokens else 0.0

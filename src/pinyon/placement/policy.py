@@ -113,6 +113,9 @@ class PlacementDecision:
 
     trial: tuple[float, float] | None = None
     """Of a policy that learns: what it tried with this request, and the seconds by which what comes of it is judged."""
+    drain_s: float = 0.0
+    """Until all nodes of a pipeline have computed their part of the prompt, after the first one has: ``prefill_s``
+    is how long others wait for it. Not a policy's business: those it chooses from are alike in it."""
 
     room_s: float = field(init=False)
     """Wait for KV blocks: the decode instance's come first, then those of a prefill instance elsewhere."""
@@ -123,12 +126,12 @@ class PlacementDecision:
 
     @property
     def ttft_s(self) -> float:
-        return self.room_s + self.transfer_s + self.queue_s + self.prefill_s
+        return self.room_s + self.transfer_s + self.queue_s + self.prefill_s + self.drain_s
 
     @property
     def own_s(self) -> float:
         """Of the TTFT, what no idle cluster would spare the request."""
-        return self.transfer_s + self.prefill_s
+        return self.transfer_s + self.prefill_s + self.drain_s
 
     @property
     def reused_blocks(self) -> int:

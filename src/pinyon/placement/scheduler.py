@@ -76,7 +76,8 @@ class Scheduler:
     ) -> PlacementDecision:
         """A decision for a request that moves to this instance, which computes it with what it holds."""
         pool = next(each for each in self._fleet.pools(request.model) if prefill in each.prefills)
-        return at_one("moved", request, pool, self._match(request, pool), prefill, now_s, alternate)
+        decision = at_one("moved", request, pool, self._match(request, pool), prefill, now_s, alternate)
+        return _drained(request, pool, decision)
 
     def moves(self, request: PlacementRequest, decision: PlacementDecision, queues: Queues, now_s: float) -> list[Move]:
         """What should wait elsewhere, now that the request was placed so; empty where the policy moves nothing."""
@@ -102,7 +103,7 @@ class Scheduler:
         _check_keys(request, pools)
         refused: list[tuple[PlacementDecision, Pool, PrefixMatch]] = []
         for pool, match in self._soonest_first(request, _usable(request, pools), now_s):
-            decision = self._policy.place(request, pool, match, now_s, self._rng)
+            decision = self._place(request, pool, match, now_s)
             if not is_late(request, decision) and not is_slow(request, decision):
                 return decision, pool, match
             refused.append((decision, pool, match))
@@ -110,6 +111,9 @@ class Scheduler:
         if probe is None:
             raise rejection(request, [each for each, _, _ in refused])
         return probe
+
+    def _place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> PlacementDecision:
+        return _drained(request, pool, self._policy.place(request, pool, match, now_s, self._rng))
 
     def _soonest_first(
         self, request: PlacementRequest, pools: list[Pool], now_s: float
@@ -136,7 +140,7 @@ class Scheduler:
             due = probe_pool(pool, now_s, prefills=late, decodes=slow)
             if not due.prefills or not due.decodes:
                 continue
-            probe = self._policy.place(request, due, match, now_s, self._rng)
+            probe = self._place(request, due, match, now_s)
             if (is_late(request, probe) and not late) or (is_slow(request, probe) and not slow):
                 continue
             # even if its measurement never comes, the next probe is later
@@ -146,6 +150,14 @@ class Scheduler:
                 probe.decode.decode_learned_s = now_s
             return probe, pool, match
         return None
+
+
+def _drained(request: PlacementRequest, pool: Pool, decision: PlacementDecision) -> PlacementDecision:
+    """With what a pipeline of nodes takes besides."""
+    if decision.prefill.info.stages == 1:
+        return decision
+    reused = request.reused_tokens(decision.reused_blocks, pool.layout.block_tokens)
+    return replace(decision, drain_s=decision.prefill.drain_s(request.prompt_tokens, reused, decision.queue_s))
 
 
 def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> float:

@@ -15,12 +15,12 @@ __all__ = ["THRESHOLDS", "ThresholdTuner"]
 THRESHOLDS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 TRIED = 0.1
 """Of the requests, by each neighbour."""
-SAMPLES_MIN = 30
-"""Of a threshold, before it is judged."""
-SAMPLES_MAX = 1000
-"""Then all begin anew: what was best may not be any more."""
-CLEAR = 2.0
-"""Standard errors of the difference."""
+LOOKS = (32, 64, 128, 256)
+"""Samples of a neighbour at which it is judged: who looks at every one sees by chance, sooner or later, what is not."""
+SAMPLES_MAX = 2500
+"""Of the threshold in force; a neighbour has some 310 then. All begin anew: what was best may not be any more."""
+CLEAR = 3.0
+"""Standard errors of the difference: with ten thousand requests and all equal, once in some twenty runs."""
 COST_MAX = 100.0
 """What takes longer than this many times counts as this much: a stall says nothing of a threshold."""
 
@@ -40,9 +40,8 @@ class _Costs:
         self.squares += off * (cost - self.mean)
 
     @property
-    def error(self) -> float:
-        """Of the mean, squared."""
-        return self.squares / max(1, self.count - 1) / self.count
+    def variance(self) -> float:
+        return self.squares / max(1, self.count - 1)
 
 
 class ThresholdTuner:
@@ -67,20 +66,20 @@ class ThresholdTuner:
         """By this threshold, a prompt was computed after ``seconds``; it takes ``alone_s`` alone, without reuse."""
         if alone_s <= 0:
             return
-        self._costs.setdefault(threshold, _Costs()).add(min(seconds / alone_s, COST_MAX))
-        mine = self._costs.get(self.threshold)
-        if mine is None or mine.count < SAMPLES_MIN:
-            return
-        for step in (-1, 1):
-            if 0 <= self._at + step < len(THRESHOLDS):
-                other = self._costs.get(THRESHOLDS[self._at + step])
-                if other is not None and other.count >= SAMPLES_MIN and self._better(other, mine):
-                    self._at += step
-                    self._costs.clear()
-                    return
-        if mine.count >= SAMPLES_MAX:
-            self._costs.clear()
+        costs = self._costs.setdefault(threshold, _Costs())
+        costs.add(min(seconds / alone_s, COST_MAX))
+        mine = self._costs.setdefault(self.threshold, _Costs())
+        if costs is mine:
+            if mine.count >= SAMPLES_MAX:
+                self._costs.clear()
+        elif costs.count in LOOKS and mine.count >= LOOKS[0] and self._better(costs, mine):
+            at = THRESHOLDS.index(threshold)
+            if abs(at - self._at) == 1:  # else it was placed before the last move
+                self._at = at
+                self._costs.clear()
 
     @staticmethod
     def _better(other: _Costs, mine: _Costs) -> bool:
-        return other.mean + CLEAR * sqrt(other.error + mine.error) < mine.mean
+        """By the larger variance of the two: of few samples of what is seldom and long, the cheap ones vary little."""
+        error = sqrt(max(other.variance, mine.variance) * (1 / other.count + 1 / mine.count))
+        return other.mean + CLEAR * error < mine.mean

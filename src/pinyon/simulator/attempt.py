@@ -63,14 +63,14 @@ class Request:
     def filled(self, block_tokens: int) -> int:
         """More has been computed: the blocks that are whole now have keys, of which so many are new. Where no later
         prompt names them, nobody else has those keys."""
-        if not self.keeps:
-            return 0
         had, whole = len(self.keys), (self.tokens + self.generated - 1) // block_tokens
+        if whole <= had or not self.keeps:
+            return 0
         for index in range(had, whole):
             place = index - self.tokens // block_tokens
             own = key_of(OWN_IDS - (self.number << 20) - index)
             self.keys += (self.answer[place] if place < len(self.answer) else own,)
-        return len(self.keys) - had
+        return whole - had
 
 
 @dataclass(eq=False, slots=True)
@@ -101,9 +101,9 @@ class Attempt:
     told: int = 0
     """Leading blocks that a store was told of."""
     computing_s: float = 0.0
-    """Of steps with its chunks; where they pass through several nodes, from the first one's beginning on."""
-    piped_s: float = -1.0
-    """When that was; below 0: not yet."""
+    """Of steps with its chunks; where they pass through several nodes, its tokens' share of those of the first one."""
+    drain_s: float = 0.0
+    """Of its last chunk, through the further nodes."""
     over: bool = False
 
     @property

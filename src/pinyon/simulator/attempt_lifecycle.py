@@ -42,7 +42,8 @@ class AttemptLifecycle:
         """``numbers``: for prompts and for those that ask for room, each another one. ``again`` hears of an attempt
         that failed, and the name of the instance it failed at; ``leave``, of a request that has ended and how."""
         self.members = Members(time, self, fleet, settings, machine, engine, faults, journal)
-        self.moves = KvMoves(time, fleet, settings, machine, self.members.engines, self.members.stores, faults)
+        members = self.members
+        self.moves = KvMoves(time, fleet, settings, machine, members.engines, members.stores, members.nodes, faults)
         self.movable: dict[str, Attempt] = {}
         """Those that another instance may take over, by id, as long as their prompts wait."""
         self._boots = self.members.boots
@@ -78,7 +79,8 @@ class AttemptLifecycle:
         reusable = attempt.reusable(self._settings.block_tokens)
         prompt = Prompt(
             attempt.job, attempt.tokens, request.keys, reusable, attempt.together, self._time.now_s,
-            seconds=attempt.decision.prefill_s, deadline_s=request.arrived_s + self._settings.slo_s,
+            seconds=attempt.decision.prefill_s + attempt.decision.drain_s,
+            deadline_s=request.arrived_s + self._settings.slo_s,
         )  # fmt: skip
         try:
             prefill.prompts.add(prompt, self._time.now_s)
@@ -171,7 +173,7 @@ class AttemptLifecycle:
         held = attempt.job_room.held * self._settings.block_tokens if attempt.job_room is not None else 0
         self._fleet.learn_prefill(engine.state, end - held, held, attempt.computing_s, now_s)
         self._fleet.inflight.end_prefill(attempt.id, engine.state, now_s)
-        request.computing_s += attempt.computing_s
+        request.computing_s += attempt.computing_s + attempt.drain_s
         attempt.computed = True
         if attempt.together:
             self._decode(engine, attempt)
@@ -236,7 +238,7 @@ class AttemptLifecycle:
         self._log("preempted", attempt.request.number, attempt.request.generated)
         attempt.prefill, attempt.room, attempt.job_room = engine.boot, None, None
         attempt.job, attempt.computed, attempt.computing_s = next(self._numbers), False, 0.0
-        attempt.piped_s = -1.0
+        attempt.drain_s = 0.0
         self.want_room(attempt, new=False)
 
     def failed(self, engine: Engine, attempt: Attempt) -> None:

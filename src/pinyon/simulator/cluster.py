@@ -145,13 +145,15 @@ class Cluster:
         if request.ends:  # cancelled while it waited for an instance
             return
         number, job = next(self._numbers), next(self._numbers)
+        settings, again = self.settings, bool(request.attempts)
         asked = PlacementRequest(
             f"{request.number}~{number}",
             MODEL,
             request.tokens + request.generated,
             pack_keys(request.keys),
             request.max_tokens,
-            0.0 if request.attempts else self.settings.ttft_slo_s,
+            0.0 if again else settings.ttft_slo_s,
+            0.0 if again else settings.tbt_slo_s,
             exclude=frozenset(request.exclude),
             request_class=request.request_class,
         )

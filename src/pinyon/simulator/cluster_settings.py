@@ -24,7 +24,8 @@ class StepRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """Instances by their roles, all alike. Tokens are of KV, in whole blocks."""
+    """Instances by their roles, all alike. Tokens are of KV, in whole blocks; those of an instance are of each node of
+    a ``pipeline``."""
 
     roles: tuple[Role, ...]
     block_tokens: int
@@ -48,7 +49,7 @@ class ClusterSettings:
     max_prefills: int = 1 << 20
     pipeline: int = 1
     """Nodes of a prefill instance: each computes a part of the layers, one chunk after the other passes through them
-    (Mooncake §3.3)."""
+    (Mooncake §3.3), and has its part of their KV: together they hold, and move, so many times as much."""
     eviction: str = "lru"
     pool_eviction: str = "lru"
     batching: str = "fcfs"
@@ -56,7 +57,9 @@ class ClusterSettings:
     slo_s: float = 5.0
     """By which first tokens should be there: orders of service look at it."""
     ttft_slo_s: float = 0.0
-    """Beyond which a placement is refused (Mooncake §4.1); 0: nobody is."""
+    """Beyond which a placement is refused (Mooncake's Algorithm 1, line 18); 0: nobody is."""
+    tbt_slo_s: float = 0.0
+    """Likewise of the time between tokens. What was begun is not refused when it is placed again."""
     front_slots: int = 1 << 30
     """Requests in flight at once; others wait at the front."""
     front_queue: int = 1 << 30
@@ -75,20 +78,24 @@ class ClusterSettings:
     room_wait_s: float = 600.0
     """For KV memory of a prompt that is decoded elsewhere."""
 
-    def instance(self) -> InstanceConfig:
-        """What an instance's decisions depend on."""
+    def nodes(self, role: Role) -> int:
+        """Of an instance."""
+        return self.pipeline if role is Role.PREFILL else 1
+
+    def instance(self, nodes: int = 1) -> InstanceConfig:
+        """What the decisions of one of so many nodes depend on. Prompts under way are in each of its nodes."""
         whole = self.step_rule is StepRule.PREFILL_FIRST
         return InstanceConfig(
-            self.hbm_tokens // self.block_tokens,
+            nodes * self.hbm_tokens // self.block_tokens,
             self.block_tokens,
             self.max_batch,
             1 << 30 if whole else self.step_tokens,
             1 << 30 if whole else self.chunk_tokens,
-            self.active_prefills,
+            nodes * self.active_prefills,
             self.max_prefills,
             eviction=self.eviction,
             batching=self.batching,
             service_order=self.service_order,
             spare_queued=True,
-            dram_blocks=self.dram_tokens // self.block_tokens,
+            dram_blocks=nodes * self.dram_tokens // self.block_tokens,
         )

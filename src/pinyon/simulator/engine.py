@@ -81,7 +81,6 @@ class Engine(EngineMemory):
         *,
         rule: StepRule = StepRule.MIXED,
         whole_tokens: int = 1 << 30,
-        stages: int = 1,
         kv_token_bytes: int = 0,
         dram_bytes_s: float = 0.0,
         faults: Faults | None = None,
@@ -104,8 +103,10 @@ class Engine(EngineMemory):
         self._profile, self._rule, self._faults = profile, rule, faults
         self._whole_tokens = whole_tokens
         self._block_tokens = config.block_tokens
-        self._stages = [0.0] * stages
+        self._stages = [0.0] * info.stages
         """When each is free."""
+        self._passing = 0
+        """Prompt tokens that the first one has computed and not all."""
         self._plan: StepPlan | None = None
         """Of the step or leap under way."""
         self._began_s = self._step_s = self._growth_s = 0.0
@@ -270,20 +271,18 @@ class Engine(EngineMemory):
         counted = self.steps.fold(plan, set(failed_prefills), set(failed_decodes), count)
         self._plan, self._busy = None, True  # the next step is decided when all of this one is told
         self.free_late()
-        self.admission.observe(
-            StepSeen(count * len(counted.decodes), sum(end - start for _, start, end in counted.prefills), seconds)
-        )
+        tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
+        self.admission.observe(StepSeen(count * len(counted.decodes), tokens, seconds))
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
+        for attempt, start, end in chunks:
+            attempt.computing_s += token_s * (end - start)  # who is queued behind it waits so long
         if effect_s is None:
-            token_s = plan.token_s(seconds)
-            for attempt, start, end in chunks:
-                attempt.computing_s += token_s * (end - start)
             self._told(chunks)
         elif chunks:
             for attempt, _, _ in chunks:
-                attempt.piped_s = attempt.piped_s if attempt.piped_s >= 0 else self._began_s
-                attempt.computing_s = effect_s - attempt.piped_s
-            self._time.at(effect_s, lambda: self._told_late(chunks))
+                attempt.drain_s = effect_s - self._time.now_s
+            self._passing += tokens
+            self._time.at(effect_s, lambda: self._told_late(chunks, tokens))
         if counted.decodes:
             self._mean_tbt_s = seconds / count
         for number in counted.decodes:
@@ -309,7 +308,8 @@ class Engine(EngineMemory):
             if not attempt.over and attempt.job in self.jobs:
                 self._computed(attempt, start, end)
 
-    def _told_late(self, chunks: Sequence[tuple[Attempt, int, int]]) -> None:
+    def _told_late(self, chunks: Sequence[tuple[Attempt, int, int]], tokens: int) -> None:
+        self._passing -= tokens
         if self.alive:
             self._told(chunks)
             self.report()
@@ -342,7 +342,7 @@ class Engine(EngineMemory):
         load = InstanceLoad(
             max(0, pending),
             self.steps.running,
-            self.prompts.pending_tokens,
+            max(0, self.prompts.pending_tokens - self._passing),
             self.pool.used,
             self.pool.cached,
             mean_tbt_ms=self._mean_tbt_s * 1e3,
@@ -373,7 +373,7 @@ class Engine(EngineMemory):
             "admitted": self.admission.admitted,
             "leases": self.reservations.leases,
             "prompts": self.prompts.queued + self.prompts.active,
-            "prompt tokens": self.prompts.pending_tokens,
+            "prompt tokens": self.prompts.pending_tokens + self._passing,
             "steps": self.steps.waiting + self.steps.running + self.steps.prefilling,
             "jobs": len(self.jobs) + len(self.decodes) + len(self._wanted) + len(self._after_step),
         }

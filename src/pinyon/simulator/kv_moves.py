@@ -19,7 +19,7 @@ __all__ = ["KvMoves"]
 
 
 class KvMoves:
-    """``engines`` and ``stores`` are those that live, by instance id."""
+    """``engines`` and ``stores`` are those that live, by instance id; ``nodes``: how many machines each one is."""
 
     def __init__(
         self,
@@ -29,11 +29,12 @@ class KvMoves:
         machine: MachineProfile,
         engines: Mapping[str, Engine],
         stores: Mapping[str, HostStore],
+        nodes: Mapping[str, int],
         faults: Faults | None,
     ) -> None:
-        self.links = Links(time, machine.nic_bytes_s)
+        self.links = Links(time, machine.nic_bytes_s, nodes)
         self._time, self._fleet, self._settings, self._machine = time, fleet, settings, machine
-        self._engines, self._stores, self._faults = engines, stores, faults
+        self._engines, self._stores, self._nodes, self._faults = engines, stores, nodes, faults
         self.fetches = self.fetched_bytes = 0
         self.fetch_s = 0.0
         """Of all fetches, one beside the other or not."""
@@ -92,9 +93,12 @@ class KvMoves:
         return True
 
     def _read_store(self, store: HostStore, reader: Engine, size: int, arrived: Callable[[], None]) -> None:
+        nodes = self._nodes[store.host]
+
         def read() -> None:
             if store.host == reader.name:
-                store.copied_until_s = max(store.copied_until_s, self._time.now_s) + size / self._machine.dram_bytes_s
+                copy_s = size / (nodes * self._machine.dram_bytes_s)
+                store.copied_until_s = max(store.copied_until_s, self._time.now_s) + copy_s
                 self._time.at(store.copied_until_s, arrived)
             else:
                 self.links.send(store.host, reader.name, size, arrived)
@@ -102,7 +106,8 @@ class KvMoves:
         if not self._settings.pool_on_ssd:
             read()
             return
-        store.read_until_s = max(store.read_until_s, self._time.now_s) + size / self._machine.ssd_bytes_s
+        read_s = size / (nodes * self._machine.ssd_bytes_s)
+        store.read_until_s = max(store.read_until_s, self._time.now_s) + read_s
         self._time.at(store.read_until_s, read)
 
     def _arrived(self, attempt: Attempt, reader: Engine, keys: Sequence[BlockKey]) -> None:

@@ -9,7 +9,7 @@ on: what others get does not change.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
 from pinyon.simulator.virtual_time import VirtualTime
@@ -45,11 +45,11 @@ class _End:
 
 
 class Links:
-    """Between machines by name."""
+    """Between machines by name; those in ``nodes`` have the NICs of so many."""
 
-    def __init__(self, time: VirtualTime, bytes_s: float) -> None:
+    def __init__(self, time: VirtualTime, bytes_s: float, nodes: Mapping[str, int] = {}) -> None:
         self._time = time
-        self._bytes_s = bytes_s
+        self._bytes_s, self._nodes = bytes_s, nodes
         self._out: dict[str, _End] = {}
         self._in: dict[str, _End] = {}
         self._flows: dict[_Flow, None] = {}
@@ -81,7 +81,7 @@ class Links:
     def _end(self, ends: dict[str, _End], name: str) -> _End:
         end = ends.get(name)
         if end is None:
-            end = ends[name] = _End(self._bytes_s)
+            end = ends[name] = _End(self._bytes_s * self._nodes.get(name, 1))
         return end
 
     def _share(self, changed: Iterable[_End]) -> None:

@@ -44,34 +44,48 @@ class Members:
         self.boots: dict[str, Engine] = {}
         self.stores: dict[str, HostStore] = {}
         """By instance id."""
+        self.nodes: dict[str, int] = {}
+        """Of every instance that has lived, by its id."""
         self._time, self._owner, self._fleet = time, owner, fleet
         self._settings, self._machine, self._profile = settings, machine, profile
         self._faults, self._journal = faults, journal
         self._layout = KvLayout(1, 1, max(1, machine.kv_token_bytes // 4), settings.block_tokens, "float16")
-        self._config = settings.instance()
         self._numbers = count(1)
 
     def boot(self, name: str, role: Role) -> None:
         """An instance comes, or comes back, empty; with it the part of the pool on its host."""
-        settings, config, boot = self._settings, self._config, f"{name}/{next(self._numbers)}"
+        settings, boot = self._settings, f"{name}/{next(self._numbers)}"
+        nodes = self.nodes[name] = settings.nodes(role)
+        config = settings.instance(nodes)
         sizes = config.pool_blocks, config.max_batch
+        chunk_tokens = min(config.chunk_tokens, config.step_tokens)
         engine = Engine(
             self._time,
             self._owner,
             self._fleet,
-            InstanceInfo(name, boot, role, f"{name}:1", MODEL, "weights", self._layout, *sizes),
+            InstanceInfo(
+                name,
+                boot,
+                role,
+                f"{name}:1",
+                MODEL,
+                "weights",
+                self._layout,
+                *sizes,
+                stages=nodes,
+                chunk_tokens=chunk_tokens,
+            ),
             config,
             self._profile,
             rule=settings.step_rule,
             whole_tokens=settings.whole_tokens,
-            stages=settings.pipeline if role is Role.PREFILL else 1,
             kv_token_bytes=self._machine.kv_token_bytes,
-            dram_bytes_s=self._machine.dram_bytes_s,
+            dram_bytes_s=nodes * self._machine.dram_bytes_s,
             faults=self._faults,
             journal=self._journal(boot, config),
         )
         self.engines[name] = self.boots[boot] = engine
-        pool_blocks = settings.pool_tokens // settings.block_tokens
+        pool_blocks = nodes * settings.pool_tokens // settings.block_tokens
         if pool_blocks and role.prefills:
             store = _store_of(name)
             info = InstanceInfo(store, boot, Role.STORE, f"{name}:2")

@@ -135,6 +135,25 @@ def test_a_plan_of_what_has_no_size_or_no_rate_is_refused(
     assert f"{option[0]} is of simulate" in capsys.readouterr().err
 
 
+def test_who_would_have_slow_tokens_is_refused(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ("--model", "910b-qwen2.5-7b", *SHORT, "--json")
+    asked = ["simulate", trace, *model, "--prefill-instances", "6", "--decode-instances", "1", "--rate", "40"]
+    finished = []
+    for limit_s in ("1", "0.015"):
+        assert main([*asked, "--shed-tbt", limit_s]) == 0
+        finished.append(said(capsys)["finished"])
+    assert finished[0] == 1.0
+    assert finished[1] < 0.98  # type: ignore[operator]
+    wrong = ("--shed-tbt", "0.02", "--instances", "2", "--cache-tokens", "9999")
+    for command in (["simulate", trace, *wrong], ["compare", trace, *wrong]):
+        assert main(command) == 1
+        assert "--shed-tbt is of models of whole machines" in capsys.readouterr().err
+    assert main(["plan", trace, "--shed-tbt", "0.02", "--cache-tokens", "9999"]) == 1
+    assert "--shed-tbt is of models of whole machines" in capsys.readouterr().err
+    assert main([*asked, "--shed-tbt", "0"]) == 1
+    assert "--shed-tbt must be from 1e-06" in capsys.readouterr().err
+
+
 def test_rows_without_a_prompt_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.jsonl"
     rows = [{"timestamp": 500 * n, "input_length": n % 2 * 600, "output_length": 5, "hash_ids": [n]} for n in range(40)]

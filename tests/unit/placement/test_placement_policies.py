@@ -203,7 +203,7 @@ def test_what_one_of_a_pair_would_be_refused_at_the_other_takes():
 
 
 def test_prefixes_grow_by_tokens_whatever_the_blocks():
-    """A system prompt of 640 blocks of 16 tokens, which is 20 of 512: by single blocks, at any time all go to one pair."""
+    """A system prompt of 640 blocks of 16 tokens, which is 20 of 512: by single blocks, all go to one pair."""
     fleet = fleet_of(dict.fromkeys(NAMES, 0), {})
     shared = range(640)
     asked = [ask(f"r{n}", block_keys=keys(*shared, *range(10_000 + 64 * n, 10_064 + 64 * n))) for n in range(1200)]
@@ -253,6 +253,18 @@ def test_by_the_texts_bounds_an_excluded_instance_changes_nothing():
     pair(141, frozenset(NAMES[1:]))  # 2 / n of one instance: nothing is that hot
     assert {pair(number) for number in range(100, 140)} == spread
     assert len(spread) > 1
+
+
+def test_who_waits_for_memory_is_loaded():
+    queues = dict.fromkeys(NAMES, 0)
+    fleet = fleet_of(queues, {})
+    one, two = pair_of(DualMapSettings(), fleet, ask())
+    report(fleet, one, room_wait_ms=2_000)
+    assert Scheduler(fleet, DualMap()).decide(ask(), 0.0).prefill.info.instance_id == two
+    hold(fleet, one, range(8))
+    assert Scheduler(fleet, DualMap()).decide(ask(), 0.0).prefill.info.instance_id == one, "not overloaded"
+    report(fleet, one, room_wait_ms=2_600)
+    assert Scheduler(fleet, DualMap()).decide(ask(), 0.0).prefill.info.instance_id == two
 
 
 def test_alone_there_is_no_pair():

@@ -4,6 +4,7 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument, NotFound, Rejected, ResourceExhausted, Unavailable
 from pinyon.core.layout import KvLayout
+from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.index import Intake
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
@@ -140,6 +141,26 @@ def test_placements_in_flight_count_as_queue(fleet, scheduler):
     decisions = [scheduler.schedule(ask(f"r{i}", block_keys=keys(i)), 0.0) for i in range(4)]
     assert [names(decision)[0] for decision in decisions] == ["p0", "p1", "p0", "p1"]
     assert decisions[2].queue_s == pytest.approx(decisions[0].prefill_s, abs=1e-6)
+
+
+def test_who_is_queued_at_a_pipeline_waits_for_its_first_node(scheduler, fleet):
+    fleet.leave("p1")
+    fleet.join(info("p0", PREFILL, stages=4, chunk_tokens=64), 0.0)
+    p0 = member(fleet, "p0")
+    p0.prefill_model = KnownPrefillCost((0.0, 1e-3, 0.0))
+    hold(fleet, "p0", range(4))
+    first = scheduler.schedule(PlacementRequest("a", "m", 200, keys(*range(12))), 0.0)
+    assert (first.queue_s, first.prefill_s, first.drain_s) == pytest.approx((0.0, 0.136, 3 * 0.064))
+    assert (first.ttft_s, first.own_s) == pytest.approx((0.328, 0.328))
+    second = scheduler.schedule(PlacementRequest("b", "m", 16), 0.0)
+    assert (second.queue_s, second.prefill_s) == pytest.approx((0.136, 0.016))
+    assert second.drain_s == pytest.approx(3 * 0.064), "with what is queued before it"
+    fleet.inflight.release("a")
+    fleet.inflight.release("b")
+    moved = scheduler.decide_at(PlacementRequest("b", "m", 16), p0, None, 0.0)
+    assert moved.drain_s == pytest.approx(3 * 0.016), "alone"
+    with pytest.raises(Rejected, match="where nobody waits"):
+        scheduler.schedule(PlacementRequest("c", "m", 100, ttft_slo_s=0.2), 0.0)
 
 
 def test_fetching_is_no_wait_for_the_engine(fleet, scheduler):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -11,7 +14,7 @@ from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSetti
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
-from pinyon.placement.threshold_tuner import THRESHOLDS, ThresholdTuner
+from pinyon.placement.threshold_tuner import CLEAR, COST_MAX, LOOKS, SAMPLES_MAX, THRESHOLDS, ThresholdTuner
 from tests.unit.placement.conftest import keys, make_fleet, member
 
 
@@ -33,14 +36,76 @@ def test_it_finds_what_is_best(best: float, start: float) -> None:
     assert found == [best] * 5
 
 
-def test_what_makes_no_difference_moves_it_seldom() -> None:
-    rng, tuner = Random(1), ThresholdTuner(2.0)
+COSTS: dict[str, Callable[[Random], float]] = {
+    "alike": lambda rng: rng.uniform(0.5, 1.5),
+    "seldom long": lambda rng: rng.lognormvariate(0, 1),
+    "stalls": lambda rng: 100.0 if rng.random() < 0.01 else rng.uniform(1.0, 2.0),
+}
+
+
+@pytest.mark.parametrize("kind", COSTS)
+def test_chance_moves_it_seldom(kind: str) -> None:
+    """All thresholds are equally good, for as many requests as a public trace has."""
+    moved = 0
+    for seed in range(40):
+        rng, tuner = Random(seed), ThresholdTuner(2.0)
+        seen = set()
+        for _ in range(12_031):
+            tuner.learn(tuner.draw(rng), COSTS[kind](rng), 1.0)
+            seen.add(tuner.threshold)
+        moved += len(seen) > 1
+    assert moved <= 5
+
+
+@pytest.mark.parametrize("better", [1.5, 3.0])
+@pytest.mark.parametrize(("kind", "share", "most"), [("alike", 0.7, 500), ("seldom long", 0.5, 1500)])
+def test_what_is_clearly_better_is_soon_in_force(kind: str, share: float, most: int, better: float) -> None:
+    """Of so many requests, each neighbour has a tenth."""
+    for seed in range(10):
+        rng, tuner, count = Random(seed), ThresholdTuner(2.0), 0
+        while tuner.threshold == 2.0 and count < most:
+            threshold = tuner.draw(rng)
+            tuner.learn(threshold, COSTS[kind](rng) * (share if threshold == better else 1.0), 1.0)
+            count += 1
+        assert tuner.threshold == better
+
+
+class PlainTuner:
+    """Keeps everything, and works out anew what it is judged by."""
+
+    def __init__(self) -> None:
+        self.at = 3
+        self.costs: dict[int, list[float]] = {}
+
+    def learn(self, at: int, cost: float) -> None:
+        there = self.costs.setdefault(at, [])
+        there.append(min(cost, COST_MAX))
+        mine = self.costs.get(self.at, [])
+        if len(mine) == SAMPLES_MAX:
+            self.costs = {}
+        elif abs(at - self.at) == 1 and len(there) in LOOKS and len(mine) >= 32:
+            variance = max(statistics.variance(there), statistics.variance(mine))
+            error = math.sqrt(variance / len(there) + variance / len(mine))
+            if statistics.mean(mine) - statistics.mean(there) > CLEAR * error:
+                self.at, self.costs = at, {}
+
+
+def test_it_is_a_plain_one_that_keeps_everything() -> None:
+    """Also of what comes late, of thresholds that are not even neighbours any more."""
     moves = 0
-    for _ in range(5000):
-        before = tuner.threshold
-        tuner.learn(tuner.draw(rng), rng.uniform(0.5, 1.5), 1.0)
-        moves += tuner.threshold != before
-    assert moves <= 30  # chance decides where it stands, and it costs nothing
+    for seed in range(8):
+        rng, tuner, plain = Random(seed), ThresholdTuner(2.0), PlainTuner()
+        worth = [rng.uniform(0.3, 1.0) for _ in THRESHOLDS]
+        for _ in range(8000):
+            before, threshold = tuner.threshold, tuner.draw(rng)
+            if rng.random() < 0.02:
+                threshold = rng.choice(THRESHOLDS)
+            cost = worth[THRESHOLDS.index(threshold)] * rng.uniform(0.2, 1.8) * (900 if rng.random() < 1e-4 else 1)
+            tuner.learn(threshold, cost * 3.0, 3.0)
+            plain.learn(THRESHOLDS.index(threshold), cost)
+            assert tuner.threshold == THRESHOLDS[plain.at]
+            moves += tuner.threshold != before
+    assert moves >= 5
 
 
 def test_it_starts_at_the_nearest_and_stays_in_range() -> None:

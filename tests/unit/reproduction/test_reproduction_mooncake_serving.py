@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -33,6 +34,7 @@ def workload(name: str, requests: int = 60) -> Workload:
     return Workload(name, rows, BLOCK, generated=name == "toolagent")
 
 
+@cache
 def make(name: str) -> Result:
     figure = FIGURES[name]
     told: list[str] = []

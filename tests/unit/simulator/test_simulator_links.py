@@ -30,6 +30,16 @@ def played(flows: list[tuple[float, str, str, float]]) -> list[float]:
     return ends
 
 
+def test_a_group_of_nodes_has_the_nics_of_all() -> None:
+    time, ends = VirtualTime(), dict[str, float]()
+    links = Links(time, 100.0, {"a": 2})
+    for name in "bc":
+        links.send("a", name, 100.0, lambda to=name: ends.update({to: time.now_s}))  # type: ignore[misc]
+        links.send(name, "a", 50.0, lambda to=name: ends.update({f"from {to}": time.now_s}))  # type: ignore[misc]
+    time.run()
+    assert ends == {"b": 1.0, "c": 1.0, "from b": 0.5, "from c": 0.5}
+
+
 @pytest.mark.parametrize(
     ("flows", "ends"),
     [
