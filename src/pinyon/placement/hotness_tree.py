@@ -2,7 +2,8 @@
 and no more, so that what belongs together stays together.
 
 A prefix is named by the key of its last block, which is chained from all before it. The paper's blocks have 512 tokens
-(A.2.1), those of instances may be shorter: then a prefix ends at every so many of them only, the *stride*.
+(A.2.1), those of instances may be shorter: then a prefix ends at every so many of them only, the *stride*,
+or where the prompt does, as the traces' last blocks do: what a user says after a long system prompt may be short.
 """
 
 from __future__ import annotations
@@ -66,18 +67,19 @@ class HotnessTree:
                 self._shorten(key)
                 return path[place]
         last = path[-1]
-        if self._counts[last] > hot * seen and len(path) < min(DEPTH_MAX, len(packed_keys) // (stride * KEY_BYTES)):
+        if self._counts[last] > hot * seen and len(path) < min(DEPTH_MAX, -(-len(packed_keys) // (stride * KEY_BYTES))):
             self._extended[last] = path[-2] if len(path) > 1 else None
         return last
 
     def _path(self, packed_keys: bytes, stride: int) -> list[BlockKey]:
-        step = stride * KEY_BYTES
+        step, whole = stride * KEY_BYTES, len(packed_keys)
         path: list[BlockKey] = []
-        for end in range(step, min(len(packed_keys), DEPTH_MAX * step) + 1, step):
+        for at in range(step, min(whole, DEPTH_MAX * step) + step, step):
+            end = min(at, whole)
             path.append(packed_keys[end - KEY_BYTES : end])
             if path[-1] not in self._extended:
                 break
-        return path or [packed_keys[-KEY_BYTES:]]  # shorter than a stride
+        return path
 
     def _forget(self, now_s: float) -> None:
         """What leaves the window, with room for one more in it."""

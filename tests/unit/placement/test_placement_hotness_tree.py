@@ -5,8 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree, HotnessTrees
+from pinyon.placement.hotness_tree import DEPTH_MAX, HotnessSettings, HotnessTree, HotnessTrees
 
 
 def packed(*numbers: int) -> bytes:
@@ -96,7 +98,7 @@ def test_memory_is_that_of_the_window():
 
 
 def test_a_stride_names_as_blocks_of_its_length_do():
-    """Prompts of 0 to 5 whole strides and a rest, of blocks that are a quarter as long."""
+    """Prompts of 0 to 5 whole strides and a rest, of blocks that are a quarter as long. The rest is one more block."""
     fine, coarse, rng = HotnessTree(PUBLISHED), HotnessTree(PUBLISHED), Random(5)
     for number in range(2_000):
         strides = rng.randint(0, 5)
@@ -104,14 +106,29 @@ def test_a_stride_names_as_blocks_of_its_length_do():
         long = [part for each in numbers for part in (each, 1, 2, 3)] + [9_000 + number] * rng.randint(0, 3)
         if not long:
             continue
-        whole = packed(*long)[: 64 * strides]
-        named = fine.key_of(packed(*long), 0.0, 8, 4)
-        if strides:
-            keys = b"".join(whole[64 * at + 48 : 64 * at + 64] for at in range(strides))
-            assert named == coarse.key_of(keys, 0.0, 8)
-        else:
-            assert named == packed(*long)[-16:], "what is shorter than a stride is named by all of it"
-            coarse.key_of(packed(*long)[-16:], 0.0, 8)
+        prompt = packed(*long)
+        ends = [min(end, len(long)) for end in range(4, len(long) + 4, 4)]
+        keys = b"".join(prompt[16 * end - 16 : 16 * end] for end in ends)
+        assert fine.key_of(prompt, 0.0, 8, 4) == coarse.key_of(keys, 0.0, 8)
+
+
+@given(prompt=st.integers(1, 80), hot=st.integers(0, 10), stride=st.sampled_from((1, 3, 16)))
+def test_a_path_is_every_so_many_blocks_and_the_end(prompt: int, hot: int, stride: int) -> None:
+    """Written down naively: all keys that may name a prompt, as far as they are told apart."""
+    every = [number.to_bytes(16, "little") for number in range(prompt)]
+    names = [key for number, key in enumerate(every, 1) if number % stride == 0 or number == prompt]
+    tree = HotnessTree(PUBLISHED)
+    tree._extended = dict.fromkeys(names[:hot])
+    assert tree._path(b"".join(every), stride) == names[: hot + 1]
+
+
+@pytest.mark.parametrize("stride", [1, 16])
+def test_a_prefix_has_at_most_so_many_strides(stride: int) -> None:
+    keys = b"".join(number.to_bytes(16, "little") for number in range(stride * DEPTH_MAX + 50))
+    tree = HotnessTree(PUBLISHED)
+    for _ in range(4000):
+        found = tree.key_of(keys, 0.0, 8, stride)
+    assert int.from_bytes(found, "little") == stride * DEPTH_MAX - 1
 
 
 def test_groups_have_trees_of_their_own_and_there_is_a_limit():

@@ -1,0 +1,96 @@
+"""DualMap as a conductor runs it: by small blocks, with requests that are tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.core.block_keys import pack_keys
+from pinyon.core.layout import KvLayout
+from pinyon.core.request import Role
+from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
+from pinyon.placement.scheduler import Scheduler
+from tests.unit.placement.conftest import info, key, make_fleet
+
+TOKEN_S = 127e-6
+
+
+def fleet_of(models: dict[str, int], block_tokens: int = 512) -> Fleet:
+    """So many instances of each model, which hold nothing."""
+    fleet = make_fleet(inflight_max=10_000)
+    layout = KvLayout(1, 1, 1, block_tokens, "float16")
+    limits = {"capacity_blocks": 0, "max_context_tokens": 0, "layout": layout}
+    for model, count in models.items():
+        for number in range(count):
+            name = f"{model}-{number}"
+            state = fleet.join(info(name, Role.MIXED, model=model, model_fingerprint=model, **limits), 0.0)
+            state.prefill_model = KnownPrefillCost((0.0, TOKEN_S, 0.0))
+            state.learned()
+            fleet.index.apply_snapshot(state, 0, b"", first=True, last=True)
+    return fleet
+
+
+def ask(name: object, blocks: Sequence[int], model: str = "m", block_tokens: int = 512, **changes) -> PlacementRequest:
+    """Blocks are named as if chained: who gives one another number gives one to all after it."""
+    packed = pack_keys([key(block) for block in blocks])
+    return PlacementRequest(str(name), model, len(blocks) * block_tokens + 1, packed, 1, **changes)
+
+
+def pair(decision: PlacementDecision) -> frozenset[str]:
+    assert decision.alternate is not None
+    return frozenset((decision.prefill.info.instance_id, decision.alternate.info.instance_id))
+
+
+def new(policy: str, fleet: Fleet) -> Scheduler:
+    return Scheduler(fleet, PLACEMENT_POLICIES.make(policy))
+
+
+def chained(blocks: Sequence[int], per: int) -> list[int]:
+    """Smaller blocks of the same text: ``per`` for each, of which the last has its number."""
+    return [block if part == per - 1 else (block << 20) + part for block in blocks for part in range(per)]
+
+
+@pytest.mark.parametrize("policy", ["dualmap", "cache_affinity"])
+@given(
+    texts=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), min_size=40, max_size=80),
+    per=st.sampled_from((2, 16, 32)),
+)
+@settings(max_examples=30, deadline=None)
+def test_prompts_go_where_they_go_by_blocks_of_512(policy: str, texts: list[list[int]], per: int) -> None:
+    """Whatever the blocks of the instances: their keys say the same in smaller steps."""
+    large, small = fleet_of({"m": 5}), fleet_of({"m": 5}, 512 // per)
+    by_large, by_small = new(policy, large), new(policy, small)
+    for number, text in enumerate(texts):
+        prefixes = [int("".join(map(str, text[: end + 1]))) for end in range(len(text))]
+        one = by_large.decide(ask(number, prefixes), 0.0)
+        two = by_small.decide(ask(number, chained(prefixes, per), block_tokens=512 // per), 0.0)
+        assert one.prefill.info.instance_id == two.prefill.info.instance_id
+        if policy == "dualmap":
+            assert pair(one) == pair(two)
+
+
+@pytest.mark.parametrize("policy", ["dualmap", "cache_affinity:key_blocks=1"])
+def test_a_prompt_of_whole_units_keeps_its_place_when_it_grows(policy: str) -> None:
+    scheduler, where = new(policy, fleet_of({"m": 8}, 32)), set()
+    for blocks in range(16, 400, 50):
+        where.add(scheduler.decide(ask(blocks, range(1, blocks + 1), block_tokens=32), 0.0).prefill.info.instance_id)
+        where.add(scheduler.decide(ask(-blocks, range(1, 17), block_tokens=32), 0.0).prefill.info.instance_id)
+    assert len(where) <= 2
+
+
+@pytest.mark.parametrize("shared_tokens", [2048, 9216])
+def test_what_all_prompts_share_is_told_apart_soon(shared_tokens: int) -> None:
+    """A system prompt, and then a user's own text, in blocks of 32 tokens."""
+    scheduler, pairs = new("dualmap", fleet_of({"m": 8}, 32)), set()
+    for number in range(600):
+        blocks = [*range(shared_tokens // 32), *range(10**6 + 40 * number, 10**6 + 40 * number + 8)]
+        decision = scheduler.decide(ask(number, blocks, block_tokens=32), 0.0)
+        if number >= 450:
+            pairs.add(pair(decision))
+    assert len(pairs) > 20
