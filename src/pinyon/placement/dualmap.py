@@ -33,8 +33,8 @@ import numpy as np
 from pinyon.placement.admission import is_late
 from pinyon.placement.at_one import at_one
 from pinyon.placement.hash_ring import PoolRings
-from pinyon.placement.hotness_tree import GROUPS_MAX, HotnessSettings, HotnessTrees
-from pinyon.placement.instances import InstanceState, KvGroup
+from pinyon.placement.hotness_tree import HotnessSettings, HotnessTrees
+from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
@@ -109,8 +109,6 @@ class DualMap:
         self._settings = settings
         text = HotnessSettings(hot=0.0, cold=0.0, window_requests=0)
         self._hotness = HotnessTrees(text if settings.hotness is Hotness.TEXT else HotnessSettings())
-        self._sizes: dict[KvGroup, int] = {}
-        """Instances of each group, as the last request saw it that left none out."""
         self._rings = PoolRings(settings.virtual_nodes, (settings.seed, settings.seed ^ SECOND))
 
     def place(
@@ -129,7 +127,7 @@ class DualMap:
         return both[taken]
 
     def pair(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
-        """Its two instances; the request is counted."""
+        """Its two instances; the request is counted when it is asked for first."""
         by_id = pool.by_id
         key = self._key(request, pool, now_s) if request.block_keys else request.request_id.encode()
         one, two = self._rings.of(pool)
@@ -139,14 +137,9 @@ class DualMap:
         return by_id[first], None if second is None else by_id[second]
 
     def _key(self, request: PlacementRequest, pool: Pool, now_s: float) -> bytes:
-        group = pool.prefills[0].info.group
-        if not request.exclude:
-            if len(self._sizes) >= GROUPS_MAX:
-                self._sizes.clear()
-            self._sizes[group] = len(pool.by_id)
-        instances = self._sizes.get(group, len(pool.by_id))
         stride = max(1, self._settings.key_tokens // pool.layout.block_tokens)
-        return self._hotness.of(group).key_of(request.block_keys, now_s, instances, stride)
+        tree, name = self._hotness.of(pool.prefills[0].info.group), _without_attempt(request.request_id)
+        return tree.key_of(request.block_keys, now_s, pool.group_prefills, stride, name)
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """0 or 1."""
@@ -262,3 +255,9 @@ class DualMap:
             if not (expected_s > slos_s + NANO_S).any():
                 break
         return moves
+
+
+def _without_attempt(request_id: str) -> str:
+    """Of a request that is tried again, the id that it had first: ``ID~2`` is its second retry."""
+    name, _, attempt = request_id.rpartition("~")
+    return name if attempt.isdecimal() else request_id

@@ -157,13 +157,14 @@ class Fleet:
             if state.info.model == model and state.info.layout is not None:
                 groups.setdefault(state.info.group, []).append(state)
         pools = []
-        for group in groups.values():
+        for group_id, group in groups.items():
             layout = group[0].info.layout
             prefills = tuple(state for state in group if state.info.role.prefills)
             decodes = tuple(state for state in group if state.info.role.decodes)
             if layout is not None and prefills and decodes:
                 room = min(_tokens_max(state, layout.block_tokens) for state in group)
-                pools.append(Pool(layout, prefills, decodes, sources, room, by_address, self.together))
+                known = sum(state.info.role.prefills for state in self._groups[group_id].values())
+                pools.append(Pool(layout, prefills, decodes, sources, room, by_address, known, self.together))
         return tuple(pools)
 
     def _inherit(self, state: InstanceState) -> None:

@@ -45,16 +45,23 @@ class HotnessTree:
         self._extended: dict[BlockKey, BlockKey | None] = {}
         """Prefixes that are told apart further, with the one before."""
         self._counts: dict[BlockKey, int] = {}
-        self._window: deque[tuple[float, list[BlockKey]]] = deque()
+        self._window: deque[tuple[float, list[BlockKey], str]] = deque()
+        self._named: set[str] = set()
+        """Requests in the window."""
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def key_of(self, packed_keys: bytes, now_s: float, instances: int, stride: int = 1) -> BlockKey:
-        """The key that names a request with these blocks, at least one; the request is counted."""
+    def key_of(self, packed_keys: bytes, now_s: float, instances: int, stride: int = 1, name: str = "") -> BlockKey:
+        """The key that names a request with these blocks, at least one. The request is counted; one that has a ``name``
+        once in a window, however often it is tried."""
         self._forget(now_s)
         path = self._path(packed_keys, stride)
-        self._window.append((now_s, path))
+        if name in self._named:
+            return path[-1]
+        if name:
+            self._named.add(name)
+        self._window.append((now_s, path, name))
         for key in path:
             self._counts[key] = self._counts.get(key, 0) + 1
         settings = self._settings
@@ -87,7 +94,9 @@ class HotnessTree:
         most = settings.window_requests or REQUESTS_MAX
         since_s = -math.inf if settings.window_requests else now_s - settings.window_s
         while len(window) >= most or (window and window[0][0] <= since_s):
-            for key in window.popleft()[1]:
+            _, path, name = window.popleft()
+            self._named.discard(name)
+            for key in path:
                 counts[key] -= 1
                 if not counts[key]:
                     del counts[key]

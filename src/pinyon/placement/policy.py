@@ -154,6 +154,8 @@ class Pool:
     room_tokens: int
     """Prompt plus generation that every executor of the pool can hold, in tokens."""
     by_address: Mapping[str, Sequence[InstanceState]]
+    group_prefills: int
+    """Prefill instances that there are, also those that cannot or should not take this request, or nothing now."""
     together: bool = False
 
     @cached_property

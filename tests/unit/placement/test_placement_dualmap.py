@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from pinyon.core.block_keys import pack_keys
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
@@ -21,11 +23,11 @@ from tests.unit.placement.conftest import info, key, make_fleet
 TOKEN_S = 127e-6
 
 
-def fleet_of(models: dict[str, int], block_tokens: int = 512) -> Fleet:
+def fleet_of(models: dict[str, int], block_tokens: int = 512, context_tokens: int = 0) -> Fleet:
     """So many instances of each model, which hold nothing."""
     fleet = make_fleet(inflight_max=10_000)
     layout = KvLayout(1, 1, 1, block_tokens, "float16")
-    limits = {"capacity_blocks": 0, "max_context_tokens": 0, "layout": layout}
+    limits = {"capacity_blocks": 0, "max_context_tokens": context_tokens, "layout": layout}
     for model, count in models.items():
         for number in range(count):
             name = f"{model}-{number}"
@@ -94,3 +96,43 @@ def test_what_all_prompts_share_is_told_apart_soon(shared_tokens: int) -> None:
         if number >= 450:
             pairs.add(pair(decision))
     assert len(pairs) > 20
+
+
+@pytest.mark.parametrize("gone", ["excluded", "disconnected", "too small"])
+def test_instances_that_one_request_cannot_have_count(gone: str) -> None:
+    """By the text hot is 2 / n and cold is 1 / n: one of a pool of one instance would make everything cold."""
+    fleet, policy = fleet_of({"m": 7}, context_tokens=50_000), DualMap(DualMapSettings(hotness=Hotness.TEXT))
+    layout = fleet.pools("m")[0].layout
+    fleet.join(
+        info("m-7", Role.MIXED, model_fingerprint="m", layout=layout, capacity_blocks=0, max_context_tokens=0), 0.0
+    )
+    scheduler = Scheduler(fleet, policy)
+    for number in range(200):
+        scheduler.decide(ask(number, [1 if number % 5 < 3 else 10**6 + number, 100 + number]), number * 0.01)
+    (tree,) = policy._hotness._of_group.values()
+    before = dict(tree._extended)
+    assert before
+    most = frozenset(f"m-{number}" for number in range(7))
+    if gone == "disconnected":
+        for name in most:
+            fleet.set_connected(fleet.get(name), False)
+        most = frozenset()
+    tokens = 1025
+    if gone == "too small":
+        tokens, most = 100_000, frozenset()
+    scheduler.decide(replace(ask("x", [1, 2000], exclude=most), prompt_tokens=tokens), 2.01)
+    assert tree._extended == before
+
+
+@pytest.mark.parametrize("retried", ["r{}", "r{}~1", "r{}~2"])
+def test_a_request_is_counted_once(retried: str) -> None:
+    """Twelve of a window of 200 are 6 % and not hot, however often they are tried."""
+    scheduler, pairs = new("dualmap", fleet_of({"m": 8})), set()
+    for number in range(200):
+        shares = number % 17 == 0
+        blocks = [1, 100 + number] if shares else [10**6 + number]
+        pairs.add(pair(scheduler.decide(ask(f"r{number}", blocks), 0.0)) if shares else None)
+        for _ in range(5 if shares else 0):
+            exclude = frozenset({"m-0"})
+            scheduler.decide(ask(retried.format(number), blocks, exclude=exclude), 0.0)
+    assert len(pairs - {None}) == 1

@@ -138,3 +138,20 @@ def test_groups_have_trees_of_their_own_and_there_is_a_limit():
     trees.of(("c", "", ""))
     assert len(trees) == 2
     assert trees.of(("a", "", "")) is not first, "the one that came first went"
+
+
+@given(asked=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.booleans()), max_size=150))
+def test_who_is_counted_is_who_is_in_the_window(asked: list[tuple[int, int, bool]]) -> None:
+    """Counted anew from the window each time; the same name again is as if nobody had asked."""
+    tree = HotnessTree(HotnessSettings(window_requests=20, samples=5))
+    window: list[tuple[str, list[bytes]]] = []
+    for name, group, again in asked:
+        keys, named = packed(group, group + name % 3, 1), f"{name}-{again}"
+        window = window[-19:]
+        path = tree._path(keys, 1)
+        tree.key_of(keys, 0.0, 8, 1, named)
+        if named not in [each for each, _ in window]:
+            window.append((named, path))
+        flat = [key for _, path in window for key in path]
+        assert tree._counts == {key: flat.count(key) for key in flat}
+        assert tree._named == {each for each, _ in window}
