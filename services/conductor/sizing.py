@@ -40,12 +40,12 @@ class Sizing:
         self._sizes: dict[str, _Size] = {}
 
     def placed(self, request: PlacementRequest, decision: PlacementDecision) -> None:
-        """A request was. One that even an idle cluster would answer too late asks for no instances."""
-        limit_s = request.ttft_limit_s(decision.own_s)
-        if decision.own_s > limit_s or request.model not in self._sizes:
+        """A request was."""
+        if request.model not in self._sizes:
             return
-        scaler = self._sizes[request.model].scaler
+        limit_s = request.ttft_limit_s(decision.own_s)
         slo_s = limit_s if math.isfinite(limit_s) else 0.0
+        scaler = self._sizes[request.model].scaler
         scaler.placed(decision.ttft_s, decision.prefill_s, self._clock(), slo_s, decision.own_s)
 
     def refused(self, model: str) -> None:

@@ -70,3 +70,17 @@ def test_it_grows_under_load_and_shrinks_again(policy: str, roles: tuple[Role, .
 def test_a_cluster_with_too_few_gets_the_least() -> None:
     cluster, _ = run(replace(SETTINGS, roles=(Role.MIXED,), scaling=ScalingSettings(3, 6)), [(60.0, 0.5)], "random")
     assert len(cluster.members.engines) == 3
+
+
+def test_prompts_that_take_longer_than_the_slo_add_none() -> None:
+    """3.2 s each, and nobody waits."""
+    arrivals = [
+        Arrival(number * 1.3, 100 * BLOCK, 1, tuple(range(number * 100, number * 100 + 100)), NO_TRAITS)
+        for number in range(100)
+    ]
+    settings = replace(SETTINGS, roles=(Role.MIXED,) * 12, scaling=ScalingSettings(12, 24, slo_s=2.0))
+    cluster = Cluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make("least_loaded"))
+    outcomes = cluster.run(arrivals)
+    assert cluster.elasticity is not None
+    assert [size for _, size in cluster.elasticity.sizes] == [12]
+    assert min(each.ttft_s for each in outcomes) > 2.0

@@ -107,18 +107,20 @@ class Scaler:
     def placed(
         self, ttft_s: float, prefill_s: float, now_s: float, slo_s: float = 0.0, own_s: float | None = None
     ) -> None:
-        """What was predicted of a request, infinite if it found no place; its SLO, 0: it names none. ``own_s``: of the
-        TTFT, what no idle cluster would spare it, where that is not ``prefill_s``; one that is too late by that alone
-        asks for no instances."""
-        if (prefill_s if own_s is None else own_s) > (slo_s or self._settings.slo_s):
-            return
+        """What was predicted of a request, infinite if it found no place; its SLO, 0: it names none.
+
+        ``own_s``: of the TTFT, what no idle cluster would spare it, where that is not ``prefill_s``. One that is too
+        late by that alone is work for those that there are, and asks for no more instances.
+        """
         if not self._parts or now_s >= self._parts[-1].began_s + self._part_s:
             self._forget(now_s)
             self._parts.append(_Part(now_s))
         part = self._parts[-1]
-        part.count += 1
-        part.in_time += ttft_s <= (slo_s or self._settings.slo_s)
         part.prefill_s += prefill_s
+        slo_s = slo_s or self._settings.slo_s
+        if (prefill_s if own_s is None else own_s) <= slo_s:
+            part.count += 1
+            part.in_time += ttft_s <= slo_s
 
     def _forget(self, now_s: float) -> None:
         horizon_s = now_s - max(self._settings.window_s, self._settings.idle_window_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
@@ -20,7 +21,7 @@ from tests.unit.placement.conftest import info, make_fleet
 
 
 class World:
-    def __init__(self, *instances: tuple[str, Role], inflight_max: int = 100) -> None:
+    def __init__(self, *instances: tuple[str, Role], inflight_max: int = 100, ttft_slo_s: float = 2.0) -> None:
         self.fleet = make_fleet(*instances, inflight_max=inflight_max)
         self.now_s, self.registry = 0.0, CollectorRegistry()
         metrics = ConductorMetrics(self.registry, self.fleet, Membership(self.fleet, self.clock, 3.0, 0.0))
@@ -28,7 +29,14 @@ class World:
         self.sizing = Sizing(self.fleet, settings, metrics.instances_wanted, self.clock)
         scheduler = Scheduler(self.fleet, PLACEMENT_POLICIES.make("least_loaded"))
         self.placer = Placer(
-            scheduler, self.fleet.inflight, metrics, Telemetry("conductor", "c"), self.clock, 2.0, 0.0, self.sizing
+            scheduler,
+            self.fleet.inflight,
+            metrics,
+            Telemetry("conductor", "c"),
+            self.clock,
+            ttft_slo_s,
+            0.0,
+            self.sizing,
         )
 
     def clock(self) -> float:
@@ -120,9 +128,11 @@ def test_nothing_is_said_while_instances_are_still_registering() -> None:
     assert world.wanted == 4
 
 
-def test_what_no_instance_more_would_help_asks_for_none() -> None:
-    """A prompt that takes longer than its own limit, or than the conductor's default, where nobody waits."""
-    world = World(("p0", Role.MIXED))
+@pytest.mark.parametrize("ttft_slo_s", [2.0, 0.0])
+def test_what_no_instance_more_would_help_asks_for_none(ttft_slo_s: float) -> None:
+    """A prompt that takes longer than its own limit, or than the conductor's default, where nobody waits. Where that is
+    off, instances are added by the scaler's SLO."""
+    world = World(("p0", Role.MIXED), ttft_slo_s=ttft_slo_s)
     for state in world.fleet.instances():
         state.prefill_model = KnownPrefillCost((0.0, 1e-3, 0.0))
         state.learned()

@@ -71,6 +71,19 @@ def test_the_slo_of_a_request_counts() -> None:
     assert own.decide([0.0] * 2, 3.0) == 2
 
 
+@pytest.mark.parametrize("slo_s", [0.0, 5.0])
+def test_what_no_idle_instance_answers_in_time_asks_for_none(slo_s: float) -> None:
+    """And it is work nonetheless: those who do it are not idle."""
+    long = scaler()
+    for number in range(400):
+        long.placed(6.1, 6.0, number * 0.5, slo_s, own_s=6.1)
+        assert long.decide([0.0] * 4, number * 0.5) == 0, "twelve are busy all the time"
+    late = scaler()
+    for number in range(60):
+        late.placed(6.1, 4.8, number * 0.5, slo_s, own_s=4.9)
+    assert late.decide([0.0] * 4, 30.0) == 4
+
+
 def test_they_go_one_by_one_while_the_others_stay_idle() -> None:
     idle, count, left = scaler(), 8, []
     for second in range(0, 900, 5):
