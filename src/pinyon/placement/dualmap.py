@@ -12,7 +12,8 @@ Where the paper differs or is silent:
 - "Overloaded" has two readings, ``reading``: the text compares the expected TTFT with the SLO; the implementation, it
   says, compares pending prefill tokens with what is computed within the SLO. The published code takes half of that
   (``share``). Where the one taken so would be refused, and the other one has it in time, that is taken. Whether both
-  are overloaded, so that something should move, is asked of what waits there, this request included.
+  are overloaded, so that something should move, is asked by ``pending`` of what waits there, this request included, by
+  ``expected`` of its expected TTFT (A.2.2).
 - One point of an instance on a ring would give some instances many times the keys of others: ``virtual_nodes``.
 - The code published lengthens prefixes at 6.12 % of the last 200 requests and shortens below 2 %; the text says 2 / n
   and 1 / n in a sliding window (``hotness``).
@@ -189,7 +190,7 @@ class DualMap:
             return known[state]
 
         pair = decision.prefill, decision.alternate
-        if not all(self._hot(request, state, once, now_s) for state in pair):
+        if not all(self._hot(request, decision, state, pool, once, match, now_s) for state in pair):
             return []
         planned_s: dict[InstanceState, float] = {}
         """Of work that moves before bring."""
@@ -203,10 +204,23 @@ class DualMap:
         interval_s = now_s - max(state.prefill_ended_s, waiting[0].placed_s)
         return interval_s if interval_s > self._settings.stuck_s else 0.0
 
-    def _hot(self, request: PlacementRequest, state: InstanceState, queues: Queues, now_s: float) -> bool:
-        wait_s = state.prefill_queue_s(now_s) + self._stuck_s(state, queues, now_s)
-        share = 1.0 if self._settings.reading is Reading.EXPECTED else self._settings.share
-        return wait_s > self._slo_s(request) * share
+    def _hot(
+        self,
+        request: PlacementRequest,
+        decision: PlacementDecision,
+        state: InstanceState,
+        pool: Pool,
+        queues: Queues,
+        match: Callable[[PlacementRequest], PrefixMatch],
+        now_s: float,
+    ) -> bool:
+        """One of the pair is overloaded, by what the choice goes by."""
+        stuck_s, slo_s = self._stuck_s(state, queues, now_s), self._slo_s(request)
+        if self._settings.reading is Reading.PENDING:
+            return state.prefill_queue_s(now_s) + stuck_s > slo_s * self._settings.share
+        if state is not decision.prefill:
+            decision = at_one(self.name, request, pool, match(request), state, now_s)
+        return decision.ttft_s + stuck_s > slo_s
 
     def _relieve(
         self,

@@ -298,6 +298,28 @@ def moved(
     return [move.request.request_id for move in moves]
 
 
+@settings(max_examples=200, deadline=None)
+@given(**CASES, reading=st.sampled_from(list(Reading)), slo_s=st.sampled_from((0.5, 1.0, 1.5, 2.0, 3.0)))
+def test_what_may_move_is_looked_for_where_both_are_overloaded(queues, held, reading, slo_s):
+    """A.2.2: what is expected of this request at both, or what both have to compute."""
+    policy = DualMap(DualMapSettings(slo_s=slo_s, reading=reading))
+    looked: list[str] = []
+    policy._relieve = lambda state, *_: looked.append(state.info.instance_id) or []  # type: ignore[method-assign,func-returns-value]
+    fleet = fleet_of(queues, held)
+    scheduler = Scheduler(fleet, policy)
+    decision = scheduler.schedule(ask(), 0.0)
+    assert decision.alternate is not None
+    taken, other = names = [each.info.instance_id for each in (decision.prefill, decision.alternate)]
+    scheduler.moves(ask(), decision, fleet.inflight.waiting, 0.0)
+    own = {name: 129 - 16 * held[name] for name in names}
+    if reading is Reading.EXPECTED:
+        over = all(round((queues[name] + own[name]) * TOKEN_S - slo_s, 9) > 0 for name in names)
+    else:
+        work = {taken: queues[taken] + own[taken], other: queues[other]}
+        over = all(round(work[name] * TOKEN_S - 0.5 * slo_s, 9) > 0 for name in names)
+    assert looked == (names if over else [])
+
+
 def test_nothing_moves_unless_both_are_overloaded():
     assert moved(DualMapSettings(slo_s=8.0), others_tokens=0, count=10) == []
     assert moved(DualMapSettings(slo_s=8.0), others_tokens=401, count=1) == []
