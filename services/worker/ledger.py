@@ -35,7 +35,7 @@ class Ledger:
         self._tokens = 0
 
     def prefill_begun(self, request_id: str) -> None:
-        """Its prompt is being computed. It goes with the next report."""
+        """Its prompt is being computed, or was before this is told. It goes with the next report."""
         self._begun_prefills.append(request_id)
 
     def decode_begun(self, request_id: str) -> None:

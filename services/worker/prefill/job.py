@@ -75,6 +75,7 @@ class PrefillJob:
         self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._prompt_logprobs: common_pb2.Logprobs | None = None
         self._compute_s = 0.0
+        self._told_begun = False
         self._duplicates: list[int] = []
         """Blocks whose places in the table others have taken."""
         self._published = 0
@@ -112,6 +113,12 @@ class PrefillJob:
                     await self._clean_up()
                 finally:
                     self.finish(outcome, error)
+
+    def tell_begun(self) -> None:
+        """The conductor, once: it takes what ends without that for cancelled or failed."""
+        if not self._told_begun:
+            self._told_begun = True
+            self._parts.ledger.prefill_begun(self.order.request_id)
 
     def finish(self, outcome: PrefillOutcome | None, error: PinyonError) -> None:
         if self.done.done():
@@ -319,8 +326,8 @@ class PrefillJob:
         return wait_layer, on_layer
 
     def _chunk_computed(self, start: int, end: int, token: int | None, seconds: float) -> None:
-        if not self._compute_s:
-            self._parts.ledger.prefill_begun(self.order.request_id)  # of one chunk as well: it tells that it came to it
+        if token is None:
+            self.tell_begun()
         self._compute_s += max(0.0, seconds - (0.0 if self._swapping is None else self._swapping.stalled_s))
         self._advance_to(end)
         member = self._member

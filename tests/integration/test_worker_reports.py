@@ -1,0 +1,61 @@
+"""What a worker tells the conductor of prompts."""
+
+from __future__ import annotations
+
+import pytest
+import pytest_asyncio
+
+from pinyon.core.errors import Unavailable
+from pinyon.core.request import SamplingParams
+from services.worker.kv.push import Push
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, submission
+
+PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
+OTHER = PROMPT[::-1]
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
+
+
+@pytest.mark.parametrize("chunk_tokens", [BLOCK_TOKENS, 512])
+@pytest.mark.parametrize("apart", [True, False])
+async def test_a_prompt_that_was_computed_has_begun_however_short_it_is(fleet, chunk_tokens, apart):
+    """Of one chunk or of many: the conductor takes what ends without having begun for cancelled or failed."""
+    if apart:
+        p, d = await fleet.pair(prefill_chunk_tokens=chunk_tokens)
+    else:
+        p = d = await fleet.start("mixed", "m0", prefill_chunk_tokens=chunk_tokens)
+    client = await fleet.client(d)
+    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="short"))
+    await answer.wait()
+    await fleet.idle()
+    assert p.parts.ledger.take_begun()[0] == p.parts.ledger.take_ended()[0] == ["short"]
+    assert len(p.parts.ledger.take_measured()) == 1
+    p.engine.fail = lambda prefills, decodes: RuntimeError("no") if prefills else None
+    (failing,) = await client.submit(submission(OTHER, SHORT, prefill=p, decode=d, request_id="failing"))
+    await failing.wait()
+    assert failing.finish == "error"
+    await fleet.idle()
+    assert (p.parts.ledger.take_begun()[0], p.parts.ledger.take_ended()[0]) == ([], ["failing"])
+
+
+async def test_a_prompt_that_was_computed_and_did_not_get_there_has_not_begun(fleet, monkeypatch):
+    """Of one chunk: the time until its end says nothing of how fast the instance computes."""
+
+    async def broken(self) -> None:
+        raise Unavailable("the target is gone")
+
+    p, d = await fleet.pair(prefill_chunk_tokens=512)
+    monkeypatch.setattr(Push, "finish", broken)
+    client = await fleet.client(d)
+    (lost,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="lost"))
+    await lost.wait()
+    assert lost.finish == "error"
+    await fleet.idle()
+    assert (p.parts.ledger.take_begun()[0], p.parts.ledger.take_ended()[0]) == ([], ["lost"])
+    assert p.parts.ledger.take_measured() == []
