@@ -84,3 +84,13 @@ def test_prompts_that_take_longer_than_the_slo_add_none() -> None:
     assert cluster.elasticity is not None
     assert [size for _, size in cluster.elasticity.sizes] == [12]
     assert min(each.ttft_s for each in outcomes) > 2.0
+
+
+@pytest.mark.parametrize(
+    "limits", [{"ttft_slo_s": 0.05}, {"tbt_slo_s": 1e-4}, {"scaling": ScalingSettings(2, 6, slo_s=0.05, overload=1e6)}]
+)
+def test_what_more_instances_would_not_serve_asks_for_none(limits: dict) -> None:
+    """Each prompt takes 0.25 s or more by itself; or a step longer than tokens may take."""
+    cluster, _ = run(replace(SETTINGS, **limits), [(60.0, 1.0)], "least_loaded")
+    assert cluster.elasticity is not None
+    assert max(size for _, size in cluster.elasticity.sizes) == 2

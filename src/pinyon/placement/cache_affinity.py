@@ -61,8 +61,9 @@ class CacheAffinity:
             return pool.lowest(costs_s)
         (ring,) = self._rings.of(pool)
         stride = max(1, settings.key_tokens // pool.layout.block_tokens)
-        end = min(settings.key_blocks * stride * KEY_BYTES, len(request.block_keys))
-        key = request.block_keys[max(0, end - KEY_BYTES) : end] or request.request_id.encode()
+        strides = min(settings.key_blocks, len(request.block_keys) // (stride * KEY_BYTES))
+        end = strides * stride * KEY_BYTES or KEY_BYTES  # what is shorter goes by its first block
+        key = request.block_keys[end - KEY_BYTES : end] or request.request_id.encode()
         name = ring.owner(key, among=pool.by_id)
         assert name is not None, "a pool has at least one prefill instance"
         return pool.by_id[name]

@@ -31,7 +31,7 @@ from random import Random
 
 import numpy as np
 
-from pinyon.placement.admission import is_late
+from pinyon.placement.admission import is_late, is_slow
 from pinyon.placement.at_one import at_one
 from pinyon.placement.hash_ring import PoolRings
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTrees
@@ -123,12 +123,12 @@ class DualMap:
             at_one(self.name, request, pool, match, second, now_s, first),
         )
         taken = self._taken(request, both)
-        if is_late(request, both[taken]) and not is_late(request, both[1 - taken]):
-            taken = 1 - taken  # it would be refused, and the other one has it in time (§3.2)
+        if _refused(request, both[taken]) and not _refused(request, both[1 - taken]):
+            taken = 1 - taken  # the other one has it in time (§3.2)
         return both[taken]
 
     def pair(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
-        """Its two instances; the request is counted when it is asked for first."""
+        """Its two instances; the request is counted."""
         by_id = pool.by_id
         key = self._key(request, pool, now_s) if request.block_keys else request.request_id.encode()
         one, two = self._rings.of(pool)
@@ -139,8 +139,8 @@ class DualMap:
 
     def _key(self, request: PlacementRequest, pool: Pool, now_s: float) -> bytes:
         stride = max(1, self._settings.key_tokens // pool.layout.block_tokens)
-        tree, name = self._hotness.of(pool.prefills[0].info.group), _without_attempt(request.request_id)
-        return tree.key_of(request.block_keys, now_s, pool.group_prefills, stride, name)
+        tree = self._hotness.of(pool.prefills[0].info.group)
+        return tree.key_of(request.block_keys, now_s, pool.group_prefills, stride)
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """0 or 1."""
@@ -217,7 +217,7 @@ class DualMap:
         """One of the pair is overloaded, by what the choice goes by."""
         stuck_s, slo_s = self._stuck_s(state, queues, now_s), self._slo_s(request)
         if self._settings.reading is Reading.PENDING:
-            return state.prefill_queue_s(now_s) + stuck_s > slo_s * self._settings.share
+            return state.wait_s(now_s) + stuck_s > slo_s * self._settings.share
         if state is not decision.prefill:
             decision = at_one(self.name, request, pool, match(request), state, now_s)
         return decision.ttft_s + stuck_s > slo_s
@@ -235,7 +235,7 @@ class DualMap:
         waiting = queues(state)[:EXAMINED_MAX]
         slos_s = np.array([self._slo_s(each.request) for each in waiting])
         expected_s = np.cumsum([each.decision.prefill_s for each in waiting])
-        expected_s += state.prefill_queue_s(now_s) - state.queued_prefill_us * 1e-6
+        expected_s += state.wait_s(now_s) - state.queued_prefill_us * 1e-6
         expected_s += self._stuck_s(state, queues, now_s)
         expected_s += [now_s - each.placed_s for each in waiting]
         if not (expected_s > slos_s + NANO_S).any():
@@ -246,7 +246,7 @@ class DualMap:
             other = each.decision.alternate
             if other is None or other is state or pool.by_id.get(other.info.instance_id) is not other:
                 continue
-            wait_s = other.prefill_queue_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
+            wait_s = other.wait_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
             ttft_s = now_s - each.placed_s + wait_s
             bound_s = min(expected_s[place], slos_s[place]) - NANO_S
             if ttft_s < bound_s:
@@ -259,7 +259,7 @@ class DualMap:
             each = waiting[place]
             other = each.decision.alternate
             assert other is not None
-            wait_s = other.prefill_queue_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
+            wait_s = other.wait_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
             if now_s - each.placed_s + wait_s + there_s >= min(expected_s[place], slos_s[place]) - NANO_S:
                 continue  # those that moved before filled the queue there, or made room here
             moves.append(Move(each.request, state, other))
@@ -271,7 +271,5 @@ class DualMap:
         return moves
 
 
-def _without_attempt(request_id: str) -> str:
-    """Of a request that is tried again, the id that it had first: ``ID~2`` is its second retry."""
-    name, _, attempt = request_id.rpartition("~")
-    return name if attempt.isdecimal() else request_id
+def _refused(request: PlacementRequest, decision: PlacementDecision) -> bool:
+    return is_late(request, decision) or is_slow(request, decision)

@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
+
 from pinyon.placement.at_one import at_one
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["Dynamo", "DynamoSettings"]
 
+LEAST_S = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class DynamoSettings:
-    """``load_weight``: of the load, which is an instance's share of the longest wait there is. The appendix names
-    neither weight nor unit."""
+    """``load_weight``: of the load, which is an instance's share of the longest queue there is, and its wait for KV
+    memory as such a share, two at most. The appendix names neither weight nor unit."""
 
     load_weight: float = 1.0
 
@@ -35,8 +39,9 @@ class Dynamo:
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        waits_s = pool.waits_s(now_s)
-        longest_s = waits_s.max()
-        loads = waits_s / longest_s if longest_s > 0 else waits_s
+        queues_s, rooms_s = pool.queues_s(now_s), pool.rooms_s
+        # By the longest queue: one instance without memory must not make the others look idle.
+        longest_s = max(queues_s.max(), LEAST_S)
+        loads = queues_s / longest_s + np.minimum(rooms_s / longest_s, 2.0)
         score = pool.reused_tokens(request, match.soon) / request.prompt_tokens - self._weight * loads
         return at_one(self.name, request, pool, match, pool.lowest(-score), now_s)

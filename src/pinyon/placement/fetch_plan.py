@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
@@ -25,15 +27,17 @@ def plan_fetches(
     with the fewest blocks being read, then the next one after the reader; so readers of a hot prefix spread over its
     replicas on store nodes, or else over its peers.
     """
-    host, after = _host(reader), reader.row + 1
+    host, after = _host(reader.info.address), reader.row + 1
 
     def preference(state: InstanceState) -> tuple[bool, bool, int, int]:
-        store = state.info.role is Role.STORE
-        return not store, _host(state) != host, state.inflight_reads, (state.row - after) % ROWS_MAX
+        elsewhere = not host or _host(state.info.address) != host
+        return state.info.role is not Role.STORE, elsewhere, state.inflight_reads, (state.row - after) % ROWS_MAX
 
     spans = match.spans_for(reader, first_block, end_block, pool.sources_for(reader))
     return tuple(Fetch(min(holders, key=preference), first, end - first) for first, end, holders in spans)
 
 
-def _host(state: InstanceState) -> str:
-    return state.info.address.rpartition(":")[0]
+@lru_cache(4096)
+def _host(address: str) -> str:
+    """Empty: nobody knows."""
+    return address.rpartition(":")[0]

@@ -45,23 +45,17 @@ class HotnessTree:
         self._extended: dict[BlockKey, BlockKey | None] = {}
         """Prefixes that are told apart further, with the one before."""
         self._counts: dict[BlockKey, int] = {}
-        self._window: deque[tuple[float, list[BlockKey], str]] = deque()
-        self._named: set[str] = set()
-        """Requests in the window."""
+        self._window: deque[tuple[float, list[BlockKey]]] = deque()
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def key_of(self, packed_keys: bytes, now_s: float, instances: int, stride: int = 1, name: str = "") -> BlockKey:
-        """The key that names a request with these blocks, at least one. The request is counted; one that has a ``name``
-        once in a window, however often it is tried."""
+    def key_of(self, packed_keys: bytes, now_s: float, instances: int, stride: int = 1) -> BlockKey:
+        """The key that names a request with these blocks, at least one; the request is counted. Who is tried again
+        counts again: ids are the client's, and by them it could keep what it asks from being hot."""
         self._forget(now_s)
         path = self._path(packed_keys, stride)
-        if name in self._named:
-            return path[-1]
-        if name:
-            self._named.add(name)
-        self._window.append((now_s, path, name))
+        self._window.append((now_s, path))
         for key in path:
             self._counts[key] = self._counts.get(key, 0) + 1
         settings = self._settings
@@ -74,15 +68,20 @@ class HotnessTree:
                 self._shorten(key)
                 return path[place]
         last = path[-1]
-        if self._counts[last] > hot * seen and len(path) < min(DEPTH_MAX, -(-len(packed_keys) // (stride * KEY_BYTES))):
+        if self._counts[last] > hot * seen and len(path) < DEPTH_MAX and last != packed_keys[-KEY_BYTES:]:
             self._extended[last] = path[-2] if len(path) > 1 else None
         return last
 
     def _path(self, packed_keys: bytes, stride: int) -> list[BlockKey]:
+        """Strides, then what is left. A prompt that is shorter than one begins with its first block: by its end, no
+        turn of a short conversation would be named as the one before."""
         step, whole = stride * KEY_BYTES, len(packed_keys)
         path: list[BlockKey] = []
-        for at in range(step, min(whole, DEPTH_MAX * step) + step, step):
+        ends = range(step, min(whole, DEPTH_MAX * step) + step, step) if whole >= step else (KEY_BYTES, whole)
+        for at in ends:
             end = min(at, whole)
+            if path and path[-1] == packed_keys[end - KEY_BYTES : end]:
+                break
             path.append(packed_keys[end - KEY_BYTES : end])
             if path[-1] not in self._extended:
                 break
@@ -94,9 +93,7 @@ class HotnessTree:
         most = settings.window_requests or REQUESTS_MAX
         since_s = -math.inf if settings.window_requests else now_s - settings.window_s
         while len(window) >= most or (window and window[0][0] <= since_s):
-            _, path, name = window.popleft()
-            self._named.discard(name)
-            for key in path:
+            for key in window.popleft()[1]:
                 counts[key] -= 1
                 if not counts[key]:
                     del counts[key]
@@ -115,7 +112,8 @@ class HotnessTree:
 
 class HotnessTrees:
     """One for each group of instances: what is hot among the requests of one model says nothing of another's, and how
-    hot that is depends on how many instances serve it. At most so many groups; the one that came first goes."""
+    hot that is depends on how many instances serve it. At most so many groups; the one that was asked longest ago
+    goes."""
 
     def __init__(self, settings: HotnessSettings, groups_max: int = GROUPS_MAX) -> None:
         self._settings, self._groups_max = settings, groups_max
@@ -125,9 +123,10 @@ class HotnessTrees:
         return len(self._of_group)
 
     def of(self, group: KvGroup) -> HotnessTree:
-        tree = self._of_group.get(group)
+        tree = self._of_group.pop(group, None)
         if tree is None:
+            tree = HotnessTree(self._settings)
             while len(self._of_group) >= self._groups_max:
                 del self._of_group[next(iter(self._of_group))]
-            tree = self._of_group[group] = HotnessTree(self._settings)
+        self._of_group[group] = tree
         return tree

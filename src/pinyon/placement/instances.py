@@ -115,6 +115,10 @@ class InstanceState:
         """Seconds of prefill work ahead of a new request (Mooncake §4.1: the sum of the queued prefill times)."""
         return self.loads.queue_s(self.row, now_s)
 
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until a new request's prompt is computed here: it waits for KV memory, then for its turn."""
+        return self.prefill_queue_s(now_s) + float(self.loads.room_s[self.row])
+
     def drain_s(self, tokens: int, reused: int, queue_s: float) -> float:
         """Seconds from when the first of several nodes has computed its part of such a prompt until all have. Others do
         not wait for it: what is queued and learned is the time of the first node. Its last long chunk takes as long on

@@ -114,6 +114,7 @@ class KvCacheCentric:
             if soon is not match and (expected := soon.held_by(state)) > local:
                 local, shares = expected, True
                 queue_s += state.inflight_transfer_us * 1e-6  # some of it may still be on its way there
+            wait_s = queue_s + state.load.room_wait_ms * 1e-3
             prefix = local
             reused = local * block_tokens
             rest = tokens - reused
@@ -130,9 +131,9 @@ class KvCacheCentric:
                         prefix, transfer_s, prefill_s = reach, fetch_s, short_s
                     elif fetch_s * transfer_doubt(
                         state, now_s
-                    ) + short_s < prefill_s and queue_s + fetch_s + short_s <= request.ttft_limit_s(fetch_s + short_s):
+                    ) + short_s < prefill_s and wait_s + fetch_s + short_s <= request.ttft_limit_s(fetch_s + short_s):
                         doubted = reach, fetch_s, short_s
-            ttft_s = state.load.room_wait_ms * 1e-3 + transfer_s + queue_s + prefill_s
+            ttft_s = transfer_s + wait_s + prefill_s
             # equal times: the one with the emptier cache, then the smaller id (the pool's order)
             cached = state.load.cached_blocks
             if best is None or (ttft_s, cached) < best[:2]:

@@ -186,8 +186,12 @@ class Pool:
     def waits_s(self, now_s: float) -> NDArray[np.float64]:
         """Of each prefill instance, seconds until a new request's prompt is computed: it waits for KV memory, then for
         its turn."""
-        loads = self.prefills[0].loads
-        return loads.queues_s(self.rows, now_s) + loads.room_s[self.rows]
+        return self.queues_s(now_s) + self.rooms_s
+
+    @property
+    def rooms_s(self) -> NDArray[np.float64]:
+        """Of each prefill instance, seconds until a new request has KV memory."""
+        return self.prefills[0].loads.room_s[self.rows]
 
     def reused_tokens(self, request: PlacementRequest, match: PrefixMatch) -> NDArray[np.int64]:
         """Of each prefill instance, the leading tokens of the prompt."""

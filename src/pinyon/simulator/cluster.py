@@ -159,8 +159,9 @@ class Cluster:
         )
         try:
             decision = self.scheduler.schedule(asked, self.time.now_s)
-        except Rejected:
-            self._look_at(request, None)
+        except Rejected as refusal:
+            if refusal.retry_after_s and not asked.tbt_slo_s:  # else more instances would not help, as in a conductor
+                self._look_at(request, None)
             self.front.leave(request, "rejected")
             return
         except PinyonError as error:

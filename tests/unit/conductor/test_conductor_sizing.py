@@ -157,3 +157,17 @@ def test_a_time_between_tokens_that_nobody_has_asks_for_no_instances() -> None:
     world.now_s = 5.0
     world.sizing.look()
     assert world.wanted == 1
+
+
+def test_what_no_idle_instance_would_compute_in_time_asks_for_none_where_nobody_is_refused() -> None:
+    world = World(("p0", Role.MIXED), ttft_slo_s=0.0)
+    state = world.fleet.get("p0")
+    assert state is not None
+    state.prefill_model = KnownPrefillCost((0.0, 1e-3, 0.0))
+    state.learned()
+    for number in range(200):
+        world.sizing.look()
+        world.ask(number, 3_000)
+        world.fleet.inflight.release(f"r{number}")
+        world.now_s += 0.2
+    assert world.wanted == 1

@@ -15,6 +15,7 @@ from pinyon.core.request import Role
 from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness
 from pinyon.placement.fleet import Fleet
+from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
@@ -124,15 +125,50 @@ def test_instances_that_one_request_cannot_have_count(gone: str) -> None:
     assert tree._extended == before
 
 
-@pytest.mark.parametrize("retried", ["r{}", "r{}~1", "r{}~2"])
-def test_a_request_is_counted_once(retried: str) -> None:
-    """Twelve of a window of 200 are 6 % and not hot, however often they are tried."""
-    scheduler, pairs = new("dualmap", fleet_of({"m": 8})), set()
-    for number in range(200):
-        shares = number % 17 == 0
-        blocks = [1, 100 + number] if shares else [10**6 + number]
-        pairs.add(pair(scheduler.decide(ask(f"r{number}", blocks), 0.0)) if shares else None)
-        for _ in range(5 if shares else 0):
-            exclude = frozenset({"m-0"})
-            scheduler.decide(ask(retried.format(number), blocks, exclude=exclude), 0.0)
-    assert len(pairs - {None}) == 1
+@pytest.mark.parametrize("policy", ["dualmap", "cache_affinity"])
+def test_the_turns_of_a_short_conversation_stay_together(policy: str) -> None:
+    """Of 4 to 24 blocks of 16 tokens: less than 512 tokens, and none is hot."""
+    scheduler = new(policy, fleet_of({"m": 8}, block_tokens=16))
+    where: dict[int, set[str]] = {}
+    for turn in range(1, 7):
+        for chat in range(60):
+            blocks = range(1000 * (chat + 1), 1000 * (chat + 1) + 4 * turn)
+            decision = scheduler.decide(ask(f"{chat}.{turn}", blocks, block_tokens=16), 0.0)
+            where.setdefault(chat, set()).add(decision.prefill.info.instance_id)
+    assert {len(each) for each in where.values()} == {1}
+
+
+def test_what_is_too_slow_at_one_goes_to_the_other() -> None:
+    fleet = fleet_of({"m": 2})
+    fleet.together = True
+    slow = fleet.get("m-0")
+    for _ in range(60):
+        slow.decode_model.observe(1, 0.2)
+        fleet.get("m-1").decode_model.observe(1, 0.01)
+    scheduler = new("dualmap", fleet)
+    found = {scheduler.decide(ask(n, [n + 1], tbt_slo_s=0.05), 0.0).prefill.info.instance_id for n in range(20)}
+    assert found == {"m-1"}
+
+
+def test_nothing_moves_to_where_there_is_no_memory() -> None:
+    """By Eq. 6 the other one of the pair gains, but for the wait that it reports."""
+
+    def moved(room_wait_ms: float) -> int:
+        fleet = fleet_of({"m": 2})
+        fleet.together = True
+        scheduler = new("dualmap:slo_s=8", fleet)
+        here, there = fleet.get("m-0"), fleet.get("m-1")
+        for state, tokens in ((here, 0), (there, 32_000)):
+            busy = PlacementDecision(state, state, 0, (), 0.0, 0.0, tokens * TOKEN_S, 0.0, "")
+            fleet.inflight.add(f"before {state.info.instance_id}", busy, 0, 0.0)
+        for number in range(8):
+            request = ask(f"w{number}", range(100 * number + 1, 100 * number + 21))
+            decision = scheduler.decide_at(request, here, there, 0.0)
+            fleet.inflight.add(request.request_id, decision, 0, 0.0, b"", request)
+        fleet.set_load(there, InstanceLoad(room_wait_ms=room_wait_ms), 0.0)
+        last = ask("last", [1])
+        decision = scheduler.decide_at(last, here, there, 0.0)
+        return len(scheduler.moves(last, decision, fleet.inflight.waiting, 0.0))
+
+    assert moved(0.0) > 0
+    assert moved(60_000.0) == 0

@@ -82,3 +82,8 @@ def test_readers_of_one_block_spread_over_its_holders():
     match = fleet.index.match(keys(0), 1, fleet.inflight.expected)
     found = {plan_fetches(pool, match, member(fleet, reader), 0, 1)[0].source.info.instance_id for reader in readers}
     assert len(found) > 2
+
+
+def test_an_address_without_a_host_is_on_no_host():
+    holders = ("d0", DECODE), ("s1", STORE), ("s0", STORE)
+    assert sources_of(["p0"], *holders, p0="p0", s0="s0") == sources_of(["p0"], *holders, p0="p0") == ["s1"]

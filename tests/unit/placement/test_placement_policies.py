@@ -515,3 +515,34 @@ def test_of_equal_waits_the_one_that_decodes_least(policy):
     assert placed(policy, fleet) == "i2"
     report(fleet, "i2", running_requests=4)
     assert placed(policy, fleet) == "i1"
+
+
+def test_one_without_memory_does_not_make_a_queue_look_short():
+    fleet = fleet_of({"i0": 200, "i1": 0, "i2": 0}, {"i0": 2})
+    assert placed("dynamo", fleet) == "i1"
+    report(fleet, "i2", room_wait_ms=600_000)
+    assert placed("dynamo", fleet) == "i1"
+
+
+def test_what_is_reported_of_many_instances_is_kept():
+    fleet = make_fleet(*((f"i{number:03d}", Role.MIXED) for number in range(200)), instances_max=300)
+    for number in range(200):
+        report(fleet, f"i{number:03d}", running_requests=number != 150, room_wait_ms=0)
+    assert placed("least_loaded", fleet) == "i150"
+
+
+def test_a_fetch_is_not_doubted_where_the_request_would_be_late_by_it():
+    """What it waits for KV memory there counts as well."""
+    fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE), ("s0", Role.STORE))
+    state = member(fleet, "p0")
+    state.prefill_model = KnownPrefillCost((0.0, TOKEN_S, 0.0))
+    state.learned()
+    hold(fleet, "s0", range(8))
+    for _ in range(200):
+        fleet.learn_transfer(state, 8 * 16 * 256, 2.5, 0.0)
+    request = ask(ttft_slo_s=3.5)
+    doubting = Scheduler(fleet, PLACEMENT_POLICIES.make("kvcache_centric")).decide(request, 300.0)
+    assert doubting.doubts_transfer
+    report(fleet, "p0", room_wait_ms=1_500)
+    sure = Scheduler(fleet, PLACEMENT_POLICIES.make("kvcache_centric")).decide(request, 300.0)
+    assert not sure.doubts_transfer
