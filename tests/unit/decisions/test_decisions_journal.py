@@ -39,6 +39,7 @@ READS = {
     "growth",
     "held",
     "lacks",
+    "left",
     "levels",
     "need",
     "room",
