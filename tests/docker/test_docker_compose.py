@@ -162,7 +162,8 @@ def test_a_killed_decode_container_costs_no_request(suite, client):
     with ThreadPoolExecutor(len(prompts)) as pool:
         streams = [pool.submit(streams_of, prompt) for prompt in prompts]
         try:
-            assert first_tokens.acquire(timeout=60)
+            # All six: of a single stream the last token may have come before the container is killed.
+            assert all(first_tokens.acquire(timeout=60) for _ in prompts)
             victim = until("a decode instance runs requests", busiest, 30)
             run("docker", "kill", suite.container(victim), timeout_s=30)
         finally:
