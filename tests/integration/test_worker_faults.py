@@ -569,14 +569,3 @@ async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
     await fleet.idle()
     assert (report.drain_begun()[1], report.drain_ended()) == ([], ([], ["taken"]))
     assert report.decoding() == []
-
-
-async def test_reports_name_the_prompts_that_came_to_be_computed(fleet):
-    """Those of a single chunk as well."""
-    p, d = await fleet.pair()
-    report = WorkerReport(p.parts.cache.pool, p.parts.ledger, p.load, p.decodes.unfinished)
-    client = await fleet.client(d)
-    (answer,) = await client.submit(submission(PROMPT[:8], SHORT, prefill=p, decode=d, request_id="short"))
-    await answer.wait()
-    await fleet.idle()
-    assert (report.drain_begun()[0], report.drain_ended()[0]) == (["short"], ["short"])

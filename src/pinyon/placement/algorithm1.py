@@ -58,7 +58,7 @@ class Algorithm1:
                 transfer_s = state.transfer_model.predict_s((best_len - local) * block_bytes)
             queue_s = state.prefill_queue_s(now_s)
             prefill_s = state.prefill_model.predict_s(request.prompt_tokens, prefix * block_tokens)
-            wait_s = queue_s + state.load.room_wait_ms * 1e-3
+            wait_s = state.wait_s(now_s)
             if transfer_s + wait_s + prefill_s < ttft_s:
                 ttft_s = transfer_s + wait_s + prefill_s
                 chosen = state, prefix, queue_s, transfer_s, prefill_s

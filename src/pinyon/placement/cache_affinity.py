@@ -60,7 +60,7 @@ class CacheAffinity:
             costs_s[reused < reused.max()] = np.inf
             return pool.lowest(costs_s)
         (ring,) = self._rings.of(pool)
-        stride = max(1, settings.key_tokens // pool.layout.block_tokens)
+        stride = pool.stride(settings.key_tokens)
         strides = min(settings.key_blocks, len(request.block_keys) // (stride * KEY_BYTES))
         end = strides * stride * KEY_BYTES or KEY_BYTES  # what is shorter goes by its first block
         key = request.block_keys[end - KEY_BYTES : end] or request.request_id.encode()

@@ -138,7 +138,7 @@ class DualMap:
         return by_id[first], None if second is None else by_id[second]
 
     def _key(self, request: PlacementRequest, pool: Pool, now_s: float) -> bytes:
-        stride = max(1, self._settings.key_tokens // pool.layout.block_tokens)
+        stride = pool.stride(self._settings.key_tokens)
         tree = self._hotness.of(pool.prefills[0].info.group)
         return tree.key_of(request.block_keys, now_s, pool.group_prefills, stride)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.placement.instances import KvGroup
 
-__all__ = ["GROUPS_MAX", "HotnessSettings", "HotnessTree", "HotnessTrees"]
+__all__ = ["HotnessSettings", "HotnessTree", "HotnessTrees"]
 
 DEPTH_MAX = 256
 """Strides."""

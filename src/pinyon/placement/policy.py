@@ -172,6 +172,10 @@ class Pool:
         """The prefill instances."""
         return {state.info.instance_id: state for state in self.prefills}
 
+    def stride(self, key_tokens: int) -> int:
+        """So many tokens in blocks, at least one: the paper's have 512 (DualMap A.2.1), an instance's may be shorter."""
+        return max(1, key_tokens // self.layout.block_tokens)
+
     def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
         """The prefill instance with the least of these times; of equals the one that decodes least, then the first by
         id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
