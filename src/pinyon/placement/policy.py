@@ -173,7 +173,7 @@ class Pool:
         return {state.info.instance_id: state for state in self.prefills}
 
     def stride(self, key_tokens: int) -> int:
-        """So many tokens in blocks, at least one: the paper's have 512 (DualMap A.2.1), an instance's may be shorter."""
+        """So many tokens in blocks, at least one: the paper has 512 (DualMap A.2.1), an instance may have fewer."""
         return max(1, key_tokens // self.layout.block_tokens)
 
     def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
