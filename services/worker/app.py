@@ -288,6 +288,7 @@ class Worker:
         return InstanceLoad(
             pending_requests=self.decodes.pending + self.prefills.queue.foreign,
             running_requests=self.parts.members.running,
+            kv_tokens=self.parts.members.kv_tokens,
             pending_prefill_tokens=self.prefills.queue.pending_tokens,
             room_wait_ms=self.parts.cache.room_wait_s() * 1e3,
             used_blocks=pool.used,
@@ -315,7 +316,8 @@ class Worker:
             return
         now_s = self._clock()
         if self._last_decode_s:
-            self.parts.ledger.decoded(decodes, now_s - self._last_decode_s)
+            kv_tokens = sum(slot.position for slot in step.slots)
+            self.parts.ledger.decoded(decodes, now_s - self._last_decode_s, kv_tokens)
         self._last_decode_s = now_s
 
 

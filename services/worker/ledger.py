@@ -32,7 +32,7 @@ class Ledger:
         self._ended_decodes: deque[str] = deque(maxlen=KEPT)
         self._measured: deque[PrefillOutcome] = deque(maxlen=KEPT)
         self._between_tokens_s = 0.0
-        self._tokens = 0
+        self._tokens = self._batches = self._kv_tokens = 0
 
     def prefill_begun(self, request_id: str) -> None:
         """Its prompt is being computed, or was before this is told. It goes with the next report."""
@@ -54,10 +54,12 @@ class Ledger:
         self._observe(outcome)
         self._measured.append(outcome)
 
-    def decoded(self, tokens: int, seconds: float) -> None:
-        """``tokens`` requests got a token each, ``seconds`` after the one before."""
+    def decoded(self, tokens: int, seconds: float, kv_tokens: int) -> None:
+        """``tokens`` requests got a token each, ``seconds`` after the one before, by reading the KV of so many."""
         self._tokens += tokens
         self._between_tokens_s += tokens * seconds
+        self._batches += tokens * tokens
+        self._kv_tokens += tokens * kv_tokens
 
     def take_begun(self) -> tuple[list[str], list[str]]:
         begun = list(self._begun_prefills), list(self._begun_decodes)
@@ -76,7 +78,13 @@ class Ledger:
         self._measured.clear()
         return measured
 
-    def take_mean_tbt_ms(self) -> float:
-        mean = 1000 * self._between_tokens_s / self._tokens if self._tokens else 0.0
-        self._tokens, self._between_tokens_s = 0, 0.0
-        return mean
+    def take_decoded(self) -> tuple[float, float, float]:
+        """Milliseconds between tokens, requests in the batch, tokens whose KV it read: all in the mean of the same
+        tokens, so that the times fit the loads they were measured at. Zeros when nothing was decoded."""
+        tokens = self._tokens
+        if not tokens:
+            return 0.0, 0.0, 0.0
+        means = 1000 * self._between_tokens_s / tokens, self._batches / tokens, self._kv_tokens / tokens
+        self._between_tokens_s = 0.0
+        self._tokens = self._batches = self._kv_tokens = 0
+        return means

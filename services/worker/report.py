@@ -18,8 +18,8 @@ __all__ = ["WorkerReport", "instance_info"]
 
 
 class WorkerReport:
-    """See :class:`pinyon.runtime.report_session.ReportSource`. ``load`` knows all but the time between tokens, and
-    ``decoding`` the ids of the requests that have not ended."""
+    """See :class:`pinyon.runtime.report_session.ReportSource`. ``load`` knows all but the time between tokens and what
+    it was measured at, and ``decoding`` the ids of the requests that have not ended."""
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class WorkerReport:
         return self._pool.drain_changes()
 
     def load(self) -> conductor_pb2.InstanceLoad:
-        return load_to_proto(replace(self._load(), mean_tbt_ms=self._ledger.take_mean_tbt_ms()))
+        tbt_ms, batch, kv_tokens = self._ledger.take_decoded()
+        return load_to_proto(replace(self._load(), mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens))
 
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return [measurement_to_proto(outcome) for outcome in self._ledger.take_measured()]

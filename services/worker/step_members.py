@@ -141,6 +141,11 @@ class StepMembers:
         """Requests in the batch."""
         return self._scheduler.running
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV the batch, and what waits to enter it, reads."""
+        return sum(member.position for member in self._decodes.values())
+
     def add_prefill(self, member: PrefillMember) -> None:
         self._scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens)))
         self._prefills[member.number] = member

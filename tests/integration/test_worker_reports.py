@@ -59,3 +59,17 @@ async def test_a_prompt_that_was_computed_and_did_not_get_there_has_not_begun(fl
     await fleet.idle()
     assert (p.parts.ledger.take_begun()[0], p.parts.ledger.take_ended()[0]) == ([], ["lost"])
     assert p.parts.ledger.take_measured() == []
+
+
+async def test_the_time_between_tokens_comes_with_the_load_it_was_measured_at(fleet):
+    p, d = await fleet.pair()
+    client = await fleet.client(d)
+    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="alone"))
+    await answer.wait()
+    await fleet.idle()
+    tbt_ms, batch, kv_tokens = d.parts.ledger.take_decoded()
+    assert tbt_ms > 0
+    assert batch == 1
+    assert len(PROMPT) <= kv_tokens < len(PROMPT) + SHORT.max_tokens
+    assert d.parts.ledger.take_decoded() == (0.0, 0.0, 0.0)
+    assert d.parts.members.kv_tokens == 0

@@ -9,10 +9,19 @@ from hypothesis import strategies as st
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.messages.instance import LOAD_MS_MAX, info_from_proto, load_from_proto, load_to_proto
+from pinyon.core.request import Role
+from pinyon.messages.instance import (
+    BATCH_MAX,
+    KV_TOKENS_MAX,
+    LOAD_MS_MAX,
+    info_from_proto,
+    load_from_proto,
+    load_to_proto,
+)
 from pinyon.messages.placement import request_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.role import role_from_proto
+from tests.unit.placement.conftest import make_fleet, member
 
 U32 = st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1))
 U64 = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1))
@@ -63,7 +72,11 @@ INFOS = st.builds(
 )
 LOADS = st.builds(
     conductor_pb2.InstanceLoad,
+    running_requests=U32,
     used_blocks=U64,
+    kv_tokens=U64 | st.integers(0, KV_TOKENS_MAX),
+    mean_batch=st.floats() | st.floats(0, 1024),
+    mean_kv_tokens=st.floats() | st.floats(0, 2 * KV_TOKENS_MAX),
     mean_tbt_ms=st.floats() | st.floats(0, 2 * LOAD_MS_MAX),
     room_wait_ms=st.floats(),
     draining=st.booleans(),
@@ -144,9 +157,22 @@ def test_registrations(message):
 @settings(max_examples=100)
 def test_loads(message):
     refused = names_a_field(lambda: load_from_proto(message))
-    assert refused is not all(0 <= each <= LOAD_MS_MAX for each in (message.mean_tbt_ms, message.room_wait_ms))
-    if not refused:
-        assert load_to_proto(load_from_proto(message)) == message
+    times = message.mean_tbt_ms, message.room_wait_ms
+    tokens = message.mean_kv_tokens, message.kv_tokens
+    assert refused is not (
+        all(0 <= each <= LOAD_MS_MAX for each in times)
+        and all(0 <= each <= KV_TOKENS_MAX for each in tokens)
+        and 0 <= message.mean_batch <= BATCH_MAX
+    )
+    if refused:
+        return
+    load = load_from_proto(message)
+    assert load_to_proto(load) == message
+    fleet = make_fleet(("d0", Role.DECODE))
+    state = member(fleet, "d0")
+    for now_s in (1.0, 2.0):
+        fleet.set_load(state, load, now_s)
+    assert 0 <= state.decode_s(0) <= state.decode_s(1 << 20) < float("inf")
 
 
 @given(ROLES)

@@ -17,6 +17,16 @@ __all__ = ["info_from_proto", "info_to_proto", "instance_to_proto", "load_from_p
 FAILED_SOURCES_MAX = 64
 LOAD_MS_MAX = 3.6e6
 """What is longer is a broken clock."""
+BATCH_MAX = 1 << 32
+KV_TOKENS_MAX = 1 << 48
+"""More than all memory there is."""
+_RANGES = (
+    ("mean_tbt_ms", LOAD_MS_MAX),
+    ("room_wait_ms", LOAD_MS_MAX),
+    ("mean_batch", BATCH_MAX),
+    ("mean_kv_tokens", KV_TOKENS_MAX),
+    ("kv_tokens", KV_TOKENS_MAX),
+)
 
 
 def info_to_proto(info: InstanceInfo) -> conductor_pb2.InstanceInfo:
@@ -77,6 +87,9 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
         used_blocks=load.used_blocks,
         cached_blocks=load.cached_blocks,
         mean_tbt_ms=load.mean_tbt_ms,
+        mean_batch=load.mean_batch,
+        mean_kv_tokens=load.mean_kv_tokens,
+        kv_tokens=load.kv_tokens,
         room_wait_ms=load.room_wait_ms,
         draining=load.draining,
         failed_source_addresses=sorted(load.failed_sources),
@@ -85,9 +98,9 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
 
 def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
     """A load report."""
-    for field in ("mean_tbt_ms", "room_wait_ms"):
-        if not 0 <= getattr(message, field) <= LOAD_MS_MAX:
-            raise InvalidArgument(f"must be from 0 to {LOAD_MS_MAX:g}", field=f"load.{field}")
+    for field, most in _RANGES:
+        if not 0 <= getattr(message, field) <= most:
+            raise InvalidArgument(f"must be from 0 to {most:g}", field=f"load.{field}")
     if len(message.failed_source_addresses) > FAILED_SOURCES_MAX:
         raise InvalidArgument(f"must be at most {FAILED_SOURCES_MAX} addresses", field="load.failed_source_addresses")
     return InstanceLoad(
@@ -97,6 +110,9 @@ def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
         used_blocks=message.used_blocks,
         cached_blocks=message.cached_blocks,
         mean_tbt_ms=message.mean_tbt_ms,
+        mean_batch=message.mean_batch,
+        mean_kv_tokens=message.mean_kv_tokens,
+        kv_tokens=message.kv_tokens,
         room_wait_ms=message.room_wait_ms,
         draining=message.draining,
         failed_sources=frozenset(

@@ -238,17 +238,26 @@ class TransferCostModel(_CostModel):
 
 
 class DecodeCostModel(_CostModel):
-    """Seconds between tokens with a number of requests in the batch. Prior: 10 ms plus 1 ms per request."""
+    """Seconds between tokens; coefficients ``(k0 s, k1 s/request, k2 s/token of KV)``: a step reads the weights, has
+    some work for each request of the batch, and reads their KV.
+
+    The prior is 10 ms, 100 µs and 50 ns, the order of the profiles in :mod:`pinyon.profiles`. Its slopes are flat:
+    while only one size of batch was seen, what cannot be told apart is laid to the step, not to the requests. A slope
+    that is too flat mends itself as the batch grows; a steep one would keep requests away, and with them what corrects
+    it.
+    """
 
     __slots__ = ()
 
-    PRIOR = (1e-2, 1e-3)
+    PRIOR = (1e-2, 1e-4, 5e-8)
 
-    def predict_s(self, batch: int) -> float:
-        base, per_request = self.coefficients
-        return base + per_request * batch
+    def predict_s(self, batch: float, kv_tokens: float = 0, shared_tokens: float = 0) -> float:
+        """``kv_tokens`` are those of all requests together. Of each, the first ``shared_tokens`` are the same in the
+        whole batch, and an engine that knows reads them once; 0 for one that does not."""
+        base, per_request, per_token = self.coefficients
+        return base + per_request * batch + per_token * (kv_tokens - max(0.0, batch - 1) * shared_tokens)
 
-    def observe(self, batch: int, seconds: float) -> None:
-        """Learn that a batch of this size took ``seconds`` per token."""
+    def observe(self, batch: float, kv_tokens: float, seconds: float) -> None:
+        """Learn that a batch of this size, which read so many tokens of KV, took ``seconds`` per token."""
         if batch > 0:
-            self._observe((1.0, batch), seconds)
+            self._observe((1.0, batch, kv_tokens), seconds)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.probing import decode_due
+from pinyon.placement.probing import PROBE_AFTER_S
 
 __all__ = ["decode_blocks", "select_decode"]
 
 # Loads this close count as equal; then what saves KV transfers decides.
 NEAR_SHARE = 0.125
-# For instances that name no limit.
-BATCH_DEFAULT = 256
 EXPECTED_NEW_TOKENS = 256
 """About what an answer has in the mean: 211 in Azure's conversations of 2023, 343 in Mooncake's published ones."""
-OVERFULL = 1.01
-"""Share of an instance where somebody waits for blocks, whatever is free."""
 
 
 def decode_blocks(request: PlacementRequest, block_tokens: int) -> int:
@@ -36,32 +34,28 @@ def select_decode(
     preferred, as then no KV moves; then the one that holds most of the prefix. Those that would be too slow for the
     request are passed over while there are others, but not when they are due to be measured.
     """
-    if pool.together:
-        return prefill, _tbt_s(prefill)
     block_tokens = pool.layout.block_tokens
-    decodes = pool.decodes
+    blocks = decode_blocks(request, block_tokens)
+    tokens = blocks * block_tokens
+    if pool.together:
+        return prefill, prefill.decode_s(tokens)
+    loads, rows = prefill.loads, pool.decode_rows
+    shares = loads.decode_shares(rows, blocks)
     if request.tbt_slo_s > 0:
-        limit_s = request.tbt_slo_s
-        decodes = tuple(each for each in decodes if _tbt_s(each) <= limit_s or decode_due(each, now_s)) or decodes
-    loads: list[tuple[float, InstanceState]] = []
-    for state in decodes:
-        share = (state.decoding_requests() + 1) / (state.info.max_batch or BATCH_DEFAULT)
-        capacity = state.info.capacity_blocks
-        if capacity:
-            share = max(share, (state.blocks_in_use() + decode_blocks(request, block_tokens)) / capacity)
-        if state.load.room_wait_ms > 0:
-            share = max(share, OVERFULL)
-        loads.append((share, state))
-    least = min(share for share, _ in loads)
+        fast = loads.decodes_s(rows, tokens) <= request.tbt_slo_s
+        if not fast.all():
+            fast |= loads.decodes_due(rows, now_s, PROBE_AFTER_S)
+            if fast.any():
+                shares[~fast] = np.inf
+    least = float(shares.min())
     bound = least if least > 1 else min(1.0, least + NEAR_SHARE)
-    _, _, _, _, chosen = min(
-        (state is not prefill, -match.held_by(state), share, index, state)
-        for index, (share, state) in enumerate(loads)
-        if share <= bound
-    )
-    return chosen, _tbt_s(chosen)
-
-
-def _tbt_s(state: InstanceState) -> float:
-    """With one request more."""
-    return state.decode_model.predict_s(min(state.decoding_requests() + 1, state.info.max_batch or BATCH_DEFAULT))
+    near = np.flatnonzero(shares <= bound)
+    own = near[rows[near] == prefill.row]
+    if len(own):
+        near = own
+    elif match.blocks and len(near) > 1:
+        nearest = rows[near]
+        held = match.held_by_row(int(nearest.max()) + 1).take(nearest)
+        near = near[held == held.max()]
+    chosen = pool.decodes[near[np.argmin(shares[near])]]
+    return chosen, chosen.decode_s(tokens)

@@ -66,7 +66,7 @@ class Fleet:
             raise ResourceExhausted(f"the limit of {self._instances_max} instances is reached", retry_after_s=1.0)
         bit = self.index.add()
         row = bit.bit_length() - 1
-        self.loads.add(row)
+        self.loads.add(row, info.capacity_blocks)
         state = InstanceState(
             info,
             bit,
@@ -74,10 +74,10 @@ class Fleet:
             row=row,
             prefill_learned_s=now_s,
             transfer_learned_s=now_s,
-            decode_learned_s=now_s,
         )
         self._inherit(state)
         state.learned()
+        state.decode_learned(now_s)
         self._by_id[info.instance_id] = state
         self._groups.setdefault(info.group, {})[info.instance_id] = state
         self._changed()
@@ -104,9 +104,10 @@ class Fleet:
         """Take a load report, and learn the time between tokens from it."""
         was = state.schedulable
         state.load = load
-        if load.mean_tbt_ms > 0 and load.running_requests:
-            state.decode_model.observe(load.running_requests, load.mean_tbt_ms * 1e-3)
-            state.decode_learned_s = now_s
+        batch = load.mean_batch or load.running_requests
+        if load.mean_tbt_ms > 0 and batch:
+            state.decode_model.observe(batch, load.mean_kv_tokens or load.kv_tokens, load.mean_tbt_ms * 1e-3)
+            state.decode_learned(now_s)
         state.reported()
         if state.schedulable != was:
             self._changed()

@@ -135,8 +135,7 @@ class InFlightTable:
             span.source.inflight_reads += span.block_count
         self._decodes[request_id] = _Decode(decode, decode_blocks, now_s)
         self._unclaimed[request_id] = now_s
-        decode.inflight_decodes += 1
-        decode.inflight_decode_blocks += decode_blocks
+        decode.decodes_changed(1, decode_blocks)
 
     def waiting(self, state: InstanceState) -> list[Waiting]:
         """Whose prompts were placed there and are not being computed yet, as they came; of those that were counted
@@ -245,8 +244,7 @@ class InFlightTable:
     def _drop_decode(self, request_id: str) -> None:
         part = self._decodes.pop(request_id)
         self._unclaimed.pop(request_id, None)
-        part.state.inflight_decodes -= 1
-        part.state.inflight_decode_blocks -= part.blocks
+        part.state.decodes_changed(-1, -part.blocks)
         prefill = self._prefills.get(request_id)
         if prefill is None or prefill.state is not part.state:
             self._forget(request_id, part.state)

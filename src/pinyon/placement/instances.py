@@ -57,6 +57,12 @@ class InstanceLoad:
     used_blocks: int = 0
     cached_blocks: int = 0
     mean_tbt_ms: float = 0.0
+    mean_batch: float = 0.0
+    """Requests in the batch in the mean of the same tokens; 0: nobody said."""
+    mean_kv_tokens: float = 0.0
+    """Tokens whose KV the batch read, likewise."""
+    kv_tokens: int = 0
+    """Tokens whose KV the batch reads now."""
     room_wait_ms: float = 0.0
     """How long a new request would wait for KV blocks; 0 while nobody waits."""
     draining: bool = False
@@ -65,6 +71,12 @@ class InstanceLoad:
 
 
 NO_LOAD = InstanceLoad()
+COUNT_MAX = 1 << 52
+"""An instance may say any number; more than this is as good as this."""
+BATCH_DEFAULT = 256
+"""For instances that name no limit."""
+OVERFULL = 1.01
+"""Share of an instance where somebody waits for blocks, whatever is free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +100,6 @@ class InstanceState:
     """When a prompt was computed last."""
     prefill_learned_s: float = 0.0
     transfer_learned_s: float = 0.0
-    decode_learned_s: float = 0.0
     loads: LoadTable = field(default_factory=LoadTable)
     """Of all instances; this one's row is :attr:`row`."""
     row: int = 0
@@ -98,6 +109,7 @@ class InstanceState:
     """Of fetches by this instance."""
     inflight_decodes: int = 0
     inflight_decode_blocks: int = 0
+    """Changed by :meth:`decodes_changed` alone, as the table must follow."""
     inflight_reads: int = 0
     """Blocks that placements in flight fetch from here."""
 
@@ -138,6 +150,15 @@ class InstanceState:
         self.loads.coefficients[self.row] = self.prefill_model.coefficients
         self.reported()
 
+    def decode_learned(self, now_s: float) -> None:
+        """The decode cost model has changed, or should have: a request was placed for that."""
+        self.loads.decode_learned_s[self.row] = now_s
+        self.decodes_changed(0, 0)
+
+    @property
+    def decode_learned_s(self) -> float:
+        return float(self.loads.decode_learned_s[self.row])
+
     def reported(self) -> None:
         """Or what was reported has."""
         load, row = self.load, self.row
@@ -145,6 +166,34 @@ class InstanceState:
         self.loads.reported_s[row] = self.prefill_model.backlog_s(tokens) if tokens else 0.0
         self.loads.room_s[row] = load.room_wait_ms * 1e-3
         self.loads.decoding[row] = load.running_requests + load.pending_requests
+        self.decodes_changed(0, 0)
+
+    def decodes_changed(self, requests: int, blocks: int) -> None:
+        """So many more (or fewer) are placed here, which hold so many KV blocks; or what was reported has changed."""
+        self.inflight_decodes += requests
+        self.inflight_decode_blocks += blocks
+        loads, row, requests = self.loads, self.row, self.decoding_requests()
+        share = (requests + 1) / (self.info.max_batch or BATCH_DEFAULT)
+        loads.batch[row] = requests
+        loads.blocks[row] = min(self.blocks_in_use(), COUNT_MAX)
+        loads.slots[row] = share if self.load.room_wait_ms <= 0 else max(share, OVERFULL)
+        loads.tbt_s[row], loads.tbt_token_s[row] = self._tbt()
+
+    def decode_s(self, new_tokens: int) -> float:
+        """As :meth:`LoadTable.decodes_s`, of this one."""
+        tbt_s, token_s = self._tbt()
+        return tbt_s + token_s * new_tokens
+
+    def _tbt(self) -> tuple[float, float]:
+        """Seconds between tokens with one request more, and for each token of KV that it brings. What has no slot in
+        the batch is not read meanwhile."""
+        wanted = self.decoding_requests() + 1
+        batch = min(wanted, self.info.max_batch or BATCH_DEFAULT)
+        block_tokens = self.info.layout.block_tokens if self.info.layout else 0
+        tokens = max(self.load.kv_tokens, self.inflight_decode_blocks * block_tokens)
+        base, per_request, per_token = self.decode_model.coefficients
+        token_s = per_token * (batch / wanted)
+        return base + per_request * batch + token_s * tokens, token_s
 
     @property
     def prefill_idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""The prefill work of all instances in arrays, so that a policy looks at a thousand of them as quickly as at ten."""
+"""The work of all instances in arrays, so that a policy looks at a thousand of them as quickly as at ten."""
 
 from __future__ import annotations
 
@@ -27,21 +27,31 @@ class LoadTable:
         """Requests that are decoded there or wait for it, likewise."""
         self.coefficients = np.zeros((rows, COEFFICIENTS))
         """Of the prefill cost model: seconds, seconds per token, seconds per token²."""
+        self.batch = np.zeros(rows, np.int64)
+        """Requests decoding or about to: by its own word, or placed there and not ended, if those are more."""
+        self.blocks = np.zeros(rows, np.int64)
+        """KV blocks in use, likewise."""
+        self.blocks_max = np.zeros(rows)
+        """Without end where the instance named no limit."""
+        self.slots = np.zeros(rows)
+        """Share of the batch's slots with one request more; over 1, it would first wait."""
+        self.tbt_s = np.zeros(rows)
+        """Between tokens with one request more that brings no KV."""
+        self.tbt_token_s = np.zeros(rows)
+        """For each token of KV that it brings."""
+        self.decode_learned_s = np.zeros(rows)
+        """When the time between tokens was measured last, or should have been."""
 
-    def add(self, row: int) -> None:
-        """Begins empty."""
+    def add(self, row: int, blocks_max: int = 0) -> None:
+        """Begins empty. A limit of 0 is none that is known."""
         rows = len(self.queued_us)
         if row >= rows:
             more = max(row + 1, 2 * rows) - rows
-            self.queued_us = np.append(self.queued_us, np.zeros(more, np.int64))
-            self.ends_s = np.append(self.ends_s, np.zeros(more))
-            self.reported_s = np.append(self.reported_s, np.zeros(more))
-            self.room_s = np.append(self.room_s, np.zeros(more))
-            self.decoding = np.append(self.decoding, np.zeros(more, np.int64))
-            self.coefficients = np.append(self.coefficients, np.zeros((more, COEFFICIENTS)), axis=0)
-        self.queued_us[row] = self.decoding[row] = 0
-        self.ends_s[row] = self.reported_s[row] = self.room_s[row] = 0.0
-        self.coefficients[row] = 0.0
+            for name, column in vars(self).items():
+                setattr(self, name, np.append(column, np.zeros((more, *column.shape[1:]), column.dtype), axis=0))
+        for column in vars(self).values():
+            column[row] = 0
+        self.blocks_max[row] = blocks_max or np.inf
 
     def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
         """Seconds of work before a new request: what was placed there less what is done of it, or what the instance
@@ -49,6 +59,23 @@ class LoadTable:
         rest_s = np.maximum(self.ends_s[rows] - now_s, 0.0)
         queues_s: NDArray[np.float64] = np.maximum(self.queued_us[rows] * 1e-6 + rest_s, self.reported_s[rows])
         return queues_s
+
+    def decode_shares(self, rows: NDArray[np.intp], new_blocks: int) -> NDArray[np.float64]:
+        """How full each instance is with one request more, of so many KV blocks: the larger of the shares of its batch
+        slots and its blocks. Over 1, the request would first wait."""
+        blocks = (self.blocks.take(rows) + new_blocks) / self.blocks_max.take(rows)
+        shares: NDArray[np.float64] = np.maximum(self.slots.take(rows), blocks)
+        return shares
+
+    def decodes_s(self, rows: NDArray[np.intp], new_tokens: int) -> NDArray[np.float64]:
+        """Seconds between tokens at each instance with one request more, of so many tokens of KV."""
+        seconds: NDArray[np.float64] = self.tbt_s.take(rows) + self.tbt_token_s.take(rows) * new_tokens
+        return seconds
+
+    def decodes_due(self, rows: NDArray[np.intp], now_s: float, after_s: float) -> NDArray[np.bool_]:
+        """Which of the instances decode nothing, and were measured so long ago."""
+        due: NDArray[np.bool_] = (self.batch.take(rows) == 0) & (now_s - self.decode_learned_s.take(rows) >= after_s)
+        return due
 
     def queue_s(self, row: int, now_s: float) -> float:
         """As :meth:`queues_s`, of one."""

@@ -164,6 +164,11 @@ class Pool:
         return np.array([state.row for state in self.prefills], np.intp)
 
     @cached_property
+    def decode_rows(self) -> NDArray[np.intp]:
+        """The same of the decode instances."""
+        return np.array([state.row for state in self.decodes], np.intp)
+
+    @cached_property
     def last_row(self) -> int:
         return int(self.rows.max())
 

@@ -147,7 +147,7 @@ class Scheduler:
             if late:
                 probe.prefill.prefill_learned_s = now_s
             if slow:
-                probe.decode.decode_learned_s = now_s
+                probe.decode.decode_learned(now_s)
             return probe, pool, match
         return None
 

@@ -114,7 +114,9 @@ class Engine(EngineMemory):
         self._turn = 0
         self._busy = False
         self._seq = 0
-        self._mean_tbt_s = 0.0
+        self._mean_tbt_s = self._mean_batch = 0.0
+        self._kv_tokens = 0
+        """That the last step read."""
 
     # -- prompts
 
@@ -187,6 +189,7 @@ class Engine(EngineMemory):
         chunks = [(start, end) for _, start, end in plan.prefills]
         context = sum(self._context(number) for number in plan.decodes)
         seconds = profile.seconds(chunks, len(plan.decodes), context)
+        self._kv_tokens = context
         copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
         self._plan, self._began_s, self._count = plan, now_s + copies_s, 1
         self._turn += 1
@@ -284,7 +287,8 @@ class Engine(EngineMemory):
             self._passing += tokens
             self._time.at(effect_s, lambda: self._told_late(chunks, tokens))
         if counted.decodes:
-            self._mean_tbt_s = seconds / count
+            self._mean_tbt_s, self._mean_batch = seconds / count, len(plan.decodes)
+            self._kv_tokens += len(plan.decodes) * count // 2
         for number in counted.decodes:
             if number in self.decodes:
                 self._owner.decoded(self, self.decodes[number], count, seconds / count)
@@ -346,10 +350,13 @@ class Engine(EngineMemory):
             self.pool.used,
             self.pool.cached,
             mean_tbt_ms=self._mean_tbt_s * 1e3,
+            mean_batch=self._mean_batch,
+            mean_kv_tokens=self._kv_tokens,
+            kv_tokens=self._kv_tokens if self.steps.running else 0,
             room_wait_ms=self.room_waits.wait_s(self._time.now_s) * 1e3,
             draining=self.draining,
         )
-        self._mean_tbt_s = 0.0
+        self._mean_tbt_s = self._mean_batch = 0.0
         self._fleet.set_load(self.state, load, self._time.now_s)
 
     def drain(self) -> None:

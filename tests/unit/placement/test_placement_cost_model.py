@@ -43,7 +43,7 @@ def test_the_prior_answers_before_anything_was_measured():
     assert PrefillCostModel().predict_s(1000, 0) == pytest.approx(0.104, rel=0.01)
     assert TransferCostModel().predict_s(10**9) == pytest.approx(1.001)
     assert TransferCostModel().predict_s(0) == 0
-    assert DecodeCostModel().predict_s(10) == pytest.approx(0.02)
+    assert DecodeCostModel().predict_s(10, 20_000) == pytest.approx(0.012)
 
 
 @pytest.mark.parametrize("factor", [1e-4, 0.1, 30.0])
@@ -103,11 +103,40 @@ def test_transfer_bandwidth_is_learned():
     assert model.predict_s(5 * 10**7) == pytest.approx(1.02e-2, rel=0.02)
 
 
-def test_decode_time_is_learned_by_batch_size():
+def test_decode_time_is_learned_by_batch_and_by_the_kv_that_it_reads():
     model = DecodeCostModel()
-    for batch in list(range(1, 33)) * 10:
-        model.observe(batch, 0.030 + 0.0005 * batch)
-    assert model.predict_s(64) == pytest.approx(0.062, rel=0.02)
+    rng = random.Random(5)
+    for _ in range(400):
+        batch = rng.randint(1, 32)
+        tokens = batch * rng.randint(100, 20_000)
+        model.observe(batch, tokens, 0.030 + 0.0005 * batch + 1e-7 * tokens)
+    for fitted, true in zip(model.coefficients, (0.030, 0.0005, 1e-7), strict=True):
+        assert fitted == pytest.approx(true, rel=0.05)
+    assert model.predict_s(64, 500_000) == pytest.approx(0.112, rel=0.03)
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.05, 0.5])
+def test_batches_of_one_say_little_of_what_a_request_more_takes(seconds):
+    """What one size of batch cannot tell is laid to the step: a tight limit must not keep the second request away."""
+    model = DecodeCostModel()
+    for _ in range(100):
+        model.observe(1, 2000, seconds)
+    assert model.predict_s(1, 2000) == pytest.approx(seconds, rel=0.02)
+    assert model.predict_s(8, 16_000) < 1.35 * seconds
+
+
+def test_a_slope_that_was_too_flat_is_mended_as_the_batch_grows():
+    model = DecodeCostModel()
+    for batch in (1, 2, 3, 4):
+        for _ in range(25):
+            model.observe(batch, 0, 0.01 + 0.02 * batch)
+    assert model.predict_s(8) == pytest.approx(0.17, rel=0.05)
+
+
+def test_what_a_batch_shares_is_read_once():
+    model = DecodeCostModel()
+    assert model.predict_s(4, 40_000, 8_000) == pytest.approx(model.predict_s(4, 16_000))
+    assert model.predict_s(1, 10_000, 8_000) == model.predict_s(1, 10_000)
 
 
 def test_what_says_nothing_is_not_learned_from():
@@ -116,7 +145,7 @@ def test_what_says_nothing_is_not_learned_from():
     transfer = TransferCostModel()
     transfer.observe(0, 1.0)
     decode = DecodeCostModel()
-    decode.observe(0, 1.0)
+    decode.observe(0, 100, 1.0)
     assert model.samples == transfer.samples == decode.samples == 0
 
 

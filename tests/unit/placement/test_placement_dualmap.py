@@ -143,8 +143,8 @@ def test_what_is_too_slow_at_one_goes_to_the_other() -> None:
     fleet.together = True
     slow = fleet.get("m-0")
     for _ in range(60):
-        slow.decode_model.observe(1, 0.2)
-        fleet.get("m-1").decode_model.observe(1, 0.01)
+        slow.decode_model.observe(1, 0, 0.2)
+        fleet.get("m-1").decode_model.observe(1, 0, 0.01)
     scheduler = new("dualmap", fleet)
     found = {scheduler.decide(ask(n, [n + 1], tbt_slo_s=0.05), 0.0).prefill.info.instance_id for n in range(20)}
     assert found == {"m-1"}

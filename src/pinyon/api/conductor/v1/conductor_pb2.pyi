@@ -126,7 +126,7 @@ class InstanceInfo(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., geography: _Optional[str] = ..., key_secret_id: _Optional[str] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
-    __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining", "failed_source_addresses", "room_wait_ms")
+    __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining", "failed_source_addresses", "room_wait_ms", "mean_batch", "mean_kv_tokens", "kv_tokens")
     PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PENDING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,9 @@ class InstanceLoad(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     FAILED_SOURCE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     ROOM_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_BATCH_FIELD_NUMBER: _ClassVar[int]
+    MEAN_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pending_requests: int
     running_requests: int
     pending_prefill_tokens: int
@@ -145,7 +148,10 @@ class InstanceLoad(_message.Message):
     draining: bool
     failed_source_addresses: _containers.RepeatedScalarFieldContainer[str]
     room_wait_ms: float
-    def __init__(self, pending_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., mean_tbt_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., failed_source_addresses: _Optional[_Iterable[str]] = ..., room_wait_ms: _Optional[float] = ...) -> None: ...
+    mean_batch: float
+    mean_kv_tokens: float
+    kv_tokens: int
+    def __init__(self, pending_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., mean_tbt_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., failed_source_addresses: _Optional[_Iterable[str]] = ..., room_wait_ms: _Optional[float] = ..., mean_batch: _Optional[float] = ..., mean_kv_tokens: _Optional[float] = ..., kv_tokens: _Optional[int] = ...) -> None: ...
 
 class LookupBlocksRequest(_message.Message):
     __slots__ = ("block_keys",)

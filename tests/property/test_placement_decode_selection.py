@@ -1,0 +1,110 @@
+"""The choice of a decode instance from arrays, against the rules written out as a loop over instances."""
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinyon.core.request import Role
+from pinyon.placement.decode_selection import NEAR_SHARE, decode_blocks, select_decode
+from pinyon.placement.instances import InstanceLoad
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
+from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet
+
+BLOCK = LAYOUT.block_tokens
+NOW_S = 100.0
+
+
+def tbt_s(state, request) -> float:
+    """With the request added."""
+    wanted = state.decoding_requests() + 1
+    batch = min(wanted, state.info.max_batch or 256)
+    tokens = max(state.load.kv_tokens, BLOCK * state.inflight_decode_blocks) + BLOCK * decode_blocks(request, BLOCK)
+    return state.decode_model.predict_s(batch, tokens * batch / wanted)
+
+
+def due(state) -> bool:
+    return not state.decoding_requests() and NOW_S - state.decode_learned_s >= 5.0
+
+
+def oracle(request, pool, match, prefill):
+    """One instance after the other."""
+    if pool.together:
+        return prefill
+    decodes = pool.decodes
+    if request.tbt_slo_s > 0:
+        fast = [each for each in decodes if tbt_s(each, request) <= request.tbt_slo_s or due(each)]
+        decodes = fast or decodes
+    loads = []
+    for state in decodes:
+        share = (state.decoding_requests() + 1) / (state.info.max_batch or 256)
+        if state.info.capacity_blocks:
+            blocks = state.blocks_in_use() + decode_blocks(request, BLOCK)
+            share = max(share, blocks / state.info.capacity_blocks)
+        if state.load.room_wait_ms > 0:
+            share = max(share, 1.01)
+        loads.append((share, state))
+    least = min(share for share, _ in loads)
+    bound = least if least > 1 else min(1.0, least + NEAR_SHARE)
+    return min(
+        (state is not prefill, -match.held_by(state), share, index, state)
+        for index, (share, state) in enumerate(loads)
+        if share <= bound
+    )[4]
+
+
+LOADS = st.builds(
+    InstanceLoad,
+    pending_requests=st.integers(0, 8),
+    running_requests=st.integers(0, 8),
+    used_blocks=st.integers(0, 40),
+    kv_tokens=st.integers(0, 1 << 20),
+    room_wait_ms=st.sampled_from((0.0, 0.0, 0.0, 5.0)),
+)
+
+
+@st.composite
+def instances(draw):
+    return (
+        draw(st.sampled_from((Role.DECODE, Role.MIXED))),
+        draw(st.sampled_from((0, 4, 8))),
+        draw(st.sampled_from((0, 32, 64))),
+        draw(LOADS),
+        draw(st.integers(0, 6)),  # blocks of the prompt that it holds
+        draw(st.sampled_from((0.0, 0.01, 0.03))),  # time between tokens that it reported
+        draw(st.sampled_from((0.0, 98.0))),  # and when
+        draw(st.lists(st.integers(1, 12), max_size=4)),  # blocks of what was placed there
+    )
+
+
+@given(
+    st.lists(instances(), min_size=1, max_size=8),
+    st.sampled_from((0.0, 0.005, 0.0101, 0.012, 0.05)),
+    st.booleans(),
+    st.integers(0, 1 << 16),
+)
+def test_as_the_loop_over_instances(members, tbt_slo_s, together, seed):
+    fleet = make_fleet(("p0", Role.PREFILL))
+    fleet.together = together
+    for number, (role, batch, capacity, load, held, tbt, when_s, placed) in enumerate(members):
+        name = f"d{number}"
+        state = fleet.join(replace(info(name, role), max_batch=batch, capacity_blocks=capacity), 0.0)
+        hold(fleet, name, range(held))
+        if tbt:
+            seen = InstanceLoad(running_requests=1, mean_tbt_ms=1e3 * tbt)
+            fleet.set_load(state, seen, when_s)
+        fleet.set_load(state, load, when_s)
+        prefill = fleet.get("p0")
+        for each, blocks in enumerate(placed):
+            decision = PlacementDecision(prefill, state, 0, (), 0.0, 0.0, 0.0, 0.0, "")
+            fleet.inflight.add(f"{name}-{each}", decision, blocks, 0.0)
+    for each in range(0, len(members), 2):  # some have ended
+        fleet.inflight.release(f"d{each}-0")
+    (pool,) = fleet.pools("m")
+    request = PlacementRequest("r", "m", 6 * BLOCK + 1, keys(*range(6)), 16, tbt_slo_s=tbt_slo_s)
+    match = fleet.index.match(request.block_keys, 6, fleet.inflight.expected)
+    prefill = Random(seed).choice(pool.prefills)
+    chosen, predicted_s = select_decode(request, pool, match, prefill, NOW_S)
+    assert chosen is oracle(request, pool, match, prefill)
+    assert abs(predicted_s - tbt_s(chosen, request)) < 1e-12
