@@ -42,13 +42,16 @@ class NonNegativeLeastSquares:
     normal equations are solved exactly, by trying which coefficients are zero.
     """
 
-    __slots__ = ("_moments", "_multiples", "_prior", "_solved", "_surprised", "_targets", "count")
+    __slots__ = ("_moments", "_multiples", "_prior", "_shape", "_solved", "_surprised", "_targets", "count")
 
-    def __init__(self, prior: Sequence[float]) -> None:
+    def __init__(self, prior: Sequence[float], *, shape: bool = False) -> None:
+        """``shape``: where measurements cannot tell the terms apart, all of the prior is as many times slower; else
+        mostly what has the largest part in them is."""
         if not 1 <= len(prior) <= 4 or min(prior) <= 0:
             raise ValueError(f"a prior has one to four positive coefficients, got {list(prior)}")
         size = len(prior)
         self._prior = tuple(prior)
+        self._shape = shape
         self._moments = [[0.0] * size for _ in range(size)]
         self._targets = [0.0] * size
         self._multiples = [1.0] * size
@@ -95,7 +98,8 @@ class NonNegativeLeastSquares:
         return tuple(k * c for k, c in zip(self._prior, self.multiples, strict=True))
 
     def copy_from(self, other: NonNegativeLeastSquares) -> None:
-        """Start from what ``other`` (of the same prior) has learned."""
+        """Start from what ``other`` (of as many coefficients) has learned, and from its prior."""
+        self._prior, self._shape = other._prior, other._shape
         self._moments = [list(row) for row in other._moments]
         self._targets = list(other._targets)
         self._multiples = list(other._multiples)
@@ -108,7 +112,10 @@ class NonNegativeLeastSquares:
         matrix = [
             [m + (PRIOR_WEIGHT if i == j else 0.0) for j, m in enumerate(row)] for i, row in enumerate(self._moments)
         ]
-        rhs = [t + PRIOR_WEIGHT for t in self._targets]
+        drawn_to = 1.0
+        if self._shape:  # shares add up to one, so these sums are those of the targets and of the weights
+            drawn_to = (sum(self._targets) + PRIOR_WEIGHT) / (sum(map(sum, self._moments)) + PRIOR_WEIGHT)
+        rhs = [t + PRIOR_WEIGHT * drawn_to for t in self._targets]
         best = _solve_positive_definite(matrix, rhs)
         if min(best) >= 0:
             return best  # the unconstrained minimum is inside: nothing beats it
@@ -153,9 +160,11 @@ class _CostModel:
     __slots__ = ("_fit", "_k")
 
     PRIOR: ClassVar[tuple[float, ...]]
+    SHAPE: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        self._fit = NonNegativeLeastSquares(self.PRIOR)
+    def __init__(self, prior: tuple[float, ...] | None = None) -> None:
+        """``prior``: in place of the class's."""
+        self._fit = NonNegativeLeastSquares(prior or self.PRIOR, shape=self.SHAPE)
         self._k: tuple[float, ...] | None = None
 
     @property
@@ -242,14 +251,14 @@ class DecodeCostModel(_CostModel):
     some work for each request of the batch, and reads their KV.
 
     The prior is 10 ms, 100 µs and 50 ns, the order of the profiles in :mod:`pinyon.profiles`. Its slopes are flat:
-    while only one size of batch was seen, what cannot be told apart is laid to the step, not to the requests. A slope
-    that is too flat mends itself as the batch grows; a steep one would keep requests away, and with them what corrects
-    it.
+    while only one size of batch was seen, a request more costs the same share of the step as there. A slope that is
+    too flat mends itself as the batch grows; a steep one would keep requests away, and with them what corrects it.
     """
 
     __slots__ = ()
 
     PRIOR = (1e-2, 1e-4, 5e-8)
+    SHAPE = True
 
     def predict_s(self, batch: float, kv_tokens: float = 0, shared_tokens: float = 0) -> float:
         """``kv_tokens`` are those of all requests together. Of each, the first ``shared_tokens`` are the same in the

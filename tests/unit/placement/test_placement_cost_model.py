@@ -115,14 +115,14 @@ def test_decode_time_is_learned_by_batch_and_by_the_kv_that_it_reads():
     assert model.predict_s(64, 500_000) == pytest.approx(0.112, rel=0.03)
 
 
-@pytest.mark.parametrize("seconds", [0.02, 0.05, 0.5])
+@pytest.mark.parametrize("seconds", [1e-3, 0.02, 0.5])
 def test_batches_of_one_say_little_of_what_a_request_more_takes(seconds):
-    """What one size of batch cannot tell is laid to the step: a tight limit must not keep the second request away."""
+    """However fast the engine is: a tight limit must not keep the second request away."""
     model = DecodeCostModel()
     for _ in range(100):
         model.observe(1, 2000, seconds)
     assert model.predict_s(1, 2000) == pytest.approx(seconds, rel=0.02)
-    assert model.predict_s(8, 16_000) < 1.35 * seconds
+    assert seconds < model.predict_s(8, 16_000) < 1.2 * seconds
 
 
 def test_a_slope_that_was_too_flat_is_mended_as_the_batch_grows():
