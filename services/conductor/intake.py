@@ -15,6 +15,7 @@ from pinyon.messages.checks import check_keys
 from pinyon.messages.instance import info_from_proto, load_from_proto
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import Intake
+from pinyon.placement.instances import InstanceState
 from services.conductor.membership import Membership, Reporter
 from services.conductor.metrics import ConductorMetrics
 
@@ -31,6 +32,10 @@ STEP_PARTS = 1024
 MEASUREMENTS_MAX = 256
 # A measurement beyond this is a broken clock.
 MEASURED_US_MAX = 3_600_000_000
+# Or this.
+FETCHED_BYTES_MAX = 1 << 50
+# Of one prompt, the last ones are learned from.
+SPANS_MAX = 16
 
 
 class ReportIntake:
@@ -92,8 +97,7 @@ class ReportIntake:
                 self._fleet.learn_prefill(
                     state, measured.computed_tokens, measured.prefix_tokens, measured.compute_us * 1e-6, now_s
                 )
-            if measured.fetch_us <= MEASURED_US_MAX:
-                self._fleet.learn_transfer(state, measured.fetched_bytes, measured.fetch_us * 1e-6, now_s)
+        self._learn_fetches(state, message.prefills[-MEASUREMENTS_MAX:], now_s)
         inflight = self._fleet.inflight
         async for request_id in self._by_turns(reporter, message.begun_decode_request_ids):
             inflight.begin_decode(request_id, state)
@@ -112,6 +116,22 @@ class ReportIntake:
         if not changed:
             return None
         return conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state), resync=resync)
+
+    def _learn_fetches(
+        self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float
+    ) -> None:
+        """By source where the worker told them apart, else as sums."""
+        measured = []
+        for prefill in prefills:
+            if prefill.fetches:
+                spans = prefill.fetches[-SPANS_MAX:]
+                measured += [(span.fetched_bytes, span.fetch_us, span.source_id) for span in spans]
+            else:
+                measured.append((prefill.fetched_bytes, prefill.fetch_us, ""))
+        for size, us, source_id in measured[-MEASUREMENTS_MAX:]:
+            if us <= MEASURED_US_MAX and size <= FETCHED_BYTES_MAX:
+                source = self._fleet.get(source_id)
+                self._fleet.learn_transfer(state, size, us * 1e-6, now_s, source if source is not state else None)
 
     async def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Intake:
         packed = check_keys(snapshot.keys, "snapshot.keys")

@@ -301,6 +301,12 @@ def measurement_to_proto(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasur
         compute_us=round(outcome.compute_s * 1e6),
         fetched_bytes=outcome.fetched_bytes,
         fetch_us=round(outcome.fetch_s * 1e6),
+        fetches=[
+            conductor_pb2.FetchMeasurement(
+                source_id=span.source_id, fetched_bytes=span.bytes, fetch_us=round(span.seconds * 1e6)
+            )
+            for span in outcome.spans
+        ],
     )
 
 

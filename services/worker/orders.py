@@ -62,6 +62,15 @@ class PushTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanFetched:
+    """One read that arrived whole."""
+
+    source_id: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillOutcome:
     """The first token and what it took."""
 
@@ -79,6 +88,8 @@ class PrefillOutcome:
     """The token's, if the order asks for it."""
     prompt_logprobs: common_pb2.Logprobs | None = None
     """Those of the prompt's tokens from the second one on, as they travel: there may be many."""
+    spans: tuple[SpanFetched, ...] = ()
+    """Of the fetch; the last ones."""
 
     @property
     def reused_tokens(self) -> int:

@@ -65,6 +65,13 @@ def taught(speed: float, bandwidth: float):
     return state.prefill_model, state.transfer_model
 
 
+def reach(held: frozenset[int], at: int, end: int) -> int:
+    """How far it goes from there without a gap."""
+    while at < end and at in held:
+        at += 1
+    return at
+
+
 def algorithm_1(case: Case, fleet) -> dict[str, tuple[float, int, int]]:
     """Per prefill instance: (TTFT, local blocks, prefix blocks) as in lines 3 to 13."""
     usable = (case.prompt_tokens - 1) // BLOCK
@@ -81,8 +88,12 @@ def algorithm_1(case: Case, fleet) -> dict[str, tuple[float, int, int]]:
         while best_len < usable and any(best_len in case.holders[other] for other in everyone if other != name):
             best_len += 1
 
-        def total(prefix: int, state=state, local=local) -> tuple[float, int]:
-            transfer_s = state.transfer_model.predict_s((prefix - local) * LAYOUT.block_bytes)
+        def total(prefix: int, state=state, local=local, name=name) -> tuple[float, int]:
+            transfer_s, at = 0.0, local
+            while at < prefix:  # one span after the other, each as long as can be
+                end = max(reach(case.holders[other], at, prefix) for other in everyone if other != name)
+                transfer_s += state.transfer_model.predict_s((end - at) * LAYOUT.block_bytes)
+                at = end
             return transfer_s + state.prefill_model.predict_s(case.prompt_tokens, prefix * BLOCK), prefix
 
         ratio = best_len / local if local else (INF if best_len else 0)

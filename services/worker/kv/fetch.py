@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pinyon.core.avoidance import Avoidance, blames_peer
@@ -24,7 +24,7 @@ from pinyon.store.reader import Mover, ReadResult
 from pinyon.transfer import Region, TransferEngine
 from services.worker.abort import Abort
 from services.worker.kv.arrivals import LayerArrivals
-from services.worker.orders import PrefillOrder
+from services.worker.orders import PrefillOrder, SpanFetched
 
 __all__ = ["BlockSource", "Fetched", "Fetcher", "LayeredFetch"]
 
@@ -37,6 +37,8 @@ RATE_MIN_BYTES_S = 1 << 30
 OVERRUN_S = 1.0
 """A read that has not ended this long after its time is cancelled."""
 REPORTED_SOURCES_MAX = 64
+MEASURED_SPANS_MAX = 16
+"""Of one fetch; the last ones."""
 
 _log = get_logger("fetch")
 
@@ -79,7 +81,11 @@ class LayeredFetch:
         reading: asyncio.Task[int],
         clock: Clock,
         start_s: float,
+        source_id: str,
+        asked_s: float,
+        size_bytes: int,
     ) -> None:
+        """``start_s``: when all of the fetch began; ``asked_s``: when this span of ``size_bytes`` did."""
         self.address = address
         self.offered_s = offered_s
         self.whole_s = whole_s
@@ -88,9 +94,12 @@ class LayeredFetch:
         self.reading = reading
         self.seconds = 0.0
         """How long all of the fetch took; known when ``reading`` is done."""
+        self.span: SpanFetched | None = None
+        """How long this span took, likewise."""
 
         def ended(_: object) -> None:
             self.seconds = clock() - start_s
+            self.span = SpanFetched(source_id, size_bytes, clock() - asked_s)
 
         reading.add_done_callback(ended)
 
@@ -119,6 +128,13 @@ class Fetched:
     bytes: int = 0
     seconds: float = 0.0
     layered: LayeredFetch | None = None
+    spans: list[SpanFetched] = field(default_factory=list)
+    """Those that arrived whole, one read each."""
+
+    def measured(self) -> tuple[SpanFetched, ...]:
+        """The last spans, when all have arrived."""
+        last = None if self.layered is None else self.layered.span
+        return (*self.spans, *([] if last is None else [last]))[-MEASURED_SPANS_MAX:]
 
     @property
     def blocks(self) -> int:
@@ -193,7 +209,7 @@ class Fetcher:
                 if not tried or at == end or left_s <= 0:
                     continue
             offsets = [block * self._layout.block_bytes for block in table[at:end]]
-            arrivals = None
+            arrivals, asked_s, size = None, self._clock(), len(offsets) * self._layout.block_bytes
             if self._layers is not None and span is order.fetches[-1]:
                 arrivals = LayerArrivals(self._layers, self._layout)
             reading = asyncio.ensure_future(
@@ -202,12 +218,15 @@ class Fetcher:
             arrived = await self._arrive(span.address, reading, arrivals, left_s, abort)
             if arrivals is not None and not reading.done():
                 fetched.layered = LayeredFetch(
-                    span.address, left_s, whole_s, arrived, arrivals, reading, self._clock, start_s
-                )
+                    span.address, left_s, whole_s, arrived, arrivals, reading, self._clock, start_s,
+                    span.source_id, asked_s, size,
+                )  # fmt: skip
             fetched.count(span.source, arrived)
             if arrived < end - at:
                 self.failures += 1
                 break
+            if fetched.layered is None:
+                fetched.spans.append(SpanFetched(span.source_id, size, self._clock() - asked_s))
         if failures == self.failures:  # else the time says nothing about the bytes
             fetched.bytes = fetched.blocks * self._layout.block_bytes
         fetched.seconds = self._clock() - start_s

@@ -166,6 +166,7 @@ class PrefillJob:
             fetched_bytes=fetched.bytes,
             logprob=None if self._member is None else self._member.logprob,
             prompt_logprobs=self._prompt_logprobs,
+            spans=fetched.measured(),
         )
         for key in ("queue_s", "fetch_s", "compute_s", "push_s", "computed_tokens", "reused_tokens"):
             span.set(key, getattr(outcome, key))

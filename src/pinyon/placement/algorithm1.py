@@ -8,6 +8,7 @@ from math import inf
 from random import Random
 
 from pinyon.placement.decode_selection import select_decode
+from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
@@ -55,7 +56,7 @@ class Algorithm1:
             prefix, transfer_s = local, 0.0
             if best_len > self._threshold * local:
                 prefix = best_len
-                transfer_s = state.transfer_model.predict_s((best_len - local) * block_bytes)
+                transfer_s = fetch_s(state, [(best_instance, (best_len - local) * block_bytes)])
             queue_s = state.prefill_queue_s(now_s)
             prefill_s = state.prefill_model.predict_s(request.prompt_tokens, prefix * block_tokens)
             wait_s = state.wait_s(now_s)

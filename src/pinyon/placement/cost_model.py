@@ -1,4 +1,4 @@
-"""How long things take: prefill, transfer, decode step. Each a small polynomial that follows what is measured.
+"""How long things take: prefill and decode step. Each a small polynomial that follows what is measured.
 
 Mooncake §4.1 predicts the prefill time from request length and prefix length by polynomial regression. The terms here
 are those of its formula (1): computing ``n`` prompt tokens of which ``p`` are reused costs
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import ClassVar, Self
 
-__all__ = ["DecodeCostModel", "KnownPrefillCost", "NonNegativeLeastSquares", "PrefillCostModel", "TransferCostModel"]
+__all__ = ["DecodeCostModel", "KnownPrefillCost", "NonNegativeLeastSquares", "PrefillCostModel"]
 
 # In samples: how much a coefficient is drawn to its prior where measurements say nothing about it.
 PRIOR_WEIGHT = 1e-4
@@ -227,23 +227,6 @@ class KnownPrefillCost(PrefillCostModel):
 
     def observe(self, computed_tokens: int, prefix_tokens: int, seconds: float) -> None:
         pass
-
-
-class TransferCostModel(_CostModel):
-    """Seconds to fetch KV into one instance: a start plus bytes over bandwidth. Prior: 1 ms and 1 GB/s."""
-
-    __slots__ = ()
-
-    PRIOR = (1e-3, 1e-9)
-
-    def predict_s(self, size_bytes: int) -> float:
-        start, per_byte = self.coefficients
-        return start + per_byte * size_bytes if size_bytes else 0.0
-
-    def observe(self, size_bytes: int, seconds: float) -> None:
-        """Learn from one measured fetch."""
-        if size_bytes > 0:
-            self._observe((1.0, size_bytes), seconds)
 
 
 class DecodeCostModel(_CostModel):

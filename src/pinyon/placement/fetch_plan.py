@@ -2,42 +2,98 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from bisect import bisect_left
+from collections.abc import Iterable
 
 from pinyon.core.request import Role
+from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["plan_fetches"]
-
-ROWS_MAX = 1 << 32
-"""More than there are: a number below it for each distance of two rows."""
+__all__ = ["FetchPlanner", "plan_fetches"]
 
 
 def plan_fetches(
     pool: Pool, match: PrefixMatch, reader: InstanceState, first_block: int, end_block: int
 ) -> tuple[Fetch, ...]:
-    """What ``reader`` fetches of ``[first_block, end_block)``, in order, each span from one of the pool's other sources
-    that holds all of it. Requires ``end_block <= match.extent_for(reader, first_block, pool.sources_for(reader),
-    spans_max)``.
-
-    From each position the source that goes furthest is taken, which gives the fewest spans. Among equals a store node
-    is preferred (it runs no requests), then one on the reader's own host (nothing goes over the network), then the one
-    with the fewest blocks being read, then the next one after the reader; so readers of a hot prefix spread over its
-    replicas on store nodes, or else over its peers.
-    """
-    host, after = _host(reader.info.address), reader.row + 1
-
-    def preference(state: InstanceState) -> tuple[bool, bool, int, int]:
-        elsewhere = not host or _host(state.info.address) != host
-        return state.info.role is not Role.STORE, elsewhere, state.inflight_reads, (state.row - after) % ROWS_MAX
-
-    spans = match.spans_for(reader, first_block, end_block, pool.sources_for(reader))
-    return tuple(Fetch(min(holders, key=preference), first, end - first) for first, end, holders in spans)
+    """As :meth:`FetchPlanner.plan`, of one reader."""
+    return FetchPlanner(pool, match).plan(reader, first_block, end_block)
 
 
-@lru_cache(4096)
-def _host(address: str) -> str:
-    """Empty: nobody knows."""
-    return address.rpartition(":")[0]
+class FetchPlanner:
+    """Sources for one placement. What its readers have in common, as most of them hold nothing of the prompt, is worked
+    out once: a hot prefix has hundreds of holders."""
+
+    def __init__(self, pool: Pool, match: PrefixMatch) -> None:
+        self._pool = pool
+        self._match = match
+        self._block_bytes = pool.layout.block_bytes
+        self._common: dict[tuple[int, int, int], list[_Span]] = {}
+        """By ``(first block, end block, who may be asked)``, of a reader that holds none of it."""
+
+    def plan(self, reader: InstanceState, first_block: int, end_block: int) -> tuple[Fetch, ...]:
+        """What ``reader`` fetches of ``[first_block, end_block)``, in order, each span from one of the pool's other
+        sources that holds all of it. Requires ``end_block <= match.extent_for(reader, first_block,
+        pool.sources_for(reader), spans_max)``.
+
+        From each position the source that goes furthest is taken, which gives the fewest spans. Among equals a store
+        node is preferred (it runs no requests), then one on the reader's own host (nothing goes over the network), then
+        the one with the fewest blocks being read, then the next one after the reader; so readers of a hot prefix spread
+        over its replicas on store nodes, or else over its peers.
+        """
+        spans = self._spans(reader, first_block, end_block)
+        return tuple(Fetch(span.source_for(reader), span.first, span.end - span.first) for span in spans)
+
+    def fetch_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
+        """Predicted seconds for that plan."""
+        spans = self._spans(reader, first_block, end_block)
+        return fetch_s(reader, [(each.source_for(reader), each.blocks * self._block_bytes) for each in spans])
+
+    def _spans(self, reader: InstanceState, first_block: int, end_block: int) -> list[_Span]:
+        sources = self._pool.sources_for(reader)
+        key = first_block, end_block, sources.mask
+        common = self._common.get(key)
+        if common is None:
+            found = self._match.spans_for(_NOBODY, first_block, end_block, sources)
+            common = self._common[key] = [_Span(first, end, holders) for first, end, holders in found]
+        if any(reader in span.holders for span in common):
+            found = self._match.spans_for(reader, first_block, end_block, sources)
+            return [_Span(first, end, holders) for first, end, holders in found]
+        return common
+
+
+class _Nobody:
+    bit = 0
+
+
+_NOBODY = _Nobody()
+
+
+class _Span:
+    """Blocks, and who holds all of them."""
+
+    __slots__ = ("_by_host", "_least", "_rows", "blocks", "end", "first", "holders")
+
+    def __init__(self, first: int, end: int, holders: Iterable[InstanceState]) -> None:
+        self.first, self.end, self.blocks = first, end, end - first
+        self.holders = frozenset(holders)
+        best = [each for each in self.holders if each.info.role is Role.STORE] or self.holders
+        self._by_host: dict[str, list[InstanceState]] = {}
+        for each in best:
+            self._by_host.setdefault(each.host, []).append(each)
+        self._least, self._rows = _least_read(best)
+
+    def source_for(self, reader: InstanceState) -> InstanceState:
+        """Only for a reader that is none of the holders."""
+        near = self._by_host.get(reader.host) if reader.host else None
+        least, rows = (self._least, self._rows) if near is None else _least_read(near)
+        return least[bisect_left(rows, reader.row) % len(least)]
+
+
+def _least_read(holders: Iterable[InstanceState]) -> tuple[list[InstanceState], list[int]]:
+    """Those with the fewest blocks being read, and their rows, which are in order."""
+    holders = [*holders]
+    fewest = min(each.inflight_reads for each in holders)
+    least = sorted((each for each in holders if each.inflight_reads == fewest), key=lambda each: each.row)
+    return least, [each.row for each in least]

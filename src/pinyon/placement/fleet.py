@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 
 from pinyon.core.errors import NotFound, ResourceExhausted, Unavailable
 from pinyon.core.request import Role
+from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel
+from pinyon.placement.cost_priors import CostPriors
+from pinyon.placement.fetch_time import learn_fetch
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState, KvGroup
 from pinyon.placement.load_table import LoadTable
 from pinyon.placement.policy import Pool
 from pinyon.placement.prefix_match import Holders
+from pinyon.placement.transfer_cost import TransferCostModel
 
 __all__ = ["Fleet"]
 
@@ -26,9 +31,18 @@ class Fleet:
     While it is ``settling``, there may be instances that are not known yet.
     """
 
-    def __init__(self, index: BlockIndex, inflight: InFlightTable, instances_max: int, together: bool = False) -> None:
-        """``together``: who prefills also decodes."""
+    def __init__(
+        self,
+        index: BlockIndex,
+        inflight: InFlightTable,
+        instances_max: int,
+        together: bool = False,
+        priors: Mapping[str, CostPriors] = {},
+    ) -> None:
+        """``together``: who prefills also decodes. ``priors``: what costs are taken to be before they are measured, by
+        model; ``""`` is for all others."""
         self.together = together
+        self._priors = priors
         self.index = index
         self.inflight = inflight
         self.version = 1
@@ -67,16 +81,22 @@ class Fleet:
         bit = self.index.add()
         row = bit.bit_length() - 1
         self.loads.add(row, info.capacity_blocks)
+        priors = self._priors.get(info.model) or self._priors.get("", CostPriors())
         state = InstanceState(
             info,
             bit,
+            prefill_model=PrefillCostModel(priors.prefill),
+            transfer_model=TransferCostModel(priors.transfer),
+            decode_model=DecodeCostModel(priors.decode),
             loads=self.loads,
             row=row,
             prefill_learned_s=now_s,
             transfer_learned_s=now_s,
         )
+        state.seen()
         self._inherit(state)
         state.learned()
+        state.transfers_learned()
         state.decode_learned(now_s)
         self._by_id[info.instance_id] = state
         self._groups.setdefault(info.group, {})[info.instance_id] = state
@@ -91,6 +111,7 @@ class Fleet:
         if not group:
             del self._groups[state.info.group]
         state.connected = False
+        state.gone = True
         self.index.drop(state)
         self.inflight.drop_instance(state)
         self._changed()
@@ -121,10 +142,16 @@ class Fleet:
             state.prefill_learned_s = now_s
             state.learned()
 
-    def learn_transfer(self, state: InstanceState, size_bytes: int, seconds: float, now_s: float) -> None:
-        """A fetch into the instance was measured."""
+    def learn_transfer(
+        self, state: InstanceState, size_bytes: int, seconds: float, now_s: float, source: InstanceState | None = None
+    ) -> None:
+        """A fetch into the instance was measured. ``source``: of all of it, if it is one and known."""
         if size_bytes > 0:
-            state.transfer_model.observe(size_bytes, seconds)
+            if source is None:
+                state.transfer_model.observe(size_bytes, seconds)
+            else:
+                learn_fetch(state, source, size_bytes, seconds)
+            state.transfers_learned()
             state.transfer_learned_s = now_s
 
     def pools(self, model: str) -> tuple[Pool, ...]:

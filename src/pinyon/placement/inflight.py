@@ -10,6 +10,7 @@ from typing import TypeVar
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
 from pinyon.core.errors import ResourceExhausted
 from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Waiting
 
@@ -27,7 +28,9 @@ class _Prefill:
     prefill_us: int
     """Predicted; 0 as soon as it is being computed."""
     transfer_us: int
+    """Likewise."""
     fetches: tuple[Fetch, ...]
+    """None as soon as it is being computed."""
     expected: list[BlockKey]
     placed_s: float
     first_s: float
@@ -131,8 +134,7 @@ class InFlightTable:
             self._by_instance.setdefault(state, {})[request_id] = None
         prefill.loads.queued_us[prefill.row] += prefill_us
         prefill.inflight_transfer_us += transfer_us
-        for span in decision.fetches:
-            span.source.inflight_reads += span.block_count
+        self._count_reads(self._prefills[request_id], 1)
         self._decodes[request_id] = _Decode(decode, decode_blocks, now_s)
         self._unclaimed[request_id] = now_s
         decode.decodes_changed(1, decode_blocks)
@@ -173,6 +175,7 @@ class InFlightTable:
         loads.queued_us[row] -= part.prefill_us
         loads.ends_s[row] = max(now_s, loads.ends_s[row]) + (part.prefill_us * 1e-6 if seconds is None else seconds)
         part.prefill_us = 0
+        self._reads_over(part)
 
     def end_prefill(self, request_id: str, state: InstanceState, now_s: float) -> None:
         """``state`` reported the end. Ignored if the request is not, or no longer, placed there.
@@ -232,14 +235,29 @@ class InFlightTable:
             state.computing -= 1
             if not state.computing:
                 state.loads.ends_s[state.row] = 0.0
-        state.inflight_transfer_us -= part.transfer_us
+        self._reads_over(part)
         self.expected.remove(state, part.expected)
         self._expected_keys -= len(part.expected)
-        for span in part.fetches:
-            span.source.inflight_reads -= span.block_count
         decode = self._decodes.get(request_id)
         if decode is None or decode.state is not part.state:
             self._forget(request_id, part.state)
+
+    def _reads_over(self, part: _Prefill) -> None:
+        """What the prompt reuses is there, or nobody needs it any more."""
+        part.state.inflight_transfer_us -= part.transfer_us
+        self._count_reads(part, -1)
+        part.transfer_us, part.fetches = 0, ()
+
+    @staticmethod
+    def _count_reads(part: _Prefill, sign: int) -> None:
+        layout = part.state.info.layout
+        block_bytes = layout.block_bytes if layout is not None else 0
+        for span in part.fetches:
+            shared = path_kind(part.state, span.source).shared
+            size = sign * span.block_count * block_bytes if shared else 0
+            span.source.sends(sign, sign * span.block_count, size)
+            if shared:
+                part.state.reads(sign, size)
 
     def _drop_decode(self, request_id: str) -> None:
         part = self._decodes.pop(request_id)

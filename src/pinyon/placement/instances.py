@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import xxhash
+
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel, TransferCostModel
+from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel
 from pinyon.placement.load_table import LoadTable
+from pinyon.placement.transfer_cost import PathKind, SendRate, TransferCostModel
 
 __all__ = ["InstanceInfo", "InstanceLoad", "InstanceState", "KvGroup"]
 
@@ -41,6 +44,8 @@ class InstanceInfo:
     """Nodes with a part of the layers each; a prompt's chunks pass through one behind the other (Mooncake §3.3)."""
     chunk_tokens: int = 0
     """Of a prompt, that pass through them together at most; 0: all."""
+    on_ssd: bool = False
+    """A store node that keeps its blocks on SSDs."""
 
     @property
     def group(self) -> KvGroup:
@@ -105,13 +110,28 @@ class InstanceState:
     row: int = 0
     computing: int = 0
     """Of the placements, those whose prompts are being computed."""
+    send_rate: SendRate = field(default_factory=SendRate)
     inflight_transfer_us: int = 0
-    """Of fetches by this instance."""
+    """Of fetches by this instance, of prompts that are not being computed yet."""
+    sending_bytes: int = 0
+    """Of fetches from here over the network, of such prompts."""
+    sendings: int = 0
+    """How many those are."""
+    reading_bytes: int = 0
+    """The same of fetches by this instance."""
+    readings: int = 0
     inflight_decodes: int = 0
     inflight_decode_blocks: int = 0
     """Changed by :meth:`decodes_changed` alone, as the table must follow."""
     inflight_reads: int = 0
-    """Blocks that placements in flight fetch from here."""
+    """Blocks that such prompts fetch from here."""
+    host: str = field(init=False)
+    """Of its address; empty: nobody knows."""
+    gone: bool = False
+    """It has left: its row may be another one's."""
+
+    def __post_init__(self) -> None:
+        self.host = self.info.address.rpartition(":")[0]
 
     @property
     def schedulable(self) -> bool:
@@ -167,6 +187,29 @@ class InstanceState:
         self.loads.room_s[row] = load.room_wait_ms * 1e-3
         self.loads.decoding[row] = load.running_requests + load.pending_requests
         self.decodes_changed(0, 0)
+
+    def transfers_learned(self) -> None:
+        """The transfer cost model has changed."""
+        self.loads.transfer[self.row] = [self.transfer_model.coefficients(kind) for kind in PathKind]
+
+    def seen(self) -> None:
+        """It is new in the table."""
+        self.loads.host[self.row] = xxhash.xxh3_64_intdigest(self.host.encode()) >> 1 or 1 if self.host else 0
+
+    def sends(self, reads: int, blocks: int, size_bytes: int) -> None:
+        """So many fetches from here are under way more, or fewer; ``size_bytes`` of them over the network."""
+        self.inflight_reads += blocks
+        if size_bytes:
+            self.sending_bytes += size_bytes
+            self.sendings += reads
+
+    def reads(self, reads: int, size_bytes: int) -> None:
+        """So many fetches by this instance over the network are under way more, or fewer."""
+        self.reading_bytes += size_bytes
+        self.readings += reads
+        if not self.gone:
+            self.loads.reading_bytes[self.row] = self.reading_bytes
+            self.loads.readings[self.row] = self.readings
 
     def decodes_changed(self, requests: int, blocks: int) -> None:
         """So many more (or fewer) are placed here, which hold so many KV blocks; or what was reported has changed."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.decode_selection import select_decode
-from pinyon.placement.fetch_plan import plan_fetches
+from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
@@ -100,10 +100,10 @@ class KvCacheCentric:
     ) -> PlacementDecision:
         tokens = request.prompt_tokens
         block_tokens = pool.layout.block_tokens
-        block_bytes = pool.layout.block_bytes
         held = match.blocks
         threshold = self._threshold if self._tuner is None else self._tuner.draw(rng)
         soon = match.soon
+        planner = FetchPlanner(pool, match)
         queues_s = pool.queues_s(now_s).tolist()
         best: _Option | None = None
         sharing: _Option | None = None
@@ -125,7 +125,7 @@ class KvCacheCentric:
                 if reach > threshold * local:
                     reused = reach * block_tokens
                     rest = tokens - reused
-                    fetch_s = state.transfer_model.predict_s((reach - local) * block_bytes)
+                    fetch_s = planner.fetch_s(state, local, reach)
                     short_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
                     if fetch_s + short_s < prefill_s:
                         prefix, transfer_s, prefill_s = reach, fetch_s, short_s
@@ -148,7 +148,7 @@ class KvCacheCentric:
             prefix, transfer_s, prefill_s = doubted
         fetches: tuple[Fetch, ...] = ()
         if prefix > local:
-            fetches = plan_fetches(pool, match, state, local, prefix)
+            fetches = planner.plan(state, local, prefix)
         decode, tbt_s = select_decode(request, pool, match, state, now_s)
         times = queue_s, transfer_s, prefill_s, tbt_s
         trial = None if self._tuner is None else (threshold, state.prefill_model.predict_s(tokens, 0))

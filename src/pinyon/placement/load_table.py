@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon.placement.transfer_cost import PATH_KINDS
+
 __all__ = ["LoadTable"]
 
 ROWS_MIN = 64
@@ -41,6 +43,14 @@ class LoadTable:
         """For each token of KV that it brings."""
         self.decode_learned_s = np.zeros(rows)
         """When the time between tokens was measured last, or should have been."""
+        self.host = np.zeros(rows, np.int64)
+        """A number for the host of each; 0: nobody knows."""
+        self.transfer = np.zeros((rows, PATH_KINDS, 2))
+        """Of the transfer cost model, for each kind of path to here: seconds, seconds per byte."""
+        self.reading_bytes = np.zeros(rows)
+        """Of fetches over the network by what was placed there and is not being computed yet."""
+        self.readings = np.zeros(rows)
+        """How many those are."""
 
     def add(self, row: int, blocks_max: int = 0) -> None:
         """Begins empty. A limit of 0 is none that is known."""

@@ -82,7 +82,8 @@ class KvMoves:
                 self.fetches += 1
                 self.fetched_bytes += size
                 self.fetch_s += self._time.now_s - began_s
-                self._fleet.learn_transfer(reader.state, size, self._time.now_s - began_s, self._time.now_s)
+                now_s = self._time.now_s
+                self._fleet.learn_transfer(reader.state, size, now_s - began_s, now_s, span.source)
                 self._arrived(attempt, reader, keys[:found])
             then()
 

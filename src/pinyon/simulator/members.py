@@ -88,7 +88,7 @@ class Members:
         pool_blocks = nodes * settings.pool_tokens // settings.block_tokens
         if pool_blocks and role.prefills:
             store = _store_of(name)
-            info = InstanceInfo(store, boot, Role.STORE, f"{name}:2")
+            info = InstanceInfo(store, boot, Role.STORE, f"{name}:2", on_ssd=settings.pool_on_ssd)
             self.stores[store] = HostStore(
                 self._fleet, info, name, settings.pool_eviction, pool_blocks, self._time.now_s
             )

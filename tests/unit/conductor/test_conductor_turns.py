@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.request import Role
 from pinyon.messages.instance import info_to_proto
+from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.index import COLLECT_KEYS
 from pinyon.placement.policy import PlacementDecision
 from pinyon.runtime.telemetry import Telemetry
@@ -114,6 +115,31 @@ async def test_of_many_measurements_the_newest_are_learned(world):
     await world.intake.apply(reporter, Report(prefills=measured))
     assert reporter.state.prefill_model.samples == reporter.state.transfer_model.samples == MEASUREMENTS_MAX
     assert reporter.state.prefill_model.predict_s(100, 0) > MEASUREMENTS_MAX * 8e-3
+
+
+async def test_fetches_are_learned_by_their_sources(world):
+    reporter = world.register("p0")
+    near, far = world.register("s0").state, world.register("s1").state
+    fetch = conductor_pb2.FetchMeasurement
+    spans = [fetch(source_id="s0", fetched_bytes=10**8, fetch_us=10_000)] * 40
+    spans += [fetch(source_id="s1", fetched_bytes=10**8, fetch_us=200_000), fetch(source_id="gone", fetched_bytes=1)]
+    broken = [
+        fetch(source_id="s1", fetched_bytes=2**64 - 1),
+        fetch(source_id="s1", fetched_bytes=1, fetch_us=2**64 - 1),
+    ]
+    for _ in range(20):
+        prefills = [conductor_pb2.PrefillMeasurement(fetches=spans + broken, fetched_bytes=5, fetch_us=9)]
+        await world.intake.apply(reporter, Report(prefills=prefills))
+    assert fetch_s(reporter.state, [(near, 10**8)]) == pytest.approx(0.01, rel=0.2)
+    assert fetch_s(reporter.state, [(far, 10**8)]) == pytest.approx(0.2, rel=0.2)
+
+
+async def test_of_a_report_of_many_fetches_the_newest_are_learned(world):
+    reporter = world.register("p0")
+    spans = [conductor_pb2.FetchMeasurement(source_id="s0", fetched_bytes=100, fetch_us=1)] * 1000
+    measured = [conductor_pb2.PrefillMeasurement(fetches=spans)] * MEASUREMENTS_MAX
+    await world.intake.apply(reporter, Report(prefills=measured))
+    assert reporter.state.transfer_model.samples == MEASUREMENTS_MAX
 
 
 async def test_many_parts_that_say_little_are_taken_in_turns(world):

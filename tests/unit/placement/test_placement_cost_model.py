@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from pinyon.placement.cost_model import DecodeCostModel, NonNegativeLeastSquares, PrefillCostModel, TransferCostModel
+from pinyon.placement.cost_model import DecodeCostModel, NonNegativeLeastSquares, PrefillCostModel
+from pinyon.placement.transfer_cost import TransferCostModel
 
 # seconds: start, per token, per token² of attention
 MACHINE = (5e-3, 3e-5, 2e-9)

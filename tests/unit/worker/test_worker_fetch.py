@@ -14,8 +14,8 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.store.reader import ReadResult
 from services.worker.abort import Abort
-from services.worker.kv.fetch import Fetched, Fetcher, LayeredFetch
-from services.worker.orders import PrefillOrder
+from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, LayeredFetch
+from services.worker.orders import PrefillOrder, SpanFetched
 
 LAYOUT = KvLayout(1, 1, 8, 16, "float32")
 KEYS = [bytes([number]) * 16 for number in range(4)]
@@ -122,6 +122,27 @@ async def test_what_did_not_come_says_nothing_about_the_speed() -> None:
     assert (fetched.blocks, fetched.bytes) == (2, 0)
 
 
+async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
+    world = World(timeout_s=60.0)
+    block = LAYOUT.block_bytes
+
+    def passed() -> None:
+        world.now_s += 1.0 if world.source.asked[-1] == "peer:1" else 3.0
+
+    world.source.passed = passed
+    fetched = await world.fetch(replace(PEER, end=1), replace(STORE, first=1, end=3), replace(PEER, first=3))
+    assert fetched.measured() == (
+        SpanFetched("peer", block, 1.0),
+        SpanFetched("store", 2 * block, 3.0),
+        SpanFetched("peer", block, 1.0),
+    )
+    world.source.errors["store:1"] = Unavailable("gone")
+    fetched = await world.fetch(replace(PEER, end=1), replace(STORE, first=1))
+    assert fetched.measured() == (SpanFetched("peer", block, 1.0),)
+    fetched.spans *= 100
+    assert len(fetched.measured()) == MEASURED_SPANS_MAX
+
+
 async def test_a_long_prefix_has_the_time_that_it_takes() -> None:
     """The 40 GB of Mooncake's longest prompts take 3.2 s at 100 Gbit/s."""
     large = replace(LAYOUT, layers=100, kv_heads=1024, head_dim=1024)
@@ -181,7 +202,7 @@ async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late()
 async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> None:
     world = World()
     reading = asyncio.ensure_future(asyncio.Event().wait())
-    layered = LayeredFetch("peer:1", 1.0, 1.0, 4, None, reading, lambda: 0.0, 0.0)  # type: ignore[arg-type]
+    layered = LayeredFetch("peer:1", 1.0, 1.0, 4, None, reading, lambda: 0.0, 0.0, "peer", 0.0, 1)  # type: ignore[arg-type]
     world.fetcher.lost(layered)
     await layered.stop()
     assert (await world.fetch(PEER, STORE)).store_blocks == 4
@@ -191,7 +212,7 @@ async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> No
 async def test_who_was_offered_only_what_was_left_of_a_long_fetch_is_not_blamed_for_a_late_layer() -> None:
     world = World()
     reading = asyncio.ensure_future(asyncio.Event().wait())
-    layered = LayeredFetch("peer:1", 1.0, 6.0, 4, None, reading, lambda: 0.0, 0.0)  # type: ignore[arg-type]
+    layered = LayeredFetch("peer:1", 1.0, 6.0, 4, None, reading, lambda: 0.0, 0.0, "peer", 0.0, 1)  # type: ignore[arg-type]
     world.fetcher.lost(layered)
     await layered.stop()
     assert (await world.fetch(PEER)).peer_blocks == 4

@@ -220,18 +220,30 @@ class CacheDelta(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., stored_keys: _Optional[bytes] = ..., removed_keys: _Optional[bytes] = ...) -> None: ...
 
 class PrefillMeasurement(_message.Message):
-    __slots__ = ("computed_tokens", "prefix_tokens", "compute_us", "fetched_bytes", "fetch_us")
+    __slots__ = ("computed_tokens", "prefix_tokens", "compute_us", "fetched_bytes", "fetch_us", "fetches")
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     FETCH_US_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
     computed_tokens: int
     prefix_tokens: int
     compute_us: int
     fetched_bytes: int
     fetch_us: int
-    def __init__(self, computed_tokens: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., compute_us: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., fetch_us: _Optional[int] = ...) -> None: ...
+    fetches: _containers.RepeatedCompositeFieldContainer[FetchMeasurement]
+    def __init__(self, computed_tokens: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., compute_us: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., fetch_us: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[FetchMeasurement, _Mapping]]] = ...) -> None: ...
+
+class FetchMeasurement(_message.Message):
+    __slots__ = ("source_id", "fetched_bytes", "fetch_us")
+    SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCH_US_FIELD_NUMBER: _ClassVar[int]
+    source_id: str
+    fetched_bytes: int
+    fetch_us: int
+    def __init__(self, source_id: _Optional[str] = ..., fetched_bytes: _Optional[int] = ..., fetch_us: _Optional[int] = ...) -> None: ...
 
 class ReportSessionResponse(_message.Message):
     __slots__ = ("lease_ms", "acked_seq", "resync")

@@ -1,0 +1,83 @@
+"""What the cost models of an instance start from: nothing known, or the profiles of an engine and a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel
+from pinyon.placement.transfer_cost import PATH_KINDS, PathKind, TransferCostModel, TransferPriors
+from pinyon.profiles.engine_profile import EngineProfile, built_in_profiles, load_profile
+from pinyon.profiles.machine_profile import MachineProfile, built_in_machines, load_machine
+
+__all__ = ["CostPriors", "parse_priors", "priors_of"]
+
+MODELS_MAX = 32
+START_S = {PathKind.HOST: 2e-4, PathKind.NETWORK: 1e-3, PathKind.STORE: 2e-4, PathKind.SSD: 1e-3}
+"""Of a read, which no profile has: a question, a lease, and the first bytes."""
+STEP_MIN_S = 1e-4
+"""No profile counts what a service does around a step."""
+PAIRS_MIN = 1 / 4_500_000
+"""Seconds per pair of tokens, as a share of those per token, where a profile has none: attention as heavy as the linear
+layers at a hundred times the length that the general prior has. A prior of zero could never be mended."""
+REQUEST_MIN, KV_TOKEN_MIN = 1e-3, 1e-7
+"""Of a step that decodes, for each request and each token of KV, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostPriors:
+    """Coefficients as the cost models have them; all positive."""
+
+    prefill: tuple[float, float, float] = PrefillCostModel.PRIOR
+    decode: tuple[float, float, float] = DecodeCostModel.PRIOR
+    transfer: TransferPriors = (TransferCostModel.PRIOR,) * PATH_KINDS
+
+
+def priors_of(engine: EngineProfile, machine: MachineProfile | None = None) -> CostPriors:
+    """As the profiles have it, each coefficient at least so large that measurements can mend it."""
+    token_s = max(engine.prefill_token_s, 1e-9)
+    prefill = (max(engine.step_s, STEP_MIN_S), token_s, max(engine.prefill_pair_s, PAIRS_MIN * token_s))
+    step_s = max(engine.step_s + engine.decode_step_s, STEP_MIN_S)
+    decode = (
+        step_s,
+        max(engine.decode_request_s, REQUEST_MIN * step_s),
+        max(engine.decode_kv_token_s, KV_TOKEN_MIN * step_s),
+    )
+    if machine is None:
+        return CostPriors(prefill, decode)
+    speeds = {
+        PathKind.HOST: machine.dram_bytes_s,
+        PathKind.NETWORK: machine.nic_bytes_s,
+        PathKind.STORE: machine.dram_bytes_s,
+        PathKind.SSD: min(machine.ssd_bytes_s, machine.nic_bytes_s),
+    }
+    return CostPriors(prefill, decode, tuple((START_S[kind], 1 / speeds[kind]) for kind in PathKind))
+
+
+def parse_priors(text: str) -> Mapping[str, CostPriors]:
+    """``PROFILE`` and ``MODEL=PROFILE`` with ``;`` between; the one without a model is for all others, ``""`` here.
+
+    A profile is that of a machine, with its engine, or of an engine alone: a built-in one, or a file. Raises
+    :class:`InvalidArgument`."""
+    priors: dict[str, CostPriors] = {}
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    if len(parts) > MODELS_MAX:
+        raise InvalidArgument(f"at most {MODELS_MAX} profiles, got {len(parts)}", field="profile")
+    for part in parts:
+        model, _, name = part.rpartition("=")
+        if model.strip() in priors:
+            raise InvalidArgument(f"PROFILE or MODEL=PROFILE, once for each, got {part!r}", field="profile")
+        priors[model.strip()] = _loaded(name.strip())
+    return priors
+
+
+def _loaded(name: str) -> CostPriors:
+    if name in built_in_machines() or name not in built_in_profiles():
+        try:
+            machine = load_machine(name)
+        except InvalidArgument:
+            pass  # it may be an engine's
+        else:
+            return priors_of(load_profile(machine.engine), machine)
+    return priors_of(load_profile(name))

@@ -1,0 +1,88 @@
+"""How long a fetch takes that begins now: the reader's paths, who sends, and what is on its way already.
+
+Whoever sends, or reads, several things at once gives each a fair share. Until a read of ``B`` bytes is over, each of
+those beside it moves ``B`` bytes at most; so what is before it is
+
+    min(bytes of all others, B x how many they are)
+
+at the source and at the reader. It waits for the longer one of the two: the same bytes may be in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pinyon.core.request import Role
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.load_table import LoadTable
+from pinyon.placement.transfer_cost import PathKind
+
+__all__ = ["fetch_s", "fetches_s", "learn_fetch", "path_kind"]
+
+FAULT_RATIO = 1.5
+"""A source that sends so many times slower than the reader's paths are is what a read from it waited for."""
+
+
+def path_kind(reader: InstanceState, source: InstanceState) -> PathKind:
+    """What lies between the two."""
+    if source.info.on_ssd:
+        return PathKind.SSD
+    if reader.host and reader.host == source.host:
+        return PathKind.STORE if source.info.role is Role.STORE else PathKind.HOST
+    return PathKind.NETWORK
+
+
+def fetch_s(reader: InstanceState, spans: Iterable[tuple[InstanceState, int]]) -> float:
+    """Seconds until the reader has so many bytes from each of the sources, which it asks one after the other."""
+    seconds = sources_s = network_s = 0.0
+    shared = 0
+    for source, size in spans:
+        kind = path_kind(reader, source)
+        start_s, byte_s = reader.transfer_model.coefficients(kind)
+        if kind.shared:
+            send_s = source.send_rate.per_byte_s
+            byte_s = max(byte_s, send_s)
+            sources_s += min(source.sending_bytes, source.sendings * size) * (send_s or byte_s)
+            network_s = max(network_s, byte_s)
+            shared += size
+        seconds += start_s + byte_s * size
+    return seconds + max(sources_s, min(reader.reading_bytes, reader.readings * shared) * network_s)
+
+
+def fetches_s(
+    loads: LoadTable, rows: NDArray[np.intp], source: InstanceState, sizes: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The same of many readers, by their rows, that would each fetch so many bytes from one source; 0 for none."""
+    kinds = np.full(len(rows), int(PathKind.SSD if source.info.on_ssd else PathKind.NETWORK))
+    if source.host and not source.info.on_ssd:
+        own = PathKind.STORE if source.info.role is Role.STORE else PathKind.HOST
+        kinds[loads.host.take(rows) == loads.host[source.row]] = own
+    start_s, byte_s = loads.transfer[rows, kinds].T
+    shared = (kinds == PathKind.NETWORK) | (kinds == PathKind.SSD)
+    send_s = source.send_rate.per_byte_s
+    byte_s = np.where(shared, np.maximum(byte_s, send_s), byte_s)
+    sending = np.minimum(source.sending_bytes, source.sendings * sizes) * (send_s or byte_s)
+    reading = np.minimum(loads.reading_bytes.take(rows), loads.readings.take(rows) * sizes) * byte_s
+    seconds = start_s + byte_s * sizes + np.where(shared, np.maximum(sending, reading), 0.0)
+    return np.where(sizes > 0, seconds, 0.0)
+
+
+def learn_fetch(reader: InstanceState, source: InstanceState, size_bytes: int, seconds: float) -> None:
+    """One read was measured. What else is on its way now stands for what was on its way meanwhile; the read itself
+    counts as under way until its prompt is computed, so it is taken off."""
+    kind = path_kind(reader, source)
+    if not kind.shared:
+        reader.transfer_model.observe(size_bytes, seconds, kind)
+        return
+    sending = min(source.sending_bytes - size_bytes, (source.sendings - 1) * size_bytes)
+    reading = min(reader.reading_bytes - size_bytes, (reader.readings - 1) * size_bytes)
+    sending, reading = max(0, sending), max(0, reading)
+    start_s, byte_s = reader.transfer_model.coefficients(kind)
+    source.send_rate.observe(size_bytes + sending, seconds - start_s)
+    slow = source.send_rate.per_byte_s > FAULT_RATIO * byte_s
+    if slow and kind is PathKind.NETWORK and reader.transfer_model.samples:
+        return  # it tells of the source: the reader's other ones are no slower for it
+    reader.transfer_model.observe(size_bytes + max(sending, reading), seconds, kind)

@@ -1,0 +1,120 @@
+"""How long KV takes from one instance to another: by the kind of path and by who sends."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from pinyon.placement.cost_model import NonNegativeLeastSquares
+
+__all__ = ["PATH_KINDS", "PathKind", "SendRate", "TransferCostModel", "TransferPriors"]
+
+PRIOR_SHARE_MIN = 1e-3
+"""Of its prior, a coefficient that other paths were found to be without: this one may have it after all."""
+RATE_EASING = 1.02
+"""With each read, what the fastest one took counts as so much more: a source may have become slower."""
+
+
+class PathKind(IntEnum):
+    """What lies between who sends KV and who reads it."""
+
+    HOST = 0
+    """The memory of their host."""
+    NETWORK = 1
+    STORE = 2
+    """The memory of their host: a store node's pool there."""
+    SSD = 3
+    """The SSDs of a store node, wherever it is."""
+
+    @property
+    def shared(self) -> bool:
+        """Others' reads go through the same adapters."""
+        return self in (PathKind.NETWORK, PathKind.SSD)
+
+
+PATH_KINDS = len(PathKind)
+
+TransferPriors = tuple[tuple[float, float], ...]
+"""For each kind of path: a start in seconds, and seconds per byte."""
+
+
+class TransferCostModel:
+    """Seconds to fetch KV into one instance: a start plus bytes over bandwidth, for each kind of path.
+
+    A kind that was not measured is as many times slower than its prior as the reader's other paths are than theirs; as
+    long as nothing was, it is as its prior. Prior: 1 ms and 1 GB/s.
+    """
+
+    __slots__ = ("_all", "_known", "_paths", "_priors")
+
+    PRIOR = (1e-3, 1e-9)
+
+    def __init__(self, priors: TransferPriors | None = None) -> None:
+        self._priors = priors or (self.PRIOR,) * PATH_KINDS
+        # of all kinds, in multiples of their priors
+        self._all = NonNegativeLeastSquares((1.0, 1.0))
+        self._paths: dict[PathKind, NonNegativeLeastSquares] = {}
+        self._known: dict[PathKind, tuple[float, float]] = {}
+
+    @property
+    def samples(self) -> int:
+        return self._all.count
+
+    def coefficients(self, kind: PathKind) -> tuple[float, float]:
+        """``(start in seconds, seconds per byte)``."""
+        known = self._known.get(kind)
+        if known is None:
+            path = self._paths.get(kind)
+            if path is not None:
+                start, per_byte = path.coefficients
+            else:
+                start, per_byte = (k * c for k, c in zip(self._priors[kind], self._all.multiples, strict=True))
+            known = self._known[kind] = start, per_byte
+        return known
+
+    def predict_s(self, size_bytes: float, kind: PathKind = PathKind.NETWORK) -> float:
+        """Of one read from one source, with nothing else on its way."""
+        start, per_byte = self.coefficients(kind)
+        return start + per_byte * size_bytes if size_bytes else 0.0
+
+    def observe(self, size_bytes: float, seconds: float, kind: PathKind | None = None) -> None:
+        """Learn from one measured read, of ``size_bytes`` and what moved before or beside it. Without a kind (of
+        several, or nobody said) it tells of the reader's paths as a whole."""
+        if size_bytes <= 0:
+            return
+        prior = self._priors[PathKind.NETWORK if kind is None else kind]
+        if kind is not None:
+            path = self._paths.get(kind)
+            if path is None:
+                floors = [PRIOR_SHARE_MIN * each for each in prior]
+                path = NonNegativeLeastSquares([*map(max, self.coefficients(kind), floors)])
+                self._paths[kind] = path
+            path.observe((1.0, size_bytes), seconds)
+        self._all.observe((prior[0], prior[1] * size_bytes), seconds)
+        self._known.clear()
+
+    def copy_from(self, other: TransferCostModel) -> None:
+        """Start from what another instance's model has learned."""
+        self._priors = other._priors
+        self._all.copy_from(other._all)
+        self._paths = {}
+        for kind, path in other._paths.items():
+            mine = self._paths[kind] = NonNegativeLeastSquares((1.0, 1.0))
+            mine.copy_from(path)
+        self._known.clear()
+
+
+class SendRate:
+    """The fastest that one source was seen to send lately, whoever read: what is slower may be the reader's fault."""
+
+    __slots__ = ("per_byte_s",)
+
+    def __init__(self) -> None:
+        self.per_byte_s = 0.0
+        """0: nobody has read from it yet."""
+
+    def observe(self, size_bytes: float, seconds: float) -> None:
+        """Of a read of ``size_bytes`` with what moved before or beside it."""
+        if size_bytes > 0 and seconds > 0:
+            per_byte_s = seconds / size_bytes
+            fastest = self.per_byte_s
+            self.per_byte_s = min(per_byte_s, fastest * RATE_EASING) if fastest else per_byte_s

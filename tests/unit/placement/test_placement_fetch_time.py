@@ -1,0 +1,133 @@
+"""Transfers by path, source and congestion, with cases worked by hand."""
+
+import random
+
+import pytest
+
+from pinyon.placement.fetch_time import fetch_s, path_kind
+from pinyon.placement.policy import Fetch, PlacementDecision
+from pinyon.placement.transfer_cost import PathKind, TransferCostModel
+from tests.unit.placement.conftest import DECODE, LAYOUT, PREFILL, STORE, info, make_fleet, member
+
+GB = 10**9
+BLOCK = LAYOUT.block_bytes
+
+
+@pytest.fixture
+def fleet():
+    """Two readers on their hosts, each with a store; another reader nobody knows the host of."""
+    fleet = make_fleet(("d0", DECODE))
+    fleet.join(info("p0", PREFILL, address="a:1"), 0.0)
+    fleet.join(info("p1", PREFILL, address="b:1"), 0.0)
+    fleet.join(info("s0", STORE, address="a:2"), 0.0)
+    fleet.join(info("s1", STORE, address="b:2"), 0.0)
+    fleet.join(info("d1", DECODE, address="a:3"), 0.0)
+    fleet.join(info("ssd", STORE, address="a:4", on_ssd=True), 0.0)
+    return fleet
+
+
+def on_its_way(fleet, name: str, reader: str, source: str, blocks: int) -> None:
+    fetches = (Fetch(member(fleet, source), 0, blocks),)
+    decision = PlacementDecision(member(fleet, reader), member(fleet, "d0"), 0, fetches, 0.0, 1.0, 1.0, 0.0, "")
+    fleet.inflight.add(name, decision, 1, 0.0)
+
+
+def test_kinds_of_paths(fleet):
+    p0 = member(fleet, "p0")
+    found = {name: path_kind(p0, member(fleet, name)) for name in ("s0", "s1", "d1", "p1", "ssd", "d0")}
+    network = PathKind.NETWORK
+    assert found == {
+        "s0": PathKind.STORE, "s1": network, "d1": PathKind.HOST, "p1": network, "ssd": PathKind.SSD, "d0": network,
+    }  # fmt: skip
+
+
+def test_each_path_of_a_reader_is_learned_by_itself(fleet):
+    p0, rng = member(fleet, "p0"), random.Random(1)
+    true = {"s0": (1e-4, 20 * GB), "s1": (5e-4, 3 * GB), "d1": (2e-4, 10 * GB), "ssd": (2e-3, GB / 2)}
+    for _ in range(400):
+        name = rng.choice([*true])
+        start_s, bytes_s = true[name]
+        size = rng.choice((10**5, 10**6, 10**7, 10**8))
+        fleet.learn_transfer(p0, size, start_s + size / bytes_s, 0.0, member(fleet, name))
+    for name, (start_s, bytes_s) in true.items():
+        for size in (10**6, 10**8):
+            assert fetch_s(p0, [(member(fleet, name), size)]) == pytest.approx(start_s + size / bytes_s, rel=0.05)
+
+
+def test_a_path_that_was_not_measured_is_as_the_readers_others_and_at_first_as_its_prior():
+    priors = ((1e-3, 1 / (10 * GB)), (1e-3, 1 / GB), (1e-3, 1 / (20 * GB)), (1e-3, 2 / GB))
+    model = TransferCostModel(priors)
+    assert model.predict_s(GB, PathKind.STORE) == pytest.approx(0.051)
+    for size in (10**5, 10**6, 10**7, 10**8) * 20:
+        model.observe(size, 3 * (1e-3 + size / GB), PathKind.NETWORK)  # a machine that is three times slower
+    assert model.predict_s(GB, PathKind.STORE) == pytest.approx(3 * 0.051, rel=0.02)
+    model.observe(GB, 0.04, PathKind.STORE)
+    assert model.predict_s(GB, PathKind.STORE) == pytest.approx(0.04, rel=0.1)
+    assert model.predict_s(GB, PathKind.NETWORK) == pytest.approx(3.003, rel=0.02)
+
+
+def test_a_path_follows_a_change_of_speed():
+    model = TransferCostModel()
+    for bytes_s in (GB, 10 * GB, GB / 4):
+        for number in range(600):
+            size = (10**6, 10**7, 10**8)[number % 3]
+            model.observe(size, 1e-3 + size / bytes_s, PathKind.NETWORK)
+        assert model.predict_s(10**8) == pytest.approx(1e-3 + 10**8 / bytes_s, rel=0.05)
+
+
+def test_a_slow_source_is_not_its_readers_fault(fleet):
+    """Nor a slow reader its sources'."""
+    sizes = (10**7, 10**8)
+    speeds = {"p0": 4 * GB, "p1": 4 * GB, "d0": GB / 4}
+    sources = {"s0": GB / 2, "s1": 4 * GB, "d1": 4 * GB}
+    remote = [("p0", "s1"), ("p0", "d0"), ("p1", "s0"), ("p1", "d1"), ("d0", "s1"), ("d0", "s0"), ("p1", "d0")]
+    sources["d0"] = 4 * GB
+    for number in range(400):
+        size = sizes[number % 2]
+        for reader, source in remote:
+            took_s = size / min(speeds[reader], sources[source])
+            fleet.learn_transfer(member(fleet, reader), size, took_s, 0.0, member(fleet, source))
+    for reader, source in [*remote, ("d0", "d1")]:
+        true_s = 10**8 / min(speeds[reader], sources[source])
+        predicted_s = fetch_s(member(fleet, reader), [(member(fleet, source), 10**8)])
+        assert predicted_s == pytest.approx(true_s, rel=0.15), (reader, source)
+
+
+def test_a_read_waits_for_what_its_source_sends_already(fleet):
+    p0, s1 = member(fleet, "p0"), member(fleet, "s1")
+    alone_s = fetch_s(p0, [(s1, 10 * BLOCK)])
+    on_its_way(fleet, "small", "d0", "s1", 4)
+    assert fetch_s(p0, [(s1, 10 * BLOCK)]) == pytest.approx(alone_s + 4 * BLOCK / GB)
+    on_its_way(fleet, "large", "d1", "s1", 100)  # while ten blocks come, it moves as many as they
+    assert fetch_s(p0, [(s1, 10 * BLOCK)]) == pytest.approx(alone_s + 20 * BLOCK / GB)
+    assert fetch_s(p0, [(member(fleet, "p1"), 10 * BLOCK)]) == pytest.approx(alone_s), "another source"
+    fleet.inflight.begin_prefill("large", member(fleet, "d1"), 1.0)
+    assert fetch_s(p0, [(s1, 10 * BLOCK)]) == pytest.approx(alone_s + 4 * BLOCK / GB), "its fetch is over"
+    fleet.inflight.release("small")
+    assert fetch_s(p0, [(s1, 10 * BLOCK)]) == alone_s
+
+
+def test_a_read_waits_for_what_comes_to_its_reader_already(fleet):
+    p0, p1 = member(fleet, "p0"), member(fleet, "p1")
+    alone_s = fetch_s(p0, [(p1, 10 * BLOCK)])
+    on_its_way(fleet, "x", "p0", "s1", 6)
+    on_its_way(fleet, "y", "p0", "s0", 100)  # from its own host: nothing goes over the network
+    assert fetch_s(p0, [(p1, 10 * BLOCK)]) == pytest.approx(alone_s + 6 * BLOCK / GB)
+    assert fetch_s(p0, [(member(fleet, "s1"), 10 * BLOCK)]) == pytest.approx(alone_s + 6 * BLOCK / GB), "not twice"
+
+
+def test_congestion_is_not_taken_for_a_slow_path(fleet):
+    """Two readers share the source's adapter, each has half: that is what was predicted."""
+    s1 = member(fleet, "s1")
+    for number in range(90):
+        blocks = (1000, 10_000, 100_000)[number % 3]
+        for reader in ("p0", "d0"):
+            on_its_way(fleet, f"{number}{reader}", reader, "s1", blocks)
+        for reader in ("p0", "d0"):
+            size = blocks * BLOCK
+            fleet.learn_transfer(member(fleet, reader), size, 1e-3 + 2 * size / (4 * GB), 0.0, s1)
+        for reader in ("p0", "d0"):
+            fleet.inflight.begin_prefill(f"{number}{reader}", member(fleet, reader), 1.0)
+    for blocks in (1000, 100_000):
+        true_s = 1e-3 + blocks * BLOCK / (4 * GB)
+        assert fetch_s(member(fleet, "p0"), [(s1, blocks * BLOCK)]) == pytest.approx(true_s, rel=0.05)
