@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.clock import Clock
+from pinyon.placement.cost_priors import parse_priors
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
@@ -77,7 +78,8 @@ def build(
     inflight = InFlightTable(
         settings.inflight_max, settings.inflight_unclaimed_s, settings.inflight_prefill_s, settings.inflight_decode_s
     )
-    fleet = Fleet(BlockIndex(settings.index_entries_max), inflight, settings.instances_max)
+    priors = parse_priors(settings.profile)
+    fleet = Fleet(BlockIndex(settings.index_entries_max), inflight, settings.instances_max, priors=priors)
     membership = Membership(fleet, clock, settings.lease_ms / 1e3, settings.settle_ms / 1e3)
     metrics = ConductorMetrics(registry, fleet, membership)
     show_policy = show_policies(registry, "conductor", placement=settings.placement)

@@ -7,11 +7,21 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.placement.cost_priors import parse_priors
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import parse_sizes
+from pinyon.profiles.engine_profile import built_in_profiles
 from pinyon.runtime.settings import ServiceSettings, service_config
 
 __all__ = ["ConductorSettings"]
+
+
+def _checked_profile(text: str) -> str:
+    try:
+        parse_priors(text)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return text
 
 
 def _checked_sizes(text: str) -> str:
@@ -41,6 +51,11 @@ class ConductorSettings(ServiceSettings):
         "",
         description="LEAST-MOST, as 2-8: tell how many instances that compute prompts each model should have "
         "(pinyon_conductor_instances_wanted); empty is off",
+    )
+    profile: Annotated[str, AfterValidator(_checked_profile)] = Field(
+        "",
+        description=f"what costs are taken to be before they are measured: {', '.join(built_in_profiles())}, or a "
+        "machine's or an engine's profile as a JSON file; further ones as ;MODEL=PROFILE",
     )
     tbt_slo_ms: int = Field(0, ge=0, description="time between tokens for requests that name none; 0 is off")
     lease_ms: int = Field(3_000, ge=100, le=600_000, description="an instance is forgotten this long after a report")
