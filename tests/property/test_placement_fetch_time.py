@@ -54,7 +54,10 @@ def test_one_by_one_and_in_arrays(world, size, more, data):
     rows = np.array([state.row for state in states], np.intp)
     sizes = np.array([size if number % 3 else 0 for number in range(len(states))], np.int64)
     alone = [fetch_s(state, [(source, int(each))] if each else []) for state, each in zip(states, sizes, strict=True)]
-    assert np.allclose(fetches_s(fleet.loads, rows, source, sizes), alone, rtol=1e-9, atol=1e-12)
+    assert np.allclose(fetches_s(fleet.loads, rows, [(source, sizes)]), alone, rtol=1e-9, atol=1e-12)
+    several = [(member(fleet, name), size + number + 1) for number, name in enumerate(names)]
+    alone = [fetch_s(state, several) for state in states]
+    assert np.allclose(fetches_s(fleet.loads, rows, several), alone, rtol=1e-9, atol=1e-12)
     for state in states:
         took_s = fetch_s(state, [(source, size)])
         assert 0 <= took_s <= fetch_s(state, [(source, size + more)]) * (1 + 1e-9)
@@ -119,3 +122,9 @@ def test_plans_are_those_of_a_look_at_all_holders(world, data):
         assert plan == oracle(pool, match, reader, local, end)
         spans = [(each.source, each.block_count * LAYOUT.block_bytes) for each in plan]
         assert planner.fetch_s(reader, local, end) == fetch_s(reader, spans)
+    end = match.extent_for(member(fleet, "d0"), 0, pool.sources)
+    stranger = [(each.source, each.block_count) for each in oracle(pool, match, member(fleet, "d0"), 0, end)]
+    common = planner.common(0, end)
+    assert [size // LAYOUT.block_bytes for _, size in common] == [blocks for _, blocks in stranger]
+    for (first, _), (source, _) in zip(common, stranger, strict=True):
+        assert (first.info.role, first.inflight_reads) == (source.info.role, source.inflight_reads)

@@ -9,7 +9,7 @@ from pinyon.core.request import Role
 from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
-from pinyon.placement.prefix_match import PrefixMatch
+from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 __all__ = ["FetchPlanner", "plan_fetches"]
 
@@ -50,13 +50,24 @@ class FetchPlanner:
         spans = self._spans(reader, first_block, end_block)
         return fetch_s(reader, [(each.source_for(reader), each.blocks * self._block_bytes) for each in spans])
 
+    def common(self, first_block: int, end_block: int) -> list[tuple[InstanceState, int]]:
+        """Sources and bytes for readers that hold none of it, on no host of a holder, for
+        :func:`pinyon.placement.fetch_time.fetches_s`: of equal sources the first one, where each reader takes the next
+        one after itself."""
+        spans = self._common_spans(first_block, end_block, self._pool.sources)
+        return [(span.least[0], span.blocks * self._block_bytes) for span in spans]
+
+    def _common_spans(self, first_block: int, end_block: int, sources: Holders[InstanceState]) -> list[_Span]:
+        key = first_block, end_block, sources.mask
+        spans = self._common.get(key)
+        if spans is None:
+            found = self._match.spans_for(_NOBODY, first_block, end_block, sources)
+            spans = self._common[key] = [_Span(first, end, holders) for first, end, holders in found]
+        return spans
+
     def _spans(self, reader: InstanceState, first_block: int, end_block: int) -> list[_Span]:
         sources = self._pool.sources_for(reader)
-        key = first_block, end_block, sources.mask
-        common = self._common.get(key)
-        if common is None:
-            found = self._match.spans_for(_NOBODY, first_block, end_block, sources)
-            common = self._common[key] = [_Span(first, end, holders) for first, end, holders in found]
+        common = self._common_spans(first_block, end_block, sources)
         if any(reader in span.holders for span in common):
             found = self._match.spans_for(reader, first_block, end_block, sources)
             return [_Span(first, end, holders) for first, end, holders in found]
@@ -73,7 +84,7 @@ _NOBODY = _Nobody()
 class _Span:
     """Blocks, and who holds all of them."""
 
-    __slots__ = ("_by_host", "_least", "_rows", "blocks", "end", "first", "holders")
+    __slots__ = ("_by_host", "_rows", "blocks", "end", "first", "holders", "least")
 
     def __init__(self, first: int, end: int, holders: Iterable[InstanceState]) -> None:
         self.first, self.end, self.blocks = first, end, end - first
@@ -82,12 +93,12 @@ class _Span:
         self._by_host: dict[str, list[InstanceState]] = {}
         for each in best:
             self._by_host.setdefault(each.host, []).append(each)
-        self._least, self._rows = _least_read(best)
+        self.least, self._rows = _least_read(best)
 
     def source_for(self, reader: InstanceState) -> InstanceState:
         """Only for a reader that is none of the holders."""
         near = self._by_host.get(reader.host) if reader.host else None
-        least, rows = (self._least, self._rows) if near is None else _least_read(near)
+        least, rows = (self.least, self._rows) if near is None else _least_read(near)
         return least[bisect_left(rows, reader.row) % len(least)]
 
 
