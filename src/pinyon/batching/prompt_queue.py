@@ -154,7 +154,7 @@ class PromptQueue:
         stand before it: it may be what they wait for."""
         if self._roomless:
             return list(islice(self._owned, LOOK_AHEAD))
-        return self._order.first(now_s, LOOK_AHEAD)
+        return list(islice(self._order.turns(now_s), LOOK_AHEAD))
 
     def _may_start(self, prompt: Prompt) -> bool:
         """False: what it needs next is being computed by another one, or others wait for KV memory before it."""

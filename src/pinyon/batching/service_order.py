@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pinyon.core.policies import NoSettings, Registry
 
-__all__ = ["SERVICE_ORDERS", "Fifo", "ServiceOrder", "ShortestInTime", "ShortestInTimeSettings"]
+__all__ = [
+    "SERVICE_ORDERS",
+    "Fifo",
+    "MostInTime",
+    "MostInTimeSettings",
+    "ServiceOrder",
+    "ShortestInTime",
+    "ShortestInTimeSettings",
+]
+
+EXAMINED_MAX = 256
+STALE_MAX = 64
+"""Times of prompts that have left, besides some for each that waits: more are thrown away."""
 
 Waiting = TypeVar("Waiting")
 What = TypeVar("What")
@@ -21,6 +33,9 @@ What = TypeVar("What")
 class ServiceOrder(Protocol[Waiting]):
     """Prompts that wait. Each is there once."""
 
+    short_first: bool
+    """Short ones go before long ones, on the whole: a placement counts on it."""
+
     def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
         """It came; computing it takes about so many ``seconds``, and its first token should be there at
         ``deadline_s``."""
@@ -28,8 +43,9 @@ class ServiceOrder(Protocol[Waiting]):
     def next(self, now_s: float) -> Waiting | None:
         """Its turn; it does not wait any more. None: nobody does."""
 
-    def first(self, now_s: float, count: int) -> list[Waiting]:
-        """Whose turns would come now, so many of them: what as many calls of :meth:`next` would say. All wait on."""
+    def turns(self, now_s: float) -> Iterator[Waiting]:
+        """Whose turns would come now: what as many calls of :meth:`next` would say. All wait on; nobody may come or go
+        before the last one is asked for."""
 
     def remove(self, waiting: Waiting) -> None:
         """It does not wait any more."""
@@ -60,6 +76,7 @@ class Fifo(_Arrived[Waiting, None]):
     """As they came."""
 
     name = "fifo"
+    short_first = False
 
     def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
         self._all[waiting] = None
@@ -70,12 +87,12 @@ class Fifo(_Arrived[Waiting, None]):
             del self._all[first]
         return first
 
-    def first(self, now_s: float, count: int) -> list[Waiting]:
-        return list(islice(self._all, count))
+    def turns(self, now_s: float) -> Iterator[Waiting]:
+        return iter(self._all)
 
 
 @dataclass(frozen=True, slots=True)
-class ShortestInTimeSettings:
+class _Ageing:
     """Who has waited ``age_s`` longer than its SLO goes before all others, so that nobody starves; of who names none,
     or a longer one, that is ``patience_s``."""
 
@@ -88,11 +105,17 @@ class ShortestInTimeSettings:
                 raise ValueError(f"{name} must be from 0 to 1e6, got {getattr(self, name)}")
 
 
+@dataclass(frozen=True, slots=True)
+class ShortestInTimeSettings(_Ageing):
+    """See :class:`_Ageing`."""
+
+
 class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
     """The shortest of those whose first token can still be in time; then the others as they came. Who is late for long
     goes before all of them. Looks at everybody each time."""
 
     name = "shortest_in_time"
+    short_first = True
 
     def __init__(self, settings: ShortestInTimeSettings = ShortestInTimeSettings()) -> None:
         """Of each: number, seconds, deadline, and from when on it is late."""
@@ -110,8 +133,8 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
             del self._all[first]
         return first
 
-    def first(self, now_s: float, count: int) -> list[Waiting]:
-        return heapq.nsmallest(count, self._all, key=lambda each: self._rank(each, now_s))
+    def turns(self, now_s: float) -> Iterator[Waiting]:
+        return iter(sorted(self._all, key=lambda each: self._rank(each, now_s)))
 
     def _rank(self, waiting: Waiting, now_s: float) -> tuple[float, int]:
         """The least first."""
@@ -121,10 +144,139 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
         return seconds if now_s + seconds <= deadline_s else math.inf, number
 
 
+@dataclass(frozen=True, slots=True)
+class MostInTimeSettings(_Ageing):
+    """See :class:`_Ageing`."""
+
+    age_s: float = 20.0
+
+
+class _Prompt(NamedTuple):
+    """By deadline, then as they came."""
+
+    deadline_s: float
+    number: int
+    seconds: float
+    late_s: float
+    """From when on it is late."""
+
+
+class MostInTime(Generic[Waiting]):
+    """As many in time as can be, and of those the shortest first as far as that makes none of them late.
+
+    Who can be in time is found as Moore (1968) does for one machine: by deadline, and whenever one more would be late,
+    the longest so far is left out. When nobody can, those come that are late, as they were found to be; who is late for
+    long goes before all. Of very many that could be in time, the ``EXAMINED_MAX`` with the first deadlines are looked
+    at.
+    """
+
+    name = "most_in_time"
+    short_first = True
+
+    def __init__(self, settings: MostInTimeSettings = MostInTimeSettings()) -> None:
+        self._age_s, self._patience_s = settings.age_s, settings.patience_s
+        self._came = 0
+        self._all: dict[Waiting, _Prompt] = {}
+        self._open: list[tuple[_Prompt, Waiting]] = []
+        """Those that could still be in time when they were looked at last, in order."""
+        self._late: OrderedDict[Waiting, None] = OrderedDict()
+        """The others, as they were found to be."""
+        self._aged: OrderedDict[Waiting, None] = OrderedDict()
+        """Those that are late for long, likewise."""
+        self._ages: list[tuple[float, int, Waiting]] = []
+        """When they are, a heap; also of some that have left."""
+
+    def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
+        self._came += 1
+        late_s = min(deadline_s, now_s + self._patience_s)
+        prompt = self._all[waiting] = _Prompt(deadline_s, self._came, seconds, late_s)
+        insort(self._open, (prompt, waiting), key=_prompt_of)
+        heapq.heappush(self._ages, (late_s, self._came, waiting))
+
+    def next(self, now_s: float) -> Waiting | None:
+        first = next(self.turns(now_s), None)
+        if first is not None:
+            self.remove(first)
+        return first
+
+    def turns(self, now_s: float) -> Iterator[Waiting]:
+        self._grow_old(now_s)
+        yield from self._aged
+        left = [each for each in self._open if each[1] not in self._aged]
+        while left:
+            place = _shortest_in_time(left[:EXAMINED_MAX], now_s)
+            yield left.pop(place)[1]
+        for waiting in self._late:
+            if waiting not in self._aged:
+                yield waiting
+
+    def remove(self, waiting: Waiting) -> None:
+        prompt = self._all.pop(waiting)
+        self._aged.pop(waiting, None)
+        if waiting in self._late:
+            del self._late[waiting]
+        else:
+            del self._open[bisect_left(self._open, prompt, key=_prompt_of)]
+        if len(self._ages) > STALE_MAX + 2 * len(self._all):
+            self._ages = [each for each in self._ages if self._number(each[2]) == each[1]]
+            heapq.heapify(self._ages)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def _number(self, waiting: Waiting) -> int:
+        prompt = self._all.get(waiting)
+        return 0 if prompt is None else prompt.number
+
+    def _grow_old(self, now_s: float) -> None:
+        """Each goes from one place to the next once."""
+        late = [(each, waiting) for each, waiting in self._open if now_s + each.seconds > each.deadline_s]
+        if late:
+            self._late.update((waiting, None) for _, waiting in late)
+            self._open = [each for each in self._open if each[1] not in self._late]
+        while self._ages and now_s - self._ages[0][0] > self._age_s:
+            _, number, waiting = heapq.heappop(self._ages)
+            if self._number(waiting) == number:
+                self._aged[waiting] = None
+
+
+def _prompt_of(entry: tuple[_Prompt, object]) -> _Prompt:
+    return entry[0]
+
+
+def _shortest_in_time(prompts: Sequence[tuple[_Prompt, object]], now_s: float) -> int:
+    """The place of the one to compute first; each of them could be in time by itself."""
+    ends_s = now_s
+    longest: list[tuple[float, int]] = []
+    left_out: set[int] = set()
+    for place, (prompt, _) in enumerate(prompts):
+        ends_s += prompt.seconds
+        heapq.heappush(longest, (-prompt.seconds, -place))
+        if ends_s > prompt.deadline_s:
+            less_s, other = heapq.heappop(longest)
+            ends_s += less_s
+            left_out.add(-other)
+    ends_s, slack_s = now_s, math.inf
+    chosen = -1
+    for place, (prompt, _) in enumerate(prompts):
+        if place in left_out:
+            continue
+        # before those with earlier deadlines, if all of them have so much time
+        if chosen < 0 or (prompt.seconds < prompts[chosen][0].seconds and prompt.seconds <= slack_s):
+            chosen = place
+        ends_s += prompt.seconds
+        slack_s = min(slack_s, prompt.deadline_s - ends_s)
+    return chosen
+
+
 SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(
     "service order",
     {
         Fifo.name: (NoSettings, lambda _: Fifo()),
         ShortestInTime.name: (ShortestInTimeSettings, ShortestInTime),
+        MostInTime.name: (MostInTimeSettings, MostInTime),
     },
 )

@@ -22,6 +22,7 @@ from pinyon.profiles.machine_profile import built_in_machines, load_machine
 from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows
 from pinyon.simulator.prefill_reference import ReferenceSettings
+from pinyon.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
 from pinyon.simulator.workload import Arrival, at_rate, cut, native_rate, shrunk
 from pinyon.traces.reader import TraceFile
 
@@ -42,6 +43,8 @@ __all__ = [
 REFERENCE = "prefill-reference"
 MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
 INSTANCES_MAX = 1 << 16
+SSD_SHARE = 3
+"""Of the plain reference's DRAM, in a pool on SSDs."""
 _RANGES = (
     ("instances", 1, INSTANCES_MAX),
     ("prefill_instances", 0, INSTANCES_MAX),
@@ -79,7 +82,6 @@ WHOLE_ALONE: Mapping[str, object] = {
     "decode_instances": 0,
     "clients": 0,
     "dram_tokens": None,
-    "pool_tokens": None,
     "no_prefix_cache": False,
     "steps": StepRule.MIXED,
     "step_tokens": 2048,
@@ -130,7 +132,12 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
     parser.add_argument("--seed", type=seed_of, default=0, help="of chance and of hashes (default 0)")
     whole = parser.add_argument_group("models of whole machines")
     whole.add_argument("--dram-tokens", type=int, metavar="N", help="of the tier below (default: the machine's)")
-    whole.add_argument("--pool-tokens", type=int, metavar="N", help="of a host's part of the pool (default: its DRAM)")
+    whole.add_argument(
+        "--pool-tokens",
+        type=int,
+        metavar="N",
+        help="of a host's part of the pool (default: its DRAM; of the plain reference's SSDs, three times that)",
+    )
     whole.add_argument("--no-prefix-cache", action="store_true", help="nothing is reused")
     whole.add_argument(
         "--steps", default=StepRule.MIXED, choices=[*StepRule], help="chunks beside decoding, or whole prompts first"
@@ -255,6 +262,7 @@ def policy_of(arguments: argparse.Namespace, choice: str) -> str:
         policy = PLACEMENT_POLICIES.with_default(policy, option, value)
     if arguments.model == REFERENCE:
         policy = PLACEMENT_POLICIES.with_default(policy, "combined", False)
+        policy = PLACEMENT_POLICIES.with_default(policy, "fetch", arguments.pool != "none")
     return policy
 
 
@@ -319,8 +327,6 @@ def _scaling(arguments: argparse.Namespace) -> ScalingSettings | None:
 def _reference(
     arguments: argparse.Namespace, block_tokens: int, policy: str, instances: int | None, order: str, eviction: str
 ) -> Model:
-    if arguments.pool != "none":
-        raise InvalidArgument(f"the model {REFERENCE} has no pool", field="pool")
     for name, default in WHOLE_ALONE.items():
         if getattr(arguments, name) != default:
             option = name.replace("_", "-")
@@ -330,8 +336,30 @@ def _reference(
     if instances is None:
         raise InvalidArgument("--instances is missing", field="instances")
     cache_tokens = _cache_tokens(arguments, block_tokens, None)
-    settings = ReferenceSettings(instances, cache_tokens, block_tokens, arguments.slo, eviction, arguments.seed)
+    settings = ReferenceSettings(
+        instances,
+        cache_tokens,
+        block_tokens,
+        arguments.slo,
+        eviction,
+        arguments.seed,
+        pool=_pool_rules(arguments, block_tokens, cache_tokens),
+    )
     return ReferenceModel(settings, policy, order)
+
+
+def _pool_rules(arguments: argparse.Namespace, block_tokens: int, cache_tokens: int) -> PoolRules | None:
+    """All instances' caches are a pool; with SSDs, so many tokens more of each."""
+    if arguments.pool == "none":
+        if arguments.pool_tokens is not None:
+            raise InvalidArgument("--pool-tokens is of a --pool", field="pool_tokens")
+        return None
+    if arguments.pool == "dram":
+        if arguments.pool_tokens is not None:
+            raise InvalidArgument(f"a pool of DRAM is the caches of {REFERENCE}: --cache-tokens", field="pool_tokens")
+        return PoolRules(FETCH_US)
+    ssd_tokens = SSD_SHARE * cache_tokens if arguments.pool_tokens is None else arguments.pool_tokens
+    return PoolRules(FETCH_US, SSD_US, max(1, ssd_tokens // block_tokens))
 
 
 def _cache_tokens(arguments: argparse.Namespace, block_tokens: int, default: int | None) -> int:

@@ -33,16 +33,14 @@ import numpy as np
 
 from pinyon.placement.admission import is_late, is_slow
 from pinyon.placement.at_one import at_one
-from pinyon.placement.hash_ring import PoolRings
-from pinyon.placement.hotness_tree import HotnessSettings, HotnessTrees
+from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
+from pinyon.placement.pairs import Pairs
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["DualMap", "DualMapSettings"]
 
-SECOND = 0x9E3779B97F4A7C15
-"""Sets the seeds of the two rings apart."""
 NANO_S = 1e-9
 """Times that differ by less are equal (:meth:`Pool.lowest`)."""
 EXAMINED_MAX = 512
@@ -109,8 +107,8 @@ class DualMap:
     def __init__(self, settings: DualMapSettings = DualMapSettings()) -> None:
         self._settings = settings
         text = HotnessSettings(hot=0.0, cold=0.0, window_requests=0)
-        self._hotness = HotnessTrees(text if settings.hotness is Hotness.TEXT else HotnessSettings())
-        self._rings = PoolRings(settings.virtual_nodes, (settings.seed, settings.seed ^ SECOND))
+        hotness = text if settings.hotness is Hotness.TEXT else HotnessSettings()
+        self._pairs = Pairs(hotness, settings.virtual_nodes, settings.seed, settings.key_tokens)
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -129,18 +127,7 @@ class DualMap:
 
     def pair(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
         """Its two instances; the request is counted."""
-        by_id = pool.by_id
-        key = self._key(request, pool, now_s) if request.block_keys else request.request_id.encode()
-        one, two = self._rings.of(pool)
-        first = one.owner(key, among=by_id)
-        assert first is not None, "a pool has at least one prefill instance"
-        second = two.owner(key, other_than=first, among=by_id)
-        return by_id[first], None if second is None else by_id[second]
-
-    def _key(self, request: PlacementRequest, pool: Pool, now_s: float) -> bytes:
-        stride = pool.stride(self._settings.key_tokens)
-        tree = self._hotness.of(pool.prefills[0].info.group)
-        return tree.key_of(request.block_keys, now_s, pool.group_prefills, stride)
+        return self._pairs.of(request, pool, now_s)
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """0 or 1."""

@@ -132,7 +132,7 @@ class InFlightTable:
         )  # fmt: skip
         for state in (prefill, decode):
             self._by_instance.setdefault(state, {})[request_id] = None
-        prefill.loads.queued_us[prefill.row] += prefill_us
+        prefill.loads.enqueue(prefill.row, prefill_us)
         prefill.inflight_transfer_us += transfer_us
         self._count_reads(self._prefills[request_id], 1)
         self._decodes[request_id] = _Decode(decode, decode_blocks, now_s)
@@ -172,7 +172,7 @@ class InFlightTable:
         part.begun = True
         state.computing += 1
         loads, row = state.loads, state.row
-        loads.queued_us[row] -= part.prefill_us
+        loads.dequeue(row, part.prefill_us)
         loads.ends_s[row] = max(now_s, loads.ends_s[row]) + (part.prefill_us * 1e-6 if seconds is None else seconds)
         part.prefill_us = 0
         self._reads_over(part)
@@ -230,8 +230,9 @@ class InFlightTable:
     def _drop_prefill(self, request_id: str) -> None:
         part = self._prefills.pop(request_id)
         state = part.state
-        state.loads.queued_us[state.row] -= part.prefill_us
-        if part.begun:
+        if not part.begun:
+            state.loads.dequeue(state.row, part.prefill_us)
+        else:
             state.computing -= 1
             if not state.computing:
                 state.loads.ends_s[state.row] = 0.0

@@ -46,6 +46,8 @@ class InstanceInfo:
     """Of a prompt, that pass through them together at most; 0: all."""
     on_ssd: bool = False
     """A store node that keeps its blocks on SSDs."""
+    short_first: bool = False
+    """Its order of service computes short prompts before long ones."""
 
     @property
     def group(self) -> KvGroup:
@@ -147,6 +149,12 @@ class InstanceState:
         """Seconds of prefill work ahead of a new request (Mooncake §4.1: the sum of the queued prefill times)."""
         return self.loads.queue_s(self.row, now_s)
 
+    def turn(self, prefill_s: float, now_s: float, *, in_order: bool = True) -> tuple[float, int]:
+        """As :meth:`LoadTable.turns`, of this one; not ``in_order``: as if prompts were computed as they come."""
+        if not in_order or not self.info.short_first:
+            return self.prefill_queue_s(now_s), 0
+        return self.loads.turn(self.row, prefill_s, now_s)
+
     def wait_s(self, now_s: float) -> float:
         """Seconds until a new request's prompt is computed here: it waits for KV memory, then for its turn."""
         return self.prefill_queue_s(now_s) + float(self.loads.room_s[self.row])
@@ -194,6 +202,7 @@ class InstanceState:
 
     def seen(self) -> None:
         """It is new in the table."""
+        self.loads.short_first[self.row] = self.info.short_first
         self.loads.host[self.row] = xxhash.xxh3_64_intdigest(self.host.encode()) >> 1 or 1 if self.host else 0
 
     def sends(self, reads: int, blocks: int, size_bytes: int) -> None:

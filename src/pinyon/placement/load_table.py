@@ -10,6 +10,9 @@ from pinyon.placement.transfer_cost import PATH_KINDS
 __all__ = ["LoadTable"]
 
 ROWS_MIN = 64
+CLASSES = 28
+"""Of prompts by the microseconds that they take, each up to twice as long as the one before; the last one from two
+minutes on."""
 COEFFICIENTS = 3
 
 
@@ -19,6 +22,12 @@ class LoadTable:
     def __init__(self, rows: int = ROWS_MIN) -> None:
         self.queued_us = np.zeros(rows, np.int64)
         """Predicted for what was placed there and is not being computed yet; whole, so that it returns to zero."""
+        self.ahead_us = np.zeros((rows, CLASSES), np.int64)
+        """Of it, what prompts take that are of this class or shorter."""
+        self.behind = np.zeros((rows, CLASSES), np.int64)
+        """Prompts that are longer than this class."""
+        self.short_first = np.zeros(rows, np.bool_)
+        """Whether short ones are computed before long ones there; else as they come."""
         self.ends_s = np.zeros(rows)
         """When what is being computed is expected to end; in the past where nothing is."""
         self.reported_s = np.zeros(rows)
@@ -69,6 +78,44 @@ class LoadTable:
         rest_s = np.maximum(self.ends_s[rows] - now_s, 0.0)
         queues_s: NDArray[np.float64] = np.maximum(self.queued_us[rows] * 1e-6 + rest_s, self.reported_s[rows])
         return queues_s
+
+    def enqueue(self, row: int, prefill_us: int) -> None:
+        """A prompt was placed there that takes so long."""
+        size = min(prefill_us.bit_length(), CLASSES - 1)
+        self.queued_us[row] += prefill_us
+        self.ahead_us[row, size:] += prefill_us
+        self.behind[row, :size] += 1
+
+    def dequeue(self, row: int, prefill_us: int) -> None:
+        """It does not wait there any more."""
+        size = min(prefill_us.bit_length(), CLASSES - 1)
+        self.queued_us[row] -= prefill_us
+        self.ahead_us[row, size:] -= prefill_us
+        self.behind[row, :size] -= 1
+
+    def turns(
+        self, rows: NDArray[np.intp], prefills_s: NDArray[np.float64], now_s: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """For a new prompt that takes so many seconds at each instance: seconds of work that are done before it there,
+        and how many prompts it goes before. Where short ones do not go first, that is :meth:`queues_s`, and none."""
+        queued_us, reported_s = self.queued_us.take(rows), self.reported_s.take(rows)
+        rest_s = np.maximum(self.ends_s.take(rows) - now_s, 0.0)
+        short_first = self.short_first.take(rows)
+        if not short_first.any():
+            waits_s: NDArray[np.float64] = np.maximum(queued_us * 1e-6 + rest_s, reported_s)
+            return waits_s, np.zeros(len(rows), np.int64)
+        sizes = np.minimum(np.frexp(np.rint(prefills_s * 1e6))[1], CLASSES - 1)
+        places = rows * CLASSES + np.where(short_first, sizes, CLASSES - 1)
+        # what the instance knows of and the table does not may be of any length
+        more_s = np.maximum(reported_s - rest_s - queued_us * 1e-6, 0.0)
+        return self.ahead_us.ravel().take(places) * 1e-6 + (rest_s + more_s), self.behind.ravel().take(places)
+
+    def turn(self, row: int, prefill_s: float, now_s: float) -> tuple[float, int]:
+        """The same of one instance where short ones go first."""
+        size = min(round(prefill_s * 1e6).bit_length(), CLASSES - 1)
+        rest_s = max(0.0, float(self.ends_s[row]) - now_s)
+        more_s = max(0.0, float(self.reported_s[row]) - rest_s - int(self.queued_us[row]) * 1e-6)
+        return int(self.ahead_us[row, size]) * 1e-6 + (rest_s + more_s), int(self.behind[row, size])
 
     def decode_shares(self, rows: NDArray[np.intp], new_blocks: int) -> NDArray[np.float64]:
         """How full each instance is with one request more, of so many KV blocks: the larger of the shares of its batch

@@ -11,6 +11,7 @@ from pinyon.placement.dynamo import Dynamo, DynamoSettings
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.least_loaded import LeastLoaded
 from pinyon.placement.min_ttft import MinTtft
+from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.preble import Preble, PrebleSettings
 from pinyon.placement.random_choice import RandomChoice
 from pinyon.placement.round_robin import RoundRobin
@@ -30,5 +31,6 @@ PLACEMENT_POLICIES = ByModelRegistry(
         Preble.name: (PrebleSettings, Preble),
         DualMap.name: (DualMapSettings, DualMap),
         Dynamo.name: (DynamoSettings, Dynamo),
+        Pinyon.name: (PinyonSettings, Pinyon),
     },
 )

@@ -16,6 +16,7 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.prefix_match import Holders, PrefixMatch
+from pinyon.placement.transfer_cost import PathKind
 
 __all__ = [
     "Fetch",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-DECODING_MAX = 1 << 62
+NANO_S = 1e-9
 OWN_TIME_PATIENCE = 0.25
 """What a request that takes longer than the default TTFT limit all by itself may wait, as a share of that time."""
 
@@ -177,6 +178,11 @@ class Pool:
         """The prefill instances."""
         return {state.info.instance_id: state for state in self.prefills}
 
+    @cached_property
+    def place_of(self) -> Mapping[str, int]:
+        """Places of the prefill instances, by their ids."""
+        return {state.info.instance_id: place for place, state in enumerate(self.prefills)}
+
     def stride(self, key_tokens: int) -> int:
         """So many tokens in blocks, at least one: the paper has 512 (DualMap A.2.1), an instance may have fewer."""
         return max(1, key_tokens // self.layout.block_tokens)
@@ -184,13 +190,32 @@ class Pool:
     def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
         """The prefill instance with the least of these times; of equals the one that decodes least, then the first by
         id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
-        rounded = np.round(costs_s, 9)
-        decoding = np.where(rounded == rounded.min(), self.prefills[0].loads.decoding[self.rows], DECODING_MAX)
-        return self.prefills[int(np.argmin(decoding))]
+        return self.prefills[self.place_of_lowest(costs_s)]
+
+    def place_of_lowest(self, costs_s: NDArray[np.float64]) -> int:
+        """Its place among the prefill instances."""
+        equal = np.flatnonzero(costs_s <= costs_s.min() + NANO_S)
+        if len(equal) == 1:
+            return int(equal[0])
+        return int(equal[np.argmin(self.prefills[0].loads.decoding.take(self.rows.take(equal)))])
 
     def queues_s(self, now_s: float) -> NDArray[np.float64]:
         """Of each prefill instance, seconds of work before a new request."""
         return self.prefills[0].loads.queues_s(self.rows, now_s)
+
+    def turns(
+        self, prefills_s: NDArray[np.float64], now_s: float, *, in_order: bool = True
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Of each prefill instance, for a prompt that takes so long there: seconds until its turn, and how many prompts
+        it goes before. Not ``in_order``: as if all were served as they come."""
+        if not in_order:
+            return self.queues_s(now_s), np.zeros(len(self.prefills), np.int64)
+        return self.prefills[0].loads.turns(self.rows, prefills_s, now_s)
+
+    def transfers(self, kind: PathKind) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of each prefill instance, seconds until a fetch begins, and for each byte, by what is known of its paths."""
+        start_s, byte_s = self.prefills[0].loads.transfer[:, kind].take(self.rows, axis=0).T
+        return start_s, byte_s
 
     def waits_s(self, now_s: float) -> NDArray[np.float64]:
         """Of each prefill instance, seconds until a new request's prompt is computed: it waits for KV memory, then for

@@ -18,19 +18,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pinyon.batching.service_order import ServiceOrder
-from pinyon.core.block_keys import pack_keys
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.eviction import EVICTION_POLICIES, Traits
-from pinyon.eviction.cache import Cache, each_once, leading_run
-from pinyon.eviction.policy import learner
 from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
@@ -38,7 +34,8 @@ from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceState
 from pinyon.placement.policy import Move, PlacementDecision, PlacementPolicy, PlacementRequest, Waiting
 from pinyon.placement.scheduler import Scheduler
-from pinyon.simulator.block_ids import key_of
+from pinyon.placement.transfer_cost import PATH_KINDS, TransferCostModel
+from pinyon.simulator.reference_memory import OwnCache, PooledCache, PoolRules, packed
 from pinyon.simulator.report import Served
 from pinyon.simulator.workload import Arrival
 
@@ -65,6 +62,8 @@ class ReferenceSettings:
     eviction: str = "lru"
     seed: int = 0
     token_us: float = TOKEN_US
+    pool: PoolRules | None = None
+    """None: each cache is for its own instance."""
 
     @property
     def cache_blocks(self) -> int:
@@ -98,19 +97,33 @@ class _Job:
 
 
 class _Instance:
-    def __init__(self, number: int, fleet: Fleet, settings: ReferenceSettings, order: ServiceOrder[_Job]) -> None:
-        policy = EVICTION_POLICIES.make(settings.eviction)
+    def __init__(
+        self,
+        number: int,
+        fleet: Fleet,
+        settings: ReferenceSettings,
+        order: ServiceOrder[_Job],
+        where: dict[int, PooledCache],
+    ) -> None:
         self.number = number
-        self.cache = Cache(policy, settings.cache_blocks, learner(policy))
         self.waiting = order
         self.served: _Job | None = None
         name = f"instance-{number:06d}"
         layout = KvLayout(1, 1, 1, settings.block_tokens, "float16")
-        self.state = fleet.join(InstanceInfo(name, name, Role.MIXED, f"{name}:1", MODEL, MODEL, layout), 0.0)
+        info = InstanceInfo(
+            name, name, Role.MIXED, f"{name}:1", MODEL, MODEL, layout, short_first=self.waiting.short_first
+        )
+        self.state = fleet.join(info, 0.0)
         self.state.prefill_model = KnownPrefillCost((0.0, settings.token_us * 1e-6, 0.0))
         self.state.learned()
-        fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
-        self.changes = 0
+        memory = fleet, self.state, settings.eviction, settings.cache_blocks
+        if settings.pool is None:
+            self.cache = OwnCache(*memory)
+        else:
+            self.cache = PooledCache(*memory, settings.pool, where)
+            byte_s = settings.pool.fetch_us * 1e-6 * layout.block_tokens / layout.block_bytes
+            self.state.transfer_model = TransferCostModel(((0.0, byte_s),) * PATH_KINDS)
+            self.state.transfers_learned()
 
 
 class PrefillReference:
@@ -127,7 +140,10 @@ class PrefillReference:
         inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
         self._fleet = Fleet(BlockIndex(UNLIMITED), inflight, settings.instances, together=True)
         self.scheduler = Scheduler(self._fleet, policy, Random(settings.seed))
-        self._instances = [_Instance(number, self._fleet, settings, order()) for number in range(settings.instances)]
+        where: dict[int, PooledCache] = {}
+        self._instances = [
+            _Instance(number, self._fleet, settings, order(), where) for number in range(settings.instances)
+        ]
         self._by_name = {each.state.info.instance_id: each for each in self._instances}
         self._ends: list[tuple[float, int]] = []
         self._served: dict[int, Served] = {}
@@ -154,11 +170,11 @@ class PrefillReference:
         inflight.check_integrity()
         self._fleet.index.check_integrity()
         for each in self._instances:
-            assert self._fleet.index.blocks_of(each.state) == len(each.cache.resident) <= each.cache.capacity
+            assert self._fleet.index.blocks_of(each.state) == each.cache.held() <= each.cache.full
             assert each.state.queued_prefill_us == each.state.computing == 0
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
-        job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, _packed(arrival.blocks)))
+        job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, packed(arrival.blocks)))
         decision = self.scheduler.decide(job.request, arrival.time_s)
         self._queue(job, decision, arrival.time_s)
         for move in self.scheduler.moves(job.request, decision, self._waiting, arrival.time_s):
@@ -179,7 +195,9 @@ class PrefillReference:
     def _queue(self, job: _Job, decision: PlacementDecision, now_s: float) -> None:
         instance = self._by_name[decision.prefill.info.instance_id]
         job.decision = decision
-        self._fleet.inflight.add(job.request.request_id, decision, 0, now_s, job.request.block_keys)
+        # what is moved is moved in its own turn
+        counted = replace(decision, fetches=())
+        self._fleet.inflight.add(job.request.request_id, counted, 0, now_s, job.request.block_keys)
         instance.waiting.add(job, now_s, decision.prefill_s, job.arrival.time_s + self._slo_s)
         if instance.served is None:
             self._start(instance, now_s)
@@ -188,10 +206,11 @@ class PrefillReference:
         job = instance.waiting.next(now_s)
         if job is None:
             return
-        run = leading_run(job.arrival.blocks, instance.cache.resident)
-        job.hit_tokens = job.request.reused_tokens(run, self._block_tokens)
+        reuse = instance.cache.read(job.arrival.blocks, now_s, job.arrival.traits)
+        job.hit_tokens = job.request.reused_tokens(reuse.blocks, self._block_tokens)
         job.started_s = now_s
         seconds = (job.arrival.tokens - job.hit_tokens) * self._token_us * 1e-6
+        seconds += reuse.moving_us * self._block_tokens * 1e-6
         instance.served = job
         self._fleet.inflight.begin_prefill(job.request.request_id, instance.state, now_s, seconds)
         heapq.heappush(self._ends, (now_s + seconds, instance.number))
@@ -205,19 +224,7 @@ class PrefillReference:
             arrival = job.arrival
             times = arrival.time_s, number, job.started_s, now_s - arrival.time_s
             self._served[job.number] = Served(*times, arrival.tokens, job.hit_tokens)
-            self._store(instance, arrival.blocks, now_s, arrival.traits)
+            instance.cache.store(arrival.blocks, now_s, arrival.traits)
             self._fleet.inflight.end_prefill(job.request.request_id, instance.state, now_s)
             self._fleet.inflight.release(job.request.request_id)
             self._start(instance, now_s)
-
-    def _store(self, instance: _Instance, blocks: Sequence[int], now_s: float, traits: Traits) -> None:
-        cache = instance.cache
-        new = [block for block in blocks if block not in cache.resident]
-        cache.tell(*each_once(blocks), now_s, traits)
-        gone = cache.shrink(now_s)
-        instance.changes += 1
-        self._fleet.index.apply_delta(instance.state, instance.changes, _packed(new), _packed(gone))
-
-
-def _packed(blocks: Sequence[int]) -> bytes:
-    return pack_keys([*map(key_of, blocks)])

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations, islice
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.batching.service_order import SERVICE_ORDERS, ShortestInTime, ShortestInTimeSettings
+from pinyon.batching.service_order import (
+    SERVICE_ORDERS,
+    MostInTime,
+    MostInTimeSettings,
+    ShortestInTime,
+    ShortestInTimeSettings,
+)
 
 
 def naive(waiting: dict[int, tuple[float, float]], now_s: float, age_s: float) -> int:
@@ -44,7 +51,7 @@ def test_the_shortest_in_time_then_as_they_came(seed: int, age_s: float) -> None
                 turns.append(naive(left, now_s, age_s))
                 del left[turns[-1]]
             for count in (1, 3, len(turns), len(turns) + 1):
-                assert order.first(now_s, count) == turns[:count]
+                assert list(islice(order.turns(now_s), count)) == turns[:count]
             if what < 0.8:
                 assert order.next(now_s) == turns[0]
             else:
@@ -91,3 +98,98 @@ def test_who_names_no_time_or_a_far_one_does_not_starve(deadline_s: float) -> No
 def test_settings_are_checked(age_s: str) -> None:
     with pytest.raises(ValueError, match="age_s must be from"):
         SERVICE_ORDERS.make(f"shortest_in_time:age_s={age_s}")
+
+
+Prompts = dict[int, tuple[float, float]]
+"""By number: whole seconds that each takes, and its deadline."""
+
+
+def most_in_time(prompts: Prompts, now_s: float) -> int:
+    """How many can be, of all sets: those of a set can if they can by deadline."""
+    for count in range(len(prompts), 0, -1):
+        for chosen in combinations(prompts.values(), count):
+            ends_s = now_s
+            for seconds, deadline_s in sorted(chosen, key=lambda each: each[1]):
+                ends_s += seconds
+                if ends_s > deadline_s:
+                    break
+            else:
+                return count
+    return 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 25)), min_size=1, max_size=8))
+def test_as_many_are_in_time_as_can_be(rows: list[tuple[int, int]]) -> None:
+    prompts: Prompts = {number: (float(seconds), float(end)) for number, (seconds, end) in enumerate(rows)}
+    order = MostInTime[int](MostInTimeSettings(age_s=1e6))
+    for number, (seconds, deadline_s) in prompts.items():
+        order.add(number, 0.0, seconds, deadline_s)
+    now_s, in_time, best = 0.0, 0, most_in_time(prompts, 0.0)
+    while len(order):
+        turns = list(order.turns(now_s))
+        assert sorted(turns) == sorted(order)
+        number = order.next(now_s)
+        assert number == turns[0]
+        assert number is not None
+        seconds, deadline_s = prompts.pop(number)
+        now_s += seconds
+        in_time += now_s <= deadline_s
+        assert in_time + most_in_time(prompts, now_s) == best
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=10))
+def test_with_time_for_all_the_shortest_goes_first(lengths: list[int]) -> None:
+    order = MostInTime[int]()
+    for number, seconds in enumerate(lengths):
+        order.add(number, 0.0, seconds, 1e3 - number)
+    assert [lengths[number] for number in order.turns(0.0)] == sorted(lengths)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_the_books_of_most_in_time_hold(seed: int) -> None:
+    """Who came and did not leave is there, each once, whatever was late or old in between."""
+    rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=2.0, patience_s=6.0))
+    waiting: dict[int, float] = {}
+    now_s = 0.0
+    for number in range(150):
+        now_s += rng.choice((0.0, 0.1, 1.0))
+        if rng.random() < 0.6:
+            deadline_s = now_s + rng.choice((0.2, 1.0, 5.0, math.inf))
+            order.add(number, now_s, rng.choice((0.1, 0.5, 2.0)), deadline_s)
+            waiting[number] = min(deadline_s, now_s + 6.0)
+        elif waiting and rng.random() < 0.5:
+            gone = rng.choice(list(waiting))
+            order.remove(gone)
+            del waiting[gone]
+        turns = list(order.turns(now_s))
+        assert sorted(turns) == list(waiting) == list(order)
+        aged = {each for each, late_s in waiting.items() if now_s - late_s > 2.0}
+        assert set(turns[: len(aged)]) == aged
+        if waiting and rng.random() < 0.3:
+            first = order.next(now_s)
+            assert first == turns[0]
+            del waiting[turns[0]]
+
+
+def test_late_for_long_it_goes_before_all_others() -> None:
+    order = MostInTime[str](MostInTimeSettings(age_s=3.0))
+    order.add("long", 0.0, 6.0, 5.0)
+    now_s = 0.0
+    for number in range(100):
+        order.add(f"short {number}", now_s, 0.1, now_s + 5.0)
+        if order.next(now_s) == "long":
+            break
+        now_s += 0.1
+    assert 8.0 < now_s < 8.3
+
+
+def test_of_very_many_some_are_looked_at() -> None:
+    order = MostInTime[int]()
+    for number in range(5_000):
+        order.add(number, 0.0, 1.0 + number % 7, 1e6)
+        if number % 5:
+            order.remove(number)
+    assert sorted(islice(order.turns(0.0), 1_000)) == list(range(0, 5_000, 5))

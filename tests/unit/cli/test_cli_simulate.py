@@ -104,7 +104,11 @@ def test_a_plan_is_the_first_size_that_is_enough(
         (("--model", "tiny", "--instances", "2", "--utilisation", "2"), "--utilisation must be from 0.001 to 1"),
         (("--instances", "2"), "--cache-tokens is missing"),
         (("--cache-tokens", "1024"), "--instances is missing"),
-        (("--instances", "2", "--cache-tokens", "1024", "--pool", "dram"), "has no pool"),
+        (
+            ("--instances", "2", "--cache-tokens", "1024", "--pool", "dram", "--pool-tokens", "512"),
+            "a pool of DRAM is the caches of",
+        ),
+        (("--instances", "2", "--cache-tokens", "1024", "--pool-tokens", "512"), "--pool-tokens is of a --pool"),
         (
             ("--instances", "2", "--cache-tokens", "1024", "--pipeline", "7"),
             "--pipeline is of models of whole machines",

@@ -1,0 +1,37 @@
+"""Two instances by the prefix of a request: one by each of two independent rings (DualMap §3.2, §3.4)."""
+
+from __future__ import annotations
+
+from pinyon.placement.hash_ring import PoolRings
+from pinyon.placement.hotness_tree import HotnessSettings, HotnessTrees
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import PlacementRequest, Pool
+
+__all__ = ["Pairs"]
+
+SECOND = 0x9E3779B97F4A7C15
+"""Sets the seeds of the two rings apart."""
+
+
+class Pairs:
+    """Remembers which prefixes are hot, and for each group of instances its rings. ``key_tokens``: by so many tokens
+    prefixes grow (A.2.1), in whole blocks."""
+
+    def __init__(self, hotness: HotnessSettings, virtual_nodes: int, seed: int, key_tokens: int) -> None:
+        self._hotness = HotnessTrees(hotness)
+        self._rings = PoolRings(virtual_nodes, (seed, seed ^ SECOND))
+        self._key_tokens = key_tokens
+
+    def of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
+        """Its two instances; the request is counted. None: there is no other one."""
+        by_id = pool.by_id
+        key = self._key(request, pool, now_s) if request.block_keys else request.request_id.encode()
+        one, two = self._rings.of(pool)
+        first = one.owner(key, among=by_id)
+        assert first is not None, "a pool has at least one prefill instance"
+        second = two.owner(key, other_than=first, among=by_id)
+        return by_id[first], None if second is None else by_id[second]
+
+    def _key(self, request: PlacementRequest, pool: Pool, now_s: float) -> bytes:
+        tree = self._hotness.of(pool.prefills[0].info.group)
+        return tree.key_of(request.block_keys, now_s, pool.group_prefills, pool.stride(self._key_tokens))
