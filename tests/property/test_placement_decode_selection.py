@@ -20,7 +20,10 @@ def tbt_s(state, request) -> float:
     """With the request added."""
     wanted = state.decoding_requests() + 1
     batch = min(wanted, state.info.max_batch or 256)
-    tokens = max(state.load.kv_tokens, BLOCK * state.inflight_decode_blocks) + BLOCK * decode_blocks(request, BLOCK)
+    tokens = state.load.kv_tokens
+    if state.inflight_decodes > 2 * state.load.running_requests:  # most of it is still to come
+        tokens = max(tokens, BLOCK * state.inflight_decode_blocks)
+    tokens += BLOCK * decode_blocks(request, BLOCK)
     return state.decode_model.predict_s(batch, tokens * batch / wanted)
 
 

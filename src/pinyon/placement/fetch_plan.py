@@ -6,12 +6,20 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 from pinyon.core.request import Role
-from pinyon.placement.fetch_time import fetch_s
+from pinyon.placement.fetch_time import fetch_s, fetches_s
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
-__all__ = ["FetchPlanner", "plan_fetches"]
+__all__ = ["MANY_READERS", "FetchPlanner", "plan_fetches"]
+
+MANY_READERS = 32
+"""Of fewer, each is looked at by itself."""
+ESTIMATES_MAX = 4
+"""Stretches of one prompt whose fetches are priced for all readers at once; most readers hold nothing of it."""
+
+_Estimate = tuple[dict[int, float], frozenset[InstanceState], set[str]]
+"""Seconds by the reader's row; holders and their hosts, of which each is looked at by itself."""
 
 
 def plan_fetches(
@@ -31,6 +39,7 @@ class FetchPlanner:
         self._block_bytes = pool.layout.block_bytes
         self._common: dict[tuple[int, int, int], list[_Span]] = {}
         """By ``(first block, end block, who may be asked)``, of a reader that holds none of it."""
+        self._estimates: dict[tuple[int, int], _Estimate] = {}
 
     def plan(self, reader: InstanceState, first_block: int, end_block: int) -> tuple[Fetch, ...]:
         """What ``reader`` fetches of ``[first_block, end_block)``, in order, each span from one of the pool's other
@@ -49,6 +58,27 @@ class FetchPlanner:
         """Predicted seconds for that plan."""
         spans = self._spans(reader, first_block, end_block)
         return fetch_s(reader, [(each.source_for(reader), each.blocks * self._block_bytes) for each in spans])
+
+    def estimate_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
+        """As :meth:`fetch_s`, for a look at many readers: those that have nothing to do with any source are taken to
+        ask the first ones of equal sources, and are priced all at once."""
+        key = first_block, end_block
+        known = self._estimates.get(key)
+        if known is None:
+            if len(self._estimates) >= ESTIMATES_MAX or len(self._pool.prefills) < MANY_READERS:
+                return self.fetch_s(reader, first_block, end_block)
+            known = self._estimates[key] = self._estimate(first_block, end_block)
+        prices_s, holders, hosts = known
+        if reader.load.failed_sources or reader in holders or reader.host in hosts:
+            return self.fetch_s(reader, first_block, end_block)
+        return prices_s[reader.row]
+
+    def _estimate(self, first_block: int, end_block: int) -> _Estimate:
+        spans = self._common_spans(first_block, end_block, self._pool.sources)
+        rows = self._pool.rows
+        prices_s = fetches_s(self._pool.prefills[0].loads, rows, self.common(first_block, end_block))
+        holders = frozenset[InstanceState]().union(*(span.holders for span in spans))
+        return dict(zip(rows.tolist(), prices_s.tolist(), strict=True)), holders, {each.host for each in holders} - {""}
 
     def common(self, first_block: int, end_block: int) -> list[tuple[InstanceState, int]]:
         """Sources and bytes for readers that hold none of it, on no host of a holder, for

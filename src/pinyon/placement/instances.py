@@ -82,6 +82,9 @@ COUNT_MAX = 1 << 52
 """An instance may say any number; more than this is as good as this."""
 BATCH_DEFAULT = 256
 """For instances that name no limit."""
+COMING_MAX = 2
+"""While what is placed here is at most so many times what is decoded, as many go as come, and the batch reads as much
+when a new request is in it as now; else all that comes counts."""
 OVERFULL = 1.01
 """Share of an instance where somebody waits for blocks, whatever is free."""
 
@@ -241,8 +244,9 @@ class InstanceState:
         the batch is not read meanwhile."""
         wanted = self.decoding_requests() + 1
         batch = min(wanted, self.info.max_batch or BATCH_DEFAULT)
-        block_tokens = self.info.layout.block_tokens if self.info.layout else 0
-        tokens = max(self.load.kv_tokens, self.inflight_decode_blocks * block_tokens)
+        tokens = self.load.kv_tokens
+        if self.inflight_decodes > COMING_MAX * self.load.running_requests and self.info.layout is not None:
+            tokens = max(tokens, self.inflight_decode_blocks * self.info.layout.block_tokens)
         base, per_request, per_token = self.decode_model.coefficients
         token_s = per_token * (batch / wanted)
         return base + per_request * batch + token_s * tokens, token_s

@@ -125,7 +125,7 @@ class KvCacheCentric:
                 if reach > threshold * local:
                     reused = reach * block_tokens
                     rest = tokens - reused
-                    fetch_s = planner.fetch_s(state, local, reach)
+                    fetch_s = planner.estimate_s(state, local, reach)
                     short_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
                     if fetch_s + short_s < prefill_s:
                         prefix, transfer_s, prefill_s = reach, fetch_s, short_s
