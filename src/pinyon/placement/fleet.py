@@ -125,6 +125,7 @@ class Fleet:
         if size_bytes > 0:
             state.transfer_model.observe(size_bytes, seconds)
             state.transfer_learned_s = now_s
+            state.learned()
 
     def pools(self, model: str) -> tuple[Pool, ...]:
         """Where requests for the model can run, never empty.

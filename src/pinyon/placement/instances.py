@@ -134,8 +134,8 @@ class InstanceState:
         return further * part_s
 
     def learned(self) -> None:
-        """The prefill cost model has changed."""
-        self.loads.coefficients[self.row] = self.prefill_model.coefficients
+        """The prefill or the transfer cost model has changed."""
+        self.loads.learned(self.row, self.prefill_model.coefficients, self.transfer_model.coefficients)
         self.reported()
 
     def reported(self) -> None:
