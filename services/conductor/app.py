@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.placement.cost_priors import parse_priors
+from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
@@ -27,6 +29,7 @@ from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.callers import CONDUCTOR_CALLERS
+from services.conductor.explaining import Explainer
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership
@@ -89,10 +92,16 @@ def build(
     if (sizes := parse_sizes(settings.sizes)) is not None:
         scaling = ScalingSettings(*sizes, slo_s=ttft_slo_s) if ttft_slo_s else ScalingSettings(*sizes)
         sizing = Sizing(fleet, scaling, metrics.instances_wanted, clock)
-    placer = Placer(scheduler, inflight, metrics, telemetry, clock, ttft_slo_s, tbt_slo_s, sizing)
-    intake = ReportIntake(fleet, membership, metrics, clock, security.secret)
+    log = None
+    if settings.explain_max:
+        log = DecisionLog(settings.explain_max, settings.explain_mib << 20, 1 + secrets.randbits(62))
+    placer = Placer(scheduler, inflight, metrics, telemetry, clock, ttft_slo_s, tbt_slo_s, sizing, log)
+    intake = ReportIntake(fleet, membership, metrics, clock, security.secret, log)
+    explainer = Explainer(log, clock)
     listing = Listing(fleet, membership, clock, asyncio.sleep)
-    servicer = ConductorServicer(fleet, membership, listing, intake, placer, metrics, settings.lb_sessions_max)
+    servicer = ConductorServicer(
+        fleet, membership, listing, intake, placer, explainer, metrics, settings.lb_sessions_max
+    )
     server = GrpcServer(settings.listen, security.tls)
     server.add(
         conductor_pb2_grpc.add_ConductorServiceServicer_to_server,

@@ -14,6 +14,7 @@ CONDUCTOR_CALLERS: Callers = {
     "Release": frozenset((LB,)),
     # The servicer compares the instance id and the kind that register with those of the certificate.
     "ReportSession": frozenset((WORKER, KVSTORE)),
+    "Explain": frozenset((LB, WORKER, ADMIN)),
     "ListInstances": frozenset((LB, WORKER, ADMIN)),
     "LookupBlocks": frozenset((LB, WORKER, ADMIN)),
 }

@@ -12,7 +12,9 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument
 from pinyon.core.request import Role
 from pinyon.messages.checks import check_keys
+from pinyon.messages.explanation import first_token_from_proto
 from pinyon.messages.instance import info_from_proto, load_from_proto
+from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import Intake
 from pinyon.placement.instances import InstanceState
@@ -39,12 +41,21 @@ SPANS_MAX = 16
 
 
 class ReportIntake:
-    """Applies reports, each in this order: registration, load, snapshot, deltas, measurements, begins, endings."""
+    """Applies reports, each in this order: registration, load, snapshot, deltas, measurements, begins, endings. Of what
+    is measured, prefills are learned from, and first tokens are told of their placements."""
 
     def __init__(
-        self, fleet: Fleet, membership: Membership, metrics: ConductorMetrics, clock: Clock, secret: bytes = b""
+        self,
+        fleet: Fleet,
+        membership: Membership,
+        metrics: ConductorMetrics,
+        clock: Clock,
+        secret: bytes = b"",
+        log: DecisionLog | None = None,
     ) -> None:
-        """``secret``: the cluster's, if this process knows it; workers with another one are refused."""
+        """``secret``: the cluster's, if this process knows it; workers with another one are refused. ``log``: is told
+        what came of placements."""
+        self._log = log
         self._secret_id = secret_id(secret)
         self._fleet = fleet
         self._membership = membership
@@ -98,6 +109,8 @@ class ReportIntake:
                     state, measured.computed_tokens, measured.prefix_tokens, measured.compute_us * 1e-6, now_s
                 )
         self._learn_fetches(state, message.prefills[-MEASUREMENTS_MAX:], now_s)
+        async for told in self._by_turns(reporter, message.first_tokens):
+            self._first_token(reporter, told)
         inflight = self._fleet.inflight
         async for request_id in self._by_turns(reporter, message.begun_decode_request_ids):
             inflight.begin_decode(request_id, state)
@@ -132,6 +145,13 @@ class ReportIntake:
             if us <= MEASURED_US_MAX and size <= FETCHED_BYTES_MAX:
                 source = self._fleet.get(source_id)
                 self._fleet.learn_transfer(state, size, us * 1e-6, now_s, source if source is not state else None)
+
+    def _first_token(self, reporter: Reporter, told: conductor_pb2.FirstTokenMeasurement) -> None:
+        if self._log is None or told.ttft_us > MEASURED_US_MAX:
+            return
+        logged = self._log.measured(told.placement_number, first_token_from_proto(told), reporter.state)
+        if logged is not None and logged.seen is not None:
+            self._metrics.first_token(logged.model, logged.seen.decision.ttft_s, told.ttft_us * 1e-6)
 
     async def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Intake:
         packed = check_keys(snapshot.keys, "snapshot.keys")

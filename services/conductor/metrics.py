@@ -9,11 +9,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
+from pinyon.placement.prediction_errors import PredictionErrors
 from services.conductor.membership import Membership
 
 __all__ = ["ConductorMetrics"]
 
 _LATENCY_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
+_TTFT_ERROR_BUCKETS_S = tuple(
+    sorted(sign * seconds for seconds in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0) for sign in (-1, 1))
+)
 _TTFT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
@@ -37,6 +41,25 @@ class ConductorMetrics:
             buckets=_TTFT_BUCKETS_S,
             registry=registry,
         )
+        self.measured_ttft = Histogram(
+            "pinyon_conductor_measured_ttft_seconds",
+            "Time from acceptance to first token at the decode instance, of placed requests whose instance told it",
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.ttft_error = Histogram(
+            "pinyon_conductor_ttft_error_seconds",
+            "Measured less predicted time to first token of these: above zero, it took longer than predicted",
+            buckets=_TTFT_ERROR_BUCKETS_S,
+            registry=registry,
+        )
+        self._ttft_error_ratio = Gauge(
+            "pinyon_conductor_ttft_error_ratio",
+            "Mean of |measured - predicted| / measured time to first token, of each model's last 256 placements",
+            ("model",),
+            registry=registry,
+        )
+        self._errors = PredictionErrors()
         self.deltas = Counter("pinyon_conductor_deltas_total", "Cache changes applied", registry=registry)
         self.snapshots = Counter("pinyon_conductor_snapshots_total", "Cache snapshots completed", registry=registry)
         self.gaps = Counter(
@@ -70,6 +93,13 @@ class ConductorMetrics:
         gauge("pinyon_conductor_inflight_prefills", "Placements not yet prefilled", lambda: inflight.prefills)
         gauge("pinyon_conductor_inflight_placements", "Placements not ended", lambda: inflight.decodes)
         gauge("pinyon_conductor_inflight_expired", "Parts of placements that got too old", lambda: inflight.expired)
+
+    def first_token(self, model: str, predicted_s: float, measured_s: float) -> None:
+        """What came of one placement."""
+        self.measured_ttft.observe(measured_s)
+        self.ttft_error.observe(measured_s - predicted_s)
+        if self._errors.add(model, predicted_s, measured_s):
+            self._ttft_error_ratio.labels(model).set_function(partial(self._errors.mean, model))
 
 
 def _count_role(fleet: Fleet, role: Role) -> int:

@@ -10,8 +10,10 @@ from logging import DEBUG
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, PinyonError
+from pinyon.messages.checks import ID_CHARS_MAX
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.placement import placement_to_proto, request_from_proto
+from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
@@ -41,7 +43,9 @@ class Placer:
         ttft_slo_s: float,
         tbt_slo_s: float,
         sizing: Sizing | None = None,
+        log: DecisionLog | None = None,
     ) -> None:
+        """``log``: remembers what was placed and refused."""
         self._scheduler = scheduler
         self._inflight = inflight
         self._metrics = metrics
@@ -50,6 +54,8 @@ class Placer:
         self._ttft_slo_s = ttft_slo_s
         self._tbt_slo_s = tbt_slo_s
         self._sizing = sizing
+        self._log = log
+        scheduler.consider = None if log is None else log.consider
         self._moves_at_s = -math.inf
 
     def place(self, message: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
@@ -57,11 +63,14 @@ class Placer:
         started = time.perf_counter()
         request_id = message.request_id or f"conductor-{secrets.token_hex(8)}"
         with self._telemetry.span("conductor.schedule", message.traceparent, request_id=request_id) as span:
+            request, now_s = None, self._clock()
             try:
                 request = request_from_proto(message, request_id, self._ttft_slo_s, self._tbt_slo_s)
                 span.classify(request.request_class)
-                decision = self._scheduler.schedule(request, self._clock())
+                decision = self._scheduler.schedule(request, now_s)
             except PinyonError as error:
+                if self._log is not None:
+                    self._log.refused(request or _unread(request_id, message), error, now_s)
                 self._metrics.placements.labels(error.grpc_code.lower()).inc()
                 # who names a time between tokens may ask for what no number of instances gives
                 if self._sizing is not None and error.retry_after_s and not message.tbt_slo_ms:
@@ -74,7 +83,8 @@ class Placer:
             span.set("prefill", decision.prefill.info.instance_id)
             span.set("decode", decision.decode.info.instance_id)
             span.set("reused_blocks", decision.reused_blocks)
-            placement = placement_to_proto(decision, request.ttft_slo_s)
+            number = 0 if self._log is None else self._log.placed(request, now_s)
+            placement = placement_to_proto(decision, request.ttft_slo_s, number)
             response = conductor_pb2.ScheduleResponse(request_id=request_id, placement=placement)
         self._look_at_moves(request, decision)
         if self._sizing is not None:
@@ -116,3 +126,8 @@ class Placer:
 
     def release(self, request_id: str) -> bool:
         return self._inflight.release(request_id)
+
+
+def _unread(request_id: str, message: conductor_pb2.ScheduleRequest) -> PlacementRequest:
+    """What is logged of a request that is malformed."""
+    return PlacementRequest(request_id[:ID_CHARS_MAX], message.model[:ID_CHARS_MAX], message.prompt_tokens)

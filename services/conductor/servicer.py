@@ -14,6 +14,7 @@ from pinyon.messages.role import role_from_proto
 from pinyon.placement.fleet import Fleet
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import KVSTORE, WORKER, check_claim
+from services.conductor.explaining import Explainer
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership, Reporter
@@ -41,6 +42,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         listing: Listing,
         intake: ReportIntake,
         placer: Placer,
+        explainer: Explainer,
         metrics: ConductorMetrics,
         lb_sessions_max: int,
     ) -> None:
@@ -49,6 +51,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         self._listing = listing
         self._intake = intake
         self._placer = placer
+        self._explainer = explainer
         self._metrics = metrics
         self._lb_sessions_max = lb_sessions_max
         self._lb_sessions = 0
@@ -81,6 +84,9 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
                 if (blocks := match.held_by(state))
             ]
         )
+
+    async def Explain(self, request: conductor_pb2.ExplainRequest, context: Any) -> conductor_pb2.ExplainResponse:
+        return await self._explainer.explain(request.request_id)
 
     async def ReportSession(self, _: object, context: Any) -> None:
         stream = Accepted[conductor_pb2.ReportSessionResponse, conductor_pb2.ReportSessionRequest](context, WRITE_S)

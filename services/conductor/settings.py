@@ -72,4 +72,8 @@ class ConductorSettings(ServiceSettings):
         600.0, gt=0, description="seconds after which a placement's prefill counts no longer if nobody reported its end"
     )
     inflight_decode_s: float = Field(600.0, gt=0, description="the same for its decode")
+    explain_max: int = Field(
+        4096, ge=0, le=1_000_000, description="placements and refusals that `pinyon explain` knows; 0 is off"
+    )
+    explain_mib: int = Field(64, ge=1, le=65_536, description="memory for these, in MiB, about")
     lb_sessions_max: int = Field(256, ge=1, le=4096, description="load balancers connected at once")

@@ -43,6 +43,9 @@ class StoreReport:
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return ()
 
+    def drain_first_tokens(self) -> Sequence[conductor_pb2.FirstTokenMeasurement]:
+        return ()
+
     def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
         return (), ()
 

@@ -34,6 +34,7 @@ from services.worker.served import Served
 
 __all__ = [
     "failed_update",
+    "first_token_to_proto",
     "hello_to_proto",
     "measurement_to_proto",
     "parse_first_token",
@@ -124,6 +125,7 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
         no_reuse=message.no_reuse,
         prefill_s=_seconds(message.placement.predicted_prefill_ms, "placement.predicted_prefill_ms"),
         ttft_left_s=_ttft_left_s(message),
+        placement_number=message.placement.number,
     )
 
 
@@ -308,6 +310,30 @@ def measurement_to_proto(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasur
             for span in outcome.spans
         ],
     )
+
+
+def first_token_to_proto(
+    number: int, seconds: float, report: worker_pb2.PrefillReport
+) -> conductor_pb2.FirstTokenMeasurement:
+    """For the conductor: what came of the placement with this number."""
+    return conductor_pb2.FirstTokenMeasurement(
+        placement_number=number,
+        ttft_us=round(seconds * 1e6),
+        prefill_instance_id=report.prefill_instance_id,
+        queue_us=_us(report.queue_ms),
+        fetch_us=_us(report.fetch_ms),
+        compute_us=_us(report.compute_ms),
+        push_us=_us(report.push_ms),
+        computed_tokens=report.computed_tokens,
+        local_tokens=report.local_tokens,
+        peer_tokens=report.peer_tokens,
+        store_tokens=report.store_tokens,
+    )
+
+
+def _us(milliseconds: float) -> int:
+    """A peer's word: never an error. What is no time is none."""
+    return round(1e3 * milliseconds) if 0 <= milliseconds <= MS_MAX else 0
 
 
 # -- parts of several messages

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from pinyon.api.worker.v1 import worker_pb2
 from services.worker.orders import PrefillOutcome
 
-__all__ = ["Ledger"]
+__all__ = ["FirstTokens", "Ledger"]
 
 KEPT = 4096
 """Entries kept of each kind while nobody asks; the oldest go first."""
+
+
+FirstTokens = list[tuple[int, float, worker_pb2.PrefillReport]]
+"""Number of the placement, seconds from the request's acceptance, and where they went."""
 
 
 def _nobody() -> None:
@@ -31,6 +36,7 @@ class Ledger:
         self._ended_prefills: deque[str] = deque(maxlen=KEPT)
         self._ended_decodes: deque[str] = deque(maxlen=KEPT)
         self._measured: deque[PrefillOutcome] = deque(maxlen=KEPT)
+        self._first_tokens: deque[tuple[int, float, worker_pb2.PrefillReport]] = deque(maxlen=KEPT)
         self._between_tokens_s = 0.0
         self._tokens = self._batches = self._kv_tokens = 0
 
@@ -53,6 +59,11 @@ class Ledger:
     def prefill_measured(self, outcome: PrefillOutcome) -> None:
         self._observe(outcome)
         self._measured.append(outcome)
+
+    def first_token(self, placement_number: int, seconds: float, report: worker_pb2.PrefillReport) -> None:
+        """It goes with the next report; nothing does for number 0, of which nobody asked."""
+        if placement_number:
+            self._first_tokens.append((placement_number, seconds, report))
 
     def decoded(self, tokens: int, seconds: float, kv_tokens: int) -> None:
         """``tokens`` requests got a token each, ``seconds`` after the one before, by reading the KV of so many."""
@@ -77,6 +88,11 @@ class Ledger:
         measured = list(self._measured)
         self._measured.clear()
         return measured
+
+    def take_first_tokens(self) -> FirstTokens:
+        taken = list(self._first_tokens)
+        self._first_tokens.clear()
+        return taken
 
     def take_decoded(self) -> tuple[float, float, float]:
         """Milliseconds between tokens, requests in the batch, tokens whose KV it read: all in the mean of the same

@@ -117,6 +117,8 @@ class GenerateOrder:
     """See :class:`PrefillOrder`."""
     ttft_left_s: float = math.inf
     """As of its coming; see :class:`PrefillOrder`."""
+    placement_number: int = 0
+    """The conductor's, which is told what the first token took; 0: it does not ask."""
 
     @property
     def shares(self) -> bool:

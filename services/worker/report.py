@@ -10,7 +10,7 @@ from pinyon.core.block_keys import secret_id
 from pinyon.messages.instance import info_to_proto, load_to_proto
 from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
-from services.worker.convert import measurement_to_proto
+from services.worker.convert import first_token_to_proto, measurement_to_proto
 from services.worker.ledger import Ledger
 from services.worker.served import Served
 
@@ -45,6 +45,9 @@ class WorkerReport:
 
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return [measurement_to_proto(outcome) for outcome in self._ledger.take_measured()]
+
+    def drain_first_tokens(self) -> Sequence[conductor_pb2.FirstTokenMeasurement]:
+        return [first_token_to_proto(*each) for each in self._ledger.take_first_tokens()]
 
     def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
         return self._ledger.take_begun()

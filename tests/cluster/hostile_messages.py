@@ -114,6 +114,7 @@ class Kept:
             conductor_pb2.LookupBlocksRequest: lambda: conductor_pb2.LookupBlocksRequest(block_keys=self.keys(4)),
             conductor_pb2.ReleaseRequest: lambda: conductor_pb2.ReleaseRequest(request_id="r1"),
             conductor_pb2.ListInstancesRequest: lambda: conductor_pb2.ListInstancesRequest(role=1),
+            conductor_pb2.ExplainRequest: lambda: conductor_pb2.ExplainRequest(request_id="r1"),
             kvstore_pb2.PutStartRequest: lambda: kvstore_pb2.PutStartRequest(
                 keys=self.keys(3), object_bytes=4096, timeout_ms=500, request_class=self.request_class()
             ),

@@ -48,6 +48,9 @@ class Cache:
     def drain_measurements(self) -> list[conductor_pb2.PrefillMeasurement]:
         return []
 
+    def drain_first_tokens(self) -> list[conductor_pb2.FirstTokenMeasurement]:
+        return []
+
     def drain_begun(self) -> tuple[list[str], list[str]]:
         return [], []
 

@@ -8,6 +8,7 @@ import pytest_asyncio
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
 from services.worker.kv.push import Push
+from services.worker.report import WorkerReport
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
@@ -73,3 +74,25 @@ async def test_the_time_between_tokens_comes_with_the_load_it_was_measured_at(fl
     assert len(PROMPT) <= kv_tokens < len(PROMPT) + SHORT.max_tokens
     assert d.parts.ledger.take_decoded() == (0.0, 0.0, 0.0)
     assert d.parts.members.kv_tokens == 0
+
+
+@pytest.mark.parametrize("apart", [True, False])
+async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet, apart):
+    if apart:
+        p, d = await fleet.pair()
+    else:
+        p = d = await fleet.start("mixed", "m0")
+    client = await fleet.client(d)
+    numbered = submission(PROMPT, SHORT, prefill=p, decode=d, request_id="numbered")
+    numbered.placement.number = 77
+    other = submission(OTHER, SHORT, prefill=p, decode=d, request_id="other")
+    for answer in await client.submit(numbered, other):
+        await answer.wait()
+        assert answer.finish == "length"
+    report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
+    (told,) = report.drain_first_tokens()
+    assert (told.placement_number, told.prefill_instance_id) == (77, p.served.instance_id)
+    assert told.computed_tokens == len(PROMPT)
+    assert 0 < told.compute_us <= told.ttft_us
+    assert not report.drain_first_tokens()
+    await fleet.idle()

@@ -140,8 +140,9 @@ class DecodeRequest:
                 self._decode_local = reservation.held
             first = await self._prefill(reservation, span)
             if not self._started:
-                self._report = first.report
-                self._observer.first_token(self._parts.clock() - self._arrived_s)
+                self._report, seconds = first.report, self._parts.clock() - self._arrived_s
+                self._observer.first_token(seconds)
+                self._parts.ledger.first_token(self.order.placement_number, seconds, first.report)
             if not self._take(first.token, first.logprob, first.prompt_logprobs):
                 return
             self._turn = asyncio.get_running_loop().create_future()
@@ -321,8 +322,7 @@ class DecodeRequest:
     def _publish_block(self, index: int) -> None:
         """The block with this index in the table is full of tokens, generated ones at its end."""
         order, layout = self.order, self._parts.served.layout
-        parent = self._last_key
-        (self._last_key,) = chain_block_keys(parent, bytes(self._tail), layout.block_tokens)
+        (self._last_key,) = chain_block_keys(self._last_key, bytes(self._tail), layout.block_tokens)
         self._tail.clear()
         made = [self._last_key]
         self._keys += made

@@ -18,6 +18,7 @@ from pinyon.cli import (
     admin,
     certs,
     compare,
+    explain,
     journal,
     plan,
     replay,
@@ -121,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     admin.add_command(commands)
     certs.add_command(commands)
     compare.add_command(commands)
+    explain.add_command(commands)
     journal.add_command(commands)
     plan.add_command(commands)
     replay.add_command(commands)

@@ -48,8 +48,8 @@ def request_from_proto(
     )
 
 
-def placement_to_proto(decision: PlacementDecision, ttft_slo_s: float = 0.0) -> common_pb2.Placement:
-    """``ttft_slo_s``: what the request was placed for; 0: nothing."""
+def placement_to_proto(decision: PlacementDecision, ttft_slo_s: float = 0.0, number: int = 0) -> common_pb2.Placement:
+    """``ttft_slo_s``: what the request was placed for; 0: nothing. ``number``: by which it is logged; 0: it is not."""
     prefill, decode = decision.prefill.info, decision.decode.info
     return common_pb2.Placement(
         prefill_instance_id=prefill.instance_id,
@@ -63,6 +63,7 @@ def placement_to_proto(decision: PlacementDecision, ttft_slo_s: float = 0.0) -> 
         policy=decision.policy,
         predicted_prefill_ms=min(MS_MAX, decision.prefill_s * 1e3),
         ttft_slo_ms=min(MS_MAX, round(ttft_slo_s * 1e3)),
+        number=number,
     )
 
 

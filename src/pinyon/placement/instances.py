@@ -177,8 +177,8 @@ class InstanceState:
         return further * part_s
 
     def learned(self) -> None:
-        """The prefill cost model has changed."""
-        self.loads.coefficients[self.row] = self.prefill_model.coefficients
+        """The prefill or the transfer cost model has changed."""
+        self.loads.learned(self.row, self.prefill_model.coefficients)
         self.reported()
 
     def decode_learned(self, now_s: float) -> None:
@@ -201,7 +201,7 @@ class InstanceState:
 
     def transfers_learned(self) -> None:
         """The transfer cost model has changed."""
-        self.loads.transfer[self.row] = [self.transfer_model.coefficients(kind) for kind in PathKind]
+        self.loads.transfers_learned(self.row, [self.transfer_model.coefficients(kind) for kind in PathKind])
 
     def seen(self) -> None:
         """It is new in the table."""

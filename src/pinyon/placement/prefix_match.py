@@ -5,7 +5,7 @@ A set of holders is an ``int`` with a bit per holder, which nobody outside this 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
@@ -63,7 +63,7 @@ class PrefixMatch:
 
     __slots__ = ("_all", "_extents", "_leading", "_runs", "blocks", "soon")
 
-    def __init__(self, runs: list[tuple[int, int]], blocks: int, soon: PrefixMatch | None = None) -> None:
+    def __init__(self, runs: Sequence[tuple[int, int]], blocks: int, soon: PrefixMatch | None = None) -> None:
         """``soon``: the same with what holders expect to hold when a new request's turn comes; else there is no such
         thing."""
         self._runs = runs
@@ -74,6 +74,11 @@ class PrefixMatch:
         self._extents: dict[tuple[int, int, int | None], int] = {}
         """What was found for ``(first block, who may be asked, most spans)``: most readers of a placement hold nothing
         of the prompt, so they all ask the same."""
+
+    @property
+    def runs(self) -> Sequence[tuple[int, int]]:
+        """Never changed: with :attr:`blocks`, all that is to be kept of a match to ask it later."""
+        return self._runs
 
     def held_by(self, holder: Holder) -> int:
         """Blocks it holds without a gap from the start."""

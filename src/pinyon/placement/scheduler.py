@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -29,6 +30,8 @@ __all__ = ["Scheduler"]
 
 SETTLING_RETRY_S = 0.5
 
+Consider = Callable[[PlacementRequest, PlacementDecision, Pool, PrefixMatch], None]
+
 
 class Scheduler:
     """Places requests on a fleet by one policy."""
@@ -37,6 +40,8 @@ class Scheduler:
         """``rng``: what chance the policy has; by default one of a fixed seed."""
         self._fleet = fleet
         self._rng = rng or Random(0)
+        self.consider: Consider | None = None
+        """Is told of each decision before it is judged and counted: what it saw of the fleet is still so."""
         self.use(policy)
 
     def use(self, policy: PlacementPolicy) -> None:
@@ -104,6 +109,8 @@ class Scheduler:
         refused: list[tuple[PlacementDecision, Pool, PrefixMatch]] = []
         for pool, match in self._soonest_first(request, _usable(request, pools), now_s):
             decision = self._place(request, pool, match, now_s)
+            if self.consider is not None:
+                self.consider(request, decision, pool, match)
             if not is_late(request, decision) and not is_slow(request, decision):
                 return decision, pool, match
             refused.append((decision, pool, match))
@@ -143,6 +150,8 @@ class Scheduler:
             probe = self._place(request, due, match, now_s)
             if (is_late(request, probe) and not late) or (is_slow(request, probe) and not slow):
                 continue
+            if self.consider is not None:
+                self.consider(request, probe, pool, match)
             # even if its measurement never comes, the next probe is later
             if late:
                 probe.prefill.prefill_learned_s = now_s

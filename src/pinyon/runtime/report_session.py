@@ -51,6 +51,10 @@ class ReportSource(Protocol):
 
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]: ...
 
+    def drain_first_tokens(self) -> Sequence[conductor_pb2.FirstTokenMeasurement]:
+        """Of placements that have numbers."""
+        ...
+
     def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
         """Ids of requests whose prompts are computed here by now, and of those that came to decode here."""
         ...
@@ -191,4 +195,5 @@ class ReportSession:
             leaving=leaving,
             begun_decode_request_ids=begun_decodes,
             begun_prefill_request_ids=begun_prefills,
+            first_tokens=self._source.drain_first_tokens(),
         )

@@ -42,6 +42,9 @@ class Source:
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return [conductor_pb2.PrefillMeasurement(computed_tokens=7)]
 
+    def drain_first_tokens(self) -> Sequence[conductor_pb2.FirstTokenMeasurement]:
+        return ()
+
     def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
         return [], []
 

@@ -174,7 +174,7 @@ class BlockHolder(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ...) -> None: ...
 
 class ReportSessionRequest(_message.Message):
-    __slots__ = ("registration", "snapshot", "deltas", "load", "prefills", "ended_prefill_request_ids", "ended_decode_request_ids", "leaving", "begun_decode_request_ids", "begun_prefill_request_ids")
+    __slots__ = ("registration", "snapshot", "deltas", "load", "prefills", "ended_prefill_request_ids", "ended_decode_request_ids", "leaving", "begun_decode_request_ids", "begun_prefill_request_ids", "first_tokens")
     REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class ReportSessionRequest(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BEGUN_DECODE_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_PREFILL_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     registration: InstanceInfo
     snapshot: CacheSnapshot
     deltas: _containers.RepeatedCompositeFieldContainer[CacheDelta]
@@ -195,7 +196,8 @@ class ReportSessionRequest(_message.Message):
     leaving: bool
     begun_decode_request_ids: _containers.RepeatedScalarFieldContainer[str]
     begun_prefill_request_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, registration: _Optional[_Union[InstanceInfo, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., deltas: _Optional[_Iterable[_Union[CacheDelta, _Mapping]]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[PrefillMeasurement, _Mapping]]] = ..., ended_prefill_request_ids: _Optional[_Iterable[str]] = ..., ended_decode_request_ids: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., begun_decode_request_ids: _Optional[_Iterable[str]] = ..., begun_prefill_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    first_tokens: _containers.RepeatedCompositeFieldContainer[FirstTokenMeasurement]
+    def __init__(self, registration: _Optional[_Union[InstanceInfo, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., deltas: _Optional[_Iterable[_Union[CacheDelta, _Mapping]]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[PrefillMeasurement, _Mapping]]] = ..., ended_prefill_request_ids: _Optional[_Iterable[str]] = ..., ended_decode_request_ids: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., begun_decode_request_ids: _Optional[_Iterable[str]] = ..., begun_prefill_request_ids: _Optional[_Iterable[str]] = ..., first_tokens: _Optional[_Iterable[_Union[FirstTokenMeasurement, _Mapping]]] = ...) -> None: ...
 
 class CacheSnapshot(_message.Message):
     __slots__ = ("seq", "keys", "first", "last")
@@ -245,6 +247,32 @@ class FetchMeasurement(_message.Message):
     fetch_us: int
     def __init__(self, source_id: _Optional[str] = ..., fetched_bytes: _Optional[int] = ..., fetch_us: _Optional[int] = ...) -> None: ...
 
+class FirstTokenMeasurement(_message.Message):
+    __slots__ = ("placement_number", "ttft_us", "prefill_instance_id", "queue_us", "fetch_us", "compute_us", "push_us", "computed_tokens", "local_tokens", "peer_tokens", "store_tokens")
+    PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TTFT_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    FETCH_US_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    PUSH_US_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PEER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    placement_number: int
+    ttft_us: int
+    prefill_instance_id: str
+    queue_us: int
+    fetch_us: int
+    compute_us: int
+    push_us: int
+    computed_tokens: int
+    local_tokens: int
+    peer_tokens: int
+    store_tokens: int
+    def __init__(self, placement_number: _Optional[int] = ..., ttft_us: _Optional[int] = ..., prefill_instance_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., fetch_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., push_us: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., peer_tokens: _Optional[int] = ..., store_tokens: _Optional[int] = ...) -> None: ...
+
 class ReportSessionResponse(_message.Message):
     __slots__ = ("lease_ms", "acked_seq", "resync")
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -270,3 +298,87 @@ class ListInstancesResponse(_message.Message):
     instances: _containers.RepeatedCompositeFieldContainer[Instance]
     incomplete: bool
     def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ..., incomplete: _Optional[bool] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[ExplainedDecision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[ExplainedDecision, _Mapping]]] = ...) -> None: ...
+
+class ExplainedDecision(_message.Message):
+    __slots__ = ("request_id", "age_ms", "model", "prompt_tokens", "block_tokens", "max_tokens", "kind", "turn", "priority", "no_reuse", "exclude_instance_ids", "because", "placement", "error", "probe", "alternate_instance_id", "ttft_limit_ms", "tbt_limit_ms", "chosen", "others", "candidates", "first_token")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NO_REUSE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_INSTANCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATE_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TTFT_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    age_ms: int
+    model: str
+    prompt_tokens: int
+    block_tokens: int
+    max_tokens: int
+    kind: str
+    turn: int
+    priority: int
+    no_reuse: bool
+    exclude_instance_ids: _containers.RepeatedScalarFieldContainer[str]
+    because: str
+    placement: _common_pb2.Placement
+    error: _common_pb2.Error
+    probe: bool
+    alternate_instance_id: str
+    ttft_limit_ms: float
+    tbt_limit_ms: float
+    chosen: Candidate
+    others: _containers.RepeatedCompositeFieldContainer[Candidate]
+    candidates: int
+    first_token: FirstTokenMeasurement
+    def __init__(self, request_id: _Optional[str] = ..., age_ms: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., kind: _Optional[str] = ..., turn: _Optional[int] = ..., priority: _Optional[int] = ..., no_reuse: _Optional[bool] = ..., exclude_instance_ids: _Optional[_Iterable[str]] = ..., because: _Optional[str] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., probe: _Optional[bool] = ..., alternate_instance_id: _Optional[str] = ..., ttft_limit_ms: _Optional[float] = ..., tbt_limit_ms: _Optional[float] = ..., chosen: _Optional[_Union[Candidate, _Mapping]] = ..., others: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., candidates: _Optional[int] = ..., first_token: _Optional[_Union[FirstTokenMeasurement, _Mapping]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("instance_id", "held_blocks", "expected_blocks", "fetched_blocks", "room_ms", "queue_ms", "transfer_ms", "prefill_ms", "drain_ms", "ttft_ms")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ROOM_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    held_blocks: int
+    expected_blocks: int
+    fetched_blocks: int
+    room_ms: float
+    queue_ms: float
+    transfer_ms: float
+    prefill_ms: float
+    drain_ms: float
+    ttft_ms: float
+    def __init__(self, instance_id: _Optional[str] = ..., held_blocks: _Optional[int] = ..., expected_blocks: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., room_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., drain_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ...) -> None: ...

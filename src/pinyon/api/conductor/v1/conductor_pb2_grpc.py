@@ -60,6 +60,11 @@ class ConductorServiceStub:
                 request_serializer=pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.LookupBlocksRequest.SerializeToString,
                 response_deserializer=pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.LookupBlocksResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/pinyon.api.conductor.v1.ConductorService/Explain',
+                request_serializer=pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.ExplainResponse.FromString,
+                _registered_method=True)
         self.ReportSession = channel.stream_stream(
                 '/pinyon.api.conductor.v1.ConductorService/ReportSession',
                 request_serializer=pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.ReportSessionRequest.SerializeToString,
@@ -106,6 +111,13 @@ class ConductorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Why a request runs, or ran, where it does, and what came of it. NOT_FOUND if it is not known, or not any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportSession(self, request_iterator, context):
         """An instance's membership, load, cache events and measurements. The lease lasts while reports come in.
         """
@@ -140,6 +152,11 @@ def add_ConductorServiceServicer_to_server(servicer, server):
                     servicer.LookupBlocks,
                     request_deserializer=pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.LookupBlocksRequest.FromString,
                     response_serializer=pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.LookupBlocksResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.ExplainRequest.FromString,
+                    response_serializer=pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.ExplainResponse.SerializeToString,
             ),
             'ReportSession': grpc.stream_stream_rpc_method_handler(
                     servicer.ReportSession,
@@ -283,6 +300,33 @@ class ConductorService:
             '/pinyon.api.conductor.v1.ConductorService/LookupBlocks',
             pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.LookupBlocksRequest.SerializeToString,
             pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.LookupBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pinyon.api.conductor.v1.ConductorService/Explain',
+            pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.ExplainRequest.SerializeToString,
+            pinyon_dot_api_dot_conductor_dot_v1_dot_conductor__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,49 @@
+"""Why requests run where they run, for who asks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.clock import Clock
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound
+from pinyon.messages.checks import check_text
+from pinyon.messages.explanation import explained_to_proto
+from pinyon.placement.decision_log import DecisionLog
+from pinyon.placement.explanation import explain
+
+__all__ = ["Explainer"]
+
+ID_CHARS_MAX = 256
+DECISIONS_MAX = 64
+
+
+class Explainer:
+    """Asks the log. ``log``: None where nothing is kept."""
+
+    def __init__(self, log: DecisionLog | None, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+
+    async def explain(self, request_id: str) -> conductor_pb2.ExplainResponse:
+        """Decision by decision: others get the loop in between.
+
+        Raises :class:`InvalidArgument`, :class:`FailedPrecondition` if nothing is kept, and :class:`NotFound`.
+        """
+        if not request_id:
+            raise InvalidArgument("must name a request", field="request_id")
+        check_text(request_id, "request_id", ID_CHARS_MAX)
+        if self._log is None:
+            raise FailedPrecondition("this conductor remembers no placements (--explain-max 0)")
+        found = self._log.find(request_id, DECISIONS_MAX)
+        if not found:
+            raise NotFound(
+                f"no request {request_id[:128]!r} among the last {len(self._log)} that this conductor decided: it "
+                "knows them by their x-request-id or the id of a completion, since its start, and forgets the oldest "
+                "(--explain-max)"
+            )
+        response = conductor_pb2.ExplainResponse()
+        for logged in found:
+            response.decisions.append(explained_to_proto(logged, explain(logged), self._clock() - logged.at_s))
+            await asyncio.sleep(0)
+        return response

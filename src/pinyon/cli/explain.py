@@ -1,0 +1,147 @@
+"""``pinyon explain``: why a request runs, or ran, where it does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from google.protobuf.json_format import MessageToJson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.runtime.identity import CONDUCTOR
+
+__all__ = ["add_command", "explain"]
+
+_DESCRIPTION = """\
+Ask the conductor why a request was placed where it was, or refused: what was predicted, what the other instances would
+have taken, as it was when it decided, and what the first token took. REQUEST_ID is what the client has: its
+x-request-id, or the id of a completion (chatcmpl-...); or the request_id of a log line. The conductor remembers its
+last decisions (--explain-max)."""
+
+PARTS = ("room", "queue", "transfer", "prefill", "drain")
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser("explain", help="why a request went where it went", description=_DESCRIPTION)
+    parser.add_argument("request_id", metavar="REQUEST_ID")
+    parser.add_argument("--conductor", default="127.0.0.1:7000", help="host:port (default 127.0.0.1:7000)")
+    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
+    parser.add_argument("--timeout-s", type=float, default=5.0, help="default 5")
+    add_tls_dir(parser)
+    parser.set_defaults(run=explain)
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Print every decision for the request, the first one first."""
+    with open_channel(arguments.conductor, CONDUCTOR, arguments.tls_dir) as channel:
+        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
+        request = conductor_pb2.ExplainRequest(request_id=arguments.request_id)
+        reply = stub.Explain(request, timeout=arguments.timeout_s)
+    if arguments.json:
+        sys.stdout.write(MessageToJson(reply, preserving_proto_field_name=True) + "\n")
+        return 0
+    console = Console()
+    for number, decision in enumerate(reply.decisions):
+        if number:
+            console.print()
+        _print(console, decision)
+    return 0
+
+
+def _print(console: Console, decision: conductor_pb2.ExplainedDecision) -> None:
+    """A sentence, what was asked, and the instances side by side. Names come from outside: no markup is read."""
+    for line in (f"{decision.request_id} {decision.because}", _asked(decision)):
+        console.print(Text(line), soft_wrap=True)
+    if decision.HasField("chosen"):
+        console.print(_table(decision))
+    if decision.HasField("first_token"):
+        console.print(Text(_measured(decision)), soft_wrap=True)
+    elif not decision.HasField("error"):
+        console.print(Text("measured: nothing yet, or its instance never told"), soft_wrap=True)
+
+
+def _asked(decision: conductor_pb2.ExplainedDecision) -> str:
+    """What there is to say of it."""
+    facts = [f"{decision.age_ms / 1e3:.1f} s ago", decision.model, f"{decision.prompt_tokens} prompt tokens"]
+    if decision.max_tokens:
+        facts.append(f"at most {decision.max_tokens} generated")
+    if decision.kind:
+        facts.append(f"{decision.kind}, turn {decision.turn}")
+    if decision.priority:
+        facts.append(f"priority {decision.priority}")
+    if decision.no_reuse:
+        facts.append("nothing is reused")
+    if decision.HasField("placement"):
+        facts.append(f"policy {decision.placement.policy}")
+    if decision.ttft_limit_ms:
+        facts.append(f"first token within {_ms(decision.ttft_limit_ms)}")
+    if decision.tbt_limit_ms:
+        facts.append(f"{_ms(decision.tbt_limit_ms)} between tokens")
+    if decision.exclude_instance_ids:
+        facts.append(f"not on {', '.join(decision.exclude_instance_ids)}")
+    if decision.probe:
+        facts.append("a probe")
+    return ", ".join(facts)
+
+
+def _table(decision: conductor_pb2.ExplainedDecision) -> Table:
+    """The chosen one first, then the others as they come: the soonest first. What is 0 everywhere is left out."""
+    candidates = (decision.chosen, *decision.others)
+    blocks = [("holds", "held_blocks"), ("soon", "expected_blocks"), ("fetches", "fetched_blocks")]
+    if all(each.held_blocks == each.expected_blocks for each in candidates):
+        del blocks[1]
+    parts = [(name, f"{name}_ms") for name in PARTS]
+    shown = [(name, field) for name, field in blocks + parts if any(getattr(each, field) for each in candidates)]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("instance")
+    for column, _ in (*shown, ("first token", "")):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    placement = decision.placement
+    for each in candidates:
+        note = ""
+        if each.instance_id == placement.prefill_instance_id:
+            note = "would have been taken" if decision.HasField("error") else "taken"
+        elif each.instance_id == decision.alternate_instance_id:
+            note = "the other one of the pair"
+        values = ((field, getattr(each, field)) for _, field in (*shown, ("", "ttft_ms")))
+        cells = [_ms(value) if field.endswith("_ms") else str(value) for field, value in values]
+        table.add_row(Text(each.instance_id), *cells, Text(note))
+    more = decision.candidates - 1 - len(decision.others)
+    if more > 0:
+        table.caption, table.caption_justify = f"and {more} more", "left"
+    return table
+
+
+def _measured(decision: conductor_pb2.ExplainedDecision) -> str:
+    """What came of it, beside what was predicted."""
+    first = decision.first_token
+    parts = (
+        ("queue", first.queue_us),
+        ("fetch", first.fetch_us),
+        ("compute", first.compute_us),
+        ("push", first.push_us),
+    )
+    predicted_ms, measured_ms = decision.placement.predicted_ttft_ms, first.ttft_us / 1e3
+    error_ms = measured_ms - predicted_ms
+    tokens = f"{first.computed_tokens} tokens computed, {first.local_tokens} local"
+    for name, count in (("from peers", first.peer_tokens), ("from the store", first.store_tokens)):
+        if count:
+            tokens += f", {count} {name}"
+    return (
+        f"measured: first token in {_ms(measured_ms)}, predicted {_ms(predicted_ms)} "
+        f"({'+' if error_ms >= 0 else '-'}{_ms(abs(error_ms))}); on {first.prefill_instance_id}: "
+        f"{', '.join(f'{name} {_ms(us / 1e3)}' for name, us in parts)}; {tokens}"
+    )
+
+
+def _ms(milliseconds: float) -> str:
+    if milliseconds >= 1e3:
+        return f"{milliseconds / 1e3:.2f} s"
+    return f"{milliseconds:.1f} ms" if milliseconds else "–"

@@ -1,0 +1,209 @@
+"""Why a request was placed where it was: the other instances as they were then, and a sentence.
+
+Times of the others are the cost models' as they stood at the decision, by the formula that policies use
+(:meth:`pinyon.placement.policy.Pool.prefills_s`); where the policy fetches, the shorter one of fetching all that
+others hold and computing. What a policy decides by besides (a threshold, a ring) is said by its name only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.placement.admission import is_late, is_slow
+from pinyon.placement.algorithm1 import Algorithm1
+from pinyon.placement.decision_log import LoggedDecision, Seen
+from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.transfer_cost import PathKind
+
+__all__ = ["CANDIDATES_MAX", "Candidate", "Explanation", "explain"]
+
+CANDIDATES_MAX = 8
+SOONEST = 5
+"""Of the candidates, those with the least times; the others are those that hold most of the prompt."""
+FETCHING = frozenset((KvCacheCentric.name, Algorithm1.name))
+"""Policies that fetch."""
+NANO_S = 1e-9
+WAIT_S = 0.005
+"""Less is no wait to speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance that could have computed the prompt. Blocks are leading ones of the prompt, times seconds."""
+
+    instance_id: str
+    held_blocks: int
+    expected_blocks: int
+    """Those that it held, or was computing for others."""
+    fetched_blocks: int
+    room_s: float
+    queue_s: float
+    transfer_s: float
+    prefill_s: float
+    drain_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        return self.room_s + self.queue_s + self.transfer_s + self.prefill_s + self.drain_s
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Of one decision. ``chosen`` is None and ``others`` are empty where no policy was asked."""
+
+    because: str
+    chosen: Candidate | None
+    """The decision's own numbers."""
+    others: tuple[Candidate, ...]
+    """At most :data:`CANDIDATES_MAX`, the soonest first; the other one of a pair is always among them."""
+    could: int
+    """Instances that could have computed it, all of them."""
+    probe: bool
+    """It was placed in spite of its limits, for the instance to be measured again."""
+
+
+def explain(logged: LoggedDecision) -> Explanation:
+    """What is known of it. Looks at every instance of the pool: some ms where there are a thousand."""
+    seen = logged.seen
+    if seen is None:
+        return Explanation(f"refused: {logged.error}", None, (), 0, False)
+    decision = seen.decision
+    request = logged.request
+    probe = not logged.code and (is_late(request, decision) or is_slow(request, decision))
+    chosen, others = _candidates(logged, seen)
+    because = _because(logged, seen, chosen, others, probe)
+    return Explanation(because, chosen, tuple(_shown(seen, others)), 1 + len(others), probe)
+
+
+def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Candidate]]:
+    """The chosen one, and all others, the soonest first."""
+    decision, pool, loads = seen.decision, seen.pool, seen.loads
+    match = seen.match()
+    block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes
+    tokens = logged.prompt_tokens
+    rows = np.array([state.row for state in pool.prefills], np.intp)
+    queues_s, rooms_s = loads.queues_s(rows, logged.at_s).tolist(), loads.room_s[rows].tolist()
+    costs, transfers = loads.coefficients[rows].tolist(), loads.transfer[rows, PathKind.NETWORK].tolist()
+    decode_room_s = float(loads.room_s[decision.decode.row])
+    elsewhere = decision.prefill is not decision.decode
+    fetches = decision.policy in FETCHING
+    chosen: Candidate | None = None
+    others: list[Candidate] = []
+    for at, state in enumerate(pool.prefills):
+        held = match.held_by(state)
+        if state is decision.prefill:
+            fetched = sum(span.block_count for span in decision.fetches)
+            chosen = Candidate(
+                state.info.instance_id, held, decision.local_blocks, fetched, decision.room_s, decision.queue_s,
+                decision.transfer_s, decision.prefill_s, decision.drain_s,
+            )  # fmt: skip
+            continue
+        expected = max(held, match.soon.held_by(state))
+        waits_s = rooms_s[at], queues_s[at]
+        if elsewhere and state is not decision.decode:
+            waits_s = rooms_s[at] + decode_room_s, queues_s[at]
+        fetched, transfer_s, compute_s = 0, 0.0, _prefill_s(costs[at], tokens, expected * block_tokens)
+        if fetches:
+            reach = match.extent_for(state, expected, pool.sources, FETCH_SPANS_MAX)
+            if reach > expected:
+                start_s, byte_s = transfers[at]
+                fetch_s = start_s + byte_s * (reach - expected) * block_bytes
+                short_s = _prefill_s(costs[at], tokens, reach * block_tokens)
+                if fetch_s + short_s < compute_s:
+                    fetched, transfer_s, compute_s = reach - expected, fetch_s, short_s
+        takes_s = transfer_s, compute_s, decision.drain_s
+        others.append(Candidate(state.info.instance_id, held, expected, fetched, *waits_s, *takes_s))
+    if chosen is None:
+        raise ValueError("a decision takes an instance of its pool")
+    others.sort(key=lambda each: (round(each.ttft_s, 9), each.instance_id))
+    return chosen, others
+
+
+def _prefill_s(costs: Sequence[float], tokens: int, reused: int) -> float:
+    """See :class:`pinyon.placement.cost_model.PrefillCostModel`."""
+    k0, k1, k2 = costs
+    rest = tokens - reused
+    return k0 + k1 * rest + k2 * rest * (tokens + reused)
+
+
+def _shown(seen: Seen, others: list[Candidate]) -> list[Candidate]:
+    """Few of them, in their order."""
+    if len(others) <= CANDIDATES_MAX:
+        return others
+    alternate = seen.decision.alternate
+    names = {each.instance_id for each in others[:SOONEST]}
+    if alternate is not None:
+        names.add(alternate.info.instance_id)
+    for each in sorted(others, key=lambda each: -each.expected_blocks):
+        if len(names) >= CANDIDATES_MAX:
+            break
+        names.add(each.instance_id)
+    return [each for each in others if each.instance_id in names]
+
+
+# -- words
+
+
+def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list[Candidate], probe: bool) -> str:
+    decision = seen.decision
+    blocks = logged.prompt_tokens // seen.pool.layout.block_tokens
+    name = chosen.instance_id
+    if logged.code:
+        return f"refused: {logged.error}; {name} would have been the one: {_state(chosen, blocks)}"
+    where = f"went to {name}"
+    if decision.decode is not decision.prefill:
+        where += f" (decodes on {decision.decode.info.instance_id})"
+    if probe:
+        return f"{where} although it was predicted to be late or slow there: it had not been measured for some time"
+    if not others:
+        return f"{where} because it was the only one that could take it: {_state(chosen, blocks)}"
+    best = others[0]
+    alternate = decision.alternate
+    if alternate is not None:
+        other = next((each for each in others if each.instance_id == alternate.info.instance_id), None)
+        if other is not None:
+            return f"{where} because of the pair of its prefix, {name} and {other.instance_id}, {decision.policy} " + (
+                f"took this one: {_state(chosen, blocks)}; {_other(other, blocks)}"
+            )
+    soonest = chosen.ttft_s <= best.ttft_s + NANO_S
+    why = "" if soonest else f"{decision.policy} chose it: "
+    said = f"{_state(chosen, blocks)}, first token in {_time(chosen.ttft_s)}"
+    if abs(chosen.ttft_s - best.ttft_s) <= NANO_S:
+        return f"{where} because {why}{said}; {best.instance_id} would have taken as long"
+    return f"{where} because {why}{said}; {_other(best, blocks)}"
+
+
+def _state(each: Candidate, blocks: int) -> str:
+    parts = [f"it holds {_held(each, blocks)}"]
+    if each.fetched_blocks:
+        parts.append(f"fetches {each.fetched_blocks}")
+    wait_s = each.room_s + each.queue_s
+    parts.append(f"{_time(wait_s)} of others' work waits there" if wait_s >= WAIT_S else "nobody waits there")
+    return ", ".join(parts[:-1]) + f" and {parts[-1]}"
+
+
+def _held(each: Candidate, blocks: int) -> str:
+    coming = each.expected_blocks - each.held_blocks
+    more = f" ({coming} of them soon, from prompts before it)" if coming > 0 else ""
+    return f"{each.expected_blocks} of {blocks} blocks{more}"
+
+
+def _other(each: Candidate, blocks: int) -> str:
+    """What another one would have taken, and why."""
+    reasons = []
+    if each.room_s >= WAIT_S:
+        reasons.append(f"wait for memory {_time(each.room_s)}")
+    if each.queue_s >= WAIT_S:
+        reasons.append(f"queue {_time(each.queue_s)}")
+    if each.fetched_blocks:
+        reasons.append(f"fetching {each.fetched_blocks} blocks {_time(each.transfer_s)}")
+    reasons.append(f"holds {_held(each, blocks)}")
+    return f"{each.instance_id} would have taken {_time(each.ttft_s)} ({', '.join(reasons)})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

@@ -1,0 +1,88 @@
+"""Why a request went where it went, asked of a running suite with what its client saw."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.cli import main
+
+WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _as_admin(cluster, monkeypatch):
+    monkeypatch.setenv("PINYON_TLS_DIR", str(cluster.access.admin or ""))
+
+
+def complete(cluster, prompt: str, **more) -> dict:
+    connection = cluster.access.http(cluster.services["lb-0"], timeout_s=WAIT_S)
+    try:
+        body = {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": 4, "ignore_eos": True, **more}
+        fields = {"content-type": "application/json", "x-pinyon-report": "1", "x-request-id": "a-jay.1"}
+        connection.request("POST", "/v1/completions", json.dumps(body), fields)
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        assert response.status == 200, answer
+        assert response.getheader("x-request-id") == "a-jay.1"
+        return answer
+    finally:
+        connection.close()
+
+
+def measured(cluster, capsys, request_id: str, count: int) -> list[dict]:
+    """The decisions, as the command prints them, once all of them are measured: that comes with the next report."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        assert main(["explain", request_id, "--conductor", cluster.conductor, "--json"]) == 0
+        decisions = json.loads(capsys.readouterr().out)["decisions"]
+        if len(decisions) == count and all("first_token" in each for each in decisions):
+            return decisions
+        assert time.monotonic() < deadline, decisions
+
+
+def test_where_it_ran_and_what_came_of_it(cluster, capsys):
+    answer = complete(cluster, "Why does a jay that caches pinyon seeds find them again? " * 8)
+    report = answer["pinyon"]
+    (decision,) = measured(cluster, capsys, answer["id"], 1)
+    assert decision["request_id"] == f"a-jay.1.{answer['id'].removeprefix('cmpl-')}"
+    assert decision["placement"]["prefill_instance_id"] == report["prefill_instance"]
+    assert decision["placement"]["decode_instance_id"] == report["decode_instance"]
+    assert decision["chosen"]["instance_id"] == report["prefill_instance"]
+    assert decision["candidates"] == 2
+    first = decision["first_token"]
+    assert first["prefill_instance_id"] == report["prefill_instance"]
+    assert int(first["compute_us"]) == pytest.approx(1e3 * report["compute_ms"], abs=2)
+    assert first["computed_tokens"] == report["computed_tokens"]
+    assert int(first["compute_us"]) <= int(first["ttft_us"]) <= 1e3 * report["ttft_ms"] + 1
+    assert decision["placement"]["predicted_ttft_ms"] == pytest.approx(report["predicted_ttft_ms"], abs=1e-3)
+    # for people, by the id that the client chose
+    assert main(["explain", "a-jay.1", "--conductor", cluster.conductor]) == 0
+    shown = capsys.readouterr().out
+    assert f"went to {report['prefill_instance']} (decodes on {report['decode_instance']}) because " in shown
+    assert "measured: first token in " in shown
+
+
+def test_every_choice_is_told(cluster, capsys):
+    answer = complete(cluster, "Two of the same", n=2)
+    unique = answer["id"].removeprefix("cmpl-")
+    decisions = measured(cluster, capsys, answer["id"], 2)
+    assert [each["request_id"] for each in decisions] == [f"a-jay.1.{unique}-0", f"a-jay.1.{unique}-1"]
+    assert len({each["first_token"]["placement_number"] for each in decisions}) == 2
+
+
+def test_what_nobody_knows(cluster, capsys):
+    assert main(["explain", "never-seen", "--conductor", cluster.conductor]) == 1
+    assert "NOT_FOUND: no request 'never-seen' among the last " in capsys.readouterr().err
+
+
+def test_over_grpc(cluster):
+    answer = complete(cluster, "As a program would ask")
+    with cluster.access.channel(cluster.services["conductor"]) as channel:
+        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
+        reply = stub.Explain(conductor_pb2.ExplainRequest(request_id=answer["id"]), timeout=WAIT_S)
+    (decision,) = reply.decisions
+    assert decision.placement.prefill_instance_id == answer["pinyon"]["prefill_instance"]
