@@ -77,7 +77,12 @@ def build(
     inflight = InFlightTable(
         settings.inflight_max, settings.inflight_unclaimed_s, settings.inflight_prefill_s, settings.inflight_decode_s
     )
-    fleet = Fleet(BlockIndex(settings.index_keys_max), inflight, settings.instances_max)
+    fleet = Fleet(
+        BlockIndex(settings.index_keys_max),
+        inflight,
+        settings.instances_max,
+        stride_tokens=settings.index_stride_tokens,
+    )
     membership = Membership(fleet, clock, settings.lease_ms / 1e3, settings.settle_ms / 1e3)
     metrics = ConductorMetrics(registry, fleet, membership)
     show_policy = show_policies(registry, "conductor", placement=settings.placement)

@@ -51,6 +51,13 @@ class ConductorSettings(ServiceSettings):
     index_keys_max: int = Field(
         10_000_000, ge=1, le=1_000_000_000, description="blocks that the index knows at once: 22 to 35 bytes each"
     )
+    index_stride_tokens: int = Field(
+        64,
+        ge=1,
+        le=4096,
+        description="the index is told of a block every so many tokens of a prompt (1: of all blocks); what is held of "
+        "a prefix behind the last of them it does not see",
+    )
     inflight_max: int = Field(100_000, ge=1, description="placements in flight")
     inflight_unclaimed_s: float = Field(
         10.0, gt=0, description="seconds after which a placement counts no longer if its decode instance never had it"

@@ -1,9 +1,8 @@
-"""Which block keys the conductor is told of: one in ``every``, chosen by the key itself.
+"""Which block keys the conductor is told of: those of every so many blocks of a prompt.
 
-A key is in the sample if its ninth byte has zeros in its low bits (log2 of ``every`` of them): block keys are hashes,
-so that is one in so many, at random. Every so many blocks of a prompt would do a little better, but whoever stores or
-evicts a block knows its key and not its place. Samples nest: what is in a sample is in every denser one, so those who
-report and those who ask may differ.
+Keys are chained, so who holds a block of a prefix nearly always holds those before it. A key tells its block's place
+(:mod:`pinyon.core.block_keys`): the sample of one in ``every`` has the keys of blocks ``every - 1``, ``2 * every - 1``
+and so on. Samples nest: what is in a sample is in every denser one, so those who report and those who ask may differ.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from pinyon.core.block_keys import KEY_BYTES, BlockKey
 __all__ = ["EVERY_MAX", "is_sample", "key_sample", "sample_every", "sampled_blocks", "sampled_keys"]
 
 EVERY_MAX = 64
-_CHOOSING_BYTE = 8
+_PLACE = KEY_BYTES - 1
+"""The byte of a key that tells it."""
 
 
 def sample_every(stride_tokens: int, block_tokens: int) -> int:
-    """One key in so many for a sampled key each ``stride_tokens`` tokens or fewer, on average: a power of two."""
+    """One key in so many, a power of two, has at most ``stride_tokens`` tokens between two that are in the sample."""
     return min(EVERY_MAX, 1 << max(0, (stride_tokens // block_tokens).bit_length() - 1))
 
 
@@ -47,10 +47,10 @@ def key_sample(packed_keys: bytes, every: int) -> bytes:
 def sampled_keys(keys: Sequence[BlockKey], every: int) -> Sequence[BlockKey]:
     """The same of keys that are not packed."""
     others = every - 1
-    return [key for key in keys if not key[_CHOOSING_BYTE] & others] if others else keys
+    return [key for key in keys if not key[_PLACE] & others] if others else keys
 
 
 def _chosen(packed_keys: bytes, every: int) -> NDArray[np.bool_]:
-    choosing = np.frombuffer(packed_keys, np.uint8)[_CHOOSING_BYTE::KEY_BYTES]
-    chosen: NDArray[np.bool_] = choosing & np.uint8(every - 1) == 0
+    places = np.frombuffer(packed_keys, np.uint8)[_PLACE::KEY_BYTES]
+    chosen: NDArray[np.bool_] = places & np.uint8(every - 1) == 0
     return chosen

@@ -23,8 +23,6 @@ _STEPS_MAX = 1 << 16
 
 
 class HolderSets:
-    """``hidden`` are rows whose content is void: they are in sets still, and never in a new one."""
-
     def __init__(self, sets_max: int = SETS_MAX) -> None:
         self._sets_max = sets_max
         self.masks: list[int] = [0]
@@ -34,7 +32,6 @@ class HolderSets:
         self._rows: list[NDArray[np.intp] | None] = [None]
         self._made = 0
         self._steps: dict[int, int] = {}
-        self.hidden = 0
         self.keys = np.zeros(1024, np.int64)
         """By number, how many have it; -1 where there is no such set."""
         self.keys_one = self.keys.data
@@ -51,16 +48,6 @@ class HolderSets:
             self.held = np.append(self.held, np.zeros(max(row + 1 - len(self.held), len(self.held)), np.int64))
             self.held_one = self.held.data
         self.held[row] = 0
-
-    def hide(self, row: int) -> None:
-        """What was told under it is void."""
-        self.hidden |= 1 << row
-        self._steps.clear()
-
-    def cleared(self, rows: int) -> None:
-        """No key has them any more."""
-        self.hidden &= ~rows
-        self._steps.clear()
 
     def number(self, mask: int, limit: int) -> int:
         """Of a set; 0 if it would be one too many."""
@@ -80,9 +67,8 @@ class HolderSets:
         step = number << 16 | row << 1
         after = self._steps.get(step)
         if after is None:
-            mask, bit = self.masks[number], 1 << row
-            after = number if mask & bit else self.number((mask & ~self.hidden) | bit, self._sets_max)
-            after = self._step(step, after or number)
+            more = self.number(self.masks[number] | 1 << row, self._sets_max)
+            after = self._step(step, more or number)
         return after
 
     def reduced(self, number: int, row: int) -> int:
@@ -90,9 +76,7 @@ class HolderSets:
         step = number << 16 | row << 1 | 1
         after = self._steps.get(step)
         if after is None:
-            mask, bit = self.masks[number], 1 << row
-            after = self.without(number, self.hidden | bit) if mask & bit else number
-            after = self._step(step, after)
+            after = self._step(step, self.without(number, 1 << row))
         return after
 
     def without(self, number: int, rows: int) -> int:

@@ -48,6 +48,8 @@ class Holdings:
         """By row the holder's bit, 0 where the row is void."""
         self._shown: dict[int, int] = {0: 0}
         """By number of a set, the bits of its holders."""
+        self._void = 0
+        """Rows whose content is void: sets have them still."""
         self._clearing = 0
         """The void rows of the present round through the table."""
         self._cleared_slots = 0
@@ -245,7 +247,7 @@ class Holdings:
             del self._owners[row]
             return
         self._owners[row] = 0
-        self._sets.hide(row)
+        self._void |= 1 << row
         self.collect(max(COLLECT_SLOTS, self.table.slots // _COLLECT_SHARE))
 
     def shown_of(self, number: int) -> int:
@@ -262,9 +264,9 @@ class Holdings:
         """Look for void rows in at most so many slots, and clear them away. Returns whether more is left to be done."""
         table, sets = self.table, self._sets
         if not self._clearing:
-            if not sets.hidden:
+            if not self._void:
                 return False
-            self._clearing, self._cleared_slots, table.watched = sets.hidden, 0, []
+            self._clearing, self._cleared_slots, table.watched = self._void, 0, []
             self._without = np.full(len(sets.masks), -1, np.int64)
         start, end = self._cleared_slots, min(self._cleared_slots + slots_max, table.slots)
         while not self._clear(table.taken(start, end)):
@@ -275,9 +277,9 @@ class Holdings:
                 self._clear(table.taken(slot, slot + 1))
             for bit in bits(self._clearing):
                 del self._owners[bit.bit_length() - 1]
-            sets.cleared(self._clearing)
+            self._void &= ~self._clearing
             self._clearing, table.watched = 0, None
-        return bool(sets.hidden)
+        return bool(self._void)
 
     def _clear(self, slots: Slots) -> bool:
         """Returns whether that was done: not where it is too much at once."""
@@ -316,7 +318,7 @@ class Holdings:
         held: Counter[int] = Counter()
         for number, keys in sets_of.items():
             held.update(dict.fromkeys(sets.rows(number).tolist(), keys))
-        void = {bit.bit_length() - 1 for bit in bits(sets.hidden)}
+        void = {bit.bit_length() - 1 for bit in bits(self._void)}
         assert held.keys() <= self._owners.keys()
         assert {row for row, owner in self._owners.items() if not owner} == void
         assert all(sets.held[row] == held[row] for row in self._owners if row not in void)

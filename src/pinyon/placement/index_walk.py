@@ -67,11 +67,11 @@ class _Walk:
         before, holders, at, end = -1, 0, 0, _FIRST_KEYS
         while at < self._count:
             slots = self._table.locate(prints[at:end])
-            missing = np.flatnonzero(slots < 0)
+            missing = (slots < 0).nonzero()[0]
             if len(missing):
                 slots = slots[: missing[0]]
             numbers = self._table.set_ids[slots]
-            changes = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+            changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
             for offset in (0, *changes.tolist()) if len(slots) else ():
                 number = int(numbers[offset])
                 if number == before:

@@ -211,6 +211,22 @@ def test_of_a_full_index_what_is_asked_for_stays(index):
     index.check_integrity()
 
 
+@pytest.mark.parametrize("churn", [0, 200, 256, 300, 1000])
+def test_the_oldest_goes_however_long_it_was_there(churn):
+    """Ages are told apart for a while, and what is older than that stays the oldest."""
+    index = BlockIndex(64)
+    assert index.add() == A.bit
+    index.apply_snapshot(A, 0, keys(0), first=True, last=True)
+    for number in range(churn):
+        index.apply_delta(A, number + 1, keys(1000 + number), keys(1000 + number))
+    index.check_integrity()
+    for number in range(1, 65):
+        index.apply_delta(A, churn + number, keys(number), b"")
+    assert index.match(keys(0)).blocks == 0
+    assert all(index.match(keys(number)).blocks for number in range(2, 65)), "some more than one go together"
+    index.check_integrity()
+
+
 def test_keys_evicted_while_they_are_cleared_away_or_confirmed(index):
     index.apply_delta(A, 1, keys(*range(900)), b"")
     index.apply_snapshot(A, 1, keys(0, 1), first=True, last=False)
