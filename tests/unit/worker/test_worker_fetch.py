@@ -29,6 +29,8 @@ class Source:
     def __init__(self) -> None:
         self.errors: dict[str, PinyonError] = {}
         self.nothing: dict[str, bool | None] = {}
+        self.lacks: dict[str, set[bytes]] = {}
+        """By address, what is not there."""
         self.asked: list[str] = []
         self.reads: list[tuple[str, int]] = []
         """Address and number of blocks."""
@@ -50,7 +52,8 @@ class Source:
             raise self.errors[address]
         if address in self.nothing:
             return ReadResult([False] * len(keys), self.nothing[address])
-        return ReadResult([True] * len(keys), worked=True)
+        lacks = self.lacks.get(address, set())
+        return ReadResult([key not in lacks for key in keys], worked=True)
 
 
 class World:
@@ -117,9 +120,24 @@ async def test_what_did_not_come_says_nothing_about_the_speed() -> None:
     world = World()
     assert (await world.fetch(STORE)).bytes == 4 * LAYOUT.block_bytes
     first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
+    world.source.lacks["a:1"] = set(KEYS[2:])
     world.source.errors["b:1"] = Unavailable("gone")
     fetched = await world.fetch(first, second)
     assert (fetched.blocks, fetched.bytes) == (2, 0)
+
+
+@pytest.mark.parametrize("border", [0, 1, 2, 3, 4])
+async def test_where_the_next_source_takes_over_need_not_be_known(border) -> None:
+    """Of a sample of the keys, the plan knows that one source has block 1 and another one block 3."""
+    world = World()
+    first, second = (FetchSpan(name, f"{name}:1", KvSource.STORE, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
+    world.source.lacks = {"a:1": set(KEYS[border:]), "b:1": set(KEYS[:border])}
+    fetched = await world.fetch(first, second)
+    if border < 2:  # the plan was wrong: what was to come from the one is not there
+        assert (fetched.blocks, fetched.bytes, world.fetcher.failures) == (border, 0, 1)
+        return
+    assert (fetched.blocks, world.fetcher.failures) == (4, 0)
+    assert world.source.reads == [("a:1", 4), ("b:1", 4 - border)][: 1 + (border < 4)]
 
 
 async def test_a_long_prefix_has_the_time_that_it_takes() -> None:
@@ -171,6 +189,7 @@ async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late()
         world.now_s += 0.9
 
     world.source.passed = takes
+    world.source.lacks["a:1"] = set(KEYS[2:])
     world.source.errors["b:1"] = DeadlineExceeded("late")
     assert (await world.fetch(first, second)).blocks == 2
     world.source.errors.clear()
