@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.key_sample import key_sample
-from pinyon.placement import holder_sets, holdings, key_table
+from pinyon.placement import holder_sets, holdings, index_walk, key_table
 from pinyon.placement.index import BlockIndex, Intake
 from pinyon.placement.prefix_match import Holders
 
@@ -269,6 +269,8 @@ def small(monkeypatch):
     monkeypatch.setattr(key_table, "_GROWING", 7.5)
     monkeypatch.setattr(key_table, "_SMALL", 1 << 12)
     monkeypatch.setattr(key_table, "_TOGETHER", 20)
+    monkeypatch.setattr(index_walk, "_FEW_KEYS", 3)
+    monkeypatch.setattr(index_walk, "_FIRST_KEYS", 4)
     monkeypatch.setattr(holder_sets, "_UNUSED_MAX", 3)
     monkeypatch.setattr(holdings, "COLLECT_SLOTS", 8)
     monkeypatch.setattr(holdings, "_COLLECT_SETS", 1)

@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 from pinyon.core.block_keys import KEY_BYTES, unpack_keys
 from pinyon.core.key_sample import key_sample, sampled_blocks
 from pinyon.placement.expected import ExpectedBlocks
-from pinyon.placement.key_table import KeyTable, Slots, fingerprints, fingerprints_one_by_one
+from pinyon.placement.key_table import KeyTable, Slots, fingerprints
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
 
 __all__ = ["look_up"]
 
+_FEW_KEYS = 24
+"""Are looked for one by one: an operation on arrays costs as much as a key."""
 _FIRST_KEYS = 32
-"""Are looked for together, then more and more: a prompt may end here in the index."""
+"""Of more, are looked for together, then more and more: a prompt may end here in the index."""
 _MORE = 16
 
 HoldersOf = Callable[[int], int]
@@ -50,7 +52,10 @@ class _Walk:
         self.runs: list[tuple[int, int]] = []
         self.found = 0
         self.slots: Slots = np.zeros(0, np.int64)
-        self._look()
+        if 0 < self._count <= _FEW_KEYS:
+            self._look_for_few()
+        elif self._count and self._holds_first():
+            self._look()
 
     def block(self, key: int) -> int:
         """The first block that this key of the sample tells of; of the one after the last key, where they end."""
@@ -58,10 +63,27 @@ class _Walk:
             return key
         return int(self._blocks[key - 1]) + 1
 
+    def _holds_first(self) -> int:
+        """The first key alone: most prompts that miss, miss here."""
+        slots = self._table.find_leading(self._keys[:KEY_BYTES])
+        return self._holders_of(self._table.set_ids_one[slots[0]]) if slots else 0
+
+    def _look_for_few(self) -> None:
+        slots = self._table.find_leading(self._keys)
+        before, holders = -1, 0
+        for at, number in enumerate(map(self._table.set_ids_one.__getitem__, slots)):
+            if number != before:
+                before, held = number, self._holders_of(number)
+                if not held:  # all of them have gone
+                    del slots[at:]
+                    break
+                if held != holders:
+                    self.runs.append((self.block(at), held))
+                    holders = held
+        self.found = len(slots)
+        self.slots = np.array(slots, np.int64)
+
     def _look(self) -> None:
-        # the first key alone: most prompts that miss, miss here
-        if not self._count or not self._held_first():
-            return
         prints = fingerprints(self._keys)
         parts: list[Slots] = []
         before, holders, at, end = -1, 0, 0, _FIRST_KEYS
@@ -89,10 +111,6 @@ class _Walk:
                 break
             at, end = end, end * _MORE
         self.slots = np.concatenate(parts)
-
-    def _held_first(self) -> int:
-        slot = self._table.find(next(fingerprints_one_by_one(self._keys[:KEY_BYTES])))
-        return self._holders_of(self._table.set_ids_one[slot]) if slot >= 0 else 0
 
     def soon(self, expected: ExpectedBlocks) -> PrefixMatch | None:
         """With what is expected; None: nothing more is."""

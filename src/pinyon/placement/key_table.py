@@ -130,6 +130,23 @@ class KeyTable:
                 return base + row.index(fingerprint)
         return -1
 
+    def find_leading(self, packed_keys: bytes) -> list[int]:
+        """The slots of a few keys, until one that is not there."""
+        slots: list[int] = []
+        prints, buckets, level, mask = self._flat_prints, self.buckets, self._level, 2 * self._level - 1
+        for fingerprint in fingerprints_one_by_one(packed_keys):
+            bucket = fingerprint & mask
+            base = (bucket if bucket < buckets else bucket - level) * SLOTS
+            row = prints[base : base + SLOTS].tolist()
+            if fingerprint not in row:
+                bucket = fingerprint >> 32 & mask
+                base = (bucket if bucket < buckets else bucket - level) * SLOTS
+                row = prints[base : base + SLOTS].tolist()
+                if fingerprint not in row:
+                    break
+            slots.append(base + row.index(fingerprint))
+        return slots
+
     # -- changes
 
     def insert(self, prints: Prints, set_id: int, stamp: int) -> int:

@@ -89,10 +89,10 @@ def test_readers_that_hold_nothing_cost_one_look_at_a_prompt_in_many_pieces(span
 
 def test_a_cold_prompt_costs_one_lookup(index, monkeypatch):
     looked_up = []
-    monkeypatch.setattr(index._holdings.table, "find", lambda fingerprint: looked_up.append(fingerprint) or -1)
+    monkeypatch.setattr(index._holdings.table, "find_leading", lambda packed: looked_up.append(packed) or [])
     monkeypatch.setattr(index._holdings.table, "locate", None)
     assert index.match(keys(*range(1000))).blocks == 0
-    assert len(looked_up) == 1
+    assert looked_up == [keys(0)]
 
 
 def test_only_keys_within_the_limit_count(index):
