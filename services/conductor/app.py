@@ -82,7 +82,13 @@ def build(
         settings.inflight_max, settings.inflight_unclaimed_s, settings.inflight_prefill_s, settings.inflight_decode_s
     )
     priors = parse_priors(settings.profile)
-    fleet = Fleet(BlockIndex(settings.index_entries_max), inflight, settings.instances_max, priors=priors)
+    fleet = Fleet(
+        BlockIndex(settings.index_keys_max),
+        inflight,
+        settings.instances_max,
+        priors=priors,
+        stride_tokens=settings.index_stride_tokens,
+    )
     membership = Membership(fleet, clock, settings.lease_ms / 1e3, settings.settle_ms / 1e3)
     metrics = ConductorMetrics(registry, fleet, membership)
     show_policy = show_policies(registry, "conductor", placement=settings.placement)

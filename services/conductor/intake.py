@@ -10,6 +10,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import KEY_BYTES, secret_id
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument
+from pinyon.core.key_sample import key_sample
 from pinyon.core.request import Role
 from pinyon.messages.checks import check_keys
 from pinyon.messages.explanation import first_token_from_proto
@@ -25,8 +26,8 @@ __all__ = ["ReportIntake"]
 
 Part = TypeVar("Part")
 
-# So many keys are indexed in one go (~5 ms); then others get the loop.
-STEP_KEYS = 16_384
+# So many keys are indexed in one go (~3 ms); then others get the loop.
+STEP_KEYS = 8_192
 STEP_BYTES = STEP_KEYS * KEY_BYTES
 # The same of what brings few keys, or none.
 STEP_PARTS = 1024
@@ -126,9 +127,14 @@ class ReportIntake:
         if message.leaving:
             self._membership.leave(reporter)
             return None
-        if not changed:
+        every = self._fleet.sample_for(state.info)
+        finer = every < reporter.every  # a store node, and a layout has come with longer blocks
+        if not changed and not finer:
             return None
-        return conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state), resync=resync)
+        response = conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state), resync=resync)
+        if finer:
+            reporter.every = response.sample_every = every
+        return response
 
     def _learn_fetches(
         self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float
@@ -154,7 +160,7 @@ class ReportIntake:
             self._metrics.first_token(logged.model, logged.seen.decision.ttft_s, told.ttft_us * 1e-6)
 
     async def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Intake:
-        packed = check_keys(snapshot.keys, "snapshot.keys")
+        packed = key_sample(check_keys(snapshot.keys, "snapshot.keys"), reporter.every)
         taken = Intake.APPLIED
         for at in range(0, max(1, len(packed)), STEP_BYTES):
             if at:
@@ -173,8 +179,8 @@ class ReportIntake:
         return taken
 
     async def _apply_delta(self, reporter: Reporter, delta: conductor_pb2.CacheDelta) -> Intake:
-        stored = check_keys(delta.stored_keys, "deltas.stored_keys")
-        removed = check_keys(delta.removed_keys, "deltas.removed_keys")
+        stored = key_sample(check_keys(delta.stored_keys, "deltas.stored_keys"), reporter.every)
+        removed = key_sample(check_keys(delta.removed_keys, "deltas.removed_keys"), reporter.every)
         steps = [(stored[at : at + STEP_BYTES], b"") for at in range(0, len(stored), STEP_BYTES)]
         steps += [(b"", removed[at : at + STEP_BYTES]) for at in range(0, len(removed), STEP_BYTES)]
         taken = Intake.APPLIED

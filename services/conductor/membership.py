@@ -24,6 +24,8 @@ class Reporter:
 
     state: InstanceState
     last_report_s: float
+    every: int = 1
+    """Of its keys, one in so many is indexed (:mod:`pinyon.core.key_sample`)."""
     displaced: dict[str, None] = field(default_factory=dict)
     """Boot ids that this boot took the instance id from, the latest last."""
 
@@ -81,7 +83,7 @@ class Membership:
                 del self._reporters[name]  # join makes the old boot leave
             state = self._fleet.join(info, self._clock())
             _log.info("instance joined", extra={"instance": name, "role": info.role.value, "address": info.address})
-        reporter = Reporter(state, self._clock(), displaced)
+        reporter = Reporter(state, self._clock(), self._fleet.sample_for(info), displaced)
         self._reporters[name] = reporter
         self._notify()
         return reporter

@@ -88,6 +88,11 @@ class ConductorMetrics:
         gauge("pinyon_conductor_index_blocks", "Different blocks in the index", lambda: len(fleet.index))
         gauge("pinyon_conductor_index_entries", "(block, holder) pairs", lambda: fleet.index.entries)
         gauge("pinyon_conductor_index_evicted", "Pairs forgotten: index full", lambda: fleet.index.evicted)
+        gauge(
+            "pinyon_conductor_index_refused",
+            "Pairs not kept: too many different sets of holders",
+            lambda: fleet.index.refused,
+        )
         gauge("pinyon_conductor_settling", "1: instances may be unknown yet", lambda: float(fleet.settling))
         inflight = fleet.inflight
         gauge("pinyon_conductor_inflight_prefills", "Placements not yet prefilled", lambda: inflight.prefills)

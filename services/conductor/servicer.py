@@ -76,7 +76,8 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
     async def LookupBlocks(
         self, request: conductor_pb2.LookupBlocksRequest, context: Any
     ) -> conductor_pb2.LookupBlocksResponse:
-        match = self._fleet.index.match(check_keys(request.block_keys, "block_keys"))
+        packed_keys = check_keys(request.block_keys, "block_keys")
+        match = self._fleet.index.match(packed_keys, every=self._fleet.common_sample)
         return conductor_pb2.LookupBlocksResponse(
             holders=[
                 conductor_pb2.BlockHolder(instance_id=state.info.instance_id, prefix_blocks=blocks)
@@ -106,6 +107,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
             if first:
                 response = response or conductor_pb2.ReportSessionResponse()
                 response.lease_ms = round(self._membership.lease_s * 1e3)
+                response.sample_every = reporter.every
             if response is not None:
                 await stream.write(response)
 

@@ -63,7 +63,16 @@ class ConductorSettings(ServiceSettings):
         3_000, ge=0, le=600_000, description="after a start, the list of instances may be incomplete for this long"
     )
     instances_max: int = Field(512, ge=1, le=4096, description="instances, store nodes among them")
-    index_entries_max: int = Field(4_000_000, ge=1, description="(block, holder) pairs in the block index")
+    index_keys_max: int = Field(
+        10_000_000, ge=1, le=1_000_000_000, description="blocks that the index knows at once: 22 to 35 bytes each"
+    )
+    index_stride_tokens: int = Field(
+        64,
+        ge=1,
+        le=4096,
+        description="the index is told of a block every so many tokens of a prompt (1: of all blocks); what is held of "
+        "a prefix behind the last of them it does not see",
+    )
     inflight_max: int = Field(100_000, ge=1, description="placements in flight")
     inflight_unclaimed_s: float = Field(
         10.0, gt=0, description="seconds after which a placement counts no longer if its decode instance never had it"

@@ -186,7 +186,8 @@ async def test_the_conductor_is_killed_under_load(fragile, clients, random_):
     for ask in asks:
         holders = await asyncio.to_thread(lookup, fragile, ask.prompt)
         assert any(name in WORKERS for name in holders), holders
-        assert max(holders.values()) == len(ask.prompt) // BLOCK_TOKENS
+        # it is told of a block every 64 tokens
+        assert max(holders.values()) == len(ask.prompt) // 64 * 64 // BLOCK_TOKENS
     answers = clients.start(again(random_, asks))
     await clients.exact()
     assert all(answer.cached > 0 for answer in answers), [answer.cached for answer in answers]

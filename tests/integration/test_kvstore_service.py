@@ -417,7 +417,8 @@ async def test_bad_requests_are_refused_by_field(redis_url: str) -> None:
 
 
 async def test_the_conductor_knows_what_the_node_holds(redis_url: str) -> None:
-    conductor = build(ConductorSettings(), CollectorRegistry(), Telemetry("conductor", "conductor"))
+    settings = ConductorSettings(index_stride_tokens=1)  # there is no worker to say how long blocks are
+    conductor = build(settings, CollectorRegistry(), Telemetry("conductor", "conductor"))
     address = await conductor.server.start()
     stub = conductor_pb2_grpc.ConductorServiceStub
 

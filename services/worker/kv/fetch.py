@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 from pinyon.core.avoidance import Avoidance, blames_peer
@@ -17,6 +18,7 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, PinyonError
 from pinyon.core.fetch_span import FetchSpan, KvSource
+from pinyon.core.key_sample import EVERY_MAX
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
@@ -186,12 +188,15 @@ class Fetcher:
     ) -> Fetched:
         """Blocks from ``first`` on without a gap, into the blocks of ``table``, as the order's spans name them.
 
+        The conductor knows of a block in so many only (:mod:`pinyon.core.key_sample`), so it is not sure where the
+        source of the next span takes over: who is asked for a span is asked for the first blocks of the next one too.
+
         Raises what ``abort`` was fired with; nothing else. Nothing is under way then.
         """
         fetched = Fetched()
         failures, start_s = self.failures, self._clock()
         whole_s = self._whole_s(order, first, len(keys))
-        for span in order.fetches:
+        for span, after in zip_longest(order.fetches, order.fetches[1:]):
             at, end = first + fetched.blocks, min(span.end, len(keys))
             if at >= end or self._avoidance.avoids(span.address, self._clock()) or span.address in self._tried:
                 continue
@@ -208,12 +213,13 @@ class Fetcher:
                     self.failures += 1
                 if not tried or at == end or left_s <= 0:
                     continue
-            offsets = [block * self._layout.block_bytes for block in table[at:end]]
+            asked = end if after is None else min(after.end, end + EVERY_MAX - 1, len(keys))
+            offsets = [block * self._layout.block_bytes for block in table[at:asked]]
             arrivals, asked_s, size = None, self._clock(), len(offsets) * self._layout.block_bytes
-            if self._layers is not None and span is order.fetches[-1]:
+            if self._layers is not None and after is None:
                 arrivals = LayerArrivals(self._layers, self._layout)
             reading = asyncio.ensure_future(
-                self._read(span, keys[at:end], offsets, left_s, whole_s, order, traceparent, arrivals, at)
+                self._read(span, keys[at:asked], offsets, left_s, whole_s, order, traceparent, arrivals, at)
             )
             arrived = await self._arrive(span.address, reading, arrivals, left_s, abort)
             if arrivals is not None and not reading.done():
@@ -226,6 +232,7 @@ class Fetcher:
                 self.failures += 1
                 break
             if fetched.layered is None:
+                size = arrived * self._layout.block_bytes
                 fetched.spans.append(SpanFetched(span.source_id, size, self._clock() - asked_s))
         if failures == self.failures:  # else the time says nothing about the bytes
             fetched.bytes = fetched.blocks * self._layout.block_bytes

@@ -1,8 +1,12 @@
 """Block keys: 128-bit chained XXH3 over token blocks (Mooncake §3.2.1).
 
-``key[i] = XXH3_128(key[i-1] + tokens of block i as little-endian u32)``; the chain starts from the namespace, which is
-the digest of (model fingerprint, KV layout, tenant). Equal keys mean equal prefixes inside one namespace, and another
-tenant's keys never match.
+``key[i] = XXH3_128(key[i-1] + tokens of block i as little-endian u32)`` with ``(i + 1) % 256`` for its last byte; the
+chain starts from the namespace, which is the digest of (model fingerprint, KV layout, tenant) and ends in 0. Equal keys
+mean equal prefixes inside one namespace, and another tenant's keys never match.
+
+So a key tells its block's place in the prompt: who stores or evicts blocks, and knows no prompts, can report those of
+every so many places (:mod:`pinyon.core.key_sample`). The other 120 bits are enough: of 2^40 keys, two are equal with a
+chance of 2^-41.
 
 With a cluster secret, the start is an HMAC under it: who does not know the secret cannot tell from keys which prompts
 they are of, nor make keys that match (docs/security.md says what that is worth).
@@ -35,6 +39,8 @@ __all__ = [
 KEY_BYTES = 16
 _MANY = Struct(f"{KEY_BYTES}s" * 64)  # taken apart four times as fast as one by one
 
+_PLACES = tuple(bytes((place,)) for place in range(256))
+
 BlockKey = bytes
 """16 raw bytes."""
 
@@ -48,7 +54,8 @@ def namespace(
     """
     parts = ("pinyon-v1", model_fingerprint, layout_id, tenant, *((cache_salt,) if cache_salt else ()))
     data = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (part.encode("utf-8") for part in parts))
-    return hmac.digest(secret, data, "sha256")[:KEY_BYTES] if secret else xxh3_128_digest(data)
+    digest = hmac.digest(secret, data, "sha256")[:KEY_BYTES] if secret else xxh3_128_digest(data)
+    return digest[:-1] + _PLACES[0]
 
 
 def secret_id(secret: bytes) -> str:
@@ -71,9 +78,10 @@ def chain_block_keys(parent: BlockKey, tokens_le32: bytes, block_tokens: int) ->
     step = 4 * block_tokens
     keys: list[BlockKey] = []
     append = keys.append
-    key = parent
+    key, place = parent, parent[-1]
     for end in range(step, len(tokens_le32) + 1, step):
-        key = xxh3_128_digest(key + tokens_le32[end - step : end])
+        place = place + 1 & 0xFF
+        key = xxh3_128_digest(key + tokens_le32[end - step : end])[:-1] + _PLACES[place]
         append(key)
     return keys
 

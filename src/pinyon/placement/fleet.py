@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from itertools import islice
 
 from pinyon.core.errors import NotFound, ResourceExhausted, Unavailable
+from pinyon.core.key_sample import sample_every
+from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel
 from pinyon.placement.cost_priors import CostPriors
@@ -38,11 +40,14 @@ class Fleet:
         instances_max: int,
         together: bool = False,
         priors: Mapping[str, CostPriors] = {},
+        stride_tokens: int = 1,
     ) -> None:
         """``together``: who prefills also decodes. ``priors``: what costs are taken to be before they are measured, by
-        model; ``""`` is for all others."""
+        model; ``""`` is for all others. ``stride_tokens``: how many lie between two blocks that the index is told of,
+        on average and at most; 1: it is told of all."""
         self.together = together
         self._priors = priors
+        self._stride_tokens = stride_tokens
         self.index = index
         self.inflight = inflight
         self.version = 1
@@ -52,6 +57,8 @@ class Fleet:
         self._groups: dict[KvGroup, dict[str, InstanceState]] = {}
         self.loads = LoadTable()
         self._pools: dict[str, tuple[Pool, ...]] = {}
+        self._block_tokens: frozenset[int] = frozenset()
+        """Of the layouts that there are."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -154,6 +161,22 @@ class Fleet:
             state.transfers_learned()
             state.transfer_learned_s = now_s
 
+    def sample_of(self, layout: KvLayout) -> int:
+        """Of the keys of this layout's blocks, the index knows one in so many (:mod:`pinyon.core.key_sample`)."""
+        return sample_every(self._stride_tokens, layout.block_tokens)
+
+    def sample_for(self, info: InstanceInfo) -> int:
+        """Of its keys, the instance should report one in so many: what is known of its layout's, or, for a store node,
+        which has blocks of any, of that layout's of which most is known."""
+        if info.layout is not None:
+            return self.sample_of(info.layout)
+        return sample_every(self._stride_tokens, max(self._block_tokens, default=1))
+
+    @property
+    def common_sample(self) -> int:
+        """Of all keys, the index knows one in so many at least."""
+        return sample_every(self._stride_tokens, min(self._block_tokens, default=self._stride_tokens))
+
     def pools(self, model: str) -> tuple[Pool, ...]:
         """Where requests for the model can run, never empty.
 
@@ -207,6 +230,8 @@ class Fleet:
     def _changed(self) -> None:
         self.version += 1
         self._pools.clear()
+        one_each = (next(iter(group.values())).info.layout for group in self._groups.values())
+        self._block_tokens = frozenset(layout.block_tokens for layout in one_each if layout is not None)
 
 
 def _tokens_max(state: InstanceState, block_tokens: int) -> int:

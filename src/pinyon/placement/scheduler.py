@@ -8,6 +8,7 @@ from random import Random
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import InvalidArgument, NotFound, Rejected, Unavailable
+from pinyon.core.key_sample import key_sample
 from pinyon.placement.admission import is_late, is_slow, rejection
 from pinyon.placement.at_one import at_one
 from pinyon.placement.decode_selection import decode_blocks
@@ -67,7 +68,7 @@ class Scheduler:
         if request.no_reuse or request.request_class.no_store:
             expected = b""
         else:
-            expected = request.block_keys[held * KEY_BYTES :]
+            expected = key_sample(request.block_keys[held * KEY_BYTES :], fleet.sample_of(pool.layout))
         kept = request if decision.alternate is not None else None  # only such a one may move
         fleet.inflight.add(request.request_id, decision, blocks, now_s, expected, kept)
         return decision
@@ -136,7 +137,8 @@ class Scheduler:
         reusable = request.reusable_blocks(pool.layout.block_tokens)
         if not reusable:
             return NO_MATCH
-        return self._fleet.index.match(request.block_keys, reusable, self._fleet.inflight.expected)
+        every = self._fleet.sample_of(pool.layout)
+        return self._fleet.index.match(request.block_keys, reusable, self._fleet.inflight.expected, every)
 
     def _probe(
         self, request: PlacementRequest, refused: list[tuple[PlacementDecision, Pool, PrefixMatch]], now_s: float

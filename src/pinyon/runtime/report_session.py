@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import pack_keys
+from pinyon.core.key_sample import is_sample, sampled_keys
 from pinyon.runtime.channel import OpenChannel, open_channel
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
@@ -93,6 +94,8 @@ class ReportSession:
         self._seq = 0
         self._wake = asyncio.Event()
         self._resync = False
+        self._every = 1
+        """Of the keys, one in so many is told (:mod:`pinyon.core.key_sample`): what the conductor last asked for."""
         self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
         self.registered = asyncio.Event()
         """Set while the conductor has confirmed the registration."""
@@ -128,7 +131,12 @@ class ReportSession:
                 self._wake.set()  # the wait that runs now was made for the period before
                 _log.info("registered with the conductor at %s", self._address)
         self.acked_seq = max(self.acked_seq, reply.acked_seq)
-        if reply.resync:
+        every = reply.sample_every
+        if is_sample(every):
+            finer, self._every = every < self._every, every
+        else:
+            finer = False
+        if reply.resync or finer:
             self._resync = True
             self._wake.set()
 
@@ -157,7 +165,7 @@ class ReportSession:
         """All keys, in parts. The deltas go on with the next sequence number."""
         self._resync = False
         self._source.drain_changes()  # the snapshot contains them; nothing runs between these two lines
-        keys = self._source.snapshot_keys()
+        keys = sampled_keys(self._source.snapshot_keys(), self._every)
         for start in range(0, max(1, len(keys)), KEYS_PER_MESSAGE):
             snapshot = conductor_pb2.CacheSnapshot(
                 seq=self._seq,
@@ -168,7 +176,7 @@ class ReportSession:
             yield Report(snapshot=snapshot, load=self._source.load())
 
     def _news(self, leaving: bool) -> Iterator[Report]:
-        stored, removed = self._source.drain_changes()
+        stored, removed = (sampled_keys(keys, self._every) for keys in self._source.drain_changes())
         deltas: list[conductor_pb2.CacheDelta] = []
         for start in range(0, max(len(stored), len(removed)), KEYS_PER_MESSAGE):
             if deltas:

@@ -11,7 +11,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.request import Role
 from pinyon.messages.instance import info_to_proto
 from pinyon.placement.fetch_time import fetch_s
-from pinyon.placement.index import COLLECT_KEYS
+from pinyon.placement.index import COLLECT_SLOTS
 from pinyon.placement.policy import PlacementDecision
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
@@ -93,13 +93,13 @@ async def test_a_session_taken_over_between_the_turns_says_no_more(world):
 
 async def test_an_instance_with_many_keys_is_forgotten_in_portions(world):
     reporter = world.register("p0")
-    count = 5 * COLLECT_KEYS
+    count = 5 * COLLECT_SLOTS
     await world.intake.apply(reporter, Report(snapshot=snapshot(*range(count))))
     world.now_s += 4.0
     index = world.conductor.fleet.index
     sweeps, before = 1, len(index)
     while world.conductor.sweep():
-        assert before - len(index) <= 2 * COLLECT_KEYS
+        assert before - len(index) <= 2 * COLLECT_SLOTS
         before = len(index)
         sweeps += 1
     assert sweeps >= 3

@@ -29,7 +29,7 @@ def keys_by_definition(parent: bytes, tokens: list[int], block_tokens: int) -> l
         hasher.update(parent)
         for token in tokens[start : start + block_tokens]:
             hasher.update(token.to_bytes(4, "little"))
-        parent = hasher.digest()
+        parent = hasher.digest()[:15] + bytes([(len(keys) + 1) % 256])
         keys.append(parent)
     return keys
 
@@ -40,6 +40,14 @@ def test_chain_equals_the_definition(tokens, block_tokens):
     assert chain_block_keys(root, tokens_to_bytes(tokens), block_tokens) == keys_by_definition(
         root, tokens, block_tokens
     )
+
+
+def test_a_key_tells_its_place_for_ever():
+    root = namespace("m", "l", "t")
+    keys = chain_block_keys(root, bytes(4 * 600), 1)
+    assert keys == keys_by_definition(root, [0] * 600, 1)
+    assert [key[-1] for key in keys[253:258]] == [254, 255, 0, 1, 2]
+    assert chain_block_keys(keys[254], bytes(4), 1) == keys[255:256]
 
 
 @given(TOKENS, TOKENS, st.integers(1, 5))
@@ -106,7 +114,7 @@ def test_a_secret_starts_another_chain_and_is_not_told():
     assert len(starts) == 3
     assert {len(start) for start in starts} == {KEY_BYTES}
     data = b"".join(len(part).to_bytes(4, "little") + part for part in (b"pinyon-v1", b"m", b"l", b"t"))
-    assert namespace("m", "l", "t", b"one") == hmac.new(b"one", data, "sha256").digest()[:16]
+    assert namespace("m", "l", "t", b"one") == hmac.new(b"one", data, "sha256").digest()[:15] + b"\0"
     assert secret_id(b"") == ""
     assert len({secret_id(b"one"), secret_id(b"two")}) == 2
     assert namespace("m", "l", "t", b"one").hex()[:16] != secret_id(b"one")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pinyon.core.block_keys import unpack_keys
 from pinyon.core.errors import Rejected
 from pinyon.placement.expected import ExpectedBlocks
-from pinyon.placement.index import COLLECT_KEYS, BlockIndex
+from pinyon.placement.index import COLLECT_SLOTS, BlockIndex
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.least_loaded import LeastLoaded
@@ -238,7 +238,7 @@ def test_a_key_that_a_client_names_twice_is_one(fleet, scheduler, shared):
 def test_who_left_holds_nothing_soon():
     index, expected = BlockIndex(100_000), ExpectedBlocks()
     left, stays = Bit(index.add()), Bit(index.add())
-    prompt = range(2 * COLLECT_KEYS)
+    prompt = range(2 * COLLECT_SLOTS)
     index.apply_snapshot(left, 0, keys(*prompt), first=True, last=True)
     expected.add(stays, unpack_keys(keys(*prompt)))
     index.drop(left)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pinyon.placement.index import COLLECT_KEYS, BlockIndex, Intake
+from pinyon.placement.index import COLLECT_SLOTS, BlockIndex, Intake
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 from tests.unit.placement.conftest import keys
 
@@ -87,18 +87,12 @@ def test_readers_that_hold_nothing_cost_one_look_at_a_prompt_in_many_pieces(span
     assert match.extent_for(NOBODY, 0, Holders([B]), spans_max) == 0
 
 
-def test_a_cold_prompt_costs_one_lookup():
-    class Counting(dict):
-        lookups = 0
-
-        def get(self, key, default=None):
-            self.lookups += 1
-            return super().get(key, default)
-
-    index = BlockIndex(10)
-    index._masks = counting = Counting()
+def test_a_cold_prompt_costs_one_lookup(index, monkeypatch):
+    looked_up = []
+    monkeypatch.setattr(index._holdings.table, "find_leading", lambda packed: looked_up.append(packed) or [])
+    monkeypatch.setattr(index._holdings.table, "locate", None)
     assert index.match(keys(*range(1000))).blocks == 0
-    assert counting.lookups == 1
+    assert looked_up == [keys(0)]
 
 
 def test_only_keys_within_the_limit_count(index):
@@ -190,18 +184,19 @@ def test_a_full_index_forgets_the_oldest_keys_and_counts_them():
     assert index.add() == A.bit
     assert index.add() == B.bit
     index.apply_snapshot(A, 0, keys(1, 2, 3, 4, 5), first=True, last=True)
-    assert (index.entries, index.evicted) == (3, 2)
+    assert (len(index), index.evicted) == (3, 2)
     assert leading(index.match(keys(1, 2, 3, 4))) == {A: 3}, "of too many at once, the first ones: prefixes"
     assert index.apply_delta(A, 1, b"", keys(5, 1)) is Intake.APPLIED
-    assert index.entries == 2
+    assert len(index) == 2
     index.apply_snapshot(B, 0, keys(6, 2), first=True, last=True)
-    assert index.entries == 3
-    assert leading(index.match(keys(2))) == {B: 1}, "the oldest"
-    assert leading(index.match(keys(3))) == {A: 1}
-    assert leading(index.match(keys(6))) == {B: 1}
-    index.apply_delta(B, 1, keys(7, 8), b"")
-    assert leading(index.match(keys(7, 8))) == {B: 2}, "what is new is never refused"
-    assert index.entries <= 3
+    assert len(index) == 3, "a key is one whoever holds it"
+    index.apply_delta(B, 1, keys(7), b"")
+    assert index.match(keys(3)).blocks == 0, "the oldest: another one was stored again since"
+    assert leading(index.match(keys(2))) == {A: 1, B: 1}
+    assert leading(index.match(keys(6, 7))) == {B: 2}
+    index.apply_delta(B, 2, keys(8, 9), b"")
+    assert leading(index.match(keys(8, 9))) == {B: 2}, "what is new is never refused"
+    assert (len(index), index.evicted) == (3, 6)
     index.check_integrity()
 
 
@@ -213,6 +208,22 @@ def test_of_a_full_index_what_is_asked_for_stays(index):
         assert index.entries <= 1000
     assert leading(index.match(keys(*range(900)))) == {A: 20}
     assert index.evicted > 1900
+    index.check_integrity()
+
+
+@pytest.mark.parametrize("churn", [0, 200, 256, 300, 1000])
+def test_the_oldest_goes_however_long_it_was_there(churn):
+    """Ages are told apart for a while, and what is older than that stays the oldest."""
+    index = BlockIndex(64)
+    assert index.add() == A.bit
+    index.apply_snapshot(A, 0, keys(0), first=True, last=True)
+    for number in range(churn):
+        index.apply_delta(A, number + 1, keys(1000 + number), keys(1000 + number))
+    index.check_integrity()
+    for number in range(1, 65):
+        index.apply_delta(A, churn + number, keys(number), b"")
+    assert index.match(keys(0)).blocks == 0
+    assert all(index.match(keys(number)).blocks for number in range(2, 65)), "some more than one go together"
     index.check_integrity()
 
 
@@ -241,32 +252,32 @@ def big_index(count: int) -> BlockIndex:
 
 
 def test_a_dropped_holder_is_gone_at_once_and_cleared_away_in_portions():
-    count = 5 * COLLECT_KEYS
+    count = 5 * COLLECT_SLOTS
     index = big_index(count)
     index.drop(A)
-    assert len(index) >= count - COLLECT_KEYS, "one portion at most is cleared at once"
+    assert len(index) >= count - COLLECT_SLOTS, "one portion at most is cleared at once"
     assert index.entries == 10
     match = index.match(keys(*range(20)))
     assert (leading(match), match.blocks) == ({B: 10}, 10)
     assert index.match(keys(15)).blocks == 0
-    assert index.add() == C.bit, "its bit is not free yet"
+    assert index.add() == A.bit, "its bit is free, and the next one has nothing of it"
+    assert index.match(keys(15)).blocks == 0
     portions, before = 0, len(index)
     while index.collect():
-        assert 0 < before - len(index) <= COLLECT_KEYS
+        assert 0 < before - len(index) <= COLLECT_SLOTS
         before = len(index)
         portions += 1
     assert portions >= 3
     assert len(index) == 10
     index.check_integrity()
-    assert index.add() == A.bit
 
 
 def test_a_snapshot_clears_what_it_does_not_name_in_portions():
-    count = 5 * COLLECT_KEYS
+    count = 5 * COLLECT_SLOTS
     index = big_index(count)
     assert index.apply_snapshot(A, 0, keys(*range(5)), first=True, last=True) is Intake.APPLIED
     assert index.blocks_of(A) == 5
-    assert len(index) >= count - COLLECT_KEYS
+    assert len(index) >= count - COLLECT_SLOTS
     index.apply_delta(A, 1, keys(5, 6), keys(0))
     while index.collect():
         index.check_integrity()
@@ -277,7 +288,7 @@ def test_a_snapshot_clears_what_it_does_not_name_in_portions():
 
 
 def test_a_holder_dropped_while_it_is_being_cleared():
-    count = 3 * COLLECT_KEYS
+    count = 3 * COLLECT_SLOTS
     index = big_index(count)
     index.apply_snapshot(A, 0, keys(*range(5)), first=True, last=True)
     index.apply_snapshot(A, 0, keys(*range(100, 200)), first=True, last=False)

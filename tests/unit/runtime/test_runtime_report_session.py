@@ -70,6 +70,7 @@ class Conductor(conductor_pb2_grpc.ConductorServiceServicer):
         self.begun: list[str] = []
         self.left = False
         self.resync = False
+        self.every: int | None = None
         self.address = ""
         self._server: grpc.aio.Server | None = None
 
@@ -97,14 +98,14 @@ class Conductor(conductor_pb2_grpc.ConductorServiceServicer):
             assert request.HasField("registration") == first
             if first:
                 self.registrations.append(request.registration.instance_id)
-                yield conductor_pb2.ReportSessionResponse(lease_ms=400)
+                yield conductor_pb2.ReportSessionResponse(lease_ms=400, sample_every=self.every)
             first = False
             self._apply(request)
             self.reports += 1
             async with self.told:
                 self.told.notify_all()
             resync, self.resync = self.resync, False
-            yield conductor_pb2.ReportSessionResponse(acked_seq=self.seq, resync=resync)
+            yield conductor_pb2.ReportSessionResponse(acked_seq=self.seq, resync=resync, sample_every=self.every)
 
     def _apply(self, request: Request) -> None:
         if request.HasField("snapshot"):
@@ -176,6 +177,66 @@ async def test_a_resync_is_answered_with_a_snapshot(conductor: Conductor) -> Non
     conductor.keys, conductor.resync = set(), True
     await conductor.until("len(c.keys) == 1")
     assert conductor.registrations == ["store-1"]
+    await session.close()
+
+
+def in_sample(every: int, *numbers: int) -> set[bytes]:
+    """By the field's words: the last byte is a multiple."""
+    return {key for key in map(placed, numbers) if key[-1] % every == 0}
+
+
+def placed(number: int) -> bytes:
+    """A key as they are: the last byte is its place."""
+    return number.to_bytes(15, "little") + bytes((number % 256,))
+
+
+async def test_only_keys_in_the_sample_are_told_and_a_finer_one_is_told_whole(conductor: Conductor) -> None:
+    source = Source()
+    conductor.every = 4
+    session = session_with(conductor, source)
+    session.start()
+    await asyncio.wait_for(session.registered.wait(), WAIT_S)
+    source.store(*map(placed, range(300)))
+    source.ended.append("first")
+    session.wake()
+    await conductor.until("'first' in c.ended")
+    assert conductor.keys == in_sample(4, *range(300))
+    for number in range(8):
+        source.held.discard(placed(number))
+        source.changes.remove(placed(number))
+    source.ended.append("second")
+    session.wake()
+    await conductor.until("'second' in c.ended")
+    assert conductor.keys == in_sample(4, *range(8, 300))
+    conductor.every = 2
+    session.wake()
+    await conductor.until("len(c.keys) == 146")
+    assert conductor.keys == in_sample(2, *range(8, 300))
+    conductor.every, parts = 8, conductor.parts
+    conductor.parts = -1
+    for name in ("third", "fourth"):  # the answer to the one is known to the other
+        source.store(*map(placed, range(300, 320)) if name == "fourth" else ())
+        source.ended.append(name)
+        session.wake()
+        await conductor.until(f"'{name}' in c.ended")
+    assert conductor.keys == in_sample(2, *range(8, 300)) | in_sample(8, *range(300, 320))
+    assert (parts, conductor.parts) == (1, -1), "no snapshot for less than before"
+    await session.close()
+
+
+async def test_the_sample_is_remembered_when_the_conductor_comes_back(conductor: Conductor) -> None:
+    source = Source()
+    source.store(*map(placed, range(32)))
+    conductor.every = 4
+    session = session_with(conductor, source)
+    session.start()
+    await conductor.until("len(c.keys) == 32")
+    assert conductor.keys == set(map(placed, range(32))), "who does not know the sample yet tells all"
+    await conductor.stop()
+    conductor.keys, conductor.seq, conductor.every = set(), 0, None
+    await conductor.start()
+    await conductor.until("c.keys")
+    assert conductor.keys == in_sample(4, *range(32))
     await session.close()
 
 

@@ -29,6 +29,8 @@ class Source:
     def __init__(self) -> None:
         self.errors: dict[str, PinyonError] = {}
         self.nothing: dict[str, bool | None] = {}
+        self.lacks: dict[str, set[bytes]] = {}
+        """By address, what is not there."""
         self.asked: list[str] = []
         self.reads: list[tuple[str, int]] = []
         """Address and number of blocks."""
@@ -50,7 +52,8 @@ class Source:
             raise self.errors[address]
         if address in self.nothing:
             return ReadResult([False] * len(keys), self.nothing[address])
-        return ReadResult([True] * len(keys), worked=True)
+        lacks = self.lacks.get(address, set())
+        return ReadResult([key not in lacks for key in keys], worked=True)
 
 
 class World:
@@ -117,6 +120,7 @@ async def test_what_did_not_come_says_nothing_about_the_speed() -> None:
     world = World()
     assert (await world.fetch(STORE)).bytes == 4 * LAYOUT.block_bytes
     first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
+    world.source.lacks["a:1"] = set(KEYS[2:])
     world.source.errors["b:1"] = Unavailable("gone")
     fetched = await world.fetch(first, second)
     assert (fetched.blocks, fetched.bytes) == (2, 0)
@@ -130,6 +134,7 @@ async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
         world.now_s += 1.0 if world.source.asked[-1] == "peer:1" else 3.0
 
     world.source.passed = passed
+    world.source.lacks = {"peer:1": set(KEYS[1:3]), "store:1": set(KEYS[3:])}
     fetched = await world.fetch(replace(PEER, end=1), replace(STORE, first=1, end=3), replace(PEER, first=3))
     assert fetched.measured() == (
         SpanFetched("peer", block, 1.0),
@@ -141,6 +146,20 @@ async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
     assert fetched.measured() == (SpanFetched("peer", block, 1.0),)
     fetched.spans *= 100
     assert len(fetched.measured()) == MEASURED_SPANS_MAX
+
+
+@pytest.mark.parametrize("border", [0, 1, 2, 3, 4])
+async def test_where_the_next_source_takes_over_need_not_be_known(border) -> None:
+    """Of a sample of the keys, the plan knows that one source has block 1 and another one block 3."""
+    world = World()
+    first, second = (FetchSpan(name, f"{name}:1", KvSource.STORE, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
+    world.source.lacks = {"a:1": set(KEYS[border:]), "b:1": set(KEYS[:border])}
+    fetched = await world.fetch(first, second)
+    if border < 2:  # the plan was wrong: what was to come from the one is not there
+        assert (fetched.blocks, fetched.bytes, world.fetcher.failures) == (border, 0, 1)
+        return
+    assert (fetched.blocks, world.fetcher.failures) == (4, 0)
+    assert world.source.reads == [("a:1", 4), ("b:1", 4 - border)][: 1 + (border < 4)]
 
 
 async def test_a_long_prefix_has_the_time_that_it_takes() -> None:
@@ -192,6 +211,7 @@ async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late()
         world.now_s += 0.9
 
     world.source.passed = takes
+    world.source.lacks["a:1"] = set(KEYS[2:])
     world.source.errors["b:1"] = DeadlineExceeded("late")
     assert (await world.fetch(first, second)).blocks == 2
     world.source.errors.clear()

@@ -274,14 +274,16 @@ class FirstTokenMeasurement(_message.Message):
     def __init__(self, placement_number: _Optional[int] = ..., ttft_us: _Optional[int] = ..., prefill_instance_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., fetch_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., push_us: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., peer_tokens: _Optional[int] = ..., store_tokens: _Optional[int] = ...) -> None: ...
 
 class ReportSessionResponse(_message.Message):
-    __slots__ = ("lease_ms", "acked_seq", "resync")
+    __slots__ = ("lease_ms", "acked_seq", "resync", "sample_every")
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ACKED_SEQ_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_EVERY_FIELD_NUMBER: _ClassVar[int]
     lease_ms: int
     acked_seq: int
     resync: bool
-    def __init__(self, lease_ms: _Optional[int] = ..., acked_seq: _Optional[int] = ..., resync: _Optional[bool] = ...) -> None: ...
+    sample_every: int
+    def __init__(self, lease_ms: _Optional[int] = ..., acked_seq: _Optional[int] = ..., resync: _Optional[bool] = ..., sample_every: _Optional[int] = ...) -> None: ...
 
 class ListInstancesRequest(_message.Message):
     __slots__ = ("role",)

@@ -1,0 +1,56 @@
+"""Which block keys the conductor is told of: those of every so many blocks of a prompt.
+
+Keys are chained, so who holds a block of a prefix nearly always holds those before it. A key tells its block's place
+(:mod:`pinyon.core.block_keys`): the sample of one in ``every`` has the keys of blocks ``every - 1``, ``2 * every - 1``
+and so on. Samples nest: what is in a sample is in every denser one, so those who report and those who ask may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pinyon.core.block_keys import KEY_BYTES, BlockKey
+
+__all__ = ["EVERY_MAX", "is_sample", "key_sample", "sample_every", "sampled_blocks", "sampled_keys"]
+
+EVERY_MAX = 64
+_PLACE = KEY_BYTES - 1
+"""The byte of a key that tells it."""
+
+
+def sample_every(stride_tokens: int, block_tokens: int) -> int:
+    """One key in so many, a power of two, has at most ``stride_tokens`` tokens between two that are in the sample."""
+    return min(EVERY_MAX, 1 << max(0, (stride_tokens // block_tokens).bit_length() - 1))
+
+
+def is_sample(every: int) -> bool:
+    """Whether there is such a sample."""
+    return 1 <= every <= EVERY_MAX and not every & (every - 1)
+
+
+def sampled_blocks(packed_keys: bytes, every: int) -> NDArray[np.int64]:
+    """The numbers of the blocks whose keys are in the sample."""
+    blocks: NDArray[np.int64] = np.flatnonzero(_chosen(packed_keys, every))
+    return blocks
+
+
+def key_sample(packed_keys: bytes, every: int) -> bytes:
+    """Those keys, packed."""
+    if every == 1 or not packed_keys:
+        return packed_keys
+    return np.frombuffer(packed_keys, f"V{KEY_BYTES}")[_chosen(packed_keys, every)].tobytes()
+
+
+def sampled_keys(keys: Sequence[BlockKey], every: int) -> Sequence[BlockKey]:
+    """The same of keys that are not packed."""
+    others = every - 1
+    return [key for key in keys if not key[_PLACE] & others] if others else keys
+
+
+def _chosen(packed_keys: bytes, every: int) -> NDArray[np.bool_]:
+    places = np.frombuffer(packed_keys, np.uint8)[_PLACE::KEY_BYTES]
+    chosen: NDArray[np.bool_] = places & np.uint8(every - 1) == 0
+    return chosen

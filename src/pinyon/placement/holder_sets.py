@@ -1,0 +1,142 @@
+"""The sets of holders that keys have: each there once, known by a number, with how many keys have it.
+
+Ten million keys have some thousands of different sets, for the keys of one prompt are held by the same few. A set is a
+mask, an ``int`` with a bit per *row*; the rows are what a holder's content was told under, and belong to the index. A
+set never changes: a key that gets one more holder gets another set. Number 0 is the empty one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SETS_MAX", "HolderSets"]
+
+SETS_MAX = 1 << 18
+"""Beyond it a key's set is not extended, and beyond twice as many it is forgotten where it would need another one. Up
+to ~100 MB with a thousand holders."""
+_UNUSED_MAX = 8192
+"""Sets that are made before the unused ones are looked for; twice as many are freed then at most, in ~5 ms."""
+_STEPS_MAX = 1 << 16
+
+
+class HolderSets:
+    def __init__(self, sets_max: int = SETS_MAX) -> None:
+        self._sets_max = sets_max
+        self.masks: list[int] = [0]
+        """By number; -1 is one that is free."""
+        self._numbers: dict[int, int] = {0: 0}
+        self._free: list[int] = []
+        self._rows: list[NDArray[np.intp] | None] = [None]
+        self._made = 0
+        self._steps: dict[int, int] = {}
+        self.keys = np.zeros(1024, np.int64)
+        """By number, how many have it; -1 where there is no such set."""
+        self.keys_one = self.keys.data
+        self.held = np.zeros(64, np.int64)
+        """By row, how many keys have it in their sets; of hidden ones it means nothing."""
+        self.held_one = self.held.data
+
+    def __len__(self) -> int:
+        return len(self.masks) - len(self._free)
+
+    def add_row(self, row: int) -> None:
+        """One that no set has."""
+        if row >= len(self.held):
+            self.held = np.append(self.held, np.zeros(max(row + 1 - len(self.held), len(self.held)), np.int64))
+            self.held_one = self.held.data
+        self.held[row] = 0
+
+    def number(self, mask: int, limit: int) -> int:
+        """Of a set; 0 if it would be one too many."""
+        number = self._numbers.get(mask)
+        if number is None:
+            if len(self) >= limit:
+                return 0
+            number = self._new(mask)
+        return number
+
+    def alone(self, row: int) -> int:
+        """The set of this row only: always there."""
+        return self.number(1 << row, len(self) + 1)
+
+    def extended(self, number: int, row: int) -> int:
+        """The set with this row; the same if there are too many."""
+        step = number << 16 | row << 1
+        after = self._steps.get(step)
+        if after is None:
+            more = self.number(self.masks[number] | 1 << row, self._sets_max)
+            after = self._step(step, more or number)
+        return after
+
+    def reduced(self, number: int, row: int) -> int:
+        """The set without this row; 0 also if there are too many."""
+        step = number << 16 | row << 1 | 1
+        after = self._steps.get(step)
+        if after is None:
+            after = self._step(step, self.without(number, 1 << row))
+        return after
+
+    def without(self, number: int, rows: int) -> int:
+        """The set without these; 0 also if there are too many."""
+        mask = self.masks[number]
+        return self.number(mask & ~rows, 2 * self._sets_max) if mask & rows else number
+
+    def rows(self, number: int) -> NDArray[np.intp]:
+        """In the set."""
+        rows = self._rows[number]
+        if rows is None:
+            mask = self.masks[number]
+            packed = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), np.uint8)
+            rows = self._rows[number] = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+        return rows
+
+    def forget(self, numbers: NDArray[np.uint32]) -> Counter[int]:
+        """Keys with these sets are gone; returns how many of each."""
+        gone = Counter(numbers.tolist())
+        for number, count in gone.items():
+            self.keys_one[number] -= count
+            self.held[self.rows(number)] -= count
+        return gone
+
+    def forget_one(self, number: int) -> None:
+        """A key with this set is gone."""
+        self.keys_one[number] -= 1
+        self.held[self.rows(number)] -= 1
+
+    def drop_unused(self) -> bool:
+        """Free the numbers of sets that no key has, a portion of them, if many sets were made since. Returns whether it
+        was time for it: numbers that were read from here before may mean another set then."""
+        if self._made < _UNUSED_MAX:
+            return False
+        self._made = 0
+        self._steps.clear()
+        unused = np.flatnonzero(self.keys[1 : len(self.masks)] == 0)[: 2 * _UNUSED_MAX] + 1
+        for number in unused.tolist():
+            del self._numbers[self.masks[number]]
+            self.masks[number], self._rows[number], self.keys_one[number] = -1, None, -1
+            self._free.append(number)
+        return True
+
+    def _new(self, mask: int) -> int:
+        if self._free:
+            number = self._free.pop()
+            self.masks[number], self.keys_one[number] = mask, 0
+        else:
+            number = len(self.masks)
+            self.masks.append(mask)
+            self._rows.append(None)
+            if number >= len(self.keys):
+                self.keys = np.append(self.keys, np.zeros(len(self.keys), np.int64))
+                self.keys_one = self.keys.data
+        self._numbers[mask] = number
+        self._made += 1
+        return number
+
+    def _step(self, step: int, after: int) -> int:
+        if len(self._steps) >= _STEPS_MAX:
+            self._steps.clear()
+        self._steps[step] = after
+        return after

@@ -1,0 +1,110 @@
+"""Of the keys that instances report, a sample is indexed, and placements go by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.block_keys import chain_block_keys, namespace, pack_keys
+from pinyon.core.request import Role
+from pinyon.messages.instance import info_to_proto
+from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.policy import PlacementRequest
+from pinyon.placement.scheduler import Scheduler
+from pinyon.runtime.telemetry import Telemetry
+from services.conductor.app import Conductor, build
+from services.conductor.intake import ReportIntake
+from services.conductor.membership import Reporter
+from services.conductor.metrics import ConductorMetrics
+from services.conductor.settings import ConductorSettings
+from tests.unit.placement.conftest import LAYOUT, info
+
+Report = conductor_pb2.ReportSessionRequest
+PROMPT = chain_block_keys(namespace("m", "l", "t"), bytes(4 * 100), 1)
+
+
+class World:
+    def __init__(self, **settings: object) -> None:
+        made = ConductorSettings(listen="127.0.0.1:0", settle_ms=0, **settings)
+        self.conductor: Conductor = build(made, CollectorRegistry(), Telemetry("conductor", "c"), lambda: 0.0)
+        fleet, membership = self.conductor.fleet, self.conductor.membership
+        self.intake = ReportIntake(
+            fleet, membership, ConductorMetrics(CollectorRegistry(), fleet, membership), lambda: 0.0
+        )
+
+    def register(self, name: str, role: Role, block_tokens: int = 16) -> Reporter:
+        layout = replace(LAYOUT, block_tokens=block_tokens) if role is not Role.STORE else None
+        return self.intake.register(Report(registration=info_to_proto(info(name, role, layout=layout))))
+
+    async def tell(self, reporter: Reporter, blocks: range) -> conductor_pb2.ReportSessionResponse | None:
+        keys = pack_keys(PROMPT[blocks.start : blocks.stop])
+        snapshot = conductor_pb2.CacheSnapshot(seq=0, keys=keys, first=True, last=True)
+        return await self.intake.apply(reporter, Report(snapshot=snapshot))
+
+    def held(self, reporter: Reporter, every: int) -> int:
+        return self.conductor.fleet.index.match(pack_keys(PROMPT), every=every).held_by(reporter.state)
+
+
+async def test_who_sends_all_keys_is_indexed_by_the_sample():
+    world = World(index_stride_tokens=64)
+    worker = world.register("p0", Role.PREFILL)
+    assert worker.every == 4
+    await world.tell(worker, range(50))
+    index = world.conductor.fleet.index
+    assert index.blocks_of(worker.state) == len(index) == 12
+    assert world.held(worker, 4) == 48
+    delta = conductor_pb2.CacheDelta(seq=1, stored_keys=pack_keys(PROMPT[50:60]), removed_keys=pack_keys(PROMPT[20:50]))
+    await world.intake.apply(worker, Report(deltas=[delta]))
+    assert world.held(worker, 4) == 20
+    assert index.blocks_of(worker.state) == 5 + 3
+    index.check_integrity()
+
+
+async def test_without_a_stride_all_keys_are_indexed():
+    world = World(index_stride_tokens=1)
+    worker, store = world.register("p0", Role.PREFILL), world.register("s0", Role.STORE)
+    assert (worker.every, store.every) == (1, 1)
+    await world.tell(worker, range(50))
+    assert world.held(worker, 1) == 50
+
+
+async def test_a_store_node_is_asked_for_what_the_longest_blocks_need():
+    world = World(index_stride_tokens=128)
+    store = world.register("s0", Role.STORE)
+    assert store.every == 64, "nobody needs more of it"
+    assert await world.intake.apply(store, Report()) is None
+    world.register("p0", Role.PREFILL, 16)
+    answer = await world.intake.apply(store, Report())
+    assert answer is not None
+    assert (answer.sample_every, answer.resync, store.every) == (8, False, 8)
+    world.register("p1", Role.PREFILL, 8)
+    assert await world.intake.apply(store, Report()) is None, "it is told more than the shorter blocks need"
+    world.register("p2", Role.PREFILL, 64)
+    answer = await world.tell(store, range(50))
+    assert answer is not None
+    assert (answer.sample_every, store.every) == (2, 2)
+    assert world.conductor.fleet.index.blocks_of(store.state) == 50 // 8
+    assert world.held(store, 8) == 48
+    assert world.held(store, world.conductor.fleet.common_sample) == 48, "who names no layout sees what is known of all"
+    await world.tell(store, range(50))
+    assert world.conductor.fleet.index.blocks_of(store.state) == 25
+
+
+async def test_placements_reuse_and_expect_up_to_the_last_block_of_the_sample():
+    world = World(index_stride_tokens=64)
+    fleet = world.conductor.fleet
+    holder, _, _ = (
+        world.register("p0", Role.PREFILL),
+        world.register("p1", Role.PREFILL),
+        world.register("d", Role.DECODE),
+    )
+    await world.tell(holder, range(50))
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    only_p0 = PlacementRequest("r", "m", 16 * 71, pack_keys(PROMPT[:71]), 8, exclude=frozenset({"p1"}))
+    decision = scheduler.schedule(only_p0, 0.0)
+    assert (decision.prefill.info.instance_id, decision.local_blocks) == ("p0", 48)
+    assert fleet.inflight.expected.of(holder.state) == (71 - 48) // 4
+    after = scheduler.schedule(replace(only_p0, request_id="s"), 0.0)
+    assert after.local_blocks == 68, "what the first one computes is expected as far as the sample goes"
