@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pinyon.cli.simulated import (
 from pinyon.cli.simulated_results import draw, print_result, write_rows
 from pinyon.cli.trace_input import open_trace
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.simulator.goodput import goodput
+from pinyon.simulator.goodput import Bounds, goodput
 from pinyon.simulator.models import Rows
 
 __all__ = ["add_command", "simulate"]
@@ -56,6 +57,16 @@ def add_command(commands: Any) -> None:
     rate.add_argument(
         "--goodput", type=float, metavar="SHARE", help="find the highest rate at which that share is in time"
     )
+    parser.add_argument(
+        "--p99", type=float, default=math.inf, metavar="S", help="of a goodput's TTFTs at most (default: without end)"
+    )
+    parser.add_argument(
+        "--drift",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="by which a goodput's last quarter may be less in time than all (default 1: by any)",
+    )
     parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
@@ -77,8 +88,13 @@ def simulate(arguments: argparse.Namespace) -> int:
         rate = load.native_rate if arguments.rate is None else arguments.rate
         rows = served_at(rate)
     else:
+        bounds = Bounds(arguments.goodput, arguments.p99, arguments.drift)
+        within = "" if bounds == Bounds(bounds.share) else " within the bounds"
         rate, rows = goodput(
-            served_at, lambda rows: model.report(rows, limits)["attainment"], arguments.goodput, load.native_rate
+            served_at,
+            lambda rows: bounds.hold(model.report(rows, limits)),
+            load.native_rate,
+            f"{bounds.share:.0%} of the requests in time{within}",
         )
     result = {
         "name": "simulate",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,8 @@ _RANGES = (
     ("path_ms", 0.0, 1e6),
     ("rate", 1e-9, 1e9),
     ("goodput", 1e-6, 1.0),
+    ("p99", 1e-6, math.inf),
+    ("drift", 0.0, 1.0),
     ("share", 0.0, 1.0),
     ("instances_max", 1, INSTANCES_MAX),
 )

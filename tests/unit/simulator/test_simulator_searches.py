@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.simulator.goodput import goodput
+from pinyon.simulator.goodput import Bounds, goodput
 from pinyon.simulator.plan import fewest
 
 
@@ -28,13 +28,27 @@ def test_too_few_instances_are_said() -> None:
 
 @pytest.mark.parametrize("limit", [0.01, 1.0, 3.3, 4000.0])
 def test_the_highest_rate_is_found(limit: float) -> None:
-    rate, share = goodput(lambda rate: 1.0 if rate <= limit else 0.1, lambda share: share, 0.9, 1.0)
+    rate, share = goodput(lambda rate: 1.0 if rate <= limit else 0.1, lambda share: share >= 0.9, 1.0)
     assert share == 1.0
     assert limit / 1.006 <= rate <= limit
 
 
 def test_where_there_is_no_rate_that_is_said() -> None:
-    with pytest.raises(InvalidArgument, match="at no rate 90% of the requests are in time"):
-        goodput(lambda rate: rate, lambda rate: 0.0, 0.9, 1.0)
+    with pytest.raises(InvalidArgument, match="at no rate are 90% of the requests in time"):
+        goodput(lambda rate: rate, lambda rate: False, 1.0, "90% of the requests in time")
     with pytest.raises(InvalidArgument, match="too little load"):
-        goodput(lambda rate: rate, lambda rate: 1.0, 0.9, 1.0)
+        goodput(lambda rate: rate, lambda rate: True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("report", "holds"),
+    [
+        ({"attainment": 0.92, "p99_s": 35.0, "attainment_last_quarter": 0.90}, True),
+        ({"attainment": 0.89, "p99_s": 5.0, "attainment_last_quarter": 0.95}, False),
+        ({"attainment": 0.92, "p99_s": 35.1, "attainment_last_quarter": 0.92}, False),
+        ({"attainment": 0.95, "p99_s": 5.0, "attainment_last_quarter": 0.92}, False),
+        ({"attainment": 0.0}, False),
+    ],
+)
+def test_a_goodput_that_starves_is_none(report: dict[str, float], holds: bool) -> None:
+    assert Bounds(0.9, 35.0, 0.02).hold(report) is holds
