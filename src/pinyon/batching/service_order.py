@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from pinyon.core.policies import NoSettings, Registry
 
@@ -59,7 +59,7 @@ class _Arrived(Generic[Waiting, What]):
 class Fifo(_Arrived[Waiting, None]):
     """As they came."""
 
-    name = "fifo"
+    name: ClassVar[str] = "fifo"
 
     def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
         self._all[waiting] = None
@@ -92,7 +92,7 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
     """The shortest of those whose first token can still be in time; then the others as they came. Who is late for long
     goes before all of them. Looks at everybody each time."""
 
-    name = "shortest_in_time"
+    name: ClassVar[str] = "shortest_in_time"
 
     def __init__(self, settings: ShortestInTimeSettings = ShortestInTimeSettings()) -> None:
         """Of each: number, seconds, deadline, and from when on it is late."""
