@@ -48,7 +48,14 @@ class Report:
 
     def emit(self) -> None:
         """Print the object as the last line of stdout."""
-        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+        from pinyon.core.compiled import compiled  # not above: peer processes need nothing of ours
+
+        machine = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "compiled": compiled(),
+        }
         aims = []
         for aim in self.aims:
             said = {**asdict(aim), "met": aim.met}

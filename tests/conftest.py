@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import pinyon
 from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
     pytest_configure_node,
@@ -21,8 +22,8 @@ from tests.side_by_side import (  # noqa: F401 - hooks
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Child processes find the package and the services wherever the tests are started from.
-os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+# Child processes find the package, as it is found here, and the services wherever the tests are started from.
+os.environ["PYTHONPATH"] = os.pathsep.join((str(Path(pinyon.__file__).resolve().parent.parent), str(ROOT)))
 # As in a worker: one BLAS thread per process, set before NumPy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # gRPC's core tells of every GOAWAY on standard error, from threads that no test's capture catches.

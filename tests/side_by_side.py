@@ -35,6 +35,7 @@ LONGEST = (
     "tests/integration/test_transfer_chaos.py",
     "tests/property/test_engine_invariance.py",
     "tests/unit/transfer/test_transfer_conformance.py",
+    "tests/unit/tools/test_tools_compiled.py",
     "tests/unit/tools/test_tools_dev.py",
 )
 STOP = pytest.StashKey[Path]()

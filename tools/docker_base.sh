@@ -2,8 +2,9 @@
 # What deploy/Dockerfile needs where no registry can be reached: a base image made from the distribution's packages, and
 # a folder of wheels for its Python. Both are kept: a second run only looks.
 #
-#   tools/docker_base.sh          make what is missing
-#   tools/docker_base.sh --name   print the name of the base image, nothing else
+#   tools/docker_base.sh            make what is missing
+#   tools/docker_base.sh --builder  and an image NAME-cc with a C compiler, which compiles the pure rooms, and its wheels
+#   tools/docker_base.sh --name     print the name of the base image, nothing else
 #
 # Needs a Docker engine (tools/docker_engine.sh), root, and mmdebstrap (installed if missing). Exit status: 0 both are
 # there, 2 bad usage, 3 there is no way, with the reason on one line. Every step is bounded in time.
@@ -16,7 +17,7 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P) || exit 3
 codename=$(. /etc/os-release 2>/dev/null && echo "${VERSION_CODENAME:-}")
 image=${PINYON_LOCAL_BASE:-pinyon-base:${codename:-unknown}}
 wheels=$root/deploy/wheels
-lock=$root/requirements/runtime.lock
+lock=runtime
 
 say() { printf 'docker_base: %s\n' "$*" >&2; }
 no_way() {
@@ -30,8 +31,9 @@ case ${1:-} in
     exit 0
     ;;
 '') ;;
+--builder) lock=compile ;;
 *)
-    say "usage: tools/docker_base.sh [--name]"
+    say "usage: tools/docker_base.sh [--builder | --name]"
     exit 2
     ;;
 esac
@@ -41,7 +43,7 @@ trap 'rm -rf "$scratch"' EXIT
 trap 'exit 130' INT TERM HUP
 log=$scratch/log
 
-make_image() {
+make_image() { # NAME PACKAGES
     [ "$(id -u)" -eq 0 ] || no_way "only root can make one"
     [ -n "$codename" ] || no_way "the distribution of this machine is unknown"
     if ! command -v mmdebstrap >/dev/null 2>&1; then
@@ -58,16 +60,16 @@ make_image() {
         fi
     done
     eval "$(apt-config shell http_line Acquire::http::Proxy https_line Acquire::https::Proxy)"
-    say "making $image from the packages of $codename, at most 300 s ..."
+    say "making $1 from the packages of $codename, at most 300 s ..."
     # shellcheck disable=SC2086 # no source file: mmdebstrap takes the distribution's own
-    timeout 300 mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,ca-certificates \
+    timeout 300 mmdebstrap --quiet --variant=minbase --include="$2" \
         ${http_line:+"--aptopt=Acquire::http::Proxy \"$http_line\";"} \
         ${https_line:+"--aptopt=Acquire::https::Proxy \"$https_line\";"} \
         --aptopt='APT::Install-Recommends "false";' \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
         "$codename" "$scratch/base.tar" $sources >"$log" 2>&1 || no_way "mmdebstrap: $(tail -n 1 "$log")"
-    timeout 120 docker import "$scratch/base.tar" "$image" >"$log" 2>&1 || no_way "docker import: $(tail -n 1 "$log")"
+    timeout 120 docker import "$scratch/base.tar" "$1" >"$log" 2>&1 || no_way "docker import: $(tail -n 1 "$log")"
 }
 
 # An interpreter of this machine with exactly the image's version: pip judges the lock's markers by the one it runs on.
@@ -84,15 +86,19 @@ find_python() {
 
 fetch_wheels() {
     find_python
-    stamp="$(cksum <"$lock") $wanted"
-    [ "$(cat "$wheels/.stamp" 2>/dev/null)" = "$stamp" ] && return
+    # compile.lock holds runtime.lock: its wheels do for both
+    for held in $lock compile; do
+        stamp="$held $(cksum <"$root/requirements/$held.lock") $wanted"
+        [ "$(cat "$wheels/.stamp" 2>/dev/null)" = "$stamp" ] && return
+    done
+    stamp="$lock $(cksum <"$root/requirements/$lock.lock") $wanted"
     if ! "$python" -m pip --version >/dev/null 2>&1; then
         "$python" -m venv "$scratch/venv" >"$log" 2>&1 || no_way "$python has neither pip nor venv"
         python=$scratch/venv/bin/python
     fi
-    say "fetching the wheels of requirements/runtime.lock for Python $wanted, at most 300 s ..."
+    say "fetching the wheels of requirements/$lock.lock for Python $wanted, at most 300 s ..."
     timeout 300 "$python" -m pip download --quiet --disable-pip-version-check --no-input --require-hashes \
-        --only-binary :all: --no-deps -r "$lock" -d "$scratch/wheels" >"$log" 2>&1 ||
+        --only-binary :all: --no-deps -r "$root/requirements/$lock.lock" -d "$scratch/wheels" >"$log" 2>&1 ||
         no_way "the wheels cannot be fetched: $(grep -v '^$' "$log" | tail -n 1)"
     rm -rf "$wheels"
     mkdir -p "$wheels"
@@ -101,8 +107,9 @@ fetch_wheels() {
 }
 
 timeout 20 docker version >/dev/null 2>&1 || no_way "no Docker engine answers (tools/docker_engine.sh)"
-if ! timeout 20 docker image inspect "$image" >/dev/null 2>&1; then
-    make_image
-fi
+have() { timeout 20 docker image inspect "$1" >/dev/null 2>&1; }
+python_packages=python3,python3-venv,ca-certificates
+have "$image" || make_image "$image" "$python_packages"
+[ "$lock" = runtime ] || have "$image-cc" || make_image "$image-cc" "$python_packages,python3-dev,gcc,libc6-dev"
 fetch_wheels
 say "$image and $(find "$wheels" -name '*.whl' | wc -l) wheels are there"

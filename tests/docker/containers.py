@@ -79,17 +79,21 @@ def find_base() -> dict[str, str]:
     """Settings of the build: the local base image and its wheels, else the public ones if a registry answers."""
     name = run("sh", "tools/docker_base.sh", "--name", timeout_s=30).stdout.strip()
     if run("docker", "image", "inspect", name, timeout_s=30, check=False).returncode == 0:
-        made = run("sh", "tools/docker_base.sh", timeout_s=330, check=False)  # the wheels, if the lock is another
+        # Compiling takes two minutes of a processor: only where somebody made the image for it.
+        compiler = run("docker", "image", "inspect", f"{name}-cc", timeout_s=30, check=False).returncode == 0
+        script = ["tools/docker_base.sh", *(["--builder"] if compiler else [])]
+        made = run("sh", *script, timeout_s=330, check=False)  # the wheels, if the lock is another
         if made.returncode == 0:
-            return {"PINYON_BASE_IMAGE": name, "PINYON_WHEELS": "deploy/wheels"}
+            builder = f"{name}-cc" if compiler else name
+            return {"PINYON_BASE_IMAGE": name, "PINYON_BUILDER_IMAGE": builder, "PINYON_WHEELS": "deploy/wheels"}
         raise NoContainers(made.stderr.strip().splitlines()[-1])
     if run("docker", "image", "inspect", PUBLIC_BASE, timeout_s=30, check=False).returncode == 0:
-        return {"PINYON_BASE_IMAGE": PUBLIC_BASE}
+        return {"PINYON_BASE_IMAGE": PUBLIC_BASE, "PINYON_BUILDER_IMAGE": PUBLIC_BASE}
     try:
         pulled = run("docker", "pull", "--quiet", PUBLIC_BASE, timeout_s=120, check=False)
         reason = (pulled.stderr.strip().splitlines() or ["?"])[-1]
         if pulled.returncode == 0:
-            return {"PINYON_BASE_IMAGE": PUBLIC_BASE}
+            return {"PINYON_BASE_IMAGE": PUBLIC_BASE, "PINYON_BUILDER_IMAGE": PUBLIC_BASE}
     except AssertionError:
         reason = "the pull took too long"
     raise NoContainers(f"no base image {name} (tools/docker_base.sh makes it) and none from a registry: {reason}")

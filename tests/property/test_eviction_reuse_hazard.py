@@ -21,6 +21,7 @@ from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.run_queues import RunQueues
 from pinyon.eviction.tenant_shares import FLOOD, GROUPS, KNOWN, TenantShares
 from tests.long import usually
+from tests.on_compiled import REPLACES_METHODS
 
 EIGHTHS = st.integers(1, 72_000).map(lambda eighths: eighths / 8)
 """Of seconds: they add up without rounding."""
@@ -423,6 +424,7 @@ def test_what_is_not_valid_any_more_does_not_pile_up() -> None:
     assert sorted(policy.victims(9, 40_001.0)) == [-2, -1]
 
 
+@REPLACES_METHODS
 def test_tenants_near_their_shares_cost_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request puts one of two above its share in turn: what the other one holds is not touched for it."""
     entered = 0

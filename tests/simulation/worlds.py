@@ -15,7 +15,7 @@ from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.simulator.cluster import Cluster
-from pinyon.simulator.cluster_settings import ClusterSettings
+from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.outcome import Outcome
 from pinyon.simulator.workload import Arrival
 
@@ -175,7 +175,7 @@ def random_plan(seed: int) -> Plan:
         pool_on_ssd=rng.random() < 0.5,
         prefix_cache=rng.random() < 0.9,
         pipeline=rng.choice([1, 1, 3]),
-        step_rule=rng.choice(["mixed", "mixed", "prefill_first"]),
+        step_rule=rng.choice([StepRule.MIXED, StepRule.MIXED, StepRule.PREFILL_FIRST]),
         service_order=rng.choice(["fifo", "shortest_in_time:age_s=0.1"]),
         slo_s=0.3,
         eviction=rng.choice(["lru", "fifo", "workload_aware"]),

@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from pinyon.core.policies import NoSettings, Registry
 
@@ -33,7 +33,7 @@ What = TypeVar("What")
 class ServiceOrder(Protocol[Waiting]):
     """Prompts that wait. Each is there once."""
 
-    short_first: bool
+    short_first: ClassVar[bool]
     """Short ones go before long ones, on the whole: a placement counts on it."""
 
     def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
@@ -75,8 +75,8 @@ class _Arrived(Generic[Waiting, What]):
 class Fifo(_Arrived[Waiting, None]):
     """As they came."""
 
-    name = "fifo"
-    short_first = False
+    name: ClassVar[str] = "fifo"
+    short_first: ClassVar[bool] = False
 
     def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
         self._all[waiting] = None
@@ -114,8 +114,8 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
     """The shortest of those whose first token can still be in time; then the others as they came. Who is late for long
     goes before all of them. Looks at everybody each time."""
 
-    name = "shortest_in_time"
-    short_first = True
+    name: ClassVar[str] = "shortest_in_time"
+    short_first: ClassVar[bool] = True
 
     def __init__(self, settings: ShortestInTimeSettings = ShortestInTimeSettings()) -> None:
         """Of each: number, seconds, deadline, and from when on it is late."""
@@ -170,8 +170,8 @@ class MostInTime(Generic[Waiting]):
     at.
     """
 
-    name = "most_in_time"
-    short_first = True
+    name: ClassVar[str] = "most_in_time"
+    short_first: ClassVar[bool] = True
 
     def __init__(self, settings: MostInTimeSettings = MostInTimeSettings()) -> None:
         self._age_s, self._patience_s = settings.age_s, settings.patience_s

@@ -11,7 +11,6 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
-from pinyon import __version__
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.cli import (
@@ -30,6 +29,7 @@ from pinyon.cli import (
     transfer_commands,
 )
 from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
 from pinyon.messages.role import role_from_proto
@@ -98,7 +98,7 @@ def generate(arguments: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pinyon", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"pinyon {__version__}")
+    parser.add_argument("--version", action="version", version=version_line())
     commands = parser.add_subparsers(dest="command", required=True)
 
     show = commands.add_parser("instances", help="instances, their roles and load")

@@ -40,7 +40,7 @@ PRIORITY_MAX = 1000
 GEOGRAPHIES_MAX = 16
 
 _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", re.ASCII)
-_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _GEOGRAPHY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 from random import Random
+from typing import ClassVar
 
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_time import fetch_s
@@ -36,7 +37,7 @@ class Algorithm1:
     and there are no stores besides the instances. Line 18 is :mod:`pinyon.placement.admission`'s.
     """
 
-    name = "algorithm1"
+    name: ClassVar[str] = "algorithm1"
 
     def __init__(self, settings: Algorithm1Settings = Algorithm1Settings()) -> None:
         self._threshold = settings.balancing_threshold

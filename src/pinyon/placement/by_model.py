@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from random import Random
+from typing import ClassVar
 
 from pinyon.core.policies import Registry
+from pinyon.placement.abilities import Learning, Rebalancing
 from pinyon.placement.policy import (
-    Learning,
     Move,
     PlacementDecision,
     PlacementPolicy,
     PlacementRequest,
     Pool,
     Queues,
-    Rebalancing,
 )
 from pinyon.placement.prefix_match import PrefixMatch
 
@@ -26,7 +26,7 @@ MODELS_MAX = 32
 class ByModel:
     """Asks the policy of the request's model, or else ``default``."""
 
-    name = "by_model"
+    name: ClassVar[str] = "by_model"
 
     def __init__(self, default: PlacementPolicy, of_model: Mapping[str, PlacementPolicy]) -> None:
         self._default = default

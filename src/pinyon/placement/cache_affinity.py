@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class CacheAffinitySettings:
 
 
 class CacheAffinity:
-    name = "cache_affinity"
+    name: ClassVar[str] = "cache_affinity"
 
     def __init__(self, settings: CacheAffinitySettings = CacheAffinitySettings()) -> None:
         self._settings = settings

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 
@@ -102,7 +103,7 @@ class DualMapSettings:
 class DualMap:
     """Remembers which prefixes are hot, and for each group of instances its rings."""
 
-    name = "dualmap"
+    name: ClassVar[str] = "dualmap"
 
     def __init__(self, settings: DualMapSettings = DualMapSettings()) -> None:
         self._settings = settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class DynamoSettings:
 class Dynamo:
     """The instance with the greatest difference; of equals the one that decodes least, then the smallest id."""
 
-    name = "dynamo"
+    name: ClassVar[str] = "dynamo"
 
     def __init__(self, settings: DynamoSettings = DynamoSettings()) -> None:
         self._weight = settings.load_weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.decode_selection import select_decode
@@ -77,7 +77,7 @@ class KvCacheCentric:
     - the last prompt token is always computed: its logits give the first token.
     """
 
-    name = "kvcache_centric"
+    name: ClassVar[str] = "kvcache_centric"
 
     def __init__(self, settings: KvCacheCentricSettings = KvCacheCentricSettings()) -> None:
         self._threshold = settings.balancing_threshold
@@ -90,7 +90,7 @@ class KvCacheCentric:
         return self._threshold if self._tuner is None else self._tuner.threshold
 
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        """See :class:`pinyon.placement.policy.Learning`."""
+        """See :class:`pinyon.placement.abilities.Learning`."""
         if self._tuner is not None and decision.trial is not None:
             threshold, alone_s = decision.trial
             self._tuner.learn(threshold, seconds, alone_s)

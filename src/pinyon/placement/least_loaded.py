@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,7 +19,7 @@ class LeastLoaded:
     """The prefill instance with the shortest wait in seconds; it reuses what it happens to hold and fetches
     nothing."""
 
-    name = "least_loaded"
+    name: ClassVar[str] = "least_loaded"
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random

@@ -7,6 +7,7 @@ minimum of their sum, in seconds.
 from __future__ import annotations
 
 from random import Random
+from typing import ClassVar
 
 from pinyon.placement.at_one import at_one
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
@@ -19,7 +20,7 @@ class MinTtft:
     """The instance with the least sum of waiting there and the time to compute what it does not hold; of equals the
     one that decodes least, then the smallest id."""
 
-    name = "min_ttft"
+    name: ClassVar[str] = "min_ttft"
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ class PinyonSettings:
 class Pinyon:
     """See the module. ``sharing``: what decode batches gain, where something is known of that."""
 
-    name = "pinyon"
+    name: ClassVar[str] = "pinyon"
 
     def __init__(self, settings: PinyonSettings = PinyonSettings(), sharing: BatchSharing | None = None) -> None:
         self._settings = settings

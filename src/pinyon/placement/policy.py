@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from random import Random
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,12 @@ from pinyon.placement.transfer_cost import PathKind
 
 __all__ = [
     "Fetch",
-    "Learning",
     "Move",
     "PlacementDecision",
     "PlacementPolicy",
     "PlacementRequest",
     "Pool",
     "Queues",
-    "Rebalancing",
     "Waiting",
 ]
 
@@ -280,30 +278,6 @@ class Move:
     request: PlacementRequest
     source: InstanceState
     target: InstanceState
-
-
-@runtime_checkable
-class Rebalancing(Protocol):
-    """What a placement policy may do besides: move what waits. Asked after each placement."""
-
-    def moves(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-    ) -> list[Move]:
-        """What should move, now that ``request`` was placed so. ``match`` looks up who holds a prompt."""
-
-
-@runtime_checkable
-class Learning(Protocol):
-    """What a placement policy may do besides: learn what came of its decisions."""
-
-    def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        """The prompt was computed, so many seconds after it was placed so; told of decisions with a trial."""
 
 
 class PlacementPolicy(Protocol):

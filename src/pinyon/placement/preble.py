@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class PrebleSettings:
 class Preble:
     """The instance that holds most of the prompt, of equals the least loaded, if that is more than a share of it."""
 
-    name = "preble"
+    name: ClassVar[str] = "preble"
 
     def __init__(self, settings: PrebleSettings = PrebleSettings()) -> None:
         self._share = settings.share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import ClassVar
 
 from pinyon.placement.at_one import at_one
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
@@ -14,7 +15,7 @@ __all__ = ["RandomChoice"]
 class RandomChoice:
     """Each with the same chance."""
 
-    name = "random"
+    name: ClassVar[str] = "random"
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random

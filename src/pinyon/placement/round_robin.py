@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import ClassVar
 
 from pinyon.placement.at_one import at_one
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
@@ -14,7 +15,7 @@ __all__ = ["RoundRobin"]
 class RoundRobin:
     """The next one by id after the last one, which may be gone by now; of each pool in turn."""
 
-    name = "round_robin"
+    name: ClassVar[str] = "round_robin"
 
     def __init__(self) -> None:
         self._last = ""

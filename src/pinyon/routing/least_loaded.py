@@ -8,6 +8,7 @@ reported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from pinyon.routing.policy import Candidate, Group, Pair
 
@@ -18,7 +19,7 @@ class LeastLoaded:
     """Ties go to the smaller id, so the same arguments give the same pair; a mixed instance that is best at both keeps
     the request to itself, and no KV moves."""
 
-    name = "least_loaded"
+    name: ClassVar[str] = "least_loaded"
 
     def choose(self, groups: Sequence[Group], in_flight: Mapping[str, int]) -> Pair | None:
         def busy(candidate: Candidate) -> tuple[float, int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from pinyon.routing.policy import Candidate, Group, Pair
 
@@ -15,7 +16,7 @@ class RoundRobin:
     """The decode instance whose last turn is longest ago (then the smaller id), and the same among its prefill
     instances. Mixed instances alone take the same turn in both lists, so no KV moves."""
 
-    name = "round_robin"
+    name: ClassVar[str] = "round_robin"
 
     def __init__(self) -> None:
         self._turns: tuple[dict[str, int], dict[str, int]] = ({}, {})  # of prefills, of decodes; oldest turn first

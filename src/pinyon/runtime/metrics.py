@@ -21,7 +21,9 @@ from prometheus_client import (
     make_wsgi_app,
 )
 
+from pinyon import __version__
 from pinyon.core.address import parse_address
+from pinyon.core.compiled import compiled
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.settings import is_loopback
@@ -35,8 +37,10 @@ _log = get_logger("metrics")
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry with the process's own figures (CPU, memory, open files)."""
+    """A registry with the process's own figures (CPU, memory, open files), and what runs."""
     registry = CollectorRegistry(auto_describe=True)
+    build = Info("pinyon_build", "The version, and whether the pure rooms are compiled.", registry=registry)
+    build.info({"version": __version__, "compiled": str(compiled()).lower()})
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from pinyon import __version__
 from pinyon.core.address import parse_address
+from pinyon.core.compiled import version_line
 from pinyon.core.errors import InvalidArgument
 
 __all__ = ["Address", "ServiceSettings", "is_loopback", "load_settings", "plain_redis", "service_config"]
@@ -158,7 +158,7 @@ def load_settings(
         epilog=f"Every option can also be set as {prefix}NAME in the environment.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"pinyon {__version__}")
+    parser.add_argument("--version", action="version", version=version_line())
     for name, field in cls.model_fields.items():
         default = field.get_default(call_default_factory=False)
         shown = "" if default in ("", None, False) else f" (default: {default})"

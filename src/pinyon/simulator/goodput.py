@@ -24,8 +24,8 @@ Run = TypeVar("Run")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a report (:mod:`pinyon.simulator.report`): at least ``share`` in time, the 99th percentile of the TTFTs at most
-    ``p99_s``, and of the last quarter by arrival no more than ``drift`` less in time than of all."""
+    """Of a report (:mod:`pinyon.simulator.report`): at least ``share`` in time, the 99th percentile of the TTFTs at
+    most ``p99_s``, and of the last quarter by arrival no more than ``drift`` less in time than of all."""
 
     share: float
     p99_s: float = inf

@@ -11,6 +11,7 @@ from pinyon.placement.hash_ring import ABSENT_MAX, HashRing, PoolRings
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import info, keys, make_fleet
 
 KEYS = [number.to_bytes(16, "little") for number in range(4000)]
@@ -86,6 +87,7 @@ def test_a_ring_that_changed_is_the_one_of_who_is_there(names, data, seed):
     assert all(ring.owner(key) == fresh.owner(key) for key in KEYS[:100])
 
 
+@REPLACES_METHODS
 @pytest.mark.parametrize("policy", ["dualmap", "cache_affinity"])
 def test_a_policy_makes_no_ring_anew(policy, monkeypatch):
     """Not for requests of two models by turns, nor for such as some instances have no room for or exclude."""

@@ -20,6 +20,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Waiting
 from pinyon.placement.prefix_match import NO_MATCH
 from pinyon.placement.scheduler import Scheduler
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import hold, info, keys, make_fleet, member
 
 BLOCK = 16
@@ -299,6 +300,7 @@ def moved(
     return [move.request.request_id for move in moves]
 
 
+@REPLACES_METHODS
 @settings(max_examples=200, deadline=None)
 @given(**CASES, reading=st.sampled_from(list(Reading)), slo_s=st.sampled_from((0.5, 1.0, 1.5, 2.0, 3.0)))
 def test_what_may_move_is_looked_for_where_both_are_overloaded(queues, held, reading, slo_s):

@@ -15,6 +15,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.threshold_tuner import CLEAR, COST_MAX, LOOKS, SAMPLES_MAX, THRESHOLDS, ThresholdTuner
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import keys, make_fleet, member
 
 
@@ -116,6 +117,7 @@ def test_it_starts_at_the_nearest_and_stays_in_range() -> None:
     lowest.learn(1.0, 5.0, 0.0)  # nothing to compare with: not counted
 
 
+@REPLACES_METHODS
 def test_a_policy_that_adapts_hears_what_came_of_its_placements() -> None:
     fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE))
     policy = KvCacheCentric(KvCacheCentricSettings(adapt=True))

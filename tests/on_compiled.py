@@ -1,0 +1,86 @@
+"""The tests of pure rooms once more, on the modules that mypyc compiled: ``./dev test --compiled [SUITE] [..]``.
+
+``compiled_tree`` makes the modules where a C compiler is at hand; that all of them are what runs is looked at first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pinyon.core.compiled import compiled
+from tools.compiled_modules import COMPILED, compiled_modules
+from tools.compiled_tree import Lacking, make_tree
+
+__all__ = ["PURE", "REPLACES_METHODS", "run_on_compiled"]
+
+ROOT = Path(__file__).resolve().parent.parent
+TREES = ROOT / ".cache" / "compiled"
+UNIT = ("batching", "core", "decisions", "eviction", "paging", "placement", "routing", "simulator")
+PROPERTY = (
+    *("batching", "core", "decisions", "eviction", "paging", "placement", "routing"),
+    *("lb_queue", "lb_rates", "lb_roster", "store_objects", "store_switch"),
+)
+PURE = (
+    *(f"tests/unit/{room}" for room in UNIT),
+    "tests/unit/store/test_store_traits.py",
+    *(f"tests/property/test_{room}*.py" for room in PROPERTY),
+    "tests/simulation",
+)
+"""Files and folders, or patterns of them."""
+
+REPLACES_METHODS = pytest.mark.skipif(compiled(), reason="replaces a method, which compiled classes do not allow")
+
+
+def run_on_compiled(arguments: Sequence[str], *, patterns: Sequence[str] = COMPILED, optimize: str = "2") -> int:
+    """Makes the modules, unless they are there, and runs pytest on them; its exit status, or 3 where nothing can be
+    compiled. ``arguments`` are pytest's, tests among them."""
+    tree = TREES / f"O{optimize}-{len(patterns)}"
+    try:
+        made = make_tree(tree, patterns=patterns, optimize=optimize)
+    except Lacking as error:
+        print(f"on_compiled: nothing is compiled: {error}", file=sys.stderr)
+        return 3
+    print(f"on_compiled: {tree} {'made' if made else 'was there'}", file=sys.stderr)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tree), str(ROOT)))}
+    names = [".".join(path.with_suffix("").parts) for path in compiled_modules(tree, patterns)]
+    looked = subprocess.run([sys.executable, "-m", "tests.on_compiled", "--look", *names], env=environment, cwd=ROOT)
+    if looked.returncode:
+        return looked.returncode
+    command = [sys.executable, "-m", "pytest", "-o", f"pythonpath={tree} {ROOT}", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT).returncode
+
+
+def _look(names: Sequence[str]) -> int:
+    """1 if a module would run as Python."""
+    where = {name: str(getattr(importlib.util.find_spec(name), "origin", "")) for name in names}
+    python = [f"{name}: {origin}" for name, origin in where.items() if not origin.endswith(".so")]
+    print("\n".join(["on_compiled: not compiled:", *python]) if python or not names else "", end="", file=sys.stderr)
+    return int(bool(python) or not names)
+
+
+def _tests(words: Sequence[str]) -> list[str]:
+    """``PURE``, or what of it is below the folders of ``tests`` that are named."""
+    found = sorted({str(path.relative_to(ROOT)) for pattern in PURE for path in ROOT.glob(pattern)})
+    return [each for each in found if not words or each.split("/")[1] in words]
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--look"]:
+        return _look(arguments[1:])
+    words = []
+    while arguments and arguments[0].isidentifier():
+        words.append(arguments.pop(0))
+    named = any(Path(ROOT, each.partition("::")[0]).exists() for each in arguments)
+    return run_on_compiled(["-n", "auto", *([] if named else _tests(words)), *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

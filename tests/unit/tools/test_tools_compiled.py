@@ -1,0 +1,111 @@
+"""What mypyc compiles decides as its source does: some tests of placement, run on compiled modules.
+
+Skipped without a C compiler. All tests of pure rooms: ``./dev test --compiled``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from pinyon import __version__
+from pinyon.core.compiled import compiled, version_line
+from tests.on_compiled import PURE
+from tools.compiled_modules import COMPILED, LEFT_OUT, compiled_modules
+from tools.compiled_tree import Lacking, compiler, is_current, lacking, make_tree
+
+ROOT = Path(__file__).resolve().parents[3]
+ROOMS = ("core/*.py", "placement/*.py")
+TESTS = (
+    "tests/unit/placement/test_placement_policies.py",
+    "tests/unit/placement/test_placement_hash_ring.py",
+    "tests/property/test_placement_algorithm1.py",
+)
+
+
+def test_the_lists_name_what_is_there() -> None:
+    package = ROOT / "src" / "pinyon"
+    names = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
+    assert [each for each in (*COMPILED, *LEFT_OUT) if not any(fnmatch(name, each) for name in names)] == []
+    assert [each for each in (*PURE, *TESTS) if not list(ROOT.glob(each))] == []
+    chosen = [path.as_posix() for path in compiled_modules(ROOT / "src")]
+    assert "pinyon/placement/scheduler.py" in chosen
+    assert "pinyon/core/compiled.py" in chosen, "it speaks for the others"
+    assert not any(path.endswith(("/__init__.py", "/policies.py")) for path in chosen)
+
+
+def test_nothing_compiled_lies_beside_the_sources() -> None:
+    assert list((ROOT / "src").rglob("*.so")) == []
+
+
+def test_the_version_says_whether_they_are_compiled() -> None:
+    assert version_line() == f"pinyon {__version__} ({'compiled' if compiled() else 'Python'})"
+
+
+def test_without_a_compiler_it_is_said_and_nothing_is_written(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.compiled_tree", "--out", str(tmp_path / "tree")],
+        cwd=ROOT,
+        env={**os.environ, "PATH": str(tmp_path), "CC": "no-such-compiler"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3
+    assert re.fullmatch(r"compiled_tree: nothing is compiled: no C compiler .*\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tree_is_made_once_and_anew_for_other_sources(tmp_path: Path) -> None:
+    if reason := lacking():
+        pytest.skip(reason)
+    src, tree = tmp_path / "src", tmp_path / "tree"
+    (src / "pinyon" / "core").mkdir(parents=True)
+    for folder in (src / "pinyon", src / "pinyon" / "core"):
+        (folder / "__init__.py").write_text("")
+    module = src / "pinyon" / "core" / "sum.py"
+    module.write_text("def add(left: int, right: int) -> int:\n    return left + right\n")
+    assert make_tree(tree, src=src, optimize="0")
+    ask = "from pinyon.core import sum as m; print(m.add(2, 3), m.__file__)"
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == f"5 {tree / 'pinyon' / 'core' / 'sum'}{sysconfig.get_config_var('EXT_SUFFIX')}", done
+    assert not make_tree(tree, src=src, optimize="0")
+    assert not is_current(tree, src=src, optimize="1")
+    module.write_text(module.read_text().replace("+", "-"))
+    assert not is_current(tree, src=src, optimize="0")
+    assert list(src.rglob("*.so")) == []
+
+
+@pytest.mark.slow
+def test_placement_decides_the_same_when_it_is_compiled() -> None:
+    if reason := lacking():
+        pytest.skip(reason)
+    code = (
+        "import sys; from tests.on_compiled import run_on_compiled; "
+        f"sys.exit(run_on_compiled(sys.argv[1:], patterns={ROOMS!r}, optimize='0'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "-q", "-n", "0", *TESTS], cwd=ROOT, capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert re.search(r"\d{2,} passed", done.stdout), done.stdout[-2000:]
+
+
+def test_a_compiler_may_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    named = tmp_path / "mycc"
+    named.write_text("#!/bin/sh\n")
+    named.chmod(0o755)
+    monkeypatch.setenv("CC", f"{named} -pipe")
+    assert compiler() == [str(named)]
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Lacking):
+        compiler()

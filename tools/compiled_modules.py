@@ -1,0 +1,44 @@
+"""Which modules mypyc compiles: pure ones that decide often, and what stays Python of them with the reason.
+
+Paths are below ``src/pinyon``. A module that is not named here is not compiled, a new one in a room that is named is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+COMPILED = (
+    "core/*.py",
+    "placement/*.py",
+    "batching/*.py",
+    "paging/*.py",
+    "eviction/*.py",
+    "routing/*.py",
+    "decisions/*.py",
+    *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
+    "store/objects.py",
+)
+
+# Of the simulator, whatever holds parts that a journal may record stays Python: see decisions/front.py.
+LEFT_OUT = {
+    "*/__init__.py": "a line of text",
+    "*/policies.py": "read once: tables of names and lambdas",
+    "placement/abilities.py": "isinstance would fail: mypyc does not tell Python that a class is a protocol",
+    "eviction/policy.py": "as placement/abilities.py",
+    "core/journal.py": "puts attributes into objects while it runs",
+    "decisions/front.py": "puts a journal's recorder where another class stands, which only Python allows",
+    "decisions/growth.py": "is handed what decisions/front.py records",
+    "decisions/instance.py": "as decisions/front.py",
+    "eviction/lru.py": "an OrderedDict does its work, and policies in Python derive from it",
+    "eviction/hazard_table.py": "NumPy does its work",
+    "eviction/pools.py": "mypyc 2.4 stops at a lambda within a lambda",
+}
+
+
+def compiled_modules(src: Path, patterns: Sequence[str] = COMPILED) -> list[Path]:
+    """The files, relative to ``src``, in order of their names; a test may ask for some rooms alone."""
+    package = src / "pinyon"
+    names = {path.relative_to(package).as_posix() for pattern in patterns for path in package.glob(pattern)}
+    return [Path("pinyon", name) for name in sorted(names) if not any(fnmatch(name, each) for each in LEFT_OUT)]

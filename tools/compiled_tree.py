@@ -1,0 +1,202 @@
+"""``src/pinyon`` once more, with the modules of ``tools/compiled_modules.py`` as machine code beside their sources.
+
+    python -m tools.compiled_tree [--out FOLDER] [--optimize LEVEL] [--jobs N]
+
+Nothing is written into ``src``: a compiled module found there would run in place of an edited one. The tree takes the
+place of ``src`` on the path; whoever runs there and edits ``src`` runs what was. One that is there already and was
+made of the same sources, by the same mypyc, interpreter and options, is taken as it is.
+
+Exit status: 0 made or found, 1 a source that mypyc or the compiler refuses, 3 this machine lacks something (the C
+compiler, Python's headers, mypyc), with the reason on one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+
+from tools.compiled_modules import COMPILED, compiled_modules
+
+__all__ = ["Lacking", "compiled_files", "is_current", "lacking", "make_tree"]
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.so")
+STAMP = "compiled.stamp"
+GROUP = "pinyon"
+"""mypyc's name for what is compiled together: the code is in one shared library, ``pinyon__mypyc``."""
+MYPY_OPTIONS = ("--strict", "--follow-imports=silent", "--ignore-missing-imports")
+CC_OPTIONS = ("-fPIC", "-fwrapv", "-DNDEBUG", "-w")
+OPTIMIZE = "2"
+"""-O2: -O3 takes longer and was not faster."""
+COMPILE_S = 600.0
+"""One call of the compiler."""
+
+
+class Lacking(Exception):
+    """What this machine would need to compile."""
+
+
+def compiler() -> list[str]:
+    """``CC``, or what Python was built with, or ``cc``. Raises :class:`Lacking`."""
+    for command in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"):
+        words = shlex.split(command or "")
+        if words and shutil.which(words[0]):
+            return words[:1]
+    raise Lacking("no C compiler (cc) on the PATH; on Debian and Ubuntu: apt-get install gcc libc6-dev")
+
+
+def headers() -> Path:
+    """The folder of ``Python.h``. Raises :class:`Lacking`."""
+    folder = Path(sysconfig.get_path("include"))
+    if not (folder / "Python.h").is_file():
+        raise Lacking(f"no Python.h in {folder}; on Debian and Ubuntu: apt-get install python3-dev")
+    return folder
+
+
+def mypyc_version() -> str:
+    """Raises :class:`Lacking`."""
+    try:
+        import mypyc.build  # noqa: F401 - it needs setuptools as well, from Python 3.12 on
+    except ImportError as error:
+        raise Lacking(f"mypyc cannot be imported ({error}); ./dev build and ./dev check install it") from None
+    return metadata.version("mypy")
+
+
+def lacking() -> str:
+    """Why nothing can be compiled here, in words; empty if it can."""
+    try:
+        compiler(), headers(), mypyc_version()
+    except Lacking as error:
+        return str(error)
+    return ""
+
+
+def compiled_files(tree: Path) -> list[Path]:
+    """The extension modules of a tree, relative to it."""
+    return sorted(path.relative_to(tree) for path in tree.rglob(f"*{sysconfig.get_config_var('EXT_SUFFIX')}"))
+
+
+def is_current(
+    out: Path, *, src: Path = ROOT / "src", patterns: Sequence[str] = COMPILED, optimize: str = OPTIMIZE
+) -> bool:
+    """Whether ``out`` is what :func:`make_tree` would make. Raises :class:`Lacking`."""
+    stamp = out / STAMP
+    wanted = _stamp(src, compiled_modules(src, patterns), optimize)
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted
+
+
+def make_tree(
+    out: Path,
+    *,
+    src: Path = ROOT / "src",
+    patterns: Sequence[str] = COMPILED,
+    optimize: str = OPTIMIZE,
+    jobs: int | None = None,
+) -> bool:
+    """Makes ``out`` unless it is there and of these sources; whether it was made.
+
+    ``optimize`` is the compiler's level, 0 to 3; ``jobs`` how many compilers run at a time (default: a processor each).
+    Raises :class:`Lacking`, and ``subprocess.CalledProcessError`` where the compiler fails; ends the process with
+    mypy's messages where mypyc does.
+    """
+    if is_current(out, src=src, patterns=patterns, optimize=optimize):
+        return False
+    modules = compiled_modules(src, patterns)
+    stamp = _stamp(src, modules, optimize)
+    scratch = out.with_name(f"{out.name}.{os.getpid()}")
+    tree, work = scratch / "tree", scratch / "c"
+    try:
+        shutil.copytree(src / "pinyon", tree / "pinyon", ignore=LEFT_BEHIND)
+        _compile(tree, work, modules, optimize, jobs or len(os.sched_getaffinity(0)))
+        (tree / STAMP).write_text(stamp, encoding="utf-8")
+        shutil.rmtree(out, ignore_errors=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tree.rename(out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return True
+
+
+def _stamp(src: Path, modules: Sequence[Path], optimize: str) -> str:
+    digest = hashlib.sha256(repr(modules).encode())
+    # All of the package, not only what is compiled: the types of the rest decide what code comes out.
+    package = [path for path in (src / "pinyon").rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
+    for path in sorted([*package, *Path(__file__).parent.glob("compiled_*.py")]):
+        digest.update(f"{path}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return f"{sysconfig.get_config_var('EXT_SUFFIX')} mypyc {mypyc_version()} -O{optimize} {digest.hexdigest()}\n"
+
+
+def _compile(tree: Path, work: Path, modules: Sequence[Path], optimize: str, jobs: int) -> None:
+    """From sources to shared libraries, in place."""
+    cc, include, suffix = compiler(), headers(), sysconfig.get_config_var("EXT_SUFFIX")
+    from mypyc.build import mypycify
+
+    work.mkdir(parents=True)
+    config = work / "mypy.ini"  # not the checkout's: that one needs packages of the edges
+    config.write_text("[mypy]\n", encoding="utf-8")
+    before = Path.cwd()
+    os.chdir(tree)  # mypy names modules, and tracebacks files, as seen from here
+    try:
+        extensions = mypycify(
+            [f"--config-file={config}", f"--cache-dir={work / 'mypy'}", *MYPY_OPTIONS, *map(str, modules)],
+            opt_level=optimize,
+            debug_level="0",
+            multi_file=True,
+            group_name=GROUP,
+            target_dir=str(work),
+        )
+    finally:
+        os.chdir(before)
+
+    def run(*words: str | Path) -> None:
+        subprocess.run([*cc, *map(str, words)], cwd=tree, check=True, timeout=COMPILE_S)
+
+    def compiled(source: str, options: list[str], folders: list[str]) -> Path:
+        out = work / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.o"
+        run("-c", *CC_OPTIONS, *options, *(f"-I{each}" for each in (include, *folders)), source, "-o", out)
+        return out
+
+    # Not by setuptools, which gives the sources of one library to the compiler one after the other.
+    with ThreadPoolExecutor(jobs) as pool:
+        made = [
+            (each, [pool.submit(compiled, name, each.extra_compile_args, each.include_dirs) for name in each.sources])
+            for each in extensions
+        ]
+        for each, objects in made:
+            library = Path(*each.name.split(".")).with_suffix(suffix)
+            run("-shared", *(one.result() for one in objects), "-o", library)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.compiled_tree", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "compiled", help="default build/compiled")
+    parser.add_argument("--optimize", choices="0123", default=OPTIMIZE, help=f"default {OPTIMIZE}")
+    parser.add_argument("--jobs", type=int, help="compilers at a time; default: one per processor")
+    arguments = parser.parse_args(argv)
+    begun = time.monotonic()
+    try:
+        made = make_tree(arguments.out.resolve(), optimize=arguments.optimize, jobs=arguments.jobs)
+    except Lacking as error:
+        print(f"compiled_tree: nothing is compiled: {error}", file=sys.stderr)
+        return 3
+    except subprocess.CalledProcessError as error:
+        print(f"compiled_tree: the compiler failed: {error}", file=sys.stderr)
+        return 1
+    what = f"made in {time.monotonic() - begun:.0f} s" if made else "there already"
+    print(f"{arguments.out}: {len(compiled_files(arguments.out))} compiled files, {what}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Puts the compiled modules into the wheel, beside their sources: a build hook of hatchling, off unless asked for.
+
+HATCH_BUILD_HOOK_ENABLE_CUSTOM=true python -m hatchling build -t wheel       # ./dev build
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class CompiledWheel(BuildHookInterface[Any]):
+    """The wheel is then for this interpreter and machine (``cp311-cp311-linux_x86_64``) instead of ``py3-none-any``."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":  # runs from src, where nothing compiled may lie
+            return
+        sys.path.insert(0, self.root)
+        from tools.compiled_tree import compiled_files, make_tree
+
+        tree = Path(self.root, "build", "compiled")
+        make_tree(tree)
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        build_data["force_include"] |= {str(tree / path): str(path) for path in compiled_files(tree)}
