@@ -38,7 +38,7 @@ class ConductorSettings(ServiceSettings):
     model_config = service_config("conductor")
 
     placement: Annotated[str, AfterValidator(PLACEMENT_POLICIES.checked)] = Field(
-        "kvcache_centric",
+        "pinyon",
         description=f"placement policy: {PLACEMENT_POLICIES.described}; further ones as ;MODEL=POLICY",
     )
     ttft_slo_ms: int = Field(

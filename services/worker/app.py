@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.batching import StepSeen
+from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header
@@ -210,7 +211,12 @@ class Worker:
         self.address = settings.reachable(await self.server.start())
         if settings.conductor:
             info = instance_info(
-                served, self.transfer.boot_id.hex(), self.address, settings.max_batch, settings.geography
+                served,
+                self.transfer.boot_id.hex(),
+                self.address,
+                settings.max_batch,
+                settings.geography,
+                SERVICE_ORDERS.make(settings.service_order).short_first,
             )
             connect = security.channels.to(peer_name(CONDUCTOR))
             self.report = ReportSession(

@@ -60,7 +60,7 @@ class WorkerReport:
 
 
 def instance_info(
-    served: Served, boot_id: str, address: str, max_batch: int, geography: str
+    served: Served, boot_id: str, address: str, max_batch: int, geography: str, short_first: bool
 ) -> conductor_pb2.InstanceInfo:
     """How this worker registers with the conductor."""
     info = InstanceInfo(
@@ -76,5 +76,6 @@ def instance_info(
         max_context_tokens=served.max_context,
         geography=geography,
         key_secret_id=secret_id(served.secret),
+        short_first=short_first,
     )
     return info_to_proto(info)

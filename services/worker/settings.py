@@ -64,7 +64,7 @@ class WorkerSettings(TransferSettings, JournalSettings):
         "fcfs", description=f"who enters the batch: {BATCHING_POLICIES.described}"
     )
     service_order: Annotated[str, AfterValidator(SERVICE_ORDERS.checked)] = Field(
-        "fifo", description=f"whose prompt is computed next: {SERVICE_ORDERS.described}"
+        "most_in_time", description=f"whose prompt is computed next: {SERVICE_ORDERS.described}"
     )
     max_batch: int = Field(32, ge=1, le=4096, description="requests decoded in one step at most")
     prefill_chunk_tokens: int = Field(256, ge=1, le=16384, description="prompt tokens of one request in one step")

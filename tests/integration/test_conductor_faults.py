@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, Unavailable
-from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.pinyon import Pinyon
 from services.conductor import servicer
 from tests.integration.conductor_parts import (
     PREFILL,
@@ -29,14 +29,14 @@ async def world():
 
 
 async def test_a_defect_in_one_placement_does_not_end_its_session(world, monkeypatch):
-    placed = KvCacheCentric.place
+    placed = Pinyon.place
 
     def place(self, request, *rest):
         if request.request_id.startswith("bad"):
             raise KeyError("a defect")
         return placed(self, request, *rest)
 
-    monkeypatch.setattr(KvCacheCentric, "place", place)
+    monkeypatch.setattr(Pinyon, "place", place)
     await world.cluster()
     lb = LoadBalancer(world.stub)
     await lb.open()

@@ -238,7 +238,7 @@ async def test_a_placement_names_addresses_and_sources(world):
     placement = (await world.stub.Schedule(ask(blocks=200))).placement
     assert placement.prefill_address == placement.decode_address == "127.0.0.1:1"
     assert placement.decode_instance_id == "d0"
-    assert placement.policy == "kvcache_centric"
+    assert placement.policy == "pinyon"
     assert placement.predicted_ttft_ms > 0
     (span,) = placement.fetches
     assert span == common_pb2.FetchSpan(

@@ -196,7 +196,7 @@ class Fleet:
 
     async def start_conductor(self) -> str:
         """Its address, for the setting ``conductor`` of the workers."""
-        settings = ConductorSettings(listen="127.0.0.1:0")
+        settings = ConductorSettings(listen="127.0.0.1:0", index_stride_tokens=1)  # tests count keys
         self.conductor = build_conductor(settings, CollectorRegistry(), Telemetry("conductor", "c"))
         return await self.conductor.server.start()
 

@@ -43,6 +43,7 @@ def info_to_proto(info: InstanceInfo) -> conductor_pb2.InstanceInfo:
         max_context_tokens=info.max_context_tokens,
         geography=info.geography,
         key_secret_id=info.key_secret_id,
+        short_first=info.short_first,
     )
 
 
@@ -76,6 +77,7 @@ def info_from_proto(message: conductor_pb2.InstanceInfo) -> InstanceInfo:
         max_context_tokens=message.max_context_tokens,
         geography=check_text(message.geography, "registration.geography"),
         key_secret_id=check_text(message.key_secret_id, "registration.key_secret_id"),
+        short_first=message.short_first,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
+from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.journal import Journal
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
@@ -50,6 +51,7 @@ class Members:
         self._settings, self._machine, self._profile = settings, machine, profile
         self._faults, self._journal = faults, journal
         self._layout = KvLayout(1, 1, max(1, machine.kv_token_bytes // 4), settings.block_tokens, "float16")
+        self._short_first = SERVICE_ORDERS.make(settings.service_order).short_first
         self._numbers = count(1)
 
     def boot(self, name: str, role: Role) -> None:
@@ -73,6 +75,7 @@ class Members:
                 self._layout,
                 *sizes,
                 stages=nodes,
+                short_first=self._short_first,
                 chunk_tokens=chunk_tokens,
             ),
             config,
