@@ -141,7 +141,7 @@ class PromptQueue:
                     continue
                 del self._queue[number]
                 self._owned.pop(number, None)
-                self._order.remove(number)
+                self._order.take(number, now_s)
                 self._active[prompt.number] = prompt
                 self._claim(prompt)
                 started.append(prompt.number)

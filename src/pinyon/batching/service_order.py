@@ -47,8 +47,11 @@ class ServiceOrder(Protocol[Waiting]):
         """Whose turns would come now: what as many calls of :meth:`next` would say. All wait on; nobody may come or go
         before the last one is asked for."""
 
+    def take(self, waiting: Waiting, now_s: float) -> None:
+        """It was its turn; it does not wait any more."""
+
     def remove(self, waiting: Waiting) -> None:
-        """It does not wait any more."""
+        """It does not wait any more, without a turn."""
 
     def __iter__(self) -> Iterator[Waiting]:
         """As they came."""
@@ -61,6 +64,9 @@ class _Arrived(Generic[Waiting, What]):
 
     def __init__(self) -> None:
         self._all: OrderedDict[Waiting, What] = OrderedDict()  # a dict is slow to take from the front of
+
+    def take(self, waiting: Waiting, now_s: float) -> None:
+        self.remove(waiting)
 
     def remove(self, waiting: Waiting) -> None:
         del self._all[waiting]
@@ -146,9 +152,16 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
 
 @dataclass(frozen=True, slots=True)
 class MostInTimeSettings(_Ageing):
-    """See :class:`_Ageing`."""
+    """See :class:`_Ageing`. Those that go before all others get ``aged_share`` of the time that others do, at most:
+    where more comes than can be computed everybody is late for long in the end, and nobody would be in time."""
 
     age_s: float = 20.0
+    aged_share: float = 0.25
+
+    def __post_init__(self) -> None:
+        _Ageing.__post_init__(self)
+        if not 0 < self.aged_share <= 1e6:
+            raise ValueError(f"aged_share must be above 0 and at most 1e6, got {self.aged_share}")
 
 
 class _Prompt(NamedTuple):
@@ -165,9 +178,9 @@ class MostInTime(Generic[Waiting]):
     """As many in time as can be, and of those the shortest first as far as that makes none of them late.
 
     Who can be in time is found as Moore (1968) does for one machine: by deadline, and whenever one more would be late,
-    the longest so far is left out. When nobody can, those come that are late, as they were found to be; who is late for
-    long goes before all. Of very many that could be in time, the ``EXAMINED_MAX`` with the first deadlines are looked
-    at.
+    the longest so far is left out. When nobody can, those come that are late, as they were found to be. Who is late for
+    long goes before all, as often as the share of those allows. Of very many that could be in time, the
+    ``EXAMINED_MAX`` with the first deadlines are looked at.
     """
 
     name: ClassVar[str] = "most_in_time"
@@ -175,6 +188,9 @@ class MostInTime(Generic[Waiting]):
 
     def __init__(self, settings: MostInTimeSettings = MostInTimeSettings()) -> None:
         self._age_s, self._patience_s = settings.age_s, settings.patience_s
+        self._aged_share = settings.aged_share
+        self._credit_s = 0.0
+        """Of those that are late for long: their share, less what they had. 0 or more: it is their turn."""
         self._came = 0
         self._all: dict[Waiting, _Prompt] = {}
         self._open: list[tuple[_Prompt, Waiting]] = []
@@ -196,19 +212,40 @@ class MostInTime(Generic[Waiting]):
     def next(self, now_s: float) -> Waiting | None:
         first = next(self.turns(now_s), None)
         if first is not None:
-            self.remove(first)
+            self.take(first, now_s)
         return first
 
     def turns(self, now_s: float) -> Iterator[Waiting]:
         self._grow_old(now_s)
-        yield from self._aged
+        aged, credit_s = list(self._aged), self._credit_s
         left = [each for each in self._open if each[1] not in self._aged]
-        while left:
-            place = _shortest_in_time(left[:EXAMINED_MAX], now_s)
-            yield left.pop(place)[1]
-        for waiting in self._late:
-            if waiting not in self._aged:
-                yield waiting
+        late = (waiting for waiting in list(self._late) if waiting not in self._aged)
+        at = 0
+        while True:
+            if at < len(aged) and (credit_s >= 0 or not left):
+                waiting = aged[at]
+                at += 1
+                credit_s -= self._all[waiting].seconds
+            elif left:
+                prompt, waiting = left.pop(_shortest_in_time(left[:EXAMINED_MAX], now_s))
+                credit_s += self._aged_share * prompt.seconds
+            else:
+                break
+            if at == len(aged):
+                credit_s = 0.0
+            yield waiting
+        yield from late
+
+    def take(self, waiting: Waiting, now_s: float) -> None:
+        self._grow_old(now_s)
+        seconds = self._all[waiting].seconds
+        if waiting in self._aged:
+            self._credit_s -= seconds
+        elif self._aged:
+            self._credit_s += self._aged_share * seconds
+        self.remove(waiting)
+        if not self._aged:
+            self._credit_s = 0.0
 
     def remove(self, waiting: Waiting) -> None:
         prompt = self._all.pop(waiting)

@@ -148,10 +148,11 @@ def test_with_time_for_all_the_shortest_goes_first(lengths: list[int]) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 1 << 32))
-def test_the_books_of_most_in_time_hold(seed: int) -> None:
-    """Who came and did not leave is there, each once, whatever was late or old in between."""
-    rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=2.0, patience_s=6.0))
+@given(st.integers(0, 1 << 32), st.sampled_from((0.1, 0.5, 4.0)))
+def test_the_books_of_most_in_time_hold(seed: int, share: float) -> None:
+    """Who came and did not leave is there, each once, whatever was late or old in between; and turns are told as they
+    then come."""
+    rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=2.0, patience_s=6.0, aged_share=share))
     waiting: dict[int, float] = {}
     now_s = 0.0
     for number in range(150):
@@ -166,12 +167,33 @@ def test_the_books_of_most_in_time_hold(seed: int) -> None:
             del waiting[gone]
         turns = list(order.turns(now_s))
         assert sorted(turns) == list(waiting) == list(order)
-        aged = {each for each, late_s in waiting.items() if now_s - late_s > 2.0}
-        assert set(turns[: len(aged)]) == aged
-        if waiting and rng.random() < 0.3:
-            first = order.next(now_s)
-            assert first == turns[0]
-            del waiting[turns[0]]
+        for place in range(rng.choice((0, 0, 1, 3))):
+            assert order.next(now_s) == (turns[place] if place < len(turns) else None)
+            if place < len(turns):
+                del waiting[turns[place]]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 1.0])
+def test_those_late_for_long_have_their_share_and_no_more(share: float) -> None:
+    """Half as much again comes as can be computed: the late ones grow without end, the others are in time."""
+    order = MostInTime[int](MostInTimeSettings(age_s=5.0, aged_share=share))
+    rng, now_s, came = Random(1), 0.0, 0
+    arrived: dict[int, float] = {}
+    spent_s = {True: 0.0, False: 0.0}
+    while now_s < 400.0:
+        while came / 1.5 <= now_s:
+            arrived[came] = came / 1.5
+            order.add(came, now_s, rng.choice((0.5, 1.0, 1.5)), arrived[came] + 5.0)
+            came += 1
+        seconds = {number: each.seconds for number, each in order._all.items()}
+        number = order.next(now_s)
+        if number is None:
+            now_s = came / 1.5
+            continue
+        if now_s > 100.0:
+            spent_s[now_s - arrived[number] > 10.0] += seconds[number]
+        now_s += seconds[number]
+    assert spent_s[True] / spent_s[False] == pytest.approx(share, rel=0.1)
 
 
 def test_late_for_long_it_goes_before_all_others() -> None:

@@ -1,0 +1,201 @@
+"""pinyon's own placement against looking at every instance by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.request import Role
+from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon.placement.fetch_plan import FetchPlanner
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.hotness_tree import HotnessSettings
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.pairs import Pairs
+from pinyon.placement.pinyon import Pinyon, PinyonSettings
+from pinyon.placement.policy import PlacementRequest, Pool
+from pinyon.placement.prefix_match import PrefixMatch
+from pinyon.placement.scheduler import Scheduler
+from pinyon.placement.transfer_cost import PATH_KINDS, PathKind, TransferCostModel
+from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
+
+BLOCK, NOW_S = LAYOUT.block_tokens, 50.0
+
+
+@dataclass
+class World:
+    fleet: Fleet
+    names: tuple[str, ...]
+    waiting: dict[str, list[int]]
+    """Microseconds of prompts that wait."""
+    ends_s: dict[str, float]
+    request: PlacementRequest
+
+    @property
+    def pool(self) -> Pool:
+        return self.fleet.pools("m")[0]
+
+    @property
+    def match(self) -> PrefixMatch:
+        return self.fleet.index.match(self.request.block_keys, self.request.reusable_blocks(BLOCK))
+
+
+def world(seed: int, *, sources: int, short_first: bool) -> World:
+    """The only sources of more than an instance holds itself are so many store nodes."""
+    rng = Random(seed)
+    names = tuple(f"m{number}" for number in range(rng.randrange(2, 7)))
+    fleet = make_fleet()
+    for name in names:
+        fleet.join(info(name, Role.MIXED, short_first=short_first), 0.0)
+    blocks = rng.randrange(0, 40)
+    deepest = 0
+    for name in names:
+        state = member(fleet, name)
+        speed = rng.choice((1e-5, 1e-4, 1e-3))
+        state.prefill_model = KnownPrefillCost((rng.choice((0.0, 1e-3)), speed, speed / 45_000))
+        path = rng.choice((0.0, 1e-3)), rng.choice((1e-9, 1e-8, 1e-7))
+        state.transfer_model = TransferCostModel((path,) * PATH_KINDS)
+        state.learned()
+        state.transfers_learned()
+        own = rng.randrange(0, blocks // 2 + 1)
+        deepest = max(deepest, own)
+        hold(fleet, name, range(1, own + 1))
+    for number in range(sources):
+        fleet.join(info(f"s{number}", Role.STORE), 0.0)
+        cut = blocks * number // sources
+        hold(fleet, f"s{number}", range(cut + 1, rng.randrange(max(cut, deepest), blocks + 1) + 1))
+    waiting = {name: [rng.choice((900, 40_000, 700_000)) for _ in range(rng.randrange(0, 4))] for name in names}
+    ends_s = {name: rng.choice((0.0, NOW_S - 1.0, NOW_S + 0.5)) for name in names}
+    for name in names:
+        state = member(fleet, name)
+        state.loads.ends_s[state.row] = ends_s[name]
+        for prefill_us in waiting[name]:
+            state.loads.enqueue(state.row, prefill_us)
+    tokens = blocks * BLOCK + rng.randrange(1, 200)
+    return World(fleet, names, waiting, ends_s, PlacementRequest("r", "m", tokens, keys(*range(1, blocks + 1))))
+
+
+def costs(it: World, state: InstanceState, others: float, short_first: bool) -> tuple[float, float, float, float, int]:
+    """What it costs there, the wait, fetching, computing, and the blocks that it has then."""
+    pool, match, tokens = it.pool, it.match, it.request.prompt_tokens
+    local = match.held_by(state)
+    prefill_s, transfer_s, reach = state.prefill_model.predict_s(tokens, local * BLOCK), 0.0, local
+    most = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
+    if most > local:
+        fetch_s = FetchPlanner(pool, match).fetch_s(state, local, most)
+        short_s = state.prefill_model.predict_s(tokens, most * BLOCK)
+        if fetch_s + short_s < prefill_s:
+            prefill_s, transfer_s, reach = short_s, fetch_s, most
+    name = state.info.instance_id
+    size = round(prefill_s * 1e6).bit_length()
+    before = [us for us in it.waiting[name] if not short_first or us.bit_length() <= size]
+    behind = len(it.waiting[name]) - len(before)
+    wait_s = max(0.0, it.ends_s[name] - NOW_S) + sum(before) * 1e-6
+    return wait_s + transfer_s + prefill_s * (1 + others * behind), wait_s, transfer_s, prefill_s, reach
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from((0.0, 0.5, 1.0)), st.booleans())
+def test_it_is_the_instance_that_costs_least(seed: int, others: float, short_first: bool) -> None:
+    """With one source what seems so is so; with several, who seems to cost less may be found out."""
+    it = world(seed, sources=1, short_first=short_first)
+    policy = Pinyon(PinyonSettings(others=others, pair=False))
+    decision = policy.place(it.request, it.pool, it.match, NOW_S, Random(0))
+    each = {name: costs(it, member(it.fleet, name), others, short_first) for name in it.names}
+    chosen = each[decision.prefill.info.instance_id]
+    assert chosen[0] == pytest.approx(min(cost for cost, *_ in each.values()), abs=1e-8)
+    said = decision.queue_s, decision.transfer_s, decision.prefill_s
+    assert said == pytest.approx(chosen[1:4], abs=1e-9)
+    assert decision.reused_blocks == chosen[4]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(2, 4))
+def test_of_several_sources_as_well_where_prompts_come_in_turn(seed: int, sources: int) -> None:
+    it = world(seed, sources=sources, short_first=False)
+    decision = Pinyon(PinyonSettings(pair=False)).place(it.request, it.pool, it.match, NOW_S, Random(0))
+    each = {name: costs(it, member(it.fleet, name), 1.0, False) for name in it.names}
+    chosen = each[decision.prefill.info.instance_id]
+    assert chosen[0] == pytest.approx(min(cost for cost, *_ in each.values()), abs=1e-8)
+    assert decision.reused_blocks == chosen[4]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_one_of_the_pair_has_it_where_that_costs_hardly_more(seed: int) -> None:
+    it = world(seed, sources=1, short_first=True)
+    options = PinyonSettings()
+    decision = Pinyon(options).place(it.request, it.pool, it.match, NOW_S, Random(0))
+    plain = Pinyon(PinyonSettings(pair=False)).place(it.request, it.pool, it.match, NOW_S, Random(0))
+    each = {name: costs(it, member(it.fleet, name), 1.0, True) for name in it.names}
+    best, chosen = plain.prefill.info.instance_id, decision.prefill.info.instance_id
+    new_tokens = it.request.prompt_tokens - each[best][4] * BLOCK
+    start_s, byte_s = member(it.fleet, best).transfer_model.coefficients(PathKind.NETWORK)
+    worth_s = start_s + byte_s * new_tokens * LAYOUT.block_bytes / BLOCK
+    if chosen != best:
+        pairs = Pairs(HotnessSettings(), options.virtual_nodes, options.seed, options.key_tokens)
+        pair = {state.info.instance_id for state in pairs.of(it.request, it.pool, NOW_S) if state is not None}
+        assert chosen in pair
+        assert best not in pair
+        assert each[chosen][0] <= each[best][0] + worth_s + 1e-8
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_without_its_parts_it_is_who_has_the_first_token_soonest(seed: int) -> None:
+    it = world(seed, sources=0, short_first=True)
+    bare = Pinyon(PinyonSettings(others=0.0, fetch=False, order=False, pair=False))
+    decision = bare.place(it.request, it.pool, it.match, NOW_S, Random(0))
+    soonest = min(
+        member(it.fleet, name).wait_s(NOW_S)
+        + member(it.fleet, name).prefill_model.predict_s(
+            it.request.prompt_tokens, it.match.held_by(member(it.fleet, name)) * BLOCK
+        )
+        for name in it.names
+    )
+    assert decision.ttft_s == pytest.approx(soonest, abs=1e-8)
+    assert not decision.fetches
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_what_waits_is_counted_and_taken_off(seed: int) -> None:
+    """Placements, begins and ends in any order: the table by classes is that of a list."""
+    rng = Random(seed)
+    fleet = make_fleet()
+    for name in ("a", "b"):
+        fleet.join(info(name, Role.MIXED, short_first=True), 0.0)
+    scheduler = Scheduler(fleet, Pinyon())
+    open_: dict[str, str] = {}
+    waits: dict[str, int] = {}
+    for number in range(60):
+        what = rng.random()
+        if what < 0.5 or not open_:
+            request = PlacementRequest(str(number), "m", rng.choice((10, 500, 4000)))
+            decision = scheduler.schedule(request, float(number))
+            open_[request.request_id] = decision.prefill.info.instance_id
+            waits[request.request_id] = round(decision.prefill_s * 1e6)
+        else:
+            request_id = rng.choice(list(open_))
+            state = member(fleet, open_[request_id])
+            if what < 0.7:
+                fleet.inflight.begin_prefill(request_id, state, float(number))
+            elif what < 0.9:
+                fleet.inflight.end_prefill(request_id, state, float(number))
+                del open_[request_id]
+            else:
+                fleet.inflight.release(request_id)
+                del open_[request_id]
+            waits.pop(request_id, None)
+        for name in ("a", "b"):
+            row = member(fleet, name).row
+            here = [us for request_id, us in waits.items() if open_.get(request_id) == name]
+            assert int(fleet.loads.queued_us[row]) == sum(here)
+            for size in range(fleet.loads.ahead_us.shape[1]):
+                assert int(fleet.loads.ahead_us[row, size]) == sum(us for us in here if us.bit_length() <= size)
+                assert int(fleet.loads.behind[row, size]) == sum(us.bit_length() > size for us in here)
