@@ -59,7 +59,8 @@ class Seen(NamedTuple):
     blocks: int
     soon_runs: Sequence[tuple[int, int]]
     soon_blocks: int
-    loads: PastLoads
+    loads: PastLoads | None
+    """None: the decision has what its policy considered."""
 
     def match(self) -> PrefixMatch:
         """As it was."""
@@ -68,10 +69,12 @@ class Seen(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """About, less the coefficients and the pool, which decisions share."""
-        columns = self.loads.columns
-        runs_bytes = (len(self.runs) + len(self.soon_runs)) * (RUN_BYTES + columns.shape[1] // 8)
-        size_bytes: int = columns.nbytes + runs_bytes + len(self.decision.fetches) * FETCH_BYTES
-        return size_bytes
+        rows = len(self.pool.prefills)
+        size_bytes = sum(each.nbytes for each in self.decision.considered or ())
+        if self.loads is not None:
+            rows, size_bytes = self.loads.columns.shape[1], int(self.loads.columns.nbytes)
+        size_bytes += (len(self.runs) + len(self.soon_runs)) * (RUN_BYTES + rows // 8)
+        return size_bytes + len(self.decision.fetches) * FETCH_BYTES
 
 
 class LoggedDecision:
@@ -121,7 +124,7 @@ class DecisionLog:
         self._bytes_max = bytes_max
         self._next = first
         self._entries: deque[LoggedDecision] = deque()
-        self._considered: tuple[PlacementRequest, PlacementDecision, Pool, PrefixMatch, PastLoads] | None = None
+        self._considered: tuple[PlacementRequest, PlacementDecision, Pool, PrefixMatch, PastLoads | None] | None = None
         self._coefficients: object = None
         self._pool: Pool | None = None
         """Both counted last: decisions share them until something is learned, or an instance comes or goes."""
@@ -132,7 +135,8 @@ class DecisionLog:
 
     def consider(self, request: PlacementRequest, decision: PlacementDecision, pool: Pool, match: PrefixMatch) -> None:
         """See :attr:`pinyon.placement.scheduler.Scheduler.consider`; of several, the last one counts."""
-        self._considered = request, decision, pool, match, decision.prefill.loads.past()
+        loads = decision.prefill.loads.past() if decision.considered is None else None
+        self._considered = request, decision, pool, match, loads
 
     def placed(self, request: PlacementRequest, now_s: float) -> int:
         """As it was considered. Returns the placement's number, at least 1."""
@@ -180,7 +184,7 @@ class DecisionLog:
         entries = self._entries
         if (seen := entry.seen) is not None:
             entry.size_bytes += seen.size_bytes
-            if (loads := seen.loads).coefficients is not self._coefficients:
+            if (loads := seen.loads) is not None and loads.coefficients is not self._coefficients:
                 entry.size_bytes += loads.coefficients.nbytes + loads.transfer.nbytes
                 self._coefficients = loads.coefficients
             if seen.pool is not self._pool:

@@ -17,6 +17,8 @@ from pinyon.placement.admission import is_late, is_slow
 from pinyon.placement.algorithm1 import Algorithm1
 from pinyon.placement.decision_log import LoggedDecision, Seen
 from pinyon.placement.kvcache_centric import KvCacheCentric
+from pinyon.placement.policy import PlacementDecision
+from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import PathKind
 
 __all__ = ["CANDIDATES_MAX", "Candidate", "Explanation", "explain"]
@@ -83,6 +85,8 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
     """The chosen one, and all others, the soonest first."""
     decision, pool, loads = seen.decision, seen.pool, seen.loads
     match = seen.match()
+    if loads is None:
+        return _considered(seen, match)
     block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes
     tokens = logged.prompt_tokens
     rows = np.array([state.row for state in pool.prefills], np.intp)
@@ -96,11 +100,7 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
     for at, state in enumerate(pool.prefills):
         held = match.held_by(state)
         if state is decision.prefill:
-            fetched = sum(span.block_count for span in decision.fetches)
-            chosen = Candidate(
-                state.info.instance_id, held, decision.local_blocks, fetched, decision.room_s, decision.queue_s,
-                decision.transfer_s, decision.prefill_s, decision.drain_s,
-            )  # fmt: skip
+            chosen = _chosen(decision, held)
             continue
         expected = max(held, match.soon.held_by(state))
         waits_s = rooms_s[at], queues_s[at]
@@ -121,6 +121,45 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
         raise ValueError("a decision takes an instance of its pool")
     others.sort(key=lambda each: (round(each.ttft_s, 9), each.instance_id))
     return chosen, others
+
+
+def _considered(seen: Seen, match: PrefixMatch) -> tuple[Candidate, list[Candidate]]:
+    """The same by what the policy found."""
+    decision, found, prefills = seen.decision, seen.decision.considered, seen.pool.prefills
+    if found is None:
+        raise ValueError("nothing is known of the other instances")
+    place = prefills.index(decision.prefill)
+    elsewhere = decision.prefill is not decision.decode
+    decode_room_s = decision.room_s - float(found.rooms_s[place]) if elsewhere else 0.0
+    others: list[Candidate] = []
+    for at, state in enumerate(prefills):
+        if at == place:
+            continue
+        expected, room_s = int(found.expected[at]), float(found.rooms_s[at])
+        others.append(
+            Candidate(
+                state.info.instance_id,
+                match.held_by(state),
+                expected,
+                int(found.reach[at]) - expected,
+                room_s + (decode_room_s if state is not decision.decode else 0.0),
+                float(found.queues_s[at]),
+                float(found.transfers_s[at]),
+                float(found.prefills_s[at]),
+                decision.drain_s,
+            )
+        )
+    others.sort(key=lambda each: (round(each.ttft_s, 9), each.instance_id))
+    return _chosen(decision, match.held_by(decision.prefill)), others
+
+
+def _chosen(decision: PlacementDecision, held: int) -> Candidate:
+    """The decision's own numbers."""
+    fetched = sum(span.block_count for span in decision.fetches)
+    return Candidate(
+        decision.prefill.info.instance_id, held, decision.local_blocks, fetched, decision.room_s, decision.queue_s,
+        decision.transfer_s, decision.prefill_s, decision.drain_s,
+    )  # fmt: skip
 
 
 def _prefill_s(costs: Sequence[float], tokens: int, reused: int) -> float:

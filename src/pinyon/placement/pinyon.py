@@ -33,7 +33,7 @@ from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.pairs import Pairs
-from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.policy import Considered, PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import transfer_doubt
 from pinyon.placement.transfer_cost import PathKind
@@ -101,8 +101,10 @@ class Pinyon:
         fetches = planner.plan(state, local, reach) if reach > local else ()
         decode, tbt_s = select_decode(request, pool, match, state, now_s)
         times = float(costs.wait_s[place]), transfer_s, prefill_s, tbt_s
-        doubts = doubted is not None
-        return PlacementDecision(state, decode, local, fetches, *times, self.name, doubts_transfer=doubts)
+        return PlacementDecision(
+            state, decode, local, fetches, *times, self.name,
+            doubts_transfer=doubted is not None, considered=costs.considered(),
+        )  # fmt: skip
 
     def _cheapest(self, costs: _Costs, pool: Pool, match: PrefixMatch, planner: FetchPlanner) -> int:
         """The place of the instance with the least cost, exactly of those that seemed to have it."""
@@ -174,7 +176,10 @@ class _Costs:
     """Of each prefill instance of a pool: blocks that it holds, or will (``local``); leading blocks that it has once it
     has fetched (``reach``); seconds to fetch and to compute, until its turn comes, and of all that."""
 
-    __slots__ = ("_now_s", "_request", "_settings", "cost_s", "local", "prefill_s", "reach", "transfer_s", "wait_s")
+    __slots__ = (
+        "_now_s", "_request", "_settings", "cost_s", "local", "prefill_s", "reach", "rooms_s",
+        "transfer_s", "wait_s",
+    )  # fmt: skip
 
     def __init__(
         self, settings: PinyonSettings, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float
@@ -190,7 +195,8 @@ class _Costs:
         if settings.fetch and match.blocks:
             self._fetch(pool, match)
         self.wait_s, before = pool.turns(self.prefill_s, now_s, in_order=settings.order)
-        self.cost_s = self.wait_s + pool.rooms_s + self.transfer_s + self.prefill_s * (1 + settings.others * before)
+        self.rooms_s = pool.rooms_s
+        self.cost_s = self.wait_s + self.rooms_s + self.transfer_s + self.prefill_s * (1 + settings.others * before)
 
     def _fetch(self, pool: Pool, match: PrefixMatch) -> None:
         """Where it seems sooner to fetch all that anybody holds."""
@@ -207,6 +213,9 @@ class _Costs:
         self.reach = np.where(sooner, most, self.local)
         self.transfer_s = np.where(sooner, transfer_s, 0.0)
         self.prefill_s = np.where(sooner, prefill_s, self.prefill_s)
+
+    def considered(self) -> Considered:
+        return Considered(self.local, self.reach, self.rooms_s, self.wait_s, self.transfer_s, self.prefill_s)
 
     def fetches(self, place: int) -> bool:
         return bool(self.reach[place] > self.local[place])
@@ -228,7 +237,7 @@ class _Costs:
                 reach = local
         before = float(self.cost_s[place])
         wait_s, behind = state.turn(prefill_s, self._now_s, in_order=self._settings.order)
-        cost_s = wait_s + float(pool.rooms_s[place]) + transfer_s + prefill_s * (1 + self._settings.others * behind)
+        cost_s = wait_s + float(self.rooms_s[place]) + transfer_s + prefill_s * (1 + self._settings.others * behind)
         self.reach[place], self.transfer_s[place], self.prefill_s[place] = reach, transfer_s, prefill_s
         self.wait_s[place], self.cost_s[place] = wait_s, cost_s
         return cost_s > before

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from pinyon.placement.prefix_match import Holders, PrefixMatch
 from pinyon.placement.transfer_cost import PathKind
 
 __all__ = [
+    "Considered",
     "Fetch",
     "Move",
     "PlacementDecision",
@@ -90,6 +91,20 @@ class Fetch:
     block_count: int
 
 
+class Considered(NamedTuple):
+    """What a policy found of each prefill instance of the pool, in its order: nobody changes it afterwards. Blocks are
+    leading ones of the prompt, times seconds."""
+
+    expected: NDArray[np.int64]
+    """Held there, or computed for others by then."""
+    reach: NDArray[np.int64]
+    """Had once it has fetched."""
+    rooms_s: NDArray[np.float64]
+    queues_s: NDArray[np.float64]
+    transfers_s: NDArray[np.float64]
+    prefills_s: NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementDecision:
     """Where a request runs, and the times that were predicted for it."""
@@ -112,6 +127,8 @@ class PlacementDecision:
 
     trial: tuple[float, float] | None = None
     """Of a policy that learns: what it tried with this request, and the seconds by which what comes of it is judged."""
+    considered: Considered | None = None
+    """For who asks why; None: the policy looked at no arrays."""
     drain_s: float = 0.0
     """Until all nodes of a pipeline have computed their part of the prompt, after the first one has: ``prefill_s``
     is how long others wait for it. Not a policy's business: those it chooses from are alike in it."""

@@ -45,7 +45,7 @@ def decide(fleet, policy, request, now_s=1.0, before=None) -> tuple[Explanation,
     seen = {}
 
     def consider(asked, decision, pool, match):
-        seen.update(expected_of(fleet, asked, decision, now_s, policy in ("kvcache_centric", "algorithm1")))
+        seen.update(expected_of(fleet, asked, decision, now_s, policy in ("kvcache_centric", "algorithm1", "pinyon")))
         log.consider(asked, decision, pool, match)
 
     scheduler.consider = consider
@@ -74,7 +74,9 @@ LOADS = st.tuples(st.integers(0, 12), st.integers(0, 4000), st.integers(0, 3000)
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(LOADS, min_size=2, max_size=14),
-    st.sampled_from(("kvcache_centric", "algorithm1", "min_ttft", "dualmap", "least_loaded", "round_robin", "random")),
+    st.sampled_from(
+        ("pinyon", "kvcache_centric", "algorithm1", "min_ttft", "dualmap", "least_loaded", "round_robin", "random")
+    ),
     st.booleans(),
 )
 def test_what_is_said_was_so_then(loads, policy, apart):
