@@ -152,17 +152,22 @@ class LoadTable:
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """For a new prompt that takes so many seconds at each instance: seconds of work that are done before it there,
         and how many prompts it goes before. Where short ones do not go first, that is :meth:`queues_s`, and none."""
-        queued_us, reported_s = self.queued_us.take(rows), self.reported_s.take(rows)
+        queued_s, reported_s = self.queued_us.take(rows) * 1e-6, self.reported_s.take(rows)
         rest_s = np.maximum(self.ends_s.take(rows) - now_s, 0.0)
         short_first = self.short_first.take(rows)
-        if not short_first.any():
-            waits_s: NDArray[np.float64] = np.maximum(queued_us * 1e-6 + rest_s, reported_s)
+        some = np.count_nonzero(short_first)
+        if not some:
+            waits_s: NDArray[np.float64] = np.maximum(queued_s + rest_s, reported_s)
             return waits_s, np.zeros(len(rows), np.int64)
         sizes = np.minimum(np.frexp(np.rint(prefills_s * 1e6))[1], CLASSES - 1)
-        places = rows * CLASSES + np.where(short_first, sizes, CLASSES - 1)
-        # what the instance knows of and the table does not may be of any length
-        more_s = np.maximum(reported_s - rest_s - queued_us * 1e-6, 0.0)
-        return self.ahead_us.ravel().take(places) * 1e-6 + (rest_s + more_s), self.behind.ravel().take(places)
+        if some < len(rows):
+            sizes = np.where(short_first, sizes, CLASSES - 1)
+        places = rows * CLASSES + sizes
+        # what the instance knows of and the table does not may be of any length: its own word less the queue, and less
+        # the rest of what is computed, where that is more than nothing
+        known_s = queued_s + rest_s
+        waits_s = self.ahead_us.reshape(-1).take(places) * 1e-6 + (np.maximum(reported_s, known_s) - queued_s)
+        return waits_s, self.behind.reshape(-1).take(places)
 
     def turn(self, row: int, prefill_s: float, now_s: float) -> tuple[float, int]:
         """The same of one instance where short ones go first."""

@@ -202,13 +202,10 @@ class _Costs:
         """Where it seems sooner to fetch all that anybody holds."""
         block_tokens, most = pool.layout.block_tokens, match.blocks
         missing = most - self.local
-        if not (missing > 0).any():
-            return
         start_s, byte_s = pool.transfers(PathKind.NETWORK)
         transfer_s = start_s + byte_s * (missing * pool.layout.block_bytes)
         tokens = self._request.prompt_tokens
-        reused = np.full(len(missing), self._request.reused_tokens(most, block_tokens))
-        prefill_s = pool.prefills_s(tokens, reused)
+        prefill_s = pool.prefills_s(tokens, self._request.reused_tokens(most, block_tokens))
         sooner = (missing > 0) & (transfer_s + prefill_s < self.prefill_s)
         self.reach = np.where(sooner, most, self.local)
         self.transfer_s = np.where(sooner, transfer_s, 0.0)

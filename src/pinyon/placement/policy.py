@@ -209,9 +209,11 @@ class Pool:
 
     def place_of_lowest(self, costs_s: NDArray[np.float64]) -> int:
         """Its place among the prefill instances."""
-        equal = np.flatnonzero(costs_s <= costs_s.min() + NANO_S)
-        if len(equal) == 1:
-            return int(equal[0])
+        least = int(costs_s.argmin())
+        near = costs_s <= costs_s[least] + NANO_S
+        if np.count_nonzero(near) == 1:
+            return least
+        equal = near.nonzero()[0]
         return int(equal[np.argmin(self.prefills[0].loads.decoding.take(self.rows.take(equal)))])
 
     def queues_s(self, now_s: float) -> NDArray[np.float64]:
@@ -240,7 +242,7 @@ class Pool:
     @property
     def rooms_s(self) -> NDArray[np.float64]:
         """Of each prefill instance, seconds until a new request has KV memory."""
-        return self.prefills[0].loads.room_s[self.rows]
+        return self.prefills[0].loads.room_s.take(self.rows)
 
     def reused_tokens(self, request: PlacementRequest, match: PrefixMatch) -> NDArray[np.int64]:
         """Of each prefill instance, the leading tokens of the prompt."""
@@ -249,9 +251,9 @@ class Pool:
         held = match.held_by_row(self.last_row + 1)[self.rows]
         return request.reused_tokens_of(held, self.layout.block_tokens)
 
-    def prefills_s(self, tokens: int, reused: NDArray[np.int64]) -> NDArray[np.float64]:
+    def prefills_s(self, tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
         """Of each prefill instance, seconds to compute a prompt of which it reuses so many tokens."""
-        k0, k1, k2 = self.prefills[0].loads.coefficients[self.rows].T
+        k0, k1, k2 = self.prefills[0].loads.coefficients.take(self.rows, axis=0).T
         rest = tokens - reused
         seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)
         return seconds
