@@ -92,6 +92,7 @@ class Peer:
 
     async def start(self) -> None:
         loop, context = asyncio.get_running_loop(), self._zmq.Context()
+        context.set(self._zmq.MAX_SOCKETS, self._workers + 1)
         for number in range(self._workers):
             socket = context.socket(self._zmq.XPUB)
             socket.setsockopt(self._zmq.SNDHWM, 0)
