@@ -113,7 +113,7 @@ class Cluster:
         capacity = 2 * self.shape.blocks // self.shape.instances + 20_000
         return InstanceInfo(
             f"instance-{number:04}", "boot", role, f"10.0.{number // 250}.{number % 250}:7000", "model", "weights",
-            LAYOUT, capacity, max_batch=256,
+            LAYOUT, capacity, max_batch=256, short_first=True,
         )  # fmt: skip
 
     def warm(self, policy: str) -> None:
