@@ -13,7 +13,7 @@ from itertools import count
 from random import Random
 
 from bench.index import PROMPT_BLOCKS, Filled
-from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.block_keys import KEY_BYTES, unpack_keys
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.cost_model import PrefillCostModel
@@ -161,22 +161,25 @@ class Cluster:
             found += match.blocks
         return taken, found / requests
 
-    def thin(self, share: float, batch: int = PROMPT_BLOCKS) -> float:
+    def thin(self, share: float) -> None:
         """Each holder of a prompt that may be asked for loses so many of its blocks, wherever they are in it, as a
-        cache does that evicts by request. Returns how many blocks per second the index is told so, in changes of
-        ``batch`` from all over."""
-        gone: dict[int, list[bytes]] = {}
+        cache does that evicts by request."""
         for prompt, numbers in zip(self.filled.prompts, self.filled.held_by, strict=True):
             for number in numbers:
                 places = (at for at in range(0, len(prompt), KEY_BYTES) if self._dice.random() < share)
-                gone.setdefault(number, []).extend(prompt[at : at + KEY_BYTES] for at in places)
-        seconds, blocks = 0.0, 0
-        for number, keys in gone.items():
-            self._dice.shuffle(keys)
-            for at in range(0, len(keys), batch):
-                seconds += self.filled.store(number, b"", b"".join(keys[at : at + batch]))
-            blocks += len(keys)
-        return blocks / seconds if seconds else 0.0
+                if gone := b"".join(prompt[at : at + KEY_BYTES] for at in places):
+                    self.filled.store(number, b"", gone)
+
+    def scattered_per_s(self, prompts: int) -> float:
+        """Blocks of so many prompts that the index is told to be gone per second, in changes of as many blocks as one
+        has, from all of them."""
+        stored = [self.filled.prompt() for _ in range(prompts)]
+        for prompt in stored:
+            self.filled.store(0, prompt)
+        keys = [key for prompt in stored for key in unpack_keys(prompt)]
+        self._dice.shuffle(keys)
+        changes = (b"".join(keys[at : at + PROMPT_BLOCKS]) for at in range(0, len(keys), PROMPT_BLOCKS))
+        return len(keys) / sum(self.filled.store(0, b"", change) for change in changes)
 
     def _live(self, request: PlacementRequest, decision: PlacementDecision) -> None:
         """What its instances will report of it."""
