@@ -113,8 +113,9 @@ def _measure(shape: Shape, decisions: int, seed: int, peer: Peer | None) -> dict
         if peer is not None:
             theirs.append(peer.turn(decisions))
     figures["match_us"] = _times(*[cluster.match_us(decisions)[0] for _ in range(REPETITIONS)])
+    lives = [turn for policy in POLICIES for turn in turns[policy]]
     for policy in POLICIES:
-        figures[policy] = _figures(turns[policy], shape.instances)
+        figures[policy] = _figures(turns[policy], lives, shape.instances)
     figures |= _events(cluster)
     if peer is not None:
         figures["dynamo"] = {
@@ -139,23 +140,26 @@ def _times(*repetitions: list[float]) -> dict[str, Any]:
     }
 
 
-def _figures(turns: list[Turn], instances: int) -> dict[str, Any]:
+def _figures(turns: list[Turn], lives: list[Turn], instances: int) -> dict[str, Any]:
+    """``lives``: of all that was placed meanwhile; a decision's reports and events come in later turns."""
     decisions = sum(len(each.decisions_us) for each in turns)
-    reports = sum(each.reports for each in turns)
-    blocks = sum(each.event_blocks for each in turns)
     decision_us = sum(each.decisions_ns for each in turns) / 1e3 / decisions
-    report_us = sum(each.reports_ns for each in turns) / 1e3 / max(1, reports)
-    block_ns = sum(each.events_ns for each in turns) / max(1, blocks)
-    reports_each, blocks_each = reports / decisions, blocks / decisions
-    mixed_us = decision_us + report_us * reports_each + block_ns * blocks_each / 1e3
+    placed = sum(len(each.decisions_us) for each in lives)
+    reports = sum(each.reports for each in lives)
+    blocks = sum(each.event_blocks for each in lives)
+    report_us = sum(each.reports_ns for each in lives) / 1e3 / max(1, reports)
+    events_us = sum(each.events_ns for each in lives) / 1e3 / placed
     heartbeats_ms = instances / HEARTBEAT_S * report_us / 1e3
     return {
         "decision_us": _times(*(each.decisions_us for each in turns)),
         "decision_cpu_us": round(decision_us, 1),
         "report_cpu_us": round(report_us, 1),
-        "event_block_cpu_ns": round(block_ns),
-        "event_blocks_per_decision": round(blocks_each),
-        f"cpu_ms_per_s_at_{RATE}_decisions": round(mixed_us * RATE / 1e3 + heartbeats_ms),
+        "reports_per_decision": round(reports / placed, 1),
+        "event_blocks_per_decision": round(blocks / placed),
+        "events_cpu_us_per_decision": round(events_us, 1),
+        f"cpu_ms_per_s_at_{RATE}_decisions": round(
+            (decision_us + report_us * reports / placed + events_us) * RATE / 1e3 + heartbeats_ms
+        ),
         "reused_blocks": round(sum(each.reused_blocks for each in turns) / decisions),
         "fetching_percent": round(100 * sum(each.fetching for each in turns) / decisions),
     }
@@ -183,7 +187,7 @@ def _thinned(cluster: Cluster, decisions: int) -> dict[str, Any]:
         "removed_from_all_over_blocks_per_s": summary([cluster.scattered_per_s(100) for _ in range(REPETITIONS)], 0),
         "match_us": _times(*(times for times, _ in looked)),
         "found_blocks": round(sum(found for _, found in looked) / len(looked)),
-        HEADLINE: _figures(turns, cluster.shape.instances),
+        HEADLINE: _figures(turns, turns, cluster.shape.instances),
         **_events(cluster),
     }
 
