@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
@@ -22,6 +22,7 @@ from bench.report import Aim, Report, parser, percentile, progress
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.key_sample import key_sample
 from pinyon.placement.index import BlockIndex
+from pinyon.placement.prefix_match import Holder as PrefixHolder
 
 PROMPT_BLOCKS = 512
 PROMPTS = 1000
@@ -43,28 +44,40 @@ class Holder(NamedTuple):
 
 
 class Filled:
-    """An index with so many holders, and what of it may be asked for."""
+    """An index of which so many keys are filled, by its holders, and what of it may be asked for."""
 
-    def __init__(self, keys: int, limit: int, holders: int, every: int, dice: Random) -> None:
+    def __init__(
+        self,
+        index: BlockIndex,
+        holders: Sequence[PrefixHolder],
+        keys: int,
+        every: int,
+        dice: Random,
+        prompts: int = PROMPTS,
+    ) -> None:
         gc.collect()
         before = _resident_bytes()
+        self.index, self.holders = index, holders
         self.every, self._dice = every, dice
-        self.index = BlockIndex(limit)
-        self.holders = [Holder(self.index.add()) for _ in range(holders)]
-        self._seqs = [0] * holders
+        self._seqs = [0] * len(holders)
         self.prompts: list[bytes] = []
-        for holder in self.holders:
-            self.index.apply_snapshot(holder, 0, b"", first=True, last=True)
-        kept = keys // every // (PROMPT_BLOCKS // every) / PROMPTS
-        while len(self.index) + PROMPT_BLOCKS // every <= keys:
+        """About so many of those that it was filled with, or all."""
+        self.held_by: list[list[int]] = []
+        """Of each, the numbers of its holders."""
+        for holder in holders:
+            index.apply_snapshot(holder, 0, b"", first=True, last=True)
+        kept = keys // (PROMPT_BLOCKS // every) / prompts
+        while len(index) + PROMPT_BLOCKS // every <= keys:
             prompt = self.prompt()
-            count = 1 + (self._dice.random() < 0.2) * self._dice.randint(1, 3)
-            for number in self._dice.sample(range(holders), count):
+            count = 1 + (dice.random() < 0.2) * dice.randint(1, 3)
+            numbers = dice.sample(range(len(holders)), min(count, len(holders)))
+            for number in numbers:
                 self.store(number, prompt)
-            if self._dice.random() * kept < 1:
+            if dice.random() * kept < 1:
                 self.prompts.append(prompt)
-        prompts = len(self.prompts) * PROMPT_BLOCKS * KEY_BYTES
-        self.bytes_per_key = (_resident_bytes() - before - prompts) / len(self.index)
+                self.held_by.append(numbers)
+        kept_bytes = len(self.prompts) * PROMPT_BLOCKS * KEY_BYTES
+        self.bytes_per_key = (_resident_bytes() - before - kept_bytes) / len(index)
 
     def prompt(self, blocks: int = PROMPT_BLOCKS) -> bytes:
         """Keys that nobody has, with their places in the last byte."""
@@ -101,6 +114,11 @@ class Filled:
         return taken
 
 
+def _filled(keys: int, limit: int, holders: int, every: int, seed: int) -> Filled:
+    index = BlockIndex(limit)
+    return Filled(index, [Holder(index.add()) for _ in range(holders)], keys, every, Random(seed))
+
+
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -113,7 +131,7 @@ def _timed(step: Callable[[], object]) -> tuple[object, float]:
 
 def _snapshot_and_drop(keys: int, seed: int) -> dict[str, float]:
     """Of one instance with so many keys among ten times as many: the longest parts, and all of it."""
-    filled = Filled(9 * keys, 10 * keys, 32, 1, Random(seed))
+    filled = _filled(9 * keys, 10 * keys, 32, 1, seed)
     big = Holder(filled.index.add())
     packed = filled.prompt(keys)
     parts = range(0, len(packed), PART_KEYS * KEY_BYTES)
@@ -144,7 +162,7 @@ def _pauses(index: BlockIndex, holder: Holder) -> Iterator[float]:
 
 
 def _measure(keys: int, every: int, holders: int, seed: int) -> dict[str, float]:
-    filled = Filled(keys // every, keys, holders, every, Random(seed))
+    filled = _filled(keys // every, keys, holders, every, seed)
     taken = filled.look_ups_us()
     figures = {
         "keys": len(filled.index),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import progress
@@ -19,12 +20,13 @@ class PeerUnavailable(Exception):
     """The peer cannot be installed or loaded here; the text says why."""
 
 
-def peer_python(requirement: str, module: str, hint: str = "", home: Path = _HOME) -> Path:
+def peer_python(requirement: str, module: str, hint: str = "", home: Path = _HOME, also: Sequence[str] = ()) -> Path:
     """The interpreter of an environment that holds ``requirement`` (``name==version``); made on first use.
 
     Args:
         module: what must import there, else the peer counts as unavailable.
         hint: added to the reason when it does not (a system package that it needs).
+        also: further requirements, of what asks it.
 
     Raises:
         PeerUnavailable
@@ -45,7 +47,7 @@ def peer_python(requirement: str, module: str, hint: str = "", home: Path = _HOM
             "--progress-bar",
             "off",
         ]
-        _call([*pip, requirement], _INSTALL_S, f"cannot install {requirement}")
+        _call([*pip, requirement, *also], _INSTALL_S, f"cannot install {requirement}")
         complete.touch()
     _call([str(python), "-c", f"import {module}"], _IMPORT_S, f"{requirement} does not load{hint and f' ({hint})'}")
     return python

@@ -1,138 +1,266 @@
-"""What one decision of a placement policy costs, by instances: CPU time inside a replay of the plain reference.
+"""One placement decision of 512 blocks, by instances, over ten million blocks that the conductor's index was told of;
+Dynamo's radix tree and selection service with as many in the same run.
 
-DualMap's appendix A.4.2 has these operations: querying what is cached (about 0.2 ms for each instance), routing a
-request (0.6 ms) and rebalancing two overloaded instances (2.2 to 2.5 ms). The workload is theirs as far as it is known:
-tool&agent, generated, at a rate that overloads some instances.
+A decision is all of ``Scheduler.schedule``: pools, look-up, policy, decode instance, the account of what is in flight.
+No prompt comes twice: its first half is held by some instance, the rest by nobody. Between decisions come the reports
+and cache events of what was placed. Policies take turns. Times are of the wall clock, sums of CPU.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-from itertools import islice
-from random import Random
+import json
+import os
+import subprocess
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
 from typing import Any
 
-from bench.report import Aim, Report, parser, percentile, progress
-from pinyon.batching.service_order import Fifo
-from pinyon.placement.instances import InstanceState
-from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
-from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.scheduler import Scheduler
-from pinyon.simulator.prefill_reference import PrefillReference, ReferenceSettings
-from pinyon.simulator.workload import at_rate, cut
-from pinyon.traces import FORMATS
-from pinyon.traces.generate import generate, profile
+from bench.__main__ import HERE
+from bench.peers import PeerUnavailable, peer_python
+from bench.placement_cluster import BLOCK_TOKENS, Cluster, Shape, Turn, default_of
+from bench.report import Aim, Report, parser, percentile, progress, summary
+from pinyon.placement import scheduler
 
-POLICIES = ("dualmap", "min_ttft", "kvcache_centric", "preble", "least_loaded", "cache_affinity")
-RATE_EACH = 3.0
-"""Requests per second and instance."""
-CACHE_TOKENS = 1_000_000
-PRINTED_US = {"query": 200.0, "route": 600.0, "rebalance": 2200.0}
-"""DualMap A.4.2, in µs."""
+POLICIES = ("pinyon", "kvcache_centric", "dualmap")
+HEADLINE = POLICIES[0]
+TARGETS_US = {32: 50.0, 256: 100.0, 1024: 150.0}
+"""Median of a decision, by instances."""
+EVENTS_MIN = 1_000_000
+REPETITIONS = 5
+EVENT_BATCH = 512
+RATE = 1000
+"""Decisions per second of the mixed load."""
+HEARTBEAT_S = 0.5
+"""Between two load reports of an instance with nothing else to say."""
+GONE_SHARE = 1 / 64
+"""Of the blocks, where they go from the middle of chains."""
+DYNAMO, ZMQ = "ai-dynamo-runtime==1.6.1", "pyzmq==27.3.0"
+PEER_S = 300.0
 
 
-class Timed:
-    """A policy, and how long it took: for placing, and for moves where it moved or could have."""
+class Peer:
+    """Dynamo in a process of its own."""
 
-    def __init__(self, policy: Any) -> None:
-        self.name = policy.name
-        self._policy = policy
-        self.placing_us: list[float] = []
-        self.moving_us: list[float] = []
-        if hasattr(policy, "moves"):
-            self.moves = self._moves
+    def __init__(self, shape: Shape, seed: int) -> None:
+        """Raises :class:`PeerUnavailable`."""
+        python = peer_python(DYNAMO, "dynamo._core", also=(ZMQ,))
+        self._process = subprocess.Popen(
+            [str(python), "-m", "bench.placement_dynamo", str(shape.instances), str(shape.blocks), str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent), "DYN_LOG": "error"},
+        )
+        self.filled = self._answer()
 
-    def place(
-        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
-    ) -> PlacementDecision:
-        began = time.perf_counter_ns()
-        decision: PlacementDecision = self._policy.place(request, pool, match, now_s, rng)
-        self.placing_us.append((time.perf_counter_ns() - began) / 1e3)
-        return decision
+    def turn(self, requests: int) -> dict[str, Any]:
+        """See :meth:`bench.placement_dynamo.Peer.turn`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{requests}\n")
+        self._process.stdin.flush()
+        return self._answer()
 
-    def _moves(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-    ) -> list[Move]:
-        looked = False
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerUnavailable(f"{DYNAMO} ended with status {self._process.wait(PEER_S)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
-        def seen(state: InstanceState) -> Any:
-            nonlocal looked
-            looked = True
-            return queues(state)
+    def close(self) -> None:
+        if self._process.stdin is not None and self._process.poll() is None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(PEER_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
-        began = time.perf_counter_ns()
-        moves: list[Move] = self._policy.moves(request, decision, pool, seen, match, now_s)
-        if looked and moves:
-            self.moving_us.append((time.perf_counter_ns() - began) / 1e3)
-        return moves
+
+def measure(shape: Shape, decisions: int, seed: int, beside: bool) -> dict[str, Any]:
+    """All policies, in turns; ``beside``: and Dynamo."""
+    peer, reason = None, ""
+    if beside:
+        try:
+            peer = Peer(shape, seed)
+        except PeerUnavailable as error:
+            reason = str(error)
+    try:
+        return {**_measure(shape, decisions, seed, peer), **({"dynamo_missing": reason} if reason else {})}
+    finally:
+        if peer is not None:
+            peer.close()
+
+
+def _measure(shape: Shape, decisions: int, seed: int, peer: Peer | None) -> dict[str, Any]:
+    cluster = Cluster(shape, seed)
+    keys = len(cluster.fleet.index)
+    figures: dict[str, Any] = {
+        "indexed_keys": keys,
+        "blocks": keys * cluster.every,
+        "bytes_per_key": round(cluster.filled.bytes_per_key, 1),
+        "bytes_per_block": round(cluster.filled.bytes_per_key / cluster.every, 1),
+    }
+    cluster.warm(HEADLINE)
+    for policy in POLICIES:  # what it makes once for all instances
+        cluster.turn(policy, 1)
+    turns: dict[str, list[Turn]] = {policy: [] for policy in POLICIES}
+    theirs: list[dict[str, Any]] = []
+    for _ in range(REPETITIONS):
+        for policy in POLICIES:
+            turns[policy].append(cluster.turn(policy, decisions))
+        if peer is not None:
+            theirs.append(peer.turn(decisions))
+    figures["match_us"] = _times(*[cluster.match_us(decisions)[0] for _ in range(REPETITIONS)])
+    lives = [turn for policy in POLICIES for turn in turns[policy]]
+    for policy in POLICIES:
+        figures[policy] = _figures(turns[policy], lives, shape.instances)
+    figures |= _events(cluster)
+    if peer is not None:
+        figures["dynamo"] = {
+            "filled": peer.filled,
+            **{f"{name}_us": _times(*(each[f"{name}_us"] for each in theirs)) for name in ("tree", "tokens", "hashes")},
+            **{
+                f"{name}_cpu_us": summary([each[f"{name}_cpu_us"] for each in theirs])
+                for name in ("tree", "tokens", "hashes")
+            },
+        }
+    figures["blocks_gone_from_the_middle"] = _thinned(cluster, decisions)
+    return figures
+
+
+def _times(*repetitions: list[float]) -> dict[str, Any]:
+    """The median of the repetitions' medians, the least and the greatest of these; the same of the 99th percentiles."""
+    return {
+        "p50": summary([percentile(each, 50) for each in repetitions]),
+        "p99": summary([percentile(each, 99) for each in repetitions]),
+        "least": round(min(map(min, repetitions)), 1),
+        "most": round(max(map(max, repetitions)), 1),
+    }
+
+
+def _figures(turns: list[Turn], lives: list[Turn], instances: int) -> dict[str, Any]:
+    """``lives``: of all that was placed meanwhile; a decision's reports and events come in later turns."""
+    decisions = sum(len(each.decisions_us) for each in turns)
+    decision_us = sum(each.decisions_ns for each in turns) / 1e3 / decisions
+    placed = sum(len(each.decisions_us) for each in lives)
+    reports = sum(each.reports for each in lives)
+    blocks = sum(each.event_blocks for each in lives)
+    report_us = sum(each.reports_ns for each in lives) / 1e3 / max(1, reports)
+    events_us = sum(each.events_ns for each in lives) / 1e3 / placed
+    heartbeats_ms = instances / HEARTBEAT_S * report_us / 1e3
+    return {
+        "decision_us": _times(*(each.decisions_us for each in turns)),
+        "decision_cpu_us": round(decision_us, 1),
+        "report_cpu_us": round(report_us, 1),
+        "reports_per_decision": round(reports / placed, 1),
+        "event_blocks_per_decision": round(blocks / placed),
+        "events_cpu_us_per_decision": round(events_us, 1),
+        f"cpu_ms_per_s_at_{RATE}_decisions": round(
+            (decision_us + report_us * reports / placed + events_us) * RATE / 1e3 + heartbeats_ms
+        ),
+        "reused_blocks": round(sum(each.reused_blocks for each in turns) / decisions),
+        "fetching_percent": round(100 * sum(each.fetching for each in turns) / decisions),
+    }
+
+
+def _events(cluster: Cluster) -> dict[str, Any]:
+    """Blocks per second in changes of 512, and of these the keys that the index has."""
+    both = [cluster.filled.events(EVENT_BATCH, 100) for _ in range(REPETITIONS)]
+    stored, removed = (summary(each, 0) for each in zip(*both, strict=True))
+    return {
+        "stored_blocks_per_s": stored,
+        "removed_blocks_per_s": removed,
+        "stored_keys_per_s": round(stored["median"] / cluster.every),
+        "removed_keys_per_s": round(removed["median"] / cluster.every),
+    }
+
+
+def _thinned(cluster: Cluster, decisions: int) -> dict[str, Any]:
+    """With a cache that evicts by request, blocks go from the middle of chains."""
+    cluster.thin(GONE_SHARE)
+    looked = [cluster.match_us(decisions) for _ in range(REPETITIONS)]
+    turns = [cluster.turn(HEADLINE, decisions) for _ in range(REPETITIONS)]
+    return {
+        "share": GONE_SHARE,
+        "removed_from_all_over_blocks_per_s": summary([cluster.scattered_per_s(100) for _ in range(REPETITIONS)], 0),
+        "match_us": _times(*(times for times, _ in looked)),
+        "found_blocks": round(sum(found for _, found in looked) / len(looked)),
+        HEADLINE: _figures(turns, turns, cluster.shape.instances),
+        **_events(cluster),
+    }
 
 
 def main() -> None:
     options = parser(__doc__)
+    options.add_argument(
+        "--blocks", type=int, default=0, help="that the index is told of (default 10 M; quick: 500,000)"
+    )
+    options.add_argument("--instances", type=int, action="append", default=[], help="(may be repeated)")
     arguments = options.parse_args()
-    each = 150 if arguments.quick else 700
-    sizes = (8, 32) if arguments.quick else (8, 16, 32)
-    report = Report("placement", {"requests_each": each, "rate_each": RATE_EACH, "seed": arguments.seed})
-    made = profile("toolagent")
-    block_tokens = FORMATS[made.format].block_tokens
-    rows = list(islice(generate(made, arguments.seed), each * sizes[-1]))
-    for size in sizes:
-        arrivals = at_rate(cut(rows[: each * size], block_tokens, 20_480), RATE_EACH * size)
-        for choice in POLICIES:
-            figures = _measure(choice, size, block_tokens, arrivals)
-            report.results[f"{choice}, {size} instances"] = figures
-            progress(f"{choice}, {size} instances: {figures}")
-    for size in sizes:
-        own = report.results[f"dualmap, {size} instances"]
-        for key, label in (("query", "what is cached where"), ("route", "routing"), ("rebalance", "rebalancing")):
-            measured = own.get(f"{key}_us")
-            why = "" if measured is not None else "nothing was moved"
-            report.aims.append(Aim(f"dualmap, {size} instances: {label}, µs", PRINTED_US[key], measured, reason=why))
+    blocks = arguments.blocks or (500_000 if arguments.quick else 10_000_000)
+    decisions = 40 if arguments.quick else 200
+    sizes = arguments.instances or list(TARGETS_US)
+    default = int(default_of("index_stride_tokens"))
+    config = {
+        "blocks": blocks,
+        "decisions": decisions * REPETITIONS,
+        "policy": HEADLINE,
+        "default_stride_tokens": default,
+        "seed": arguments.seed,
+        "compiled": compiled(),
+    }
+    report = Report("placement", config)
+    roles = (False,) if arguments.quick else (False, True)
+    # each in a process of its own, which has given no memory back before
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as alone:
+        for size, stride, separate in product(sizes, (default, 1), roles):
+            name = _name(size, stride, separate)
+            shape = Shape(size, blocks, stride, separate)
+            beside = stride == default and not separate
+            figures = alone.submit(measure, shape, decisions, arguments.seed, beside).result()
+            if "dynamo" in figures or "dynamo_missing" in figures:
+                report.baseline[f"dynamo, {size} workers"] = figures.pop("dynamo", figures.pop("dynamo_missing", None))
+            report.results[name] = figures
+            progress(f"{name}: {json.dumps(figures)}")
+            report.aims += _aims(size, stride, separate, figures)
+            if beside:
+                report.aims += _comparison(size, figures, report.baseline[f"dynamo, {size} workers"])
     report.emit()
 
 
-def _measure(choice: str, size: int, block_tokens: int, arrivals: Any) -> dict[str, float]:
-    """Medians, and for placing the 99th percentile. ``query``: finding out for one request who holds and computes what,
-    all instances together; ``route``: that and placing it."""
-    policy = Timed(PLACEMENT_POLICIES.make(choice))
-    settings = ReferenceSettings(size, CACHE_TOKENS, block_tokens)
-    replay = PrefillReference(settings, policy, Fifo)
-    whole_us = _timed_decide(replay)
-    replay.run(arrivals)
-    asked = [whole - placing for whole, placing in zip(whole_us, policy.placing_us, strict=True)]
-    figures = {
-        "query_us": round(statistics.median(asked), 1),
-        "route_us": round(statistics.median(whole_us), 1),
-        "route_p99_us": round(percentile(whole_us, 99), 1),
-    }
-    if policy.moving_us:
-        figures["rebalance_us"] = round(statistics.median(policy.moving_us), 1)
-        figures["rebalanced"] = len(policy.moving_us)
-    return figures
+def compiled() -> bool:
+    """Whether the decision runs as machine code."""
+    return not str(scheduler.__file__).endswith(".py")
 
 
-def _timed_decide(replay: PrefillReference) -> list[float]:
-    """Of each decision from now on, its µs."""
-    scheduler: Scheduler = replay.scheduler
-    decide, taken = scheduler.decide, []
+def _name(size: int, stride: int, separate: bool) -> str:
+    blocks = max(1, stride // BLOCK_TOKENS)
+    return f"{size} {'prefill and decode' if separate else 'mixed'} instances, one key in {blocks}"
 
-    def timed(request: PlacementRequest, now_s: float) -> PlacementDecision:
-        began = time.perf_counter_ns()
-        decision = decide(request, now_s)
-        taken.append((time.perf_counter_ns() - began) / 1e3)
-        return decision
 
-    scheduler.decide = timed  # type: ignore[method-assign]
-    return taken
+def _aims(size: int, stride: int, separate: bool, figures: dict[str, Any]) -> list[Aim]:
+    name = _name(size, stride, separate)
+    aims = []
+    if size in TARGETS_US:
+        median = figures[HEADLINE]["decision_us"]["p50"]["median"]
+        aims.append(Aim(f"{name}: decision by {HEADLINE}, p50, µs", TARGETS_US[size], median))
+    for what in ("stored", "removed"):
+        median = figures[f"{what}_blocks_per_s"]["median"]
+        aims.append(Aim(f"{name}: blocks {what} per second", EVENTS_MIN, median, at_most=False))
+    median = figures["blocks_gone_from_the_middle"]["removed_from_all_over_blocks_per_s"]["median"]
+    aims.append(Aim(f"{name}: blocks removed from all over per second", EVENTS_MIN, median, at_most=False))
+    return aims
+
+
+def _comparison(size: int, figures: dict[str, Any], theirs: Any) -> list[Aim]:
+    """Our whole decision is no slower than what Dynamo's service takes for one that is hashed already, as ours is."""
+    median = figures[HEADLINE]["decision_us"]["p50"]["median"]
+    name = f"{size} mixed instances: decision by {HEADLINE} beside Dynamo's selection, hashed already, p50, µs"
+    if not isinstance(theirs, dict):
+        return [Aim(name, 0.0, None, reason=str(theirs))]
+    return [Aim(name, theirs["hashes_us"]["p50"]["median"], median)]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 
-__all__ = ["EVERY_MAX", "is_sample", "key_sample", "sample_every", "sampled_blocks", "sampled_keys"]
+__all__ = ["EVERY_MAX", "is_sample", "key_sample", "sample_every", "sample_with_blocks", "sampled_keys"]
 
 EVERY_MAX = 64
 _PLACE = KEY_BYTES - 1
@@ -31,10 +31,10 @@ def is_sample(every: int) -> bool:
     return 1 <= every <= EVERY_MAX and not every & (every - 1)
 
 
-def sampled_blocks(packed_keys: bytes, every: int) -> NDArray[np.int64]:
-    """The numbers of the blocks whose keys are in the sample."""
-    blocks: NDArray[np.int64] = np.flatnonzero(_chosen(packed_keys, every))
-    return blocks
+def sample_with_blocks(packed_keys: bytes, every: int) -> tuple[bytes, NDArray[np.int64]]:
+    """Those keys, packed as in :func:`key_sample`, and the numbers of their blocks."""
+    blocks: NDArray[np.int64] = _chosen(packed_keys, every).nonzero()[0]
+    return np.frombuffer(packed_keys, f"V{KEY_BYTES}")[blocks].tobytes(), blocks
 
 
 def key_sample(packed_keys: bytes, every: int) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import inf
 from random import Random
 from typing import NamedTuple, Protocol
@@ -174,29 +173,60 @@ class Pool:
     """Prefill instances that there are, also those that cannot or should not take this request, or nothing now."""
     together: bool = False
 
-    @cached_property
+    # Kept here and not by ``cached_property``, which mypyc compiles to one that is not cached.
+    _rows: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
+    _decode_rows: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
+    _last_row: int | None = field(init=False, repr=False, compare=False)
+    _by_id: Mapping[str, InstanceState] | None = field(init=False, repr=False, compare=False)
+    _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("_rows", "_decode_rows", "_last_row", "_by_id", "_place_of"):
+            object.__setattr__(self, name, None)
+
+    @property
     def rows(self) -> NDArray[np.intp]:
         """Of the prefill instances, in the load table."""
-        return np.array([state.row for state in self.prefills], np.intp)
+        rows = self._rows
+        if rows is None:
+            rows = np.array([state.row for state in self.prefills], np.intp)
+            object.__setattr__(self, "_rows", rows)
+        return rows
 
-    @cached_property
+    @property
     def decode_rows(self) -> NDArray[np.intp]:
         """The same of the decode instances."""
-        return np.array([state.row for state in self.decodes], np.intp)
+        rows = self._decode_rows
+        if rows is None:
+            rows = np.array([state.row for state in self.decodes], np.intp)
+            object.__setattr__(self, "_decode_rows", rows)
+        return rows
 
-    @cached_property
+    @property
     def last_row(self) -> int:
-        return int(self.rows.max())
+        row = self._last_row
+        if row is None:
+            row = int(self.rows.max())
+            object.__setattr__(self, "_last_row", row)
+        return row
 
-    @cached_property
+    @property
     def by_id(self) -> Mapping[str, InstanceState]:
         """The prefill instances."""
-        return {state.info.instance_id: state for state in self.prefills}
+        by_id = self._by_id
+        if by_id is None:
+            by_id = {state.info.instance_id: state for state in self.prefills}
+            object.__setattr__(self, "_by_id", by_id)
+        return by_id
 
-    @cached_property
+    @property
     def place_of(self) -> Mapping[str, int]:
         """Places of the prefill instances, by their ids."""
-        return {state.info.instance_id: place for place, state in enumerate(self.prefills)}
+        places = self._place_of
+        if places is None:
+            places = {state.info.instance_id: place for place, state in enumerate(self.prefills)}
+            object.__setattr__(self, "_place_of", places)
+        return places
 
     def stride(self, key_tokens: int) -> int:
         """So many tokens in blocks, at least one: the paper has 512 (DualMap A.2.1), an instance may have fewer."""

@@ -1,0 +1,39 @@
+"""What a pool knows of its instances' rows and places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pinyon.placement.policy import Pool
+from tests.unit.placement.conftest import DECODE, MIXED, PREFILL, make_fleet
+
+
+def pool_of_four() -> Pool:
+    (pool,) = make_fleet(("a", PREFILL), ("c", MIXED), ("b", DECODE), ("d", MIXED)).pools("m")
+    return pool
+
+
+def test_rows_and_places_are_those_of_its_instances() -> None:
+    pool = pool_of_four()
+    assert pool.rows.tolist() == [state.row for state in pool.prefills]
+    assert pool.decode_rows.tolist() == [state.row for state in pool.decodes]
+    assert pool.last_row == max(state.row for state in pool.prefills)
+    assert pool.place_of == {"a": 0, "c": 1, "d": 2}
+    assert all(pool.by_id[name] is pool.prefills[place] for name, place in pool.place_of.items())
+
+
+def test_they_are_worked_out_once() -> None:
+    """Compiled, too."""
+    pool = pool_of_four()
+    assert pool.rows is pool.rows
+    assert pool.decode_rows is pool.decode_rows
+    assert pool.by_id is pool.by_id
+    assert pool.place_of is pool.place_of
+
+
+def test_a_smaller_pool_has_its_own() -> None:
+    pool = pool_of_four()
+    assert len(pool.rows) == 3
+    assert replace(pool, prefills=pool.prefills[1:]).rows.tolist() == pool.rows.tolist()[1:]
+    assert pool.without(frozenset({"c"})).place_of == {"a": 0, "d": 1}
+    assert pool == replace(pool)
