@@ -9,7 +9,7 @@ import pytest
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import PinyonError
 from pinyon.messages.explanation import explained_to_proto, first_token_from_proto
-from pinyon.placement.decision_log import DecisionLog, FirstToken, is_named
+from pinyon.placement.decision_log import NAME_BYTES, SEARCHED, DecisionLog, FirstToken, LoggedDecision, is_named
 from pinyon.placement.explanation import explain
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementRequest
@@ -176,3 +176,21 @@ def test_times_that_are_none_do_not_spoil_an_answer():
     assert world.log.measured(number, first_token_from_proto(told), entry.seen.decision.decode) is entry
     answer = explained_to_proto(entry, explain(entry), 1.0)
     assert (answer.first_token.ttft_us, answer.first_token.queue_us) == (5_000, 0)
+
+
+def test_very_many_are_searched_in_parts():
+    log = DecisionLog(5000, 64 * MIB, FIRST)
+    for number in range(5000):
+        log.refused(PlacementRequest(f"r~{number}", "m", 1), PinyonError("no"), 1.0)
+    sizes = []
+    for part in log.search("r"):
+        sizes.append(len(part))
+        log.refused(PlacementRequest("r", "m", 1), PinyonError("no"), 1.0)  # of what comes meanwhile nothing is said
+    assert (sum(sizes), max(sizes)) == (5000, SEARCHED)
+    assert [each.request_id for each in log.find("r", 3)] == ["r"] * 3
+
+
+def test_those_that_are_excluded_count_as_well():
+    one, other = (LoggedDecision(1, PlacementRequest("r", "m", 1, exclude=frozenset(names)), 1.0, None)
+                  for names in ((), ("a", "b")))  # fmt: skip
+    assert other.size_bytes - one.size_bytes == 2 * NAME_BYTES
