@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound
 from pinyon.messages.checks import check_text
 from pinyon.messages.explanation import explained_to_proto
-from pinyon.placement.decision_log import DecisionLog
+from pinyon.placement.decision_log import DecisionLog, LoggedDecision
 from pinyon.placement.explanation import explain
 
 __all__ = ["Explainer"]
@@ -26,7 +27,7 @@ class Explainer:
         self._clock = clock
 
     async def explain(self, request_id: str) -> conductor_pb2.ExplainResponse:
-        """Decision by decision: others get the loop in between.
+        """Part by part, decision by decision: others get the loop in between.
 
         Raises :class:`InvalidArgument`, :class:`FailedPrecondition` if nothing is kept, and :class:`NotFound`.
         """
@@ -35,7 +36,10 @@ class Explainer:
         check_text(request_id, "request_id", ID_CHARS_MAX)
         if self._log is None:
             raise FailedPrecondition("this conductor remembers no placements (--explain-max 0)")
-        found = self._log.find(request_id, DECISIONS_MAX)
+        found: deque[LoggedDecision] = deque(maxlen=DECISIONS_MAX)
+        for part in self._log.search(request_id):
+            found.extend(part)
+            await asyncio.sleep(0)
         if not found:
             raise NotFound(
                 f"no request {request_id[:128]!r} among the last {len(self._log)} that this conductor decided: it "

@@ -15,9 +15,9 @@ from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.hotness_tree import HotnessSettings
-from pinyon.placement.instances import InstanceState
+from pinyon.placement.instances import InstanceLoad, InstanceState
 from pinyon.placement.pairs import Pairs
-from pinyon.placement.pinyon import Pinyon, PinyonSettings
+from pinyon.placement.pinyon import EXAMINED_MAX, Pinyon, PinyonSettings
 from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.scheduler import Scheduler
@@ -199,3 +199,24 @@ def test_what_waits_is_counted_and_taken_off(seed: int) -> None:
             for size in range(fleet.loads.ahead_us.shape[1]):
                 assert int(fleet.loads.ahead_us[row, size]) == sum(us for us in here if us.bit_length() <= size)
                 assert int(fleet.loads.behind[row, size]) == sum(us.bit_length() > size for us in here)
+
+
+@pytest.mark.parametrize("count", [2, EXAMINED_MAX, EXAMINED_MAX + 1, 30])
+def test_what_seems_to_be_fetched_by_very_many_is_not_where_nobody_may_be_asked(count):
+    fleet = make_fleet(("store", Role.STORE), *((f"m{number}", Role.MIXED) for number in range(count)))
+    hold(fleet, "store", range(400))
+    for number in range(count):
+        load = InstanceLoad(failed_sources=frozenset({"store:1"}))
+        fleet.set_load(member(fleet, f"m{number}"), load, 0.0)
+    request = PlacementRequest("r", "m", 400 * BLOCK + 1, keys(*range(400)), 8)
+    decision = Scheduler(fleet, Pinyon()).schedule(request, NOW_S)
+    assert (decision.fetches, decision.reused_blocks) == ((), 0)
+
+
+def test_a_plan_never_has_more_spans_than_a_worker_takes():
+    fleet = make_fleet(*((f"m{number}", Role.MIXED) for number in range(40)))
+    for number in range(40):
+        hold(fleet, f"m{number}", range(number % 20, 400, 20))
+    request = PlacementRequest("r", "m", 400 * BLOCK + 1, keys(*range(400)), 8)
+    decision = Scheduler(fleet, Pinyon()).schedule(request, NOW_S)
+    assert len(decision.fetches) <= FETCH_SPANS_MAX

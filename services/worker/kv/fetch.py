@@ -87,7 +87,8 @@ class LayeredFetch:
         asked_s: float,
         size_bytes: int,
     ) -> None:
-        """``start_s``: when all of the fetch began; ``asked_s``: when this span of ``size_bytes`` did."""
+        """``start_s``: when all of the fetch began; ``asked_s``: when this span of ``size_bytes`` did. No bytes: it
+        does not come whole, and tells nothing."""
         self.address = address
         self.offered_s = offered_s
         self.whole_s = whole_s
@@ -101,7 +102,8 @@ class LayeredFetch:
 
         def ended(_: object) -> None:
             self.seconds = clock() - start_s
-            self.span = SpanFetched(source_id, size_bytes, clock() - asked_s)
+            if size_bytes:
+                self.span = SpanFetched(source_id, size_bytes, clock() - asked_s)
 
         reading.add_done_callback(ended)
 
@@ -215,13 +217,14 @@ class Fetcher:
                     continue
             asked = end if after is None else min(after.end, end + EVERY_MAX - 1, len(keys))
             offsets = [block * self._layout.block_bytes for block in table[at:asked]]
-            arrivals, asked_s, size = None, self._clock(), len(offsets) * self._layout.block_bytes
+            arrivals, asked_s = None, self._clock()
             if self._layers is not None and after is None:
                 arrivals = LayerArrivals(self._layers, self._layout)
             reading = asyncio.ensure_future(
                 self._read(span, keys[at:asked], offsets, left_s, whole_s, order, traceparent, arrivals, at)
             )
             arrived = await self._arrive(span.address, reading, arrivals, left_s, abort)
+            size = arrived * self._layout.block_bytes if arrived >= end - at else 0
             if arrivals is not None and not reading.done():
                 fetched.layered = LayeredFetch(
                     span.address, left_s, whole_s, arrived, arrivals, reading, self._clock, start_s,
@@ -232,7 +235,6 @@ class Fetcher:
                 self.failures += 1
                 break
             if fetched.layered is None:
-                size = arrived * self._layout.block_bytes
                 fetched.spans.append(SpanFetched(span.source_id, size, self._clock() - asked_s))
         if failures == self.failures:  # else the time says nothing about the bytes
             fetched.bytes = fetched.blocks * self._layout.block_bytes

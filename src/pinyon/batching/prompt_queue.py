@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -135,26 +135,27 @@ class PromptQueue:
         started: list[int] = []
         room = self._slots - (len(self._active) - len(self._roomless))
         if room > 0 and self._queue:
-            for number in self._next(now_s):
+            for number in self._next(now_s):  # each turn has its price: of those alone that are looked at
                 prompt = self._queue[number]
                 if not self._may_start(prompt):
                     continue
+                self._active[number] = prompt
+                self._claim(prompt)
+                started.append(number)
+                if len(started) == room:
+                    break
+            for number in started:
                 del self._queue[number]
                 self._owned.pop(number, None)
                 self._order.take(number, now_s)
-                self._active[prompt.number] = prompt
-                self._claim(prompt)
-                started.append(prompt.number)
-                if len(started) == room:
-                    break
         return started
 
-    def _next(self, now_s: float) -> list[int]:
+    def _next(self, now_s: float) -> Iterator[int]:
         """Those that are looked at. While others wait for KV memory, only who brought it along may start, however many
         stand before it: it may be what they wait for."""
         if self._roomless:
-            return list(islice(self._owned, LOOK_AHEAD))
-        return list(islice(self._order.turns(now_s), LOOK_AHEAD))
+            return islice(self._owned, LOOK_AHEAD)
+        return islice(self._order.turns(now_s), LOOK_AHEAD)
 
     def _may_start(self, prompt: Prompt) -> bool:
         """False: what it needs next is being computed by another one, or others wait for KV memory before it."""

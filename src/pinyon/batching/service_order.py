@@ -241,8 +241,8 @@ class MostInTime(Generic[Waiting]):
         seconds = self._all[waiting].seconds
         if waiting in self._aged:
             self._credit_s -= seconds
-        elif self._aged:
-            self._credit_s += self._aged_share * seconds
+        elif self._aged:  # their turn is not saved up while they cannot take it
+            self._credit_s = min(0.0, self._credit_s) + self._aged_share * seconds
         self.remove(waiting)
         if not self._aged:
             self._credit_s = 0.0

@@ -13,6 +13,8 @@ from pinyon.placement.explanation import Candidate, Explanation
 __all__ = ["explained_to_proto", "first_token_from_proto"]
 
 NAME_CHARS_MAX = 128
+US_MAX = 3_600_000_000
+"""An hour; what is longer is a broken clock."""
 
 
 def explained_to_proto(
@@ -56,16 +58,21 @@ def first_token_from_proto(message: conductor_pb2.FirstTokenMeasurement) -> Firs
     """An instance's word: shown and counted, nothing is decided by it."""
     return FirstToken(
         message.prefill_instance_id[:NAME_CHARS_MAX],
-        message.ttft_us * 1e-6,
-        message.queue_us * 1e-6,
-        message.fetch_us * 1e-6,
-        message.compute_us * 1e-6,
-        message.push_us * 1e-6,
+        _part_s(message.ttft_us),
+        _part_s(message.queue_us),
+        _part_s(message.fetch_us),
+        _part_s(message.compute_us),
+        _part_s(message.push_us),
         message.computed_tokens,
         message.local_tokens,
         message.peer_tokens,
         message.store_tokens,
     )
+
+
+def _part_s(us: int) -> float:
+    """Seconds; what is no time is none: it must fit into an answer again."""
+    return us * 1e-6 if us <= US_MAX else 0.0
 
 
 def _first_token(number: int, value: FirstToken) -> conductor_pb2.FirstTokenMeasurement:

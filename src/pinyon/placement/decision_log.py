@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +28,10 @@ RUN_BYTES = 96
 FETCH_BYTES = 64
 MEMBER_BYTES = 128
 """Of a pool, with what it remembers of itself."""
+NAME_BYTES = 192
+"""Of an instance that is excluded."""
+SEARCHED = 1024
+"""Decisions that are looked through in one go."""
 _ID = re.compile(r"(?:(.+)\.)?([0-9a-f]{20,})(?:-[0-9]+)?")
 _PREFIX = re.compile(r"^(?:chat)?cmpl-")
 
@@ -99,7 +103,7 @@ class LoggedDecision:
         self.kind, self.turn, self.priority = asked.kind, asked.turn, asked.priority
         self.code = self.error = ""
         self.first_token: FirstToken | None = None
-        self.size_bytes = ENTRY_BYTES
+        self.size_bytes = ENTRY_BYTES + len(self.exclude) * NAME_BYTES
 
     @property
     def request(self) -> PlacementRequest:
@@ -163,13 +167,18 @@ class DecisionLog:
 
     def find(self, asked: str, most: int) -> list[LoggedDecision]:
         """The last ``most`` of the requests that go by this id (:func:`is_named`), in the order of their decisions."""
+        return [entry for part in self.search(asked) for entry in part][-most:]
+
+    def search(self, asked: str) -> Iterator[list[LoggedDecision]]:
+        """All that there are now, some of :data:`SEARCHED` decisions at a time (some ms)."""
         bare = _PREFIX.sub("", asked, count=1)
-        found: deque[LoggedDecision] = deque(maxlen=most)
-        for entry in self._entries:
-            name = entry.request_id
-            if bare in name and (is_named(name, asked) or is_named(name, bare)):
-                found.append(entry)
-        return list(found)
+        entries = list(self._entries)
+        for start in range(0, len(entries), SEARCHED):
+            yield [
+                entry
+                for entry in entries[start : start + SEARCHED]
+                if bare in entry.request_id and (is_named(entry.request_id, asked) or is_named(entry.request_id, bare))
+            ]
 
     def _seen(self, request: PlacementRequest) -> Seen | None:
         """What was considered of this request."""

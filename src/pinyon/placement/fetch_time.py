@@ -84,7 +84,7 @@ def fetches_s(
     return seconds + np.maximum(sources_s, reading)
 
 
-def learn_fetch(reader: InstanceState, source: InstanceState, size_bytes: int, seconds: float) -> None:
+def learn_fetch(reader: InstanceState, source: InstanceState, size_bytes: int, seconds: float, now_s: float) -> None:
     """One read was measured. What else is on its way now stands for what was on its way meanwhile; the read itself
     counts as under way until its prompt is computed, so it is taken off."""
     kind = path_kind(reader, source)
@@ -95,7 +95,7 @@ def learn_fetch(reader: InstanceState, source: InstanceState, size_bytes: int, s
     reading = min(reader.reading_bytes - size_bytes, (reader.readings - 1) * size_bytes)
     sending, reading = max(0, sending), max(0, reading)
     start_s, byte_s = reader.transfer_model.coefficients(kind)
-    source.send_rate.observe(size_bytes + sending, seconds - start_s)
+    source.send_rate.observe(size_bytes + sending, seconds - start_s, now_s)
     slow = source.send_rate.per_byte_s > FAULT_RATIO * byte_s
     if slow and kind is PathKind.NETWORK and reader.transfer_model.samples:
         return  # it tells of the source: the reader's other ones are no slower for it

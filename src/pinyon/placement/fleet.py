@@ -132,6 +132,7 @@ class Fleet:
         """Take a load report, and learn the time between tokens from it."""
         was = state.schedulable
         state.load = load
+        state.send_rate.look(now_s)
         batch = load.mean_batch or load.running_requests
         if load.mean_tbt_ms > 0 and batch:
             state.decode_model.observe(batch, load.mean_kv_tokens or load.kv_tokens, load.mean_tbt_ms * 1e-3)
@@ -157,7 +158,7 @@ class Fleet:
             if source is None:
                 state.transfer_model.observe(size_bytes, seconds)
             else:
-                learn_fetch(state, source, size_bytes, seconds)
+                learn_fetch(state, source, size_bytes, seconds, now_s)
             state.transfers_learned()
             state.transfer_learned_s = now_s
 

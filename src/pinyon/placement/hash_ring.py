@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Container, Iterable
 
 import numpy as np
@@ -26,43 +25,73 @@ class HashRing:
     def __init__(self, members: Iterable[str], virtual_nodes: int, seed: int) -> None:
         """``members``: the same ring comes of them in any order."""
         self._virtual_nodes, self._seed = virtual_nodes, seed
-        self._points: dict[str, NDArray[np.uint64]] = {}
-        self._at: list[int] = []
+        self._numbers: dict[str, int] = {}
+        """By name, what stands for it at its points."""
         self._names: list[str] = []
+        """By number; of some that are gone, too."""
+        self._at: NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._owners: NDArray[np.int64] = np.empty(0, np.int64)
         self.change(members, ())
 
     @property
     def members(self) -> Collection[str]:
-        return self._points.keys()
+        return self._numbers.keys()
 
     def change(self, new: Iterable[str], gone: Iterable[str]) -> None:
-        """Members come and go. Only points of new ones are computed."""
-        for name in gone:
-            del self._points[name]
-        for name in new:
-            self._points[name] = np.fromiter(
-                (
-                    xxhash.xxh3_64_intdigest(f"{name}\0{number}".encode(), self._seed)
-                    for number in range(self._virtual_nodes)
-                ),
-                np.uint64,
-                self._virtual_nodes,
-            )
-        names = sorted(self._points)
-        at = np.concatenate([self._points[name] for name in names]) if names else np.empty(0, np.uint64)
-        order = np.argsort(at, kind="stable")  # of equal points the first name's is in front
-        self._at = at[order].tolist()
-        self._names = [names[owner] for owner in (order // self._virtual_nodes).tolist()]
+        """Members come and go. Only points of new ones are computed, and put between those that are there."""
+        lost = [self._numbers.pop(name) for name in gone]
+        if lost:
+            stay = ~np.isin(self._owners, lost)
+            self._at, self._owners = self._at[stay], self._owners[stay]
+        names = sorted(new)
+        if not names:
+            return
+        count = self._virtual_nodes
+        at = np.fromiter(
+            (
+                xxhash.xxh3_64_intdigest(f"{name}\0{number}".encode(), self._seed)
+                for name in names
+                for number in range(count)
+            ),
+            np.uint64,
+            count * len(names),
+        )
+        self._number_anew()
+        first = len(self._names)
+        self._names += names
+        self._numbers.update((name, first + place) for place, name in enumerate(names))
+        owners = np.repeat(np.arange(first, first + len(names)), count)
+        order = np.argsort(at, kind="stable")
+        at, owners = at[order], owners[order]
+        places = self._at.searchsorted(at)
+        self._at, self._owners = np.insert(self._at, places, at), np.insert(self._owners, places, owners)
+        for place in np.flatnonzero(self._at[1:] == self._at[:-1]).tolist():
+            self._order_equal(place)
+
+    def _number_anew(self) -> None:
+        """When most of those that have a number are gone."""
+        if len(self._names) <= ABSENT_MAX + 2 * len(self._numbers):
+            return
+        number_of = np.zeros(len(self._names), np.int64)
+        number_of[[*self._numbers.values()]] = np.arange(len(self._numbers))
+        self._owners = number_of[self._owners]
+        self._names = [*self._numbers]
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+
+    def _order_equal(self, place: int) -> None:
+        """Of equal points the first name's is in front."""
+        equal = slice(place, int(self._at.searchsorted(self._at[place], side="right")))
+        self._owners[equal] = sorted(self._owners[equal].tolist(), key=self._names.__getitem__)
 
     def owner(self, key: bytes, other_than: str | None = None, among: Container[str] | None = None) -> str | None:
         """Whose it is; with ``other_than`` the next one clockwise that is another. None: there is no other.
 
         ``among``: as if only those were members.
         """
-        names = self._names
-        start = bisect_left(self._at, xxhash.xxh3_64_intdigest(key, self._seed))
-        for step in range(start - len(names), start):
-            name = names[step]
+        names, owners = self._names, self._owners
+        start = int(self._at.searchsorted(np.uint64(xxhash.xxh3_64_intdigest(key, self._seed))))
+        for step in range(start - len(owners), start):
+            name: str = names[owners[step]]
             if name != other_than and (among is None or name in among):
                 return name
         return None
@@ -73,7 +102,7 @@ class PoolRings:
 
     A policy is asked with another pool whenever an instance joins, leaves or drains, and for every request that some
     instances have no room for or that excludes some. A ring of 1,024 members takes a quarter of a second to make, one
-    more on it some milliseconds, and one to pass over next to nothing. So a ring keeps who is not in the pool of this
+    more on it half a millisecond, and one to pass over next to nothing. So a ring keeps who is not in the pool of this
     request, and :meth:`HashRing.owner` is asked among those who are.
     """
 

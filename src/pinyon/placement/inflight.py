@@ -19,6 +19,9 @@ __all__ = ["EXPECTED_KEYS_MAX", "InFlightTable"]
 EXPECTED_KEYS_MAX = 1_000_000
 """Over all instances, ~100 MB. Placements beyond it only look as if they shared nothing."""
 
+PREFILL_US_MAX = 1 << 40
+"""Twelve days: who is said to take longer counts as this much, so that sums of very many fit into 63 bits."""
+
 Part = TypeVar("Part")
 
 
@@ -121,14 +124,16 @@ class InFlightTable:
         """
         self.release(request_id)
         prefill, decode = decision.prefill, decision.decode
-        prefill_us, transfer_us = round(decision.prefill_s * 1e6), round(decision.transfer_s * 1e6)
+        prefill_us, transfer_us = round(min(decision.prefill_s * 1e6, PREFILL_US_MAX)), round(decision.transfer_s * 1e6)
         room = self._expected_keys + len(expected) // KEY_BYTES <= self._expected_keys_max
         keys = list(dict.fromkeys(unpack_keys(expected))) if room else []  # a client may name one twice
         self._expected_keys += len(keys)
         self.expected.add(prefill, keys)
+        # what was considered is large: a decision is kept only for who asks for it
+        kept = decision if request is not None or decision.trial is not None else None
         self._prefills[request_id] = _Prefill(
             prefill, prefill_us, transfer_us, decision.fetches, keys, now_s, now_s if first_s is None else first_s,
-            request, decision,
+            request, kept,
         )  # fmt: skip
         for state in (prefill, decode):
             self._by_instance.setdefault(state, {})[request_id] = None

@@ -114,6 +114,10 @@ class Pinyon:
             examined.add(place)
             if costs.correct(place, pool, match, planner):
                 place = pool.place_of_lowest(costs.cost_s)
+        if place not in examined and costs.fetches(place):  # what it seems to fetch may be with nobody that it may ask
+            exact = costs.reach <= costs.local
+            exact[[*examined]] = True
+            place = pool.place_of_lowest(np.where(exact, costs.cost_s, np.inf))
         return place
 
     def _of_pair(

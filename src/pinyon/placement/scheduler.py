@@ -152,7 +152,8 @@ class Scheduler:
             if (is_late(request, probe) and not late) or (is_slow(request, probe) and not slow):
                 continue
             if self.consider is not None:
-                self.consider(request, probe, pool, match)
+                # what the policy found is of those that it was asked about
+                self.consider(request, probe, pool if probe.considered is None else due, match)
             # even if its measurement never comes, the next probe is later
             if late:
                 probe.prefill.prefill_learned_s = now_s

@@ -12,6 +12,8 @@ PRIOR_SHARE_MIN = 1e-3
 """Of its prior, a coefficient that other paths were found to be without: this one may have it after all."""
 RATE_EASING = 1.02
 """With each read, what the fastest one took counts as so much more: a source may have become slower."""
+RATE_S = 60.0
+"""A source that nobody has read from for so long may be fast again: one that is said to be slow is not read from."""
 
 
 class PathKind(IntEnum):
@@ -106,14 +108,21 @@ class TransferCostModel:
 class SendRate:
     """The fastest that one source was seen to send lately, whoever read: what is slower may be the reader's fault."""
 
-    __slots__ = ("per_byte_s",)
+    __slots__ = ("_read_s", "per_byte_s")
 
     def __init__(self) -> None:
         self.per_byte_s = 0.0
-        """0: nobody has read from it yet."""
+        """0: nobody has read from it lately."""
+        self._read_s = 0.0
 
-    def observe(self, size_bytes: float, seconds: float) -> None:
+    def look(self, now_s: float) -> None:
+        """What was seen too long ago is forgotten."""
+        if now_s - self._read_s > RATE_S:
+            self.per_byte_s = 0.0
+
+    def observe(self, size_bytes: float, seconds: float, now_s: float) -> None:
         """Of a read of ``size_bytes`` with what moved before or beside it."""
+        self._read_s = now_s
         if size_bytes > 0 and seconds > 0:
             per_byte_s = seconds / size_bytes
             fastest = self.per_byte_s

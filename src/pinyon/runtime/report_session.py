@@ -132,6 +132,8 @@ class ReportSession:
                 _log.info("registered with the conductor at %s", self._address)
         self.acked_seq = max(self.acked_seq, reply.acked_seq)
         every = reply.sample_every
+        if reply.lease_ms and not reply.HasField("sample_every"):
+            every = 1  # one of before there were samples, which looks for all keys
         if is_sample(every):
             finer, self._every = every < self._every, every
         else:

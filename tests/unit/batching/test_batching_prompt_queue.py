@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from pinyon.batching import Prompt, PromptQueue
 from pinyon.batching.prompt_queue import LOOK_AHEAD
-from pinyon.batching.service_order import SERVICE_ORDERS
+from pinyon.batching.service_order import SERVICE_ORDERS, Fifo
 from pinyon.core.errors import ResourceExhausted
 
 A, B, C, D = (bytes([number]) * 16 for number in range(4))
@@ -184,4 +185,21 @@ def test_who_brought_room_along_is_found_behind_all_that_must_wait(order):
     assert queue.start(0.0) == [1001]
     queue.has_room(0)
     assert queue.start(0.0) == [1, 2]
+    queue.check_integrity()
+
+
+def test_only_turns_that_are_looked_at_are_asked_for() -> None:
+    asked: list[int] = []
+
+    class Counting(Fifo[int]):
+        def turns(self, now_s: float) -> Iterator[int]:
+            for number in super().turns(now_s):
+                asked.append(number)
+                yield number
+
+    queue = PromptQueue(Held(), active=2, limit=100, order=Counting())
+    for number in range(50):
+        queue.add(Prompt(number, 16, (), 0, owned=True), 0.0)
+    assert queue.start(0.0) == [0, 1]
+    assert asked == [0, 1]
     queue.check_integrity()

@@ -215,3 +215,16 @@ def test_of_very_many_some_are_looked_at() -> None:
         if number % 5:
             order.remove(number)
     assert sorted(islice(order.turns(0.0), 1_000)) == list(range(0, 5_000, 5))
+
+
+def test_those_who_are_late_for_long_do_not_save_up_turns_that_they_could_not_take():
+    order: MostInTime[str] = MostInTime()
+    order.add("old", 0.0, 1.0, 1.0)
+    for number in range(400):
+        order.add(f"new-{number}", 30.0, 1.0, 1e9)
+    for number in range(200):  # the old one waits for KV memory, and others go meanwhile
+        order.take(f"new-{number}", 30.0)
+    for number in range(200):
+        order.add(f"old-{number}", 30.0, 1.0, 31.0)
+    taken = [order.next(100.0) for _ in range(100)]
+    assert 20 <= sum(str(each).startswith("old") for each in taken) <= 25

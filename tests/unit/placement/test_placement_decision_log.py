@@ -6,8 +6,11 @@ from random import Random
 
 import pytest
 
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import PinyonError
-from pinyon.placement.decision_log import DecisionLog, FirstToken, is_named
+from pinyon.messages.explanation import explained_to_proto, first_token_from_proto
+from pinyon.placement.decision_log import NAME_BYTES, SEARCHED, DecisionLog, FirstToken, LoggedDecision, is_named
+from pinyon.placement.explanation import explain
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.prediction_errors import MODELS_MAX, PredictionErrors
@@ -163,3 +166,31 @@ def test_relative_errors_of_the_last_placements():
         errors.add(f"m{number}", 0.0, 0.0)
     assert errors.mean(f"m{2 * MODELS_MAX - 1}") == 0.0
     assert errors.add("one more", 0.0, 0.0) is False
+
+
+def test_times_that_are_none_do_not_spoil_an_answer():
+    world = World()
+    number = world.place()
+    (entry,) = world.log.find("r", 1)
+    told = conductor_pb2.FirstTokenMeasurement(placement_number=number, ttft_us=5_000, queue_us=(1 << 64) - 1)
+    assert world.log.measured(number, first_token_from_proto(told), entry.seen.decision.decode) is entry
+    answer = explained_to_proto(entry, explain(entry), 1.0)
+    assert (answer.first_token.ttft_us, answer.first_token.queue_us) == (5_000, 0)
+
+
+def test_very_many_are_searched_in_parts():
+    log = DecisionLog(5000, 64 * MIB, FIRST)
+    for number in range(5000):
+        log.refused(PlacementRequest(f"r~{number}", "m", 1), PinyonError("no"), 1.0)
+    sizes = []
+    for part in log.search("r"):
+        sizes.append(len(part))
+        log.refused(PlacementRequest("r", "m", 1), PinyonError("no"), 1.0)  # of what comes meanwhile nothing is said
+    assert (sum(sizes), max(sizes)) == (5000, SEARCHED)
+    assert [each.request_id for each in log.find("r", 3)] == ["r"] * 3
+
+
+def test_those_that_are_excluded_count_as_well():
+    one, other = (LoggedDecision(1, PlacementRequest("r", "m", 1, exclude=frozenset(names)), 1.0, None)
+                  for names in ((), ("a", "b")))  # fmt: skip
+    assert other.size_bytes - one.size_bytes == 2 * NAME_BYTES

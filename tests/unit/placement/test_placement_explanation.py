@@ -171,3 +171,15 @@ def test_a_probe_is_called_one():
 def test_what_never_came_to_a_policy():
     said, _ = decide(make_fleet(("a", MIXED)), "min_ttft", PlacementRequest("r", "none", 33))
     assert said == Explanation("refused: no instance serves the model 'none'", None, (), 0, False)
+
+
+def test_a_probe_is_explained_by_the_instances_that_were_due():
+    fleet = make_fleet(*((name, MIXED) for name in "abc"))
+    for name in "abc":
+        fleet.learn_prefill(member(fleet, name), 1000, 0, 100.0, 0.0)
+    for name in "ab":  # they are busy, so nothing is tried there
+        fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=100), 0.0)
+    said, _ = decide(fleet, "pinyon", PlacementRequest("r", "m", 1000, b"", 8, ttft_slo_s=1.0), now_s=100.0)
+    assert said.probe
+    assert said.chosen is not None
+    assert (said.chosen.instance_id, said.could) == ("c", 1)

@@ -5,6 +5,8 @@ import random
 import pytest
 
 from pinyon.placement.fetch_time import fetch_s, path_kind
+from pinyon.placement.inflight import PREFILL_US_MAX
+from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policy import Fetch, PlacementDecision
 from pinyon.placement.transfer_cost import PathKind, TransferCostModel
 from tests.unit.placement.conftest import DECODE, LAYOUT, PREFILL, STORE, info, make_fleet, member
@@ -131,3 +133,29 @@ def test_congestion_is_not_taken_for_a_slow_path(fleet):
     for blocks in (1000, 100_000):
         true_s = 1e-3 + blocks * BLOCK / (4 * GB)
         assert fetch_s(member(fleet, "p0"), [(s1, blocks * BLOCK)]) == pytest.approx(true_s, rel=0.05)
+
+
+def test_a_source_that_was_slow_is_not_held_to_be_so_for_ever(fleet):
+    p0, slow, other = member(fleet, "p0"), member(fleet, "s1"), member(fleet, "d0")
+    size = 100 * BLOCK
+    before_s = fetch_s(p0, [(slow, size)])
+    fleet.learn_transfer(p0, BLOCK, 5.0, 1.0, slow)  # it stood still when somebody asked it for one block
+    assert fetch_s(p0, [(slow, size)]) > 100.0
+    for now_s in range(2, 61):  # nobody asks it any more, and the readers learn of others
+        fleet.learn_transfer(p0, size, before_s, float(now_s), other)
+        fleet.set_load(slow, InstanceLoad(), float(now_s))
+    assert fetch_s(p0, [(slow, size)]) > 100.0
+    fleet.set_load(slow, InstanceLoad(), 62.0)
+    assert fetch_s(p0, [(slow, size)]) == pytest.approx(before_s, rel=0.2)
+
+
+def test_what_is_placed_keeps_no_arrays_and_sums_stay_in_bounds(fleet):
+    p0 = member(fleet, "p0")
+    decision = PlacementDecision(p0, p0, 0, (), 0.0, 0.0, 1e13, 0.0, "")
+    for number in range(100):
+        fleet.inflight.add(str(number), decision, 1, 0.0)
+    assert all(part.decision is None for part in fleet.inflight._prefills.values())
+    assert p0.queued_prefill_us == 100 * PREFILL_US_MAX
+    for number in range(100):
+        fleet.inflight.release(str(number))
+    assert (p0.queued_prefill_us, fleet.loads.ahead_us.any(), fleet.loads.behind.any()) == (0, False, False)

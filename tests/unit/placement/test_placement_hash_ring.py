@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -141,3 +144,26 @@ def test_rings_of_so_many_models_are_kept():
         (ring,) = rings.of(fleet.pools(model)[0])
         assert list(ring.members) == [model]
         assert len(rings._of_group) <= 2
+
+
+@given(NAMES, st.lists(st.tuples(st.integers(0, 11), st.booleans()), max_size=40))
+def test_equal_points_belong_to_the_first_name_however_they_came(names, changes):
+    digest = xxhash.xxh3_64_intdigest
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(xxhash, "xxh3_64_intdigest", lambda data, seed=0: digest(data, seed) % 16)
+        ring = HashRing(names, 8, 1)
+        for place, comes in changes:
+            name = names[place % len(names)]
+            if comes != (name in ring.members):
+                ring.change([name] if comes else [], [] if comes else [name])
+            fresh = HashRing(ring.members, 8, 1)
+            assert [ring.owner(key) for key in KEYS[:40]] == [fresh.owner(key) for key in KEYS[:40]]
+            assert all((ring.owner(key) is None) == (not ring.members) for key in KEYS[:2])
+
+
+def test_one_more_instance_on_a_large_ring_takes_no_time():
+    ring = HashRing((f"i{number}" for number in range(1000)), NODES, 1)
+    started = time.process_time()
+    for number in range(20):
+        ring.change([f"new{number}"], [f"i{number}"])
+    assert time.process_time() - started < 0.5, "it was 24 ms for each, and several hundred register at once"

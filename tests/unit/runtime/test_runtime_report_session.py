@@ -233,10 +233,24 @@ async def test_the_sample_is_remembered_when_the_conductor_comes_back(conductor:
     await conductor.until("len(c.keys) == 32")
     assert conductor.keys == set(map(placed, range(32))), "who does not know the sample yet tells all"
     await conductor.stop()
-    conductor.keys, conductor.seq, conductor.every = set(), 0, None
+    conductor.keys, conductor.seq, conductor.every = set(), 0, 8
     await conductor.start()
     await conductor.until("c.keys")
     assert conductor.keys == in_sample(4, *range(32))
+    await session.close()
+
+
+async def test_a_conductor_of_before_there_were_samples_is_told_all(conductor: Conductor) -> None:
+    source = Source()
+    source.store(*map(placed, range(32)))
+    conductor.every = 4
+    session = session_with(conductor, source)
+    session.start()
+    await conductor.until("len(c.keys) == 32")
+    await conductor.stop()
+    conductor.keys, conductor.seq, conductor.every = set(), 0, None  # rolled back: it looks for all keys
+    await conductor.start()
+    await conductor.until("len(c.keys) == 32")
     await session.close()
 
 

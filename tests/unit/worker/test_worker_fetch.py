@@ -248,3 +248,23 @@ async def test_a_success_says_nothing_of_a_failure_that_came_after_it_had_begun(
     world.source.passed = fails_meanwhile
     assert (await world.fetch(PEER)).peer_blocks == 4
     assert (await world.fetch(PEER)).blocks == 0
+
+
+async def test_nothing_is_measured_of_a_last_span_whose_source_has_only_the_beginning() -> None:
+    for blocks, told in ((2, 0), (4, 4)):
+        world, over = World(), asyncio.Event()
+
+        async def read(address, keys, *_, arrivals, blocks=blocks, over=over, **__) -> ReadResult:
+            arrivals.first_layer.set_result(blocks)  # the others are not there
+            await over.wait()
+            return ReadResult([place < blocks for place in range(len(keys))], worked=True)
+
+        world.source.read = read  # type: ignore[method-assign]
+        world.fetcher._layers = object()  # type: ignore[assignment]
+        fetched = await world.fetch(PEER)
+        assert (fetched.blocks, fetched.layered is not None) == (blocks, True)
+        over.set()
+        await fetched.layered.reading  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+        assert fetched.layered.came  # type: ignore[union-attr]
+        assert [span.bytes for span in fetched.measured()] == [told * LAYOUT.block_bytes] * (told > 0)
