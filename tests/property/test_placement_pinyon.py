@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
@@ -160,6 +162,54 @@ def test_without_its_parts_it_is_who_has_the_first_token_soonest(seed: int) -> N
     )
     assert decision.ttft_s == pytest.approx(soonest, abs=1e-8)
     assert not decision.fetches
+
+
+def crowd(count: int, sources: dict[str, list[int]]) -> Fleet:
+    """Idle instances that hold nothing, and store nodes with these blocks; computing is slow."""
+    fleet = make_fleet()
+    for number in range(count):
+        fleet.join(info(f"m{number:02}", Role.MIXED), 0.0)
+        state = member(fleet, f"m{number:02}")
+        state.prefill_model = KnownPrefillCost((0.0, 1e-3, 0.0))
+        state.learned()
+    for name, blocks in sources.items():
+        fleet.join(info(name, Role.STORE), 0.0)
+        hold(fleet, name, blocks)
+    return fleet
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_what_nobody_may_be_asked_for_is_computed(pair: bool) -> None:
+    """Its only holder is draining, but known: with many instances none that is left unexamined may seem to fetch it."""
+    fleet = crowd(12, {"s0": [*range(1, 41)], "s1": [*range(1, 11)]})
+    fleet.set_load(member(fleet, "s0"), InstanceLoad(draining=True), 0.0)
+    request = PlacementRequest("r", "m", 40 * BLOCK + 5, keys(*range(1, 41)))
+    decision = Scheduler(fleet, Pinyon(PinyonSettings(pair=pair))).schedule(request, 1.0)
+    assert [(each.source.info.instance_id, each.first_block, each.block_count) for each in decision.fetches] == [
+        ("s1", 0, 10)
+    ]
+
+
+def test_of_very_many_that_cannot_fetch_one_is_taken_that_was_looked_at() -> None:
+    """All lost the only holder's trust, which only a look at each of them tells."""
+    fleet = crowd(12, {"s0": [*range(1, 41)]})
+    for number in range(12):
+        fleet.set_load(member(fleet, f"m{number:02}"), InstanceLoad(failed_sources=frozenset({"s0:1"})), 0.0)
+    request = PlacementRequest("r", "m", 40 * BLOCK + 5, keys(*range(1, 41)))
+    decision = Scheduler(fleet, Pinyon()).schedule(request, 1.0)
+    assert not decision.fetches
+    assert decision.prefill_s == pytest.approx((40 * BLOCK + 5) * 1e-3)
+
+
+def test_what_is_gained_beside_others_counts_also_where_it_is_looked_at_exactly() -> None:
+    fleet = crowd(3, {"s0": [*range(1, 41)]})
+
+    def sharing(request: PlacementRequest, pool: Pool, match: PrefixMatch) -> NDArray[np.float64]:
+        return np.array([0.0, 0.5, 0.0])
+
+    request = PlacementRequest("r", "m", 40 * BLOCK + 5, keys(*range(1, 41)))
+    policy = Pinyon(PinyonSettings(pair=False), sharing)
+    assert Scheduler(fleet, policy).schedule(request, 1.0).prefill.info.instance_id == "m01"
 
 
 @settings(max_examples=50, deadline=None)

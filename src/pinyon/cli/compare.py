@@ -26,7 +26,7 @@ from pinyon.simulator.models import Rows
 
 __all__ = ["add_command", "compare"]
 
-DEFAULT = ("random", "least_loaded", "cache_affinity", "min_ttft", "preble", "dualmap", "kvcache_centric")
+DEFAULT = ("random", "least_loaded", "cache_affinity", "min_ttft", "preble", "dualmap", "kvcache_centric", "pinyon")
 _DESCRIPTION = """\
 Run a trace as ``pinyon simulate`` does once for each placement policy, all else alike, and show the results side by
 side. The last line is one JSON object with all of them."""

@@ -54,6 +54,10 @@ class FetchPlanner:
         spans = self._spans(reader, first_block, end_block)
         return tuple(Fetch(span.source_for(reader), span.first, span.end - span.first) for span in spans)
 
+    def reach(self, spans_max: int) -> int:
+        """Leading blocks that one who holds nothing of the prompt, and has no quarrel with any source, can fetch."""
+        return self._match.extent_for(_NOBODY, 0, self._pool.sources, spans_max)
+
     def fetch_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
         """Predicted seconds for that plan."""
         spans = self._spans(reader, first_block, end_block)

@@ -14,8 +14,8 @@ the work of requests that are about as long or shorter, else all. The last term 
 rule that goes with serving the shortest first. What is reused is the longer one of what the instance holds (or will,
 of what was placed there before), and of what it can fetch in less time than it would compute it in.
 
-All instances are looked at in arrays, with what holds for most of them (somebody else holds every block that anybody
-holds); who seems the best is then looked at exactly, and the next best where it is not what it seemed.
+All instances are looked at in arrays, with what holds for most of them (they can fetch every block that anybody can be
+asked for); who seems the best is then looked at exactly, and the next best where it is not what it seemed.
 """
 
 from __future__ import annotations
@@ -85,10 +85,9 @@ class Pinyon:
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        costs = _Costs(self._settings, request, pool, match, now_s)
-        if self._sharing is not None:
-            costs.cost_s -= self._sharing(request, pool, match)
         planner = FetchPlanner(pool, match)
+        gains_s = None if self._sharing is None else self._sharing(request, pool, match)
+        costs = _Costs(self._settings, request, pool, match, planner, now_s, gains_s)
         place = self._cheapest(costs, pool, match, planner)
         if self._settings.pair and len(pool.prefills) > 1:
             place = self._of_pair(request, pool, match, planner, costs, place, now_s)
@@ -114,11 +113,9 @@ class Pinyon:
             examined.add(place)
             if costs.correct(place, pool, match, planner):
                 place = pool.place_of_lowest(costs.cost_s)
-        if place not in examined and costs.fetches(place):  # what it seems to fetch may be with nobody that it may ask
-            exact = costs.reach <= costs.local
-            exact[[*examined]] = True
-            place = pool.place_of_lowest(np.where(exact, costs.cost_s, np.inf))
-        return place
+        if place in examined or not costs.fetches(place):
+            return place
+        return pool.place_of_lowest(costs.exactly(examined))
 
     def _of_pair(
         self,
@@ -181,13 +178,21 @@ class _Costs:
     has fetched (``reach``); seconds to fetch and to compute, until its turn comes, and of all that."""
 
     __slots__ = (
-        "_now_s", "_request", "_settings", "cost_s", "local", "prefill_s", "reach", "rooms_s",
+        "_gains_s", "_now_s", "_request", "_settings", "cost_s", "local", "prefill_s", "reach", "rooms_s",
         "transfer_s", "wait_s",
     )  # fmt: skip
 
     def __init__(
-        self, settings: PinyonSettings, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float
+        self,
+        settings: PinyonSettings,
+        request: PlacementRequest,
+        pool: Pool,
+        match: PrefixMatch,
+        planner: FetchPlanner,
+        now_s: float,
+        gains_s: NDArray[np.float64] | None,
     ) -> None:
+        """``gains_s``: what is gained there besides."""
         self._settings, self._request, self._now_s = settings, request, now_s
         tokens, rows = request.prompt_tokens, pool.rows
         soon = match.soon
@@ -197,14 +202,17 @@ class _Costs:
         self.transfer_s = np.zeros(len(rows))
         self.reach = self.local
         if settings.fetch and match.blocks:
-            self._fetch(pool, match)
+            self._fetch(pool, planner.reach(FETCH_SPANS_MAX))
         self.wait_s, before = pool.turns(self.prefill_s, now_s, in_order=settings.order)
         self.rooms_s = pool.rooms_s
         self.cost_s = self.wait_s + self.rooms_s + self.transfer_s + self.prefill_s * (1 + settings.others * before)
+        self._gains_s = gains_s
+        if gains_s is not None:
+            self.cost_s -= gains_s
 
-    def _fetch(self, pool: Pool, match: PrefixMatch) -> None:
-        """Where it seems sooner to fetch all that anybody holds."""
-        block_tokens, most = pool.layout.block_tokens, match.blocks
+    def _fetch(self, pool: Pool, most: int) -> None:
+        """Where it seems sooner to fetch so many leading blocks, as many as can be asked for."""
+        block_tokens = pool.layout.block_tokens
         missing = most - self.local
         start_s, byte_s = pool.transfers(PathKind.NETWORK)
         transfer_s = start_s + byte_s * (missing * pool.layout.block_bytes)
@@ -217,6 +225,12 @@ class _Costs:
 
     def considered(self) -> Considered:
         return Considered(self.local, self.reach, self.rooms_s, self.wait_s, self.transfer_s, self.prefill_s)
+
+    def exactly(self, examined: set[int]) -> NDArray[np.float64]:
+        """What it costs where nothing only seems so: it was looked at, or fetches nothing; else without end."""
+        exact = self.reach == self.local
+        exact[list(examined)] = True
+        return np.where(exact, self.cost_s, np.inf)
 
     def fetches(self, place: int) -> bool:
         return bool(self.reach[place] > self.local[place])
@@ -239,6 +253,8 @@ class _Costs:
         before = float(self.cost_s[place])
         wait_s, behind = state.turn(prefill_s, self._now_s, in_order=self._settings.order)
         cost_s = wait_s + float(self.rooms_s[place]) + transfer_s + prefill_s * (1 + self._settings.others * behind)
+        if self._gains_s is not None:
+            cost_s -= float(self._gains_s[place])
         self.reach[place], self.transfer_s[place], self.prefill_s[place] = reach, transfer_s, prefill_s
         self.wait_s[place], self.cost_s[place] = wait_s, cost_s
         return cost_s > before

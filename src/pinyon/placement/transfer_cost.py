@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import ClassVar
 
 from pinyon.placement.cost_model import NonNegativeLeastSquares
 
@@ -48,7 +49,7 @@ class TransferCostModel:
 
     __slots__ = ("_all", "_known", "_paths", "_priors")
 
-    PRIOR = (1e-3, 1e-9)
+    PRIOR: ClassVar[tuple[float, float]] = (1e-3, 1e-9)
 
     def __init__(self, priors: TransferPriors | None = None) -> None:
         self._priors = priors or (self.PRIOR,) * PATH_KINDS
