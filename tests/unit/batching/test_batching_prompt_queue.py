@@ -191,11 +191,20 @@ def test_who_brought_room_along_is_found_behind_all_that_must_wait(order):
 def test_only_turns_that_are_looked_at_are_asked_for() -> None:
     asked: list[int] = []
 
-    class Counting(Fifo[int]):
+    class Counting:
+        short_first = False
+
+        def __init__(self) -> None:
+            self._order: Fifo[int] = Fifo()
+            self.add, self.take = self._order.add, self._order.take
+
         def turns(self, now_s: float) -> Iterator[int]:
-            for number in super().turns(now_s):
+            for number in self._order.turns(now_s):
                 asked.append(number)
                 yield number
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self._order)
 
     queue = PromptQueue(Held(), active=2, limit=100, order=Counting())
     for number in range(50):
