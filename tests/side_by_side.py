@@ -18,7 +18,7 @@ import pytest
 CLUSTER = "tests/cluster/shared"
 TOGETHER = {
     f"tests/cluster/test_cluster_{name}.py": CLUSTER
-    for name in ("cancel", "cli", "exactness", "openai", "record", "reflection", "sharing")
+    for name in ("cancel", "cli", "exactness", "explain", "openai", "record", "reflection", "sharing")
 }
 """Files that use the session's fixture ``cluster``."""
 MACHINES = "tests/rdma/machines"

@@ -42,7 +42,7 @@ def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
         assert scrape.total("pinyon_worker_generated_tokens_total") == 16 * 12
         shown = {name: set(labels) for (_, name, labels), _ in scrape.samples.items() if name.endswith("policies_info")}
         assert shown == {
-            "pinyon_worker_policies_info": {"paced", "fcfs", "fifo"},
+            "pinyon_worker_policies_info": {"paced", "fcfs", "fifo", "most_in_time"},
             "pinyon_conductor_policies_info": {"least_loaded"},
             "pinyon_lb_policies_info": {"round_robin"},
         }
