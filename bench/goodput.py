@@ -65,6 +65,7 @@ PARTS = {
     "pinyon less pairs": System("pinyon:pair=false", "most_in_time", "dram"),
     "pinyon by the shortest in time": System("pinyon", "shortest_in_time", "dram"),
     "least TTFT, pool, most in time": System("min_ttft", "most_in_time", "dram"),
+    "kvcache_centric, pool, most in time": System("kvcache_centric", "most_in_time", "dram"),
     "dualmap, expected, most in time": System("dualmap:slo_s=5,reading=expected", "most_in_time"),
     "dualmap, expected, pool": System("dualmap:slo_s=5,reading=expected", "fifo", "dram"),
     "dualmap, expected, pool, most in time": System("dualmap:slo_s=5,reading=expected", "most_in_time", "dram"),
