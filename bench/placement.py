@@ -20,7 +20,6 @@ from bench.__main__ import HERE
 from bench.peers import PeerUnavailable, peer_python
 from bench.placement_cluster import BLOCK_TOKENS, Cluster, Shape, Turn, default_of
 from bench.report import Aim, Report, parser, percentile, progress, summary
-from pinyon.placement import scheduler
 
 POLICIES = ("pinyon", "kvcache_centric", "dualmap")
 HEADLINE = POLICIES[0]
@@ -209,7 +208,6 @@ def main() -> None:
         "policy": HEADLINE,
         "default_stride_tokens": default,
         "seed": arguments.seed,
-        "compiled": compiled(),
     }
     report = Report("placement", config)
     roles = (False,) if arguments.quick else (False, True)
@@ -228,11 +226,6 @@ def main() -> None:
             if beside:
                 report.aims += _comparison(size, figures, report.baseline[f"dynamo, {size} workers"])
     report.emit()
-
-
-def compiled() -> bool:
-    """Whether the decision runs as machine code."""
-    return not str(scheduler.__file__).endswith(".py")
 
 
 def _name(size: int, stride: int, separate: bool) -> str:

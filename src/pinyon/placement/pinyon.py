@@ -85,19 +85,18 @@ class Pinyon:
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        planner = FetchPlanner(pool, match)
         gains_s = None if self._sharing is None else self._sharing(request, pool, match)
-        costs = _Costs(self._settings, request, pool, match, planner, now_s, gains_s)
-        place = self._cheapest(costs, pool, match, planner)
+        costs = _Costs(self._settings, request, pool, match, now_s, gains_s)
+        place = costs.cheapest()
         if self._settings.pair and len(pool.prefills) > 1:
-            place = self._of_pair(request, pool, match, planner, costs, place, now_s)
+            place = self._of_pair(request, pool, costs, place, now_s)
         state = pool.prefills[place]
         local, reach = int(costs.local[place]), int(costs.reach[place])
         transfer_s, prefill_s = float(costs.transfer_s[place]), float(costs.prefill_s[place])
-        doubted = self._doubted(request, pool, match, planner, costs, place, now_s) if reach == local else None
+        doubted = self._doubted(request, pool, match, costs, place, now_s) if reach == local else None
         if doubted is not None:
             reach, transfer_s, prefill_s = doubted
-        fetches = planner.plan(state, local, reach) if reach > local else ()
+        fetches = costs.planner.plan(state, local, reach) if reach > local else ()
         decode, tbt_s = select_decode(request, pool, match, state, now_s)
         times = float(costs.wait_s[place]), transfer_s, prefill_s, tbt_s
         return PlacementDecision(
@@ -105,28 +104,7 @@ class Pinyon:
             doubts_transfer=doubted is not None, considered=costs.considered(),
         )  # fmt: skip
 
-    def _cheapest(self, costs: _Costs, pool: Pool, match: PrefixMatch, planner: FetchPlanner) -> int:
-        """The place of the instance with the least cost, exactly of those that seemed to have it."""
-        place = pool.place_of_lowest(costs.cost_s)
-        examined: set[int] = set()
-        while place not in examined and len(examined) < EXAMINED_MAX and costs.fetches(place):
-            examined.add(place)
-            if costs.correct(place, pool, match, planner):
-                place = pool.place_of_lowest(costs.cost_s)
-        if place in examined or not costs.fetches(place):
-            return place
-        return pool.place_of_lowest(costs.exactly(examined))
-
-    def _of_pair(
-        self,
-        request: PlacementRequest,
-        pool: Pool,
-        match: PrefixMatch,
-        planner: FetchPlanner,
-        costs: _Costs,
-        place: int,
-        now_s: float,
-    ) -> int:
+    def _of_pair(self, request: PlacementRequest, pool: Pool, costs: _Costs, place: int, now_s: float) -> int:
         """One of its pair instead, if it costs no more than what it computes would take to be fetched there later."""
         tokens = request.prompt_tokens - request.reused_tokens(int(costs.reach[place]), pool.layout.block_tokens)
         start_s, byte_s = pool.prefills[place].transfer_model.coefficients(PathKind.NETWORK)
@@ -137,7 +115,7 @@ class Pinyon:
             return place
         for other in pair:
             if costs.fetches(other) and costs.cost_s[other] <= most_s:
-                costs.correct(other, pool, match, planner)
+                costs.correct(other)
         best = min(pair, key=lambda other: float(costs.cost_s[other]))
         return best if costs.cost_s[best] <= most_s else place
 
@@ -146,7 +124,6 @@ class Pinyon:
         request: PlacementRequest,
         pool: Pool,
         match: PrefixMatch,
-        planner: FetchPlanner,
         costs: _Costs,
         place: int,
         now_s: float,
@@ -162,7 +139,7 @@ class Pinyon:
         reach = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
         if reach <= local:
             return None
-        fetch_s = planner.fetch_s(state, local, reach)
+        fetch_s = costs.planner.fetch_s(state, local, reach)
         reused = request.reused_tokens(reach, pool.layout.block_tokens)
         short_s = state.prefill_model.predict_s(request.prompt_tokens, reused)
         waits_s = float(costs.wait_s[place]) + state.load.room_wait_ms * 1e-3
@@ -178,8 +155,8 @@ class _Costs:
     has fetched (``reach``); seconds to fetch and to compute, until its turn comes, and of all that."""
 
     __slots__ = (
-        "_gains_s", "_now_s", "_request", "_settings", "cost_s", "local", "prefill_s", "reach", "rooms_s",
-        "transfer_s", "wait_s",
+        "_gains_s", "_match", "_now_s", "_pool", "_request", "_settings", "cost_s", "local", "planner", "prefill_s",
+        "reach", "rooms_s", "transfer_s", "wait_s",
     )  # fmt: skip
 
     def __init__(
@@ -188,12 +165,12 @@ class _Costs:
         request: PlacementRequest,
         pool: Pool,
         match: PrefixMatch,
-        planner: FetchPlanner,
         now_s: float,
         gains_s: NDArray[np.float64] | None,
     ) -> None:
         """``gains_s``: what is gained there besides."""
         self._settings, self._request, self._now_s = settings, request, now_s
+        self._pool, self._match, self.planner = pool, match, FetchPlanner(pool, match)
         tokens, rows = request.prompt_tokens, pool.rows
         soon = match.soon
         self.local = soon.held_by_row(pool.last_row + 1).take(rows) if soon.blocks else np.zeros(len(rows), np.int64)
@@ -202,7 +179,7 @@ class _Costs:
         self.transfer_s = np.zeros(len(rows))
         self.reach = self.local
         if settings.fetch and match.blocks:
-            self._fetch(pool, planner.reach(FETCH_SPANS_MAX))
+            self._fetch(self.planner.reach(FETCH_SPANS_MAX))
         self.wait_s, before = pool.turns(self.prefill_s, now_s, in_order=settings.order)
         self.rooms_s = pool.rooms_s
         self.cost_s = self.wait_s + self.rooms_s + self.transfer_s + self.prefill_s * (1 + settings.others * before)
@@ -210,9 +187,9 @@ class _Costs:
         if gains_s is not None:
             self.cost_s -= gains_s
 
-    def _fetch(self, pool: Pool, most: int) -> None:
+    def _fetch(self, most: int) -> None:
         """Where it seems sooner to fetch so many leading blocks, as many as can be asked for."""
-        block_tokens = pool.layout.block_tokens
+        pool, block_tokens = self._pool, self._pool.layout.block_tokens
         missing = most - self.local
         start_s, byte_s = pool.transfers(PathKind.NETWORK)
         transfer_s = start_s + byte_s * (missing * pool.layout.block_bytes)
@@ -226,7 +203,19 @@ class _Costs:
     def considered(self) -> Considered:
         return Considered(self.local, self.reach, self.rooms_s, self.wait_s, self.transfer_s, self.prefill_s)
 
-    def exactly(self, examined: set[int]) -> NDArray[np.float64]:
+    def cheapest(self) -> int:
+        """The place of the instance with the least cost, exactly of those that seemed to have it."""
+        place = self._pool.place_of_lowest(self.cost_s)
+        examined: set[int] = set()
+        while place not in examined and len(examined) < EXAMINED_MAX and self.fetches(place):
+            examined.add(place)
+            if self.correct(place):
+                place = self._pool.place_of_lowest(self.cost_s)
+        if place in examined or not self.fetches(place):
+            return place
+        return self._pool.place_of_lowest(self._exactly(examined))
+
+    def _exactly(self, examined: set[int]) -> NDArray[np.float64]:
         """What it costs where nothing only seems so: it was looked at, or fetches nothing; else without end."""
         exact = self.reach == self.local
         exact[list(examined)] = True
@@ -235,15 +224,15 @@ class _Costs:
     def fetches(self, place: int) -> bool:
         return bool(self.reach[place] > self.local[place])
 
-    def correct(self, place: int, pool: Pool, match: PrefixMatch, planner: FetchPlanner) -> bool:
+    def correct(self, place: int) -> bool:
         """What is exactly so of an instance that seemed to fetch. Returns whether that costs more."""
-        state, request, local = pool.prefills[place], self._request, int(self.local[place])
-        block_tokens = pool.layout.block_tokens
-        reach = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
+        pool, request, local = self._pool, self._request, int(self.local[place])
+        state, block_tokens = pool.prefills[place], pool.layout.block_tokens
+        reach = self._match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
         reused = request.reused_tokens(local, block_tokens)
         transfer_s, prefill_s = 0.0, state.prefill_model.predict_s(request.prompt_tokens, reused)
         if reach > local:
-            fetch_s = planner.fetch_s(state, local, reach)
+            fetch_s = self.planner.fetch_s(state, local, reach)
             reused = request.reused_tokens(reach, block_tokens)
             short_s = state.prefill_model.predict_s(request.prompt_tokens, reused)
             if fetch_s + short_s < prefill_s:

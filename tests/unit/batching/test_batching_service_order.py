@@ -70,10 +70,11 @@ def test_everybody_has_a_turn(choice: str) -> None:
     assert order.next(100.0) is None
 
 
-def test_nobody_starves() -> None:
+@pytest.mark.parametrize(("choice", "seconds"), [("shortest_in_time", 4.0), ("most_in_time", 6.0)])
+def test_nobody_starves(choice: str, seconds: float) -> None:
     """A long one among short ones that keep coming: late for long, it goes first."""
-    order = ShortestInTime[str](ShortestInTimeSettings(age_s=3.0))
-    order.add("long", 0.0, 4.0, 5.0)
+    order = SERVICE_ORDERS.make(f"{choice}:age_s=3.0")
+    order.add("long", 0.0, seconds, 5.0)
     now_s = 0.0
     for number in range(100):
         order.add(f"short {number}", now_s, 0.1, now_s + 5.0)
@@ -194,18 +195,6 @@ def test_those_late_for_long_have_their_share_and_no_more(share: float) -> None:
             spent_s[now_s - arrived[number] > 10.0] += seconds[number]
         now_s += seconds[number]
     assert spent_s[True] / spent_s[False] == pytest.approx(share, rel=0.1)
-
-
-def test_late_for_long_it_goes_before_all_others() -> None:
-    order = MostInTime[str](MostInTimeSettings(age_s=3.0))
-    order.add("long", 0.0, 6.0, 5.0)
-    now_s = 0.0
-    for number in range(100):
-        order.add(f"short {number}", now_s, 0.1, now_s + 5.0)
-        if order.next(now_s) == "long":
-            break
-        now_s += 0.1
-    assert 8.0 < now_s < 8.3
 
 
 def test_of_very_many_some_are_looked_at() -> None:
