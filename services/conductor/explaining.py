@@ -15,7 +15,8 @@ from pinyon.placement.explanation import explain
 
 __all__ = ["Explainer"]
 
-ID_CHARS_MAX = 256
+ASKED_CHARS_MAX = 256
+"""A client's own id, and what follows it in ours."""
 DECISIONS_MAX = 64
 
 
@@ -33,7 +34,7 @@ class Explainer:
         """
         if not request_id:
             raise InvalidArgument("must name a request", field="request_id")
-        check_text(request_id, "request_id", ID_CHARS_MAX)
+        check_text(request_id, "request_id", ASKED_CHARS_MAX)
         if self._log is None:
             raise FailedPrecondition("this conductor remembers no placements (--explain-max 0)")
         found: deque[LoggedDecision] = deque(maxlen=DECISIONS_MAX)

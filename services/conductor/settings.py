@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -16,20 +17,17 @@ from pinyon.runtime.settings import ServiceSettings, service_config
 __all__ = ["ConductorSettings"]
 
 
-def _checked_profile(text: str) -> str:
-    try:
-        parse_priors(text)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return text
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """The text itself, if it can be parsed."""
 
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except InvalidArgument as error:
+            raise ValueError(error.message) from None
+        return text
 
-def _checked_sizes(text: str) -> str:
-    try:
-        parse_sizes(text)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return text
+    return check
 
 
 class ConductorSettings(ServiceSettings):
@@ -47,12 +45,12 @@ class ConductorSettings(ServiceSettings):
         description="time to first token for requests that name none; one that takes longer by itself may wait a "
         "quarter of that time; 0 is off",
     )
-    sizes: Annotated[str, AfterValidator(_checked_sizes)] = Field(
+    sizes: Annotated[str, AfterValidator(_checked(parse_sizes))] = Field(
         "",
         description="LEAST-MOST, as 2-8: tell how many instances that compute prompts each model should have "
         "(pinyon_conductor_instances_wanted); empty is off",
     )
-    profile: Annotated[str, AfterValidator(_checked_profile)] = Field(
+    profile: Annotated[str, AfterValidator(_checked(parse_priors))] = Field(
         "",
         description=f"what costs are taken to be before they are measured: {', '.join(built_in_profiles())}, or a "
         "machine's or an engine's profile as a JSON file; further ones as ;MODEL=PROFILE",
