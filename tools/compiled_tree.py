@@ -110,6 +110,8 @@ def make_tree(
     Raises :class:`Lacking`, and ``subprocess.CalledProcessError`` where the compiler fails; ends the process with
     mypy's messages where mypyc does.
     """
+    if reason := lacking():  # the compiler first: who has none is not sent for mypyc before
+        raise Lacking(reason)
     if is_current(out, src=src, patterns=patterns, optimize=optimize):
         return False
     modules = compiled_modules(src, patterns)
