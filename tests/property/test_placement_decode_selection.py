@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.request import Role
-from pinyon.placement.decode_selection import NEAR_SHARE, decode_blocks, select_decode
+from pinyon.placement.decode_selection import (
+    NEAR_SHARE,
+    chosen_by_arrays,
+    chosen_in_loop,
+    decode_blocks,
+    select_decode,
+)
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet
@@ -110,4 +116,7 @@ def test_as_the_loop_over_instances(members, tbt_slo_s, together, seed):
     prefill = Random(seed).choice(pool.prefills)
     chosen, predicted_s = select_decode(request, pool, match, prefill, NOW_S)
     assert chosen is oracle(request, pool, match, prefill)
+    if not together:
+        asked = request, pool, match, prefill, NOW_S, decode_blocks(request, BLOCK)
+        assert [pool.decodes[way(*asked)] for way in (chosen_by_arrays, chosen_in_loop)] == [chosen, chosen]
     assert abs(predicted_s - tbt_s(chosen, request)) < 1e-12

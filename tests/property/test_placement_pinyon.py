@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon.placement.costs import EXAMINED_MAX, Cost, CostArrays, CostLoops, Costs, CostTerms
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceLoad, InstanceState
+from pinyon.placement.load_table import CLASSES
 from pinyon.placement.pairs import Pairs
-from pinyon.placement.pinyon import EXAMINED_MAX, Pinyon, PinyonSettings
+from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.scheduler import Scheduler
@@ -47,13 +49,14 @@ class World:
         return self.fleet.index.match(self.request.block_keys, self.request.reusable_blocks(BLOCK))
 
 
-def world(seed: int, *, sources: int, short_first: bool) -> World:
-    """The only sources of more than an instance holds itself are so many store nodes."""
+def world(seed: int, *, sources: int, short_first: bool | None) -> World:
+    """``short_first`` None: some are so. Sources of more than an instance holds itself are so many store nodes."""
     rng = Random(seed)
     names = tuple(f"m{number}" for number in range(rng.randrange(2, 7)))
     fleet = make_fleet()
     for name in names:
-        fleet.join(info(name, Role.MIXED, short_first=short_first), 0.0)
+        first = rng.random() < 0.5 if short_first is None else short_first
+        fleet.join(info(name, Role.MIXED, short_first=first), 0.0)
     blocks = rng.randrange(0, 40)
     deepest = 0
     for name in names:
@@ -114,6 +117,42 @@ def test_it_is_the_instance_that_costs_least(seed: int, others: float, short_fir
     said = decision.queue_s, decision.transfer_s, decision.prefill_s
     assert said == pytest.approx(chosen[1:4], abs=1e-9)
     assert decision.reused_blocks == chosen[4]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 1 << 32),
+    st.integers(1, 4),
+    st.sampled_from((True, False, None)),
+    st.builds(CostTerms, st.sampled_from((0.0, 1.0)), st.booleans(), st.booleans()),
+    st.booleans(),
+)
+def test_one_by_one_they_cost_what_they_cost_in_arrays(
+    seed: int, sources: int, short_first: bool | None, terms: CostTerms, gains: bool
+) -> None:
+    it, rng = world(seed, sources=sources, short_first=short_first), Random(seed)
+    for name in it.names:
+        state = member(it.fleet, name)
+        report = InstanceLoad(
+            rng.randrange(3), rng.randrange(3), rng.choice((0, 5000)), room_wait_ms=rng.choice((0, 9))
+        )
+        it.fleet.set_load(state, report, NOW_S)
+    gains_s = np.array([rng.choice((0.0, 0.3)) for _ in it.names]) if gains else None
+    asked = terms, it.request, it.pool, it.match, NOW_S, gains_s
+    loops, arrays = CostLoops(*asked), CostArrays(*asked)
+    alike(loops, arrays, len(it.names))
+    assert loops.cheapest() == arrays.cheapest()
+    alike(loops, arrays, len(it.names))
+
+
+def alike(loops: Costs, arrays: Costs, count: int) -> None:
+    for place in range(count):
+        one, other = loops.at(place), arrays.at(place)
+        for name in Cost.__slots__:
+            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-9)
+    those, others = loops.considered(), arrays.considered()
+    for name in ("expected", "reach", "rooms_s", "queues_s", "transfers_s", "prefills_s"):
+        assert np.allclose(getattr(those, name), getattr(others, name), rtol=0, atol=1e-9)
 
 
 @settings(max_examples=200, deadline=None)
@@ -246,9 +285,9 @@ def test_what_waits_is_counted_and_taken_off(seed: int) -> None:
             row = member(fleet, name).row
             here = [us for request_id, us in waits.items() if open_.get(request_id) == name]
             assert int(fleet.loads.queued_us[row]) == sum(here)
-            for size in range(fleet.loads.ahead_us.shape[1]):
-                assert int(fleet.loads.ahead_us[row, size]) == sum(us for us in here if us.bit_length() <= size)
-                assert int(fleet.loads.behind[row, size]) == sum(us.bit_length() > size for us in here)
+            for size in range(CLASSES):
+                assert fleet.loads.ahead_us[row * CLASSES + size] == sum(us for us in here if us.bit_length() <= size)
+                assert fleet.loads.behind[row * CLASSES + size] == sum(us.bit_length() > size for us in here)
 
 
 @pytest.mark.parametrize("count", [2, EXAMINED_MAX, EXAMINED_MAX + 1, 30])

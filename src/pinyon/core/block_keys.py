@@ -20,6 +20,7 @@ import hmac
 from collections.abc import Sequence
 from itertools import chain
 from struct import Struct
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ __all__ = [
     "unpack_keys",
 ]
 
-KEY_BYTES = 16
+KEY_BYTES: Final = 16
 _MANY = Struct(f"{KEY_BYTES}s" * 64)  # taken apart four times as fast as one by one
 
 _PLACES = tuple(bytes((place,)) for place in range(256))

@@ -26,6 +26,8 @@ ENTRY_BYTES = 2048
 RUN_BYTES = 96
 """A run of a prefix match, without its mask."""
 FETCH_BYTES = 64
+CONSIDERED_BYTES = 48
+"""Of each instance."""
 MEMBER_BYTES = 128
 """Of a pool, with what it remembers of itself."""
 NAME_BYTES = 192
@@ -74,9 +76,9 @@ class Seen(NamedTuple):
     def size_bytes(self) -> int:
         """About, less the coefficients and the pool, which decisions share."""
         rows = len(self.pool.prefills)
-        size_bytes = sum(each.nbytes for each in self.decision.considered or ())
+        size_bytes = CONSIDERED_BYTES * rows if self.decision.considered is not None else 0
         if self.loads is not None:
-            rows, size_bytes = self.loads.columns.shape[1], int(self.loads.columns.nbytes)
+            rows, size_bytes = len(self.loads.room_s), self.loads.own_bytes
         size_bytes += (len(self.runs) + len(self.soon_runs)) * (RUN_BYTES + rows // 8)
         return size_bytes + len(self.decision.fetches) * FETCH_BYTES
 

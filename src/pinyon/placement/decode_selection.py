@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
+from math import inf
+from typing import Final
 
+import numpy as np
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+from pinyon.core.compiled import in_loops
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import PROBE_AFTER_S
 
-__all__ = ["decode_blocks", "select_decode"]
+__all__ = ["chosen_by_arrays", "chosen_in_loop", "decode_blocks", "select_decode"]
 
 # Loads this close count as equal; then what saves KV transfers decides.
-NEAR_SHARE = 0.125
-EXPECTED_NEW_TOKENS = 256
+NEAR_SHARE: Final = 0.125
+EXPECTED_NEW_TOKENS: Final = 256
 """About what an answer has in the mean: 211 in Azure's conversations of 2023, 343 in Mooncake's published ones."""
 
 
@@ -39,7 +45,21 @@ def select_decode(
     tokens = blocks * block_tokens
     if pool.together:
         return prefill, prefill.decode_s(tokens)
-    loads, rows = prefill.loads, pool.decode_rows
+    choose = chosen_in_loop if in_loops(len(pool.decodes)) else chosen_by_arrays
+    chosen = pool.decodes[choose(request, pool, match, prefill, now_s, blocks)]
+    return chosen, chosen.decode_s(tokens)
+
+
+def _bound(least: float) -> float:
+    """The largest share that counts as near."""
+    return least if least > 1 else min(1.0, least + NEAR_SHARE)
+
+
+def chosen_by_arrays(
+    request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState, now_s: float, blocks: int
+) -> int:
+    """The place of the one that is chosen."""
+    loads, rows, tokens = prefill.loads, pool.decode_rows, blocks * pool.layout.block_tokens
     shares = loads.decode_shares(rows, blocks)
     if request.tbt_slo_s > 0:
         fast = loads.decodes_s(rows, tokens) <= request.tbt_slo_s
@@ -47,9 +67,7 @@ def select_decode(
             fast |= loads.decodes_due(rows, now_s, PROBE_AFTER_S)
             if fast.any():
                 shares[~fast] = np.inf
-    least = float(shares.min())
-    bound = least if least > 1 else min(1.0, least + NEAR_SHARE)
-    near = np.flatnonzero(shares <= bound)
+    near = np.flatnonzero(shares <= _bound(float(shares.min())))
     own = near[rows[near] == prefill.row]
     if len(own):
         near = own
@@ -57,5 +75,47 @@ def select_decode(
         nearest = rows[near]
         held = match.held_by_row(int(nearest.max()) + 1).take(nearest)
         near = near[held == held.max()]
-    chosen = pool.decodes[near[np.argmin(shares[near])]]
-    return chosen, chosen.decode_s(tokens)
+    return int(near[np.argmin(shares[near])])
+
+
+def chosen_in_loop(
+    request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState, now_s: float, blocks: int
+) -> int:
+    """The same, one by one."""
+    loads, rows, limit_s = prefill.loads, pool.decode_row_numbers, request.tbt_slo_s
+    batch, learned_s = loads.batch, loads.decode_learned_s
+    used, most, slots, tbt_s, token_s = loads.blocks, loads.blocks_max, loads.slots, loads.tbt_s, loads.tbt_token_s
+    new_blocks, tokens = float(blocks), float(blocks * pool.layout.block_tokens)
+    count: i64 = len(rows)
+    probe_after_s = PROBE_AFTER_S
+    shares, slow = vec[float]([0.0] * count), vec[bool]([False] * count)
+    least = least_fast = inf
+    for place in range(count):
+        row = rows[place]
+        share = shares[place] = max(slots[row], (used[row] + new_blocks) / most[row])
+        least = min(least, share)
+        due = batch[row] == 0 and now_s - learned_s[row] >= probe_after_s
+        if limit_s > 0 and tbt_s[row] + token_s[row] * tokens > limit_s and not due:
+            slow[place] = True
+        else:
+            least_fast = min(least_fast, share)
+    passes_slow = least_fast < inf  # while there are others
+    bound, own = _bound(least_fast if passes_slow else least), prefill.row
+    near = vec[i64]()
+    for place in range(count):
+        if shares[place] <= bound and not (passes_slow and slow[place]):
+            if rows[place] == own:
+                return place
+            near = append(near, place)
+    held = vec[i64]()
+    if match.blocks and len(near) > 1:
+        last_row: i64 = 0
+        for place in near:
+            last_row = max(last_row, rows[place])
+        held = match.held_in_loop(last_row + 1)
+    chosen = near[0]
+    for place in near:
+        more = held[rows[place]] - held[rows[chosen]] if len(held) else 0
+        if more > 0 or (more == 0 and shares[place] < shares[chosen]):
+            chosen = place
+    return chosen

@@ -130,22 +130,23 @@ def _considered(seen: Seen, match: PrefixMatch) -> tuple[Candidate, list[Candida
         raise ValueError("nothing is known of the other instances")
     place = prefills.index(decision.prefill)
     elsewhere = decision.prefill is not decision.decode
-    decode_room_s = decision.room_s - float(found.rooms_s[place]) if elsewhere else 0.0
+    expected, reach, rooms_s = found.expected.tolist(), found.reach.tolist(), found.rooms_s.tolist()
+    queues_s, transfers_s, prefills_s = found.queues_s.tolist(), found.transfers_s.tolist(), found.prefills_s.tolist()
+    decode_room_s = decision.room_s - rooms_s[place] if elsewhere else 0.0
     others: list[Candidate] = []
     for at, state in enumerate(prefills):
         if at == place:
             continue
-        expected, room_s = int(found.expected[at]), float(found.rooms_s[at])
         others.append(
             Candidate(
                 state.info.instance_id,
                 match.held_by(state),
-                expected,
-                int(found.reach[at]) - expected,
-                room_s + (decode_room_s if state is not decision.decode else 0.0),
-                float(found.queues_s[at]),
-                float(found.transfers_s[at]),
-                float(found.prefills_s[at]),
+                expected[at],
+                reach[at] - expected[at],
+                rooms_s[at] + (decode_room_s if state is not decision.decode else 0.0),
+                queues_s[at],
+                transfers_s[at],
+                prefills_s[at],
                 decision.drain_s,
             )
         )

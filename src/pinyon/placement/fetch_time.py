@@ -57,30 +57,31 @@ def fetches_s(
 ) -> NDArray[np.float64]:
     """The same of many readers, by their rows: each fetches so many bytes from the sources, all alike or each its own
     number; nothing where that is 0."""
-    hosts = loads.host.take(rows)
+    arrays = loads.arrays
+    hosts = arrays.host.take(rows)
     paths: dict[PathKind, NDArray[np.float64]] = {}
     seconds, sources_s, network_s, shared = np.zeros((4, len(rows)))
     for source, each in spans:
         size = np.broadcast_to(each, len(rows))
         kind = PathKind.SSD if source.info.on_ssd else PathKind.NETWORK
         if kind not in paths:
-            paths[kind] = loads.transfer[:, kind].take(rows, axis=0).T
+            paths[kind] = arrays.transfer[:, kind].take(rows, axis=0).T
         start_s, byte_s = paths[kind]
         send_s = source.send_rate.per_byte_s
         byte_s = np.maximum(byte_s, send_s)
         waits_s = np.minimum(source.sending_bytes, source.sendings * size) * (send_s or byte_s)
         takes_s = start_s + byte_s * size
-        near = (hosts == loads.host[source.row]) & bool(source.host) & (not source.info.on_ssd)
+        near = (hosts == arrays.host[source.row]) & bool(source.host) & (not source.info.on_ssd)
         if near.any():
             own = PathKind.STORE if source.info.role is Role.STORE else PathKind.HOST
-            start_s, own_s = loads.transfer[rows[near], own].T
+            start_s, own_s = arrays.transfer[rows[near], own].T
             takes_s[near] = start_s + own_s * size[near]
             waits_s[near] = byte_s[near] = 0.0
         seconds += np.where(size > 0, takes_s, 0.0)
         sources_s += waits_s
         network_s = np.maximum(network_s, byte_s)
         shared += np.where(near, 0, size)
-    reading = np.minimum(loads.reading_bytes.take(rows), loads.readings.take(rows) * shared) * network_s
+    reading = np.minimum(arrays.reading_bytes.take(rows), arrays.readings.take(rows) * shared) * network_s
     return seconds + np.maximum(sources_s, reading)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.key_sample import key_sample
 from pinyon.placement.holder_sets import SETS_MAX, HolderSets
 from pinyon.placement.key_ages import EPOCHS, STAMPS, KeyAges
 from pinyon.placement.key_table import KeyTable, Slots, fingerprints, fingerprints_one_by_one
@@ -185,9 +186,19 @@ class Holdings:
 
     def used(self, slots: Slots) -> None:
         """The keys there, in the order of a prompt, were asked for."""
-        # who asks for a prompt renews all of it: if the end of it is new, so is the rest
-        if len(slots) and 2 * self.table.keys > self._keys_max and self.table.stamps_one[slots[-1]] != self._ages.stamp:
+        if len(slots) and self._ages_at(slots[-1]):
             self._renew(slots)
+
+    def used_until(self, slot: int, packed_keys: bytes, every: int) -> None:
+        """As :meth:`used`; the last key of the sample of these is there."""
+        if slot >= 0 and self._ages_at(slot):
+            slots = self.table.locate(fingerprints(key_sample(packed_keys, every)))
+            self._renew(slots[slots >= 0])
+
+    def _ages_at(self, slot: int) -> bool:
+        """Whether a prompt that ends there is to be renewed. Who asks for one renews all of it: if the end of it is
+        new, so is the rest."""
+        return 2 * self.table.keys > self._keys_max and self.table.stamps_one[slot] != self._ages.stamp
 
     def _renew(self, slots: Slots) -> None:
         """The keys there are in use."""

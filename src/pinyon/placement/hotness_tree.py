@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.placement.instances import KvGroup
 
 __all__ = ["HotnessSettings", "HotnessTree", "HotnessTrees"]
 
-DEPTH_MAX = 256
+DEPTH_MAX: Final = 256
 """Strides."""
 GROUPS_MAX = 64
-REQUESTS_MAX = 65_536
+REQUESTS_MAX: Final = 65_536
 """In a window of time."""
 
 

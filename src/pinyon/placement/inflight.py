@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
 from pinyon.core.errors import ResourceExhausted
@@ -19,35 +18,46 @@ __all__ = ["EXPECTED_KEYS_MAX", "InFlightTable"]
 EXPECTED_KEYS_MAX = 1_000_000
 """Over all instances, ~100 MB. Placements beyond it only look as if they shared nothing."""
 
-PREFILL_US_MAX = 1 << 40
+PREFILL_US_MAX: Final = 1 << 40
 """Twelve days: who is said to take longer counts as this much, so that sums of very many fit into 63 bits."""
 
 Part = TypeVar("Part")
 
 
-@dataclass(slots=True)
+# what ``dataclass`` makes is never compiled, and one of each is made for every request
+
+
 class _Prefill:
-    state: InstanceState
-    prefill_us: int
-    """Predicted; 0 as soon as it is being computed."""
-    transfer_us: int
-    """Likewise."""
-    fetches: tuple[Fetch, ...]
-    """None as soon as it is being computed."""
-    expected: list[BlockKey]
-    placed_s: float
-    first_s: float
-    """The same, of its first placement."""
-    request: PlacementRequest | None = None
-    decision: PlacementDecision | None = None
-    begun: bool = False
+    """``prefill_us`` and ``transfer_us``: predicted; 0 as soon as it is being computed. ``fetches``: none as soon as
+    it is. ``first_s``: as ``placed_s``, of its first placement."""
+
+    __slots__ = (
+        "begun", "decision", "expected", "fetches", "first_s", "placed_s", "prefill_us", "request", "state",
+        "transfer_us",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        state: InstanceState,
+        prefill_us: int,
+        transfer_us: int,
+        fetches: tuple[Fetch, ...],
+        expected: list[BlockKey],
+        placed_s: float,
+        first_s: float,
+        request: PlacementRequest | None,
+        decision: PlacementDecision | None,
+    ) -> None:
+        self.state, self.prefill_us, self.transfer_us, self.fetches = state, prefill_us, transfer_us, fetches
+        self.expected, self.placed_s, self.first_s = expected, placed_s, first_s
+        self.request, self.decision, self.begun = request, decision, False
 
 
-@dataclass(frozen=True, slots=True)
 class _Decode:
-    state: InstanceState
-    blocks: int
-    placed_s: float
+    __slots__ = ("blocks", "placed_s", "state")
+
+    def __init__(self, state: InstanceState, blocks: int, placed_s: float) -> None:
+        self.state, self.blocks, self.placed_s = state, blocks, placed_s
 
 
 class InFlightTable:

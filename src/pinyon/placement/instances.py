@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import xxhash
 
@@ -78,14 +79,14 @@ class InstanceLoad:
 
 
 NO_LOAD = InstanceLoad()
-COUNT_MAX = 1 << 52
+COUNT_MAX: Final = 1 << 52
 """An instance may say any number; more than this is as good as this."""
-BATCH_DEFAULT = 256
+BATCH_DEFAULT: Final = 256
 """For instances that name no limit."""
-COMING_MAX = 2
+COMING_MAX: Final = 2
 """While what is placed here is at most so many times what is decoded, as many go as come, and the batch reads as much
 when a new request is in it as now; else all that comes counts."""
-OVERFULL = 1.01
+OVERFULL: Final = 1.01
 """Share of an instance where somebody waits for blocks, whatever is free."""
 
 
@@ -146,7 +147,7 @@ class InstanceState:
     @property
     def queued_prefill_us(self) -> int:
         """Predicted for what was placed here and has not begun."""
-        return int(self.loads.queued_us[self.row])
+        return self.loads.queued_us[self.row]
 
     def prefill_queue_s(self, now_s: float) -> float:
         """Seconds of prefill work ahead of a new request (Mooncake §4.1: the sum of the queued prefill times)."""
@@ -160,7 +161,7 @@ class InstanceState:
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until a new request's prompt is computed here: it waits for KV memory, then for its turn."""
-        return self.prefill_queue_s(now_s) + float(self.loads.room_s[self.row])
+        return self.prefill_queue_s(now_s) + self.loads.room_s[self.row]
 
     def drain_s(self, tokens: int, reused: int, queue_s: float) -> float:
         """Seconds from when the first of several nodes has computed its part of such a prompt until all have. Others do
@@ -188,7 +189,7 @@ class InstanceState:
 
     @property
     def decode_learned_s(self) -> float:
-        return float(self.loads.decode_learned_s[self.row])
+        return self.loads.decode_learned_s[self.row]
 
     def reported(self) -> None:
         """Or what was reported has."""
@@ -220,8 +221,8 @@ class InstanceState:
         self.reading_bytes += size_bytes
         self.readings += reads
         if not self.gone:
-            self.loads.reading_bytes[self.row] = self.reading_bytes
-            self.loads.readings[self.row] = self.readings
+            self.loads.reading_bytes[self.row] = float(self.reading_bytes)
+            self.loads.readings[self.row] = float(self.readings)
 
     def decodes_changed(self, requests: int, blocks: int) -> None:
         """So many more (or fewer) are placed here, which hold so many KV blocks; or what was reported has changed."""
@@ -230,7 +231,7 @@ class InstanceState:
         loads, row, requests = self.loads, self.row, self.decoding_requests()
         share = (requests + 1) / (self.info.max_batch or BATCH_DEFAULT)
         loads.batch[row] = requests
-        loads.blocks[row] = min(self.blocks_in_use(), COUNT_MAX)
+        loads.blocks[row] = float(min(self.blocks_in_use(), COUNT_MAX))
         loads.slots[row] = share if self.load.room_wait_ms <= 0 else max(share, OVERFULL)
         loads.tbt_s[row], loads.tbt_token_s[row] = self._tbt()
 

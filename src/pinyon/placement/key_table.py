@@ -10,13 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from struct import Struct
+from typing import Final, TypeVar
 
 import numpy as np
+from librt.strings import read_i32_le, read_i64_le
+from librt.vecs import vec
+from mypy_extensions import i64
 from numpy.typing import NDArray
 
-__all__ = ["SLOTS", "KeyTable", "fingerprints", "fingerprints_one_by_one"]
+from pinyon.core.compiled import compiled
 
-SLOTS = 8
+__all__ = ["SLOTS", "KeyTable", "fingerprint", "fingerprints", "fingerprints_one_by_one"]
+
+SLOTS: Final = 8
 """Of a bucket."""
 BUCKETS_MIN = 8
 _SPARE = 3
@@ -40,12 +46,18 @@ _TOP_BYTE = np.uint64(56)
 _ODD = 0x9E3779B97F4A7C15
 _ODDER = 0xC2B2AE3D27D4EB4F
 _ALL = (1 << 64) - 1
-_PAIRS = Struct("<QQ")
+_ODD_SIGNED: Final = -7046029254386353131
+_ODDER_SIGNED: Final = -4417276706812531889
+"""The same two, signed."""
+_LOW_HALF: Final = 0xFFFFFFFF
+_PAIRS, _HALVES = Struct("<QQ"), Struct("<qq")
+_LINE: Final = 64
 
 Slots = NDArray[np.int64]
 """Numbers of slots, (n,)."""
 Prints = NDArray[np.uint64]
 """Fingerprints, (n,), never 0."""
+Number = TypeVar("Number", np.uint64, np.uint32, np.uint8)
 
 
 def fingerprints(packed_keys: bytes) -> Prints:
@@ -68,6 +80,40 @@ def fingerprints_one_by_one(packed_keys: bytes) -> Iterator[int]:
         yield value ^ value >> 32 or 1
 
 
+def fingerprint(low: i64, high: i64) -> i64:
+    """The same of one key, whose halves these are; both are signed."""
+    if not compiled():  # compiled arithmetic wraps, Python's does not
+        return _signed(next(fingerprints_one_by_one(_HALVES.pack(low, high))))
+    value = ((high ^ (high >> 32 & _LOW_HALF)) * _ODD_SIGNED ^ low) * _ODDER_SIGNED
+    value ^= value >> 32 & _LOW_HALF
+    return value if value else 1
+
+
+def _signed(value: int) -> int:
+    return value - (value >> 63 << 64)
+
+
+class _Memory:
+    """Zeros that arrays change, and that compiled loops read as bytes as fast as C does. As long as nobody touches them
+    they cost nothing. Nobody else has these bytes, so nobody expects them to stay as they are."""
+
+    def __init__(self, size: int) -> None:
+        self.read = bytes(size + _LINE)
+        self._address: int = np.frombuffer(self.read, np.uint8).__array_interface__["data"][0]
+        self.start: i64 = -self._address % _LINE
+        """Where a line of the processor's cache begins."""
+        self._size = size
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        """Bytes that may be written. Who has such an array keeps this."""
+        return {"data": (self._address + self.start, False), "shape": (self._size,), "typestr": "|u1", "version": 3}
+
+    def array(self, dtype: type[Number]) -> NDArray[Number]:
+        """All of it."""
+        return np.asarray(self).view(dtype)
+
+
 class KeyTable:
     """Fingerprint → number of a holder set, and a stamp. A slot whose fingerprint is 0 is free.
 
@@ -84,6 +130,8 @@ class KeyTable:
         """Slots that are not free."""
         self.watched: list[int] | None = None
         """Slots that a key moved into, where somebody wants to know."""
+        self._touched: i64 = 0
+        """Only so that no compiler leaves those reads out."""
         self._prints: NDArray[np.uint64] = np.zeros((0, SLOTS), np.uint64)
         self.set_ids: NDArray[np.uint32] = np.zeros(0, np.uint32)
         """By slot, the number of its set; 0 where it is free."""
@@ -129,6 +177,44 @@ class KeyTable:
             if fingerprint in row:
                 return base + row.index(fingerprint)
         return -1
+
+    def slot_of(self, signed: i64) -> i64:
+        """As :meth:`find`, of a fingerprint that is signed."""
+        memory, start = self._print_memory.read, self._print_memory.start
+        buckets: i64 = self.buckets
+        level: i64 = self._level
+        mask = 2 * level - 1
+        bucket = signed & mask
+        for _ in range(2):
+            if bucket >= buckets:
+                bucket -= level
+            at = start + 8 * SLOTS * bucket
+            for slot in range(SLOTS):
+                if read_i64_le(memory, at + 8 * slot) == signed:
+                    return SLOTS * bucket + slot
+            bucket = signed >> 32 & mask & _LOW_HALF
+        return -1
+
+    def touch(self, prints: vec[i64], count: i64) -> None:
+        """The first ``count`` of these are looked for next. Reads where each is likely to be: such reads do not wait
+        for one another, those of a search do."""
+        memory, start = self._print_memory.read, self._print_memory.start
+        sets, sets_start = self._set_memory.read, self._set_memory.start
+        buckets: i64 = self.buckets
+        level: i64 = self._level
+        mask = 2 * level - 1
+        touched: i64 = 0
+        for each in range(count):
+            bucket = prints[each] & mask
+            if bucket >= buckets:
+                bucket -= level
+            touched ^= read_i64_le(memory, start + 8 * SLOTS * bucket)
+            touched ^= i64(read_i32_le(sets, sets_start + 4 * SLOTS * bucket))
+        self._touched = touched
+
+    def set_at(self, slot: i64) -> i64:
+        """The number of the set in it."""
+        return i64(read_i32_le(self._set_memory.read, self._set_memory.start + 4 * slot))
 
     def find_leading(self, packed_keys: bytes) -> list[int]:
         """The slots of a few keys, until one that is not there."""
@@ -263,14 +349,15 @@ class KeyTable:
         return bucket if bucket < self.buckets else bucket - self._level
 
     def _reserve(self, buckets: int) -> None:
-        prints = np.zeros((buckets, SLOTS), np.uint64)
-        set_ids = np.zeros(buckets * SLOTS, np.uint32)
+        print_memory, set_memory = _Memory(8 * buckets * SLOTS), _Memory(4 * buckets * SLOTS)
+        prints = print_memory.array(np.uint64).reshape(buckets, SLOTS)
+        set_ids = set_memory.array(np.uint32)
         stamps = np.zeros(buckets * SLOTS, np.uint8)
         if self._reserved:
             prints[: self.buckets] = self._prints[: self.buckets]
             set_ids[: self.slots] = self.set_ids[: self.slots]
             stamps[: self.slots] = self.stamps[: self.slots]
-        self._reserved = buckets
+        self._reserved, self._print_memory, self._set_memory = buckets, print_memory, set_memory
         self._prints, self._flat, self.set_ids, self.stamps = prints, prints.reshape(-1), set_ids, stamps
         # an element of an array costs five times one of these
         self._flat_prints, self.set_ids_one, self.stamps_one = self._flat.data, set_ids.data, stamps.data

@@ -1,160 +1,245 @@
-"""The work of all instances in arrays, so that a policy looks at a thousand of them as quickly as at ten."""
+"""The work of all instances side by side, so that a policy looks at a thousand of them as quickly as at ten.
+
+Each column is there once and seen twice: as a ``vec``, whose elements compiled loops read and write as C does, and
+(:attr:`LoadTable.arrays`) as an array that operations on all of it read. Where nothing is compiled those are fast, and
+loops are not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from math import inf
+from typing import Final
 
 import numpy as np
+from librt.vecs import append, vec
+from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.placement.transfer_cost import PATH_KINDS
 
-__all__ = ["LoadTable", "PastLoads"]
+__all__ = ["CLASSES", "COEFFICIENTS", "LoadArrays", "LoadTable", "PastLoads", "size_class"]
 
 ROWS_MIN = 64
-CLASSES = 28
+CLASSES: Final = 28
 """Of prompts by the microseconds that they take, each up to twice as long as the one before; the last one from two
 minutes on."""
-COEFFICIENTS = 3
-COLUMNS = 4
+COEFFICIENTS: Final = 3
 
 
-class PastLoads(NamedTuple):
+def size_class(prefill_us: i64, near: i64 = 0) -> i64:
+    """Of a prompt that takes so long; found in one step from one that is ``near``."""
+    size = near
+    while size > 0 and prefill_us < i64(1) << (size - 1):
+        size -= 1
+    while size < CLASSES - 1 and prefill_us >= i64(1) << size:
+        size += 1
+    return size
+
+
+class PastLoads:
     """What a load table said at one time, by row; see there. Never changed."""
 
-    columns: NDArray[np.float64]
-    coefficients: NDArray[np.float64]
-    transfer: NDArray[np.float64]
+    __slots__ = ("_ends_s", "_queued_us", "_reported_s", "coefficients", "room_s", "transfer")
+
+    def __init__(self, arrays: LoadArrays) -> None:
+        """What changes with every request is copied (32 bytes a row)."""
+        self._queued_us, self._ends_s = arrays.queued_us.copy(), arrays.ends_s.copy()
+        self._reported_s, self.room_s = arrays.reported_s.copy(), arrays.room_s.copy()
+        self.coefficients, self.transfer = arrays.coefficients, arrays.transfer
 
     @property
-    def room_s(self) -> NDArray[np.float64]:
-        return _columns(self.columns)[3]
+    def own_bytes(self) -> int:
+        """Less what several share that were kept one after the other."""
+        return sum(each.nbytes for each in (self._queued_us, self._ends_s, self._reported_s, self.room_s))
 
     def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
         """As :meth:`LoadTable.queues_s`, of then."""
-        queued_us, ends_s, reported_s, _ = _columns(self.columns)
-        return _queues_s(queued_us[rows], ends_s[rows], reported_s[rows], now_s)
+        return _queues_s(self._queued_us[rows], self._ends_s[rows], self._reported_s[rows], now_s)
+
+
+class LoadArrays:
+    """The columns of a table with so many rows, as arrays; one that grows has others."""
+
+    def __init__(self, table: LoadTable) -> None:
+        self.queued_us: NDArray[np.int64] = _ints(table.queued_us)
+        self.ends_s: NDArray[np.float64] = _floats(table.ends_s)
+        self.reported_s: NDArray[np.float64] = _floats(table.reported_s)
+        self.room_s: NDArray[np.float64] = _floats(table.room_s)
+        self.ahead_us: NDArray[np.int64] = _ints(table.ahead_us)
+        self.behind: NDArray[np.int64] = _ints(table.behind)
+        self.short_first: NDArray[np.bool_] = np.frombuffer(memoryview(table.short_first), np.bool_)
+        self.decoding: NDArray[np.int64] = _ints(table.decoding)
+        self.batch: NDArray[np.int64] = _ints(table.batch)
+        self.blocks: NDArray[np.float64] = _floats(table.blocks)
+        self.blocks_max: NDArray[np.float64] = _floats(table.blocks_max)
+        self.slots: NDArray[np.float64] = _floats(table.slots)
+        self.tbt_s: NDArray[np.float64] = _floats(table.tbt_s)
+        self.tbt_token_s: NDArray[np.float64] = _floats(table.tbt_token_s)
+        self.decode_learned_s: NDArray[np.float64] = _floats(table.decode_learned_s)
+        self.host: NDArray[np.int64] = _ints(table.host)
+        self.reading_bytes: NDArray[np.float64] = _floats(table.reading_bytes)
+        self.readings: NDArray[np.float64] = _floats(table.readings)
+        self.learned(table)
+
+    def learned(self, table: LoadTable) -> None:
+        """The coefficients are elsewhere now."""
+        self.coefficients: NDArray[np.float64] = _floats(table.coefficients).reshape(-1, COEFFICIENTS)
+        """Of the prefill cost model, (rows, 3)."""
+        self.transfer: NDArray[np.float64] = _floats(table.transfer).reshape(-1, PATH_KINDS, 2)
+        """Of the transfer cost model, (rows, kinds of path to here, 2): seconds, seconds per byte."""
 
 
 class LoadTable:
-    """One row for each instance, named by a number that nobody else has meanwhile."""
-
-    queued_us: NDArray[np.int64]
-    """Predicted for what was placed there and is not being computed yet; whole, so that it returns to zero."""
-    ends_s: NDArray[np.float64]
-    """When what is being computed is expected to end; in the past where nothing is."""
-    reported_s: NDArray[np.float64]
-    """The queue by the instance's own word."""
-    room_s: NDArray[np.float64]
-    """Until a new request has KV memory, by the instance's own word."""
+    """One row for each instance, named by a number that nobody else has meanwhile. ``ahead_us``, ``behind``,
+    ``coefficients`` and ``transfer`` are written to here alone."""
 
     def __init__(self, rows: int = ROWS_MIN) -> None:
-        self._hold(np.zeros((COLUMNS, rows)))
-        self.ahead_us = np.zeros((rows, CLASSES), np.int64)
-        """Of what is queued, what prompts take that are of this class or shorter."""
-        self.behind = np.zeros((rows, CLASSES), np.int64)
-        """Prompts that are longer than this class."""
-        self.short_first = np.zeros(rows, np.bool_)
+        self.queued_us: vec[i64] = _numbers(rows)
+        """Predicted for what was placed there and is not being computed yet; whole, so that it returns to zero."""
+        self.ends_s: vec[float] = _seconds(rows)
+        """When what is being computed is expected to end; in the past where nothing is."""
+        self.reported_s: vec[float] = _seconds(rows)
+        """The queue by the instance's own word."""
+        self.room_s: vec[float] = _seconds(rows)
+        """Until a new request has KV memory, by the instance's own word."""
+        self.ahead_us: vec[i64] = _numbers(rows * CLASSES)
+        """Row by row, of what is queued: what prompts take that are of this class or shorter."""
+        self.behind: vec[i64] = _numbers(rows * CLASSES)
+        """Likewise, prompts that are longer than this class."""
+        self.short_first: vec[bool] = _truths(rows)
         """Whether short ones are computed before long ones there; else as they come."""
-        self.decoding = np.zeros(rows, np.int64)
+        self.decoding: vec[i64] = _numbers(rows)
         """Requests that are decoded there or wait for it, by the instance's own word."""
-        self.coefficients = np.zeros((rows, COEFFICIENTS))
-        """Of the prefill cost model: seconds, seconds per token, seconds per token²."""
-        self.batch = np.zeros(rows, np.int64)
+        self.coefficients: vec[float] = _seconds(rows * COEFFICIENTS)
+        """Of the prefill cost model, row by row."""
+        self.batch: vec[i64] = _numbers(rows)
         """Requests decoding or about to: by its own word, or placed there and not ended, if those are more."""
-        self.blocks = np.zeros(rows, np.int64)
+        self.blocks: vec[float] = _seconds(rows)
         """KV blocks in use, likewise."""
-        self.blocks_max = np.zeros(rows)
+        self.blocks_max: vec[float] = _seconds(rows)
         """Without end where the instance named no limit."""
-        self.slots = np.zeros(rows)
+        self.slots: vec[float] = _seconds(rows)
         """Share of the batch's slots with one request more; over 1, it would first wait."""
-        self.tbt_s = np.zeros(rows)
+        self.tbt_s: vec[float] = _seconds(rows)
         """Between tokens with one request more that brings no KV."""
-        self.tbt_token_s = np.zeros(rows)
+        self.tbt_token_s: vec[float] = _seconds(rows)
         """For each token of KV that it brings."""
-        self.decode_learned_s = np.zeros(rows)
+        self.decode_learned_s: vec[float] = _seconds(rows)
         """When the time between tokens was measured last, or should have been."""
-        self.host = np.zeros(rows, np.int64)
+        self.host: vec[i64] = _numbers(rows)
         """A number for the host of each; 0: nobody knows."""
-        self.transfer = np.zeros((rows, PATH_KINDS, 2))
-        """Of the transfer cost model, for each kind of path to here: seconds, seconds per byte."""
-        self.reading_bytes = np.zeros(rows)
+        self.transfer: vec[float] = _seconds(rows * PATH_KINDS * 2)
+        """Of the transfer cost model, row by row, for each kind of path: a start, and seconds per byte."""
+        self.reading_bytes: vec[float] = _seconds(rows)
         """Of fetches over the network by what was placed there and is not being computed yet."""
-        self.readings = np.zeros(rows)
+        self.readings: vec[float] = _seconds(rows)
         """How many those are."""
+        self.arrays = LoadArrays(self)
         self._lent = False
         """Somebody keeps the coefficients as they are: before they change they are copied."""
 
     def add(self, row: int, blocks_max: int = 0) -> None:
         """Begins empty. A limit of 0 is none that is known."""
         rows = len(self.queued_us)
-        if row >= rows:
-            more = max(row + 1, 2 * rows) - rows
-            self._hold(np.append(self._held, np.zeros((COLUMNS, more)), axis=1))
-            for name in _TABLES:
-                had = getattr(self, name)
-                setattr(self, name, np.append(had, np.zeros((more, *had.shape[1:]), had.dtype), axis=0))
         self._own_coefficients()
-        self._held[:, row] = 0
-        for name in _TABLES:
-            getattr(self, name)[row] = 0
-        self.blocks_max[row] = blocks_max or np.inf
+        if row >= rows:
+            self._grow(max(row + 1, 2 * rows))
+        number: i64 = row
+        for numbers in (self.queued_us, self.decoding, self.batch, self.host):
+            numbers[number] = 0
+        for seconds in (
+            *(self.ends_s, self.reported_s, self.room_s, self.blocks, self.slots, self.tbt_s, self.tbt_token_s),
+            *(self.decode_learned_s, self.reading_bytes, self.readings),
+        ):
+            seconds[number] = 0.0
+        self.short_first[number] = False
+        for at in range(number * CLASSES, (number + 1) * CLASSES):
+            self.ahead_us[at] = self.behind[at] = 0
+        for at in range(number * COEFFICIENTS, (number + 1) * COEFFICIENTS):
+            self.coefficients[at] = 0.0
+        for at in range(number * PATH_KINDS * 2, (number + 1) * PATH_KINDS * 2):
+            self.transfer[at] = 0.0
+        self.blocks_max[number] = float(blocks_max) if blocks_max else inf
 
-    def learned(self, row: int, prefill: tuple[float, ...]) -> None:
+    def _grow(self, rows: int) -> None:
+        self.queued_us, self.decoding = _more(self.queued_us, rows), _more(self.decoding, rows)
+        self.batch, self.host = _more(self.batch, rows), _more(self.host, rows)
+        self.ahead_us, self.behind = _more(self.ahead_us, rows * CLASSES), _more(self.behind, rows * CLASSES)
+        self.ends_s, self.reported_s = _longer(self.ends_s, rows), _longer(self.reported_s, rows)
+        self.room_s, self.blocks = _longer(self.room_s, rows), _longer(self.blocks, rows)
+        self.blocks_max, self.slots = _longer(self.blocks_max, rows), _longer(self.slots, rows)
+        self.tbt_s, self.tbt_token_s = _longer(self.tbt_s, rows), _longer(self.tbt_token_s, rows)
+        self.decode_learned_s = _longer(self.decode_learned_s, rows)
+        self.reading_bytes, self.readings = _longer(self.reading_bytes, rows), _longer(self.readings, rows)
+        self.coefficients = _longer(self.coefficients, rows * COEFFICIENTS)
+        self.transfer = _longer(self.transfer, rows * PATH_KINDS * 2)
+        while len(self.short_first) < rows:
+            self.short_first = append(self.short_first, False)
+        self.arrays = LoadArrays(self)
+
+    def learned(self, row: int, prefill: Sequence[float]) -> None:
         """The coefficients of one."""
         self._own_coefficients()
-        self.coefficients[row] = prefill
+        at: i64 = row * COEFFICIENTS
+        for value in prefill:
+            self.coefficients[at] = value
+            at += 1
 
     def transfers_learned(self, row: int, paths: Sequence[tuple[float, float]]) -> None:
         """Those of its paths."""
         self._own_coefficients()
-        self.transfer[row] = paths
+        at: i64 = row * PATH_KINDS * 2
+        for start_s, byte_s in paths:
+            self.transfer[at] = start_s
+            self.transfer[at + 1] = byte_s
+            at += 2
 
     def past(self) -> PastLoads:
-        """What it says now, to be kept. Asked at each decision: what changes with every request is copied (32 bytes a
-        row), coefficients only when they change."""
+        """What it says now, to be kept."""
         self._lent = True
-        return PastLoads(self._held.copy(), self.coefficients, self.transfer)
+        return PastLoads(self.arrays)
 
     def _own_coefficients(self) -> None:
         """They are about to change."""
         if self._lent:
-            self.coefficients, self.transfer = self.coefficients.copy(), self.transfer.copy()
+            self.coefficients, self.transfer = vec[float](self.coefficients), vec[float](self.transfer)
+            self.arrays.learned(self)
             self._lent = False
-
-    def _hold(self, held: NDArray[np.float64]) -> None:
-        """Columns side by side, for all of them to be copied at once."""
-        self._held = held
-        self.queued_us, self.ends_s, self.reported_s, self.room_s = _columns(held)
 
     def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
         """Seconds of work before a new request: what was placed there less what is done of it, or what the instance
         says, if that is more: it also covers what came past this conductor, or from before it restarted."""
-        return _queues_s(self.queued_us[rows], self.ends_s[rows], self.reported_s[rows], now_s)
+        arrays = self.arrays
+        return _queues_s(arrays.queued_us.take(rows), arrays.ends_s.take(rows), arrays.reported_s.take(rows), now_s)
 
     def enqueue(self, row: int, prefill_us: int) -> None:
         """A prompt was placed there that takes so long."""
-        size = min(prefill_us.bit_length(), CLASSES - 1)
-        self.queued_us[row] += prefill_us
-        self.ahead_us[row, size:] += prefill_us
-        self.behind[row, :size] += 1
+        self._count(row, prefill_us, 1)
 
     def dequeue(self, row: int, prefill_us: int) -> None:
         """It does not wait there any more."""
-        size = min(prefill_us.bit_length(), CLASSES - 1)
-        self.queued_us[row] -= prefill_us
-        self.ahead_us[row, size:] -= prefill_us
-        self.behind[row, :size] -= 1
+        self._count(row, prefill_us, -1)
+
+    def _count(self, row: i64, prefill_us: i64, sign: i64) -> None:
+        self.queued_us[row] += sign * prefill_us
+        first = row * CLASSES
+        size = first + size_class(prefill_us)
+        ahead_us, behind = self.ahead_us, self.behind
+        for at in range(first, size):
+            behind[at] += sign
+        for at in range(size, first + CLASSES):
+            ahead_us[at] += sign * prefill_us
 
     def turns(
         self, rows: NDArray[np.intp], prefills_s: NDArray[np.float64], now_s: float
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """For a new prompt that takes so many seconds at each instance: seconds of work that are done before it there,
         and how many prompts it goes before. Where short ones do not go first, that is :meth:`queues_s`, and none."""
-        queued_s, reported_s = self.queued_us.take(rows) * 1e-6, self.reported_s.take(rows)
-        rest_s = np.maximum(self.ends_s.take(rows) - now_s, 0.0)
-        short_first = self.short_first.take(rows)
+        arrays = self.arrays
+        queued_s, reported_s = arrays.queued_us.take(rows) * 1e-6, arrays.reported_s.take(rows)
+        rest_s = np.maximum(arrays.ends_s.take(rows) - now_s, 0.0)
+        short_first = arrays.short_first.take(rows)
         some = np.count_nonzero(short_first)
         if not some:
             waits_s: NDArray[np.float64] = np.maximum(queued_s + rest_s, reported_s)
@@ -166,51 +251,77 @@ class LoadTable:
         # what the instance knows of and the table does not may be of any length: its own word less the queue, and less
         # the rest of what is computed, where that is more than nothing
         known_s = queued_s + rest_s
-        waits_s = self.ahead_us.reshape(-1).take(places) * 1e-6 + (np.maximum(reported_s, known_s) - queued_s)
-        return waits_s, self.behind.reshape(-1).take(places)
+        waits_s = arrays.ahead_us.take(places) * 1e-6 + (np.maximum(reported_s, known_s) - queued_s)
+        return waits_s, arrays.behind.take(places)
 
-    def turn(self, row: int, prefill_s: float, now_s: float) -> tuple[float, int]:
+    def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
         """The same of one instance where short ones go first."""
-        size = min(round(prefill_s * 1e6).bit_length(), CLASSES - 1)
-        rest_s = max(0.0, float(self.ends_s[row]) - now_s)
-        more_s = max(0.0, float(self.reported_s[row]) - rest_s - int(self.queued_us[row]) * 1e-6)
-        return int(self.ahead_us[row, size]) * 1e-6 + (rest_s + more_s), int(self.behind[row, size])
+        at = row * CLASSES + size_class(round(prefill_s * 1e6))
+        rest_s = max(0.0, self.ends_s[row] - now_s)
+        more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
+        return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]
+
+    def prefills_s(self, rows: NDArray[np.intp], tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """Seconds to compute a prompt of so many tokens at each instance, of which it reuses so many."""
+        k0, k1, k2 = self.arrays.coefficients.take(rows, axis=0).T
+        rest = tokens - reused
+        seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)
+        return seconds
 
     def decode_shares(self, rows: NDArray[np.intp], new_blocks: int) -> NDArray[np.float64]:
         """How full each instance is with one request more, of so many KV blocks: the larger of the shares of its batch
         slots and its blocks. Over 1, the request would first wait."""
-        blocks = (self.blocks.take(rows) + new_blocks) / self.blocks_max.take(rows)
-        shares: NDArray[np.float64] = np.maximum(self.slots.take(rows), blocks)
+        blocks = (self.arrays.blocks.take(rows) + new_blocks) / self.arrays.blocks_max.take(rows)
+        shares: NDArray[np.float64] = np.maximum(self.arrays.slots.take(rows), blocks)
         return shares
 
     def decodes_s(self, rows: NDArray[np.intp], new_tokens: int) -> NDArray[np.float64]:
         """Seconds between tokens at each instance with one request more, of so many tokens of KV."""
-        seconds: NDArray[np.float64] = self.tbt_s.take(rows) + self.tbt_token_s.take(rows) * new_tokens
+        seconds: NDArray[np.float64] = self.arrays.tbt_s.take(rows) + self.arrays.tbt_token_s.take(rows) * new_tokens
         return seconds
 
     def decodes_due(self, rows: NDArray[np.intp], now_s: float, after_s: float) -> NDArray[np.bool_]:
         """Which of the instances decode nothing, and were measured so long ago."""
-        due: NDArray[np.bool_] = (self.batch.take(rows) == 0) & (now_s - self.decode_learned_s.take(rows) >= after_s)
+        idle = self.arrays.batch.take(rows) == 0
+        due: NDArray[np.bool_] = idle & (now_s - self.arrays.decode_learned_s.take(rows) >= after_s)
         return due
 
-    def queue_s(self, row: int, now_s: float) -> float:
+    def queue_s(self, row: i64, now_s: float) -> float:
         """As :meth:`queues_s`, of one."""
-        rest_s = max(0.0, float(self.ends_s[row]) - now_s)
-        return max(int(self.queued_us[row]) * 1e-6 + rest_s, float(self.reported_s[row]))
+        rest_s = max(0.0, self.ends_s[row] - now_s)
+        return max(float(self.queued_us[row]) * 1e-6 + rest_s, self.reported_s[row])
 
 
-_TABLES = (
-    *("ahead_us", "behind", "short_first", "decoding", "coefficients", "batch", "blocks", "blocks_max", "slots"),
-    *("tbt_s", "tbt_token_s", "decode_learned_s", "host", "transfer", "reading_bytes", "readings"),
-)
-"""A row for each instance, beside the columns that are copied."""
+def _ints(numbers: vec[i64]) -> NDArray[np.int64]:
+    return np.frombuffer(memoryview(numbers), np.int64)
 
 
-def _columns(
-    held: NDArray[np.float64],
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Views; the first one has whole numbers."""
-    return held[0].view(np.int64), held[1], held[2], held[3]
+def _floats(seconds: vec[float]) -> NDArray[np.float64]:
+    return np.frombuffer(memoryview(seconds), np.float64)
+
+
+def _numbers(count: i64) -> vec[i64]:
+    return vec[i64]([0] * count)
+
+
+def _seconds(count: i64) -> vec[float]:
+    return vec[float]([0.0] * count)
+
+
+def _truths(count: i64) -> vec[bool]:
+    return vec[bool]([False] * count)
+
+
+def _more(numbers: vec[i64], count: i64) -> vec[i64]:
+    while len(numbers) < count:
+        numbers = append(numbers, 0)
+    return numbers
+
+
+def _longer(seconds: vec[float], count: i64) -> vec[float]:
+    while len(seconds) < count:
+        seconds = append(seconds, 0.0)
+    return seconds
 
 
 def _queues_s(

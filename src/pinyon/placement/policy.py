@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Final, Protocol
 
 import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.core.layout import KvLayout
@@ -30,8 +32,8 @@ __all__ = [
 ]
 
 
-NANO_S = 1e-9
-OWN_TIME_PATIENCE = 0.25
+NANO_S: Final = 1e-9
+OWN_TIME_PATIENCE: Final = 0.25
 """What a request that takes longer than the default TTFT limit all by itself may wait, as a share of that time."""
 
 
@@ -90,54 +92,89 @@ class Fetch:
     block_count: int
 
 
-class Considered(NamedTuple):
+class Considered(Protocol):
     """What a policy found of each prefill instance of the pool, in its order: nobody changes it afterwards. Blocks are
     leading ones of the prompt, times seconds."""
 
-    expected: NDArray[np.int64]
-    """Held there, or computed for others by then."""
-    reach: NDArray[np.int64]
-    """Had once it has fetched."""
-    rooms_s: NDArray[np.float64]
-    queues_s: NDArray[np.float64]
-    transfers_s: NDArray[np.float64]
-    prefills_s: NDArray[np.float64]
+    @property
+    def expected(self) -> NDArray[np.int64]:
+        """Held there, or computed for others by then."""
+
+    @property
+    def reach(self) -> NDArray[np.int64]:
+        """Had once it has fetched."""
+
+    @property
+    def rooms_s(self) -> NDArray[np.float64]: ...
+
+    @property
+    def queues_s(self) -> NDArray[np.float64]: ...
+
+    @property
+    def transfers_s(self) -> NDArray[np.float64]: ...
+
+    @property
+    def prefills_s(self) -> NDArray[np.float64]: ...
 
 
-@dataclass(frozen=True, slots=True)
 class PlacementDecision:
-    """Where a request runs, and the times that were predicted for it."""
+    """Where a request runs, and the times that were predicted for it. Nobody changes one.
 
-    prefill: InstanceState
-    decode: InstanceState
-    local_blocks: int
-    """Leading blocks the prefill instance is believed to hold when it begins: now, or computed for others by then."""
-    fetches: tuple[Fetch, ...]
-    """What it fetches, in block order, from ``local_blocks`` on without a gap."""
-    queue_s: float
-    transfer_s: float
-    prefill_s: float
-    tbt_s: float
-    policy: str
-    alternate: InstanceState | None = None
-    """Where else it may run: the other one of a pair (DualMap §3.2)."""
-    doubts_transfer: bool = False
-    """It fetches although computing would be faster by what is known of the reader, to learn whether that is so."""
+    ``local_blocks``: leading blocks the prefill instance is believed to hold when it begins: now, or computed for
+    others by then. ``fetches``: what it fetches, in block order, from those on without a gap. ``alternate``: where else
+    it may run: the other one of a pair (DualMap §3.2). ``doubts_transfer``: it fetches although computing would be
+    faster by what is known of the reader, to learn whether that is so. ``trial``: of a policy that learns: what it
+    tried with this request, and the seconds by which what comes of it is judged. ``considered``: for who asks why;
+    None: the policy looked at no arrays. ``drain_s``: until all nodes of a pipeline have computed their part of the
+    prompt, after the first one has: ``prefill_s`` is how long others wait for it. Not a policy's business: those it
+    chooses from are alike in it. ``room_s``: wait for KV blocks: the decode instance's come first, then those of a
+    prefill instance elsewhere.
+    """
 
-    trial: tuple[float, float] | None = None
-    """Of a policy that learns: what it tried with this request, and the seconds by which what comes of it is judged."""
-    considered: Considered | None = None
-    """For who asks why; None: the policy looked at no arrays."""
-    drain_s: float = 0.0
-    """Until all nodes of a pipeline have computed their part of the prompt, after the first one has: ``prefill_s``
-    is how long others wait for it. Not a policy's business: those it chooses from are alike in it."""
+    __slots__ = (
+        "alternate", "considered", "decode", "doubts_transfer", "drain_s", "fetches", "local_blocks", "policy",
+        "prefill", "prefill_s", "queue_s", "room_s", "tbt_s", "transfer_s", "trial",
+    )  # fmt: skip
 
-    room_s: float = field(init=False)
-    """Wait for KV blocks: the decode instance's come first, then those of a prefill instance elsewhere."""
+    # written out: one is made for each request, and what ``dataclass`` makes is never compiled
+    def __init__(
+        self,
+        prefill: InstanceState,
+        decode: InstanceState,
+        local_blocks: int,
+        fetches: tuple[Fetch, ...],
+        queue_s: float,
+        transfer_s: float,
+        prefill_s: float,
+        tbt_s: float,
+        policy: str,
+        alternate: InstanceState | None = None,
+        doubts_transfer: bool = False,
+        trial: tuple[float, float] | None = None,
+        considered: Considered | None = None,
+        drain_s: float = 0.0,
+    ) -> None:
+        self.prefill, self.decode = prefill, decode
+        self.local_blocks, self.fetches = local_blocks, fetches
+        self.queue_s, self.transfer_s, self.prefill_s, self.tbt_s = queue_s, transfer_s, prefill_s, tbt_s
+        self.policy, self.alternate, self.doubts_transfer = policy, alternate, doubts_transfer
+        self.trial, self.considered, self.drain_s = trial, considered, drain_s
+        waits_ms = decode.load.room_wait_ms
+        self.room_s = (waits_ms if prefill is decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
 
-    def __post_init__(self) -> None:
-        elsewhere = 0.0 if self.prefill is self.decode else self.prefill.load.room_wait_ms
-        object.__setattr__(self, "room_s", (self.decode.load.room_wait_ms + elsewhere) * 1e-3)
+    def drained(self, drain_s: float) -> PlacementDecision:
+        """The same with such a pipeline."""
+        return self._but(self.fetches, drain_s)
+
+    def without_fetches(self) -> PlacementDecision:
+        """The same for who fetches nothing."""
+        return self._but((), self.drain_s)
+
+    def _but(self, fetches: tuple[Fetch, ...], drain_s: float) -> PlacementDecision:
+        return PlacementDecision(
+            self.prefill, self.decode, self.local_blocks, fetches, self.queue_s, self.transfer_s, self.prefill_s,
+            self.tbt_s, self.policy, self.alternate, self.doubts_transfer, self.trial, self.considered, drain_s,
+        )  # fmt: skip
 
     @property
     def ttft_s(self) -> float:
@@ -173,6 +210,10 @@ class Pool:
     """Prefill instances that there are, also those that cannot or should not take this request, or nothing now."""
     together: bool = False
 
+    row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
+    """As :attr:`rows`, for loops."""
+    decode_row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
+
     # Kept here and not by ``cached_property``, which mypyc compiles to one that is not cached.
     _rows: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
     _decode_rows: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
@@ -183,6 +224,8 @@ class Pool:
     def __post_init__(self) -> None:
         for name in ("_rows", "_decode_rows", "_last_row", "_by_id", "_place_of"):
             object.__setattr__(self, name, None)
+        object.__setattr__(self, "row_numbers", vec[i64]([state.row for state in self.prefills]))
+        object.__setattr__(self, "decode_row_numbers", vec[i64]([state.row for state in self.decodes]))
 
     @property
     def rows(self) -> NDArray[np.intp]:
@@ -244,7 +287,7 @@ class Pool:
         if np.count_nonzero(near) == 1:
             return least
         equal = near.nonzero()[0]
-        return int(equal[np.argmin(self.prefills[0].loads.decoding.take(self.rows.take(equal)))])
+        return int(equal[np.argmin(self.prefills[0].loads.arrays.decoding.take(self.rows.take(equal)))])
 
     def queues_s(self, now_s: float) -> NDArray[np.float64]:
         """Of each prefill instance, seconds of work before a new request."""
@@ -261,7 +304,7 @@ class Pool:
 
     def transfers(self, kind: PathKind) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Of each prefill instance, seconds until a fetch begins, and for each byte, by what is known of its paths."""
-        start_s, byte_s = self.prefills[0].loads.transfer[:, kind].take(self.rows, axis=0).T
+        start_s, byte_s = self.prefills[0].loads.arrays.transfer[:, kind].take(self.rows, axis=0).T
         return start_s, byte_s
 
     def waits_s(self, now_s: float) -> NDArray[np.float64]:
@@ -272,7 +315,7 @@ class Pool:
     @property
     def rooms_s(self) -> NDArray[np.float64]:
         """Of each prefill instance, seconds until a new request has KV memory."""
-        return self.prefills[0].loads.room_s.take(self.rows)
+        return self.prefills[0].loads.arrays.room_s.take(self.rows)
 
     def reused_tokens(self, request: PlacementRequest, match: PrefixMatch) -> NDArray[np.int64]:
         """Of each prefill instance, the leading tokens of the prompt."""
@@ -283,10 +326,7 @@ class Pool:
 
     def prefills_s(self, tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
         """Of each prefill instance, seconds to compute a prompt of which it reuses so many tokens."""
-        k0, k1, k2 = self.prefills[0].loads.coefficients.take(self.rows, axis=0).T
-        rest = tokens - reused
-        seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)
-        return seconds
+        return self.prefills[0].loads.prefills_s(self.rows, tokens, reused)
 
     def sources_for(self, reader: InstanceState) -> Holders[InstanceState]:
         """Those of the sources that did not just fail the reader."""

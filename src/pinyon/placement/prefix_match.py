@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 from numpy.typing import NDArray
 
 __all__ = ["NO_MATCH", "Holder", "Holders", "PrefixMatch", "bits"]
 
 
-FEW_RUNS = 4
+FEW_RUNS: Final = 4
 """Are looked through for one holder."""
 
 
@@ -99,6 +101,24 @@ class PrefixMatch:
         for mask, end in self._ends():
             packed = np.frombuffer((mask & ((1 << rows) - 1)).to_bytes(size, "little"), np.uint8)
             held[np.unpackbits(packed, count=rows, bitorder="little").view(bool)] = end
+        return held
+
+    def held_in_loop(self, rows: int) -> vec[i64]:
+        """As :meth:`held_by_row`, for a loop."""
+        held = vec[i64]([0] * rows)
+        kept = (1 << rows) - 1
+        for mask, end in self._ends():
+            packed = (mask & kept).to_bytes(-(-rows // 8), "little")
+            row: i64 = 0
+            for byte in packed:
+                bits_left: i64 = byte
+                at = row
+                while bits_left:
+                    if bits_left & 1:
+                        held[at] = end
+                    bits_left >>= 1
+                    at += 1
+                row += 8
         return held
 
     def _ends(self) -> Iterator[tuple[int, int]]:

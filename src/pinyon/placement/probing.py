@@ -7,15 +7,16 @@ that the first sample was a hiccup). The same holds for fetching that is believe
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Pool
 
 __all__ = ["PROBE_AFTER_S", "TRANSFER_PROBE_AFTER_S", "decode_due", "probe_pool", "transfer_doubt"]
 
-PROBE_AFTER_S = 5.0
+PROBE_AFTER_S: Final = 5.0
 """An idle instance that was measured this long ago takes one request whatever is predicted for it."""
-TRANSFER_PROBE_AFTER_S = 60.0
+TRANSFER_PROBE_AFTER_S: Final = 60.0
 """A fetch that would have been slower this long ago is doubted, and again by half after each time as long: it costs
 requests that would have been served in time anyway."""
 

@@ -168,7 +168,7 @@ def _drained(request: PlacementRequest, pool: Pool, decision: PlacementDecision)
     if decision.prefill.info.stages == 1:
         return decision
     reused = request.reused_tokens(decision.reused_blocks, pool.layout.block_tokens)
-    return replace(decision, drain_s=decision.prefill.drain_s(request.prompt_tokens, reused, decision.queue_s))
+    return decision.drained(decision.prefill.drain_s(request.prompt_tokens, reused, decision.queue_s))
 
 
 def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pinyon.placement.cost_model import NonNegativeLeastSquares
 
@@ -34,7 +34,7 @@ class PathKind(IntEnum):
         return self in (PathKind.NETWORK, PathKind.SSD)
 
 
-PATH_KINDS = len(PathKind)
+PATH_KINDS: Final = 4
 
 TransferPriors = tuple[tuple[float, float], ...]
 """For each kind of path: a start in seconds, and seconds per byte."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -196,7 +196,7 @@ class PrefillReference:
         instance = self._by_name[decision.prefill.info.instance_id]
         job.decision = decision
         # what is moved is moved in its own turn
-        counted = replace(decision, fetches=())
+        counted = decision.without_fetches()
         self._fleet.inflight.add(job.request.request_id, counted, 0, now_s, job.request.block_keys)
         instance.waiting.add(job, now_s, decision.prefill_s, job.arrival.time_s + self._slo_s)
         if instance.served is None:

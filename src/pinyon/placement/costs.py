@@ -1,0 +1,391 @@
+"""What a request costs at each prefill instance of a pool, for the policy ``pinyon``.
+
+At first with what holds for most instances (they can fetch every block that anybody can be asked for); who seems the
+best is then looked at exactly, and the next best where it is not what it seemed.
+
+There are two ways to look at all of them that come to the same: :class:`CostArrays` by operations on arrays, which take
+as long for one as for a hundred, and :class:`CostLoops` one by one, which is faster for few, and for any number where
+it is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf
+from typing import Final, NamedTuple
+
+import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
+from numpy.typing import NDArray
+
+from pinyon.core.compiled import in_loops
+from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.placement.fetch_plan import FetchPlanner
+from pinyon.placement.load_table import CLASSES, COEFFICIENTS, size_class
+from pinyon.placement.policy import NANO_S, Considered, PlacementRequest, Pool
+from pinyon.placement.prefix_match import PrefixMatch
+from pinyon.placement.transfer_cost import PATH_KINDS, PathKind
+
+__all__ = ["EXAMINED_MAX", "Cost", "CostArrays", "CostLoops", "CostTerms", "Costs", "costs_of"]
+
+EXAMINED_MAX: Final = 8
+"""Instances that are looked at exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostTerms:
+    """``others``: how much the time of others counts, against its own. ``fetch``, ``order``: whether prefixes are
+    fetched, and whether the order of service is looked at."""
+
+    others: float
+    fetch: bool
+    order: bool
+
+
+class Cost:
+    """Of one instance: leading blocks that it holds, or will (``local``), and that it has once it has fetched
+    (``reach``); seconds until it has KV memory, until its turn comes, to fetch and to compute; and what all that costs,
+    with what others lose."""
+
+    __slots__ = ("cost_s", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s")
+
+    def __init__(
+        self,
+        local: int,
+        reach: int,
+        room_s: float,
+        wait_s: float,
+        transfer_s: float,
+        prefill_s: float,
+        cost_s: float,
+    ) -> None:
+        self.local, self.reach, self.room_s, self.wait_s = local, reach, room_s, wait_s
+        self.transfer_s, self.prefill_s, self.cost_s = transfer_s, prefill_s, cost_s
+
+    @property
+    def fetches(self) -> bool:
+        return self.reach > self.local
+
+
+class Costs:
+    """The cost at each of the instances, by their places in the pool."""
+
+    def __init__(
+        self,
+        terms: CostTerms,
+        request: PlacementRequest,
+        pool: Pool,
+        match: PrefixMatch,
+        now_s: float,
+        gains_s: NDArray[np.float64] | None,
+    ) -> None:
+        """``gains_s``: what is gained there besides."""
+        self.planner = FetchPlanner(pool, match)
+        self._terms, self._request, self._pool, self._match, self._now_s = terms, request, pool, match, now_s
+        self._gains_s = gains_s
+
+    def at(self, place: int) -> Cost:
+        """As far as it is known."""
+        raise NotImplementedError
+
+    def considered(self) -> Considered:
+        """All of them; nobody may ask for anything else afterwards."""
+        raise NotImplementedError
+
+    def _lowest(self, among: Collection[int] | None = None) -> int:
+        """Where it is the least, as :meth:`Pool.place_of_lowest`. ``among``: of those that fetch, only these."""
+        raise NotImplementedError
+
+    def _put(self, place: int, cost: Cost) -> None:
+        """What is exactly so."""
+        raise NotImplementedError
+
+    def _most(self) -> int:
+        """Blocks that one who holds nothing can have fetched."""
+        return self.planner.reach(FETCH_SPANS_MAX) if self._terms.fetch and self._match.blocks else 0
+
+    def cheapest(self) -> int:
+        """The place of the instance with the least cost, exactly of those that seemed to have it."""
+        place = self._lowest()
+        examined: set[int] = set()
+        while place not in examined and len(examined) < EXAMINED_MAX and self.at(place).fetches:
+            examined.add(place)
+            if self.correct(place):
+                place = self._lowest()
+        if place in examined or not self.at(place).fetches:
+            return place
+        return self._lowest(examined)
+
+    def correct(self, place: int) -> bool:
+        """What is exactly so of an instance that seemed to fetch. Returns whether that costs more."""
+        seemed = self.at(place)
+        pool, request, local = self._pool, self._request, seemed.local
+        state, block_tokens = pool.prefills[place], pool.layout.block_tokens
+        reach = self._match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
+        reused = request.reused_tokens(local, block_tokens)
+        transfer_s, prefill_s = 0.0, state.prefill_model.predict_s(request.prompt_tokens, reused)
+        if reach > local:
+            fetch_s = self.planner.fetch_s(state, local, reach)
+            reused = request.reused_tokens(reach, block_tokens)
+            short_s = state.prefill_model.predict_s(request.prompt_tokens, reused)
+            if fetch_s + short_s < prefill_s:
+                transfer_s, prefill_s = fetch_s, short_s
+            else:
+                reach = local
+        wait_s, behind = state.turn(prefill_s, self._now_s, in_order=self._terms.order)
+        cost_s = wait_s + seemed.room_s + transfer_s + prefill_s * (1 + self._terms.others * behind)
+        if self._gains_s is not None:
+            cost_s -= float(self._gains_s[place])
+        self._put(place, Cost(local, reach, seemed.room_s, wait_s, transfer_s, prefill_s, cost_s))
+        return cost_s > seemed.cost_s
+
+
+class _InArrays(NamedTuple):
+    expected: NDArray[np.int64]
+    reach: NDArray[np.int64]
+    rooms_s: NDArray[np.float64]
+    queues_s: NDArray[np.float64]
+    transfers_s: NDArray[np.float64]
+    prefills_s: NDArray[np.float64]
+
+
+class _InLoops:
+    """Makes arrays for who asks: mostly nobody does."""
+
+    def __init__(
+        self,
+        expected: vec[i64],
+        reach: vec[i64],
+        rooms_s: vec[float],
+        queues_s: vec[float],
+        transfers_s: vec[float],
+        prefills_s: vec[float],
+    ) -> None:
+        self._expected, self._reach = expected, reach
+        self._rooms_s, self._queues_s, self._transfers_s, self._prefills_s = rooms_s, queues_s, transfers_s, prefills_s
+
+    @property
+    def expected(self) -> NDArray[np.int64]:
+        return np.frombuffer(memoryview(self._expected), np.int64)
+
+    @property
+    def reach(self) -> NDArray[np.int64]:
+        return np.frombuffer(memoryview(self._reach), np.int64)
+
+    @property
+    def rooms_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._rooms_s), np.float64)
+
+    @property
+    def queues_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._queues_s), np.float64)
+
+    @property
+    def transfers_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._transfers_s), np.float64)
+
+    @property
+    def prefills_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._prefills_s), np.float64)
+
+
+class CostLoops(Costs):
+    """See the module."""
+
+    def __init__(
+        self,
+        terms: CostTerms,
+        request: PlacementRequest,
+        pool: Pool,
+        match: PrefixMatch,
+        now_s: float,
+        gains_s: NDArray[np.float64] | None,
+    ) -> None:
+        super().__init__(terms, request, pool, match, now_s, gains_s)
+        count: i64 = len(pool.prefills)
+        self._count = count
+        self._local = vec[i64]([0] * count)
+        self._reach = vec[i64]([0] * count)
+        self._room_s = vec[float]([0.0] * count)
+        self._wait_s = vec[float]([0.0] * count)
+        self._transfer_s = vec[float]([0.0] * count)
+        self._prefill_s = vec[float]([0.0] * count)
+        self._cost_s = vec[float]([0.0] * count)
+        if match.soon.blocks:
+            rows, held, places = pool.row_numbers, match.soon.held_in_loop(pool.last_row + 1), self._local
+            for place in range(count):
+                places[place] = held[rows[place]]
+        self._compute(self._most())
+        self._wait(now_s)
+        if gains_s is not None:
+            cost_s = self._cost_s
+            for at, gain_s in enumerate(gains_s.tolist()):
+                cost_s[at] -= gain_s
+
+    def _compute(self, most: i64) -> None:
+        """The times to fetch and to compute: where it seems sooner to fetch so many leading blocks, as many as can be
+        asked for, that; and how many it has then."""
+        pool, request, loads = self._pool, self._request, self._pool.prefills[0].loads
+        rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
+        locals_, reach, rooms_s = self._local, self._reach, self._room_s
+        transfers_s, prefills_s = self._transfer_s, self._prefill_s
+        tokens, block_tokens = float(request.prompt_tokens), pool.layout.block_tokens
+        block_bytes = float(pool.layout.block_bytes)
+        network: i64 = PathKind.NETWORK.value
+        reused_most = float(request.reused_tokens(most, block_tokens)) if most else 0.0
+        rest_most = tokens - reused_most
+        last: i64 = -1
+        reused = rest = missing_bytes = 0.0
+        for place in range(self._count):
+            row, local = rows[place], locals_[place]
+            if local != last:  # most hold the same: nothing
+                last = local
+                reused = float(request.reused_tokens(local, block_tokens)) if local else 0.0
+                rest, missing_bytes = tokens - reused, float(most - local) * block_bytes
+            at = row * COEFFICIENTS
+            k0, k1, k2 = coefficients[at], coefficients[at + 1], coefficients[at + 2]
+            prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
+            reach[place], rooms_s[place] = local, room_s[row]
+            if most > local:
+                short_s = k0 + k1 * rest_most + k2 * rest_most * (tokens + reused_most)
+                way = (row * PATH_KINDS + network) * 2
+                transfer_s = transfer[way] + transfer[way + 1] * missing_bytes
+                if transfer_s + short_s < prefill_s:
+                    reach[place], transfers_s[place], prefill_s = most, transfer_s, short_s
+            prefills_s[place] = prefill_s
+
+    def _wait(self, now_s: float) -> None:
+        """Until its turn comes there, as :meth:`LoadTable.turns`; and all that together."""
+        loads, rows = self._pool.prefills[0].loads, self._pool.row_numbers
+        order, others = self._terms.order, self._terms.others
+        queued_us, ends_s, reported_s = loads.queued_us, loads.ends_s, loads.reported_s
+        short_first, ahead_us, behind = loads.short_first, loads.ahead_us, loads.behind
+        rooms_s, waits_s, transfers_s = self._room_s, self._wait_s, self._transfer_s
+        prefills_s, costs_s = self._prefill_s, self._cost_s
+        size: i64 = 0
+        for place in range(self._count):
+            row, prefill_s = rows[place], prefills_s[place]
+            queued_s = float(queued_us[row]) * 1e-6
+            wait_s = queued_s + max(ends_s[row] - now_s, 0.0)
+            wait_s = max(reported_s[row], wait_s)
+            before = 0.0
+            if order and short_first[row]:
+                size = size_class(i64(prefill_s * 1e6 + 0.5), size)
+                at = row * CLASSES + size
+                before = float(behind[at])
+                wait_s = float(ahead_us[at]) * 1e-6 + (wait_s - queued_s)
+            waits_s[place] = wait_s
+            costs_s[place] = wait_s + rooms_s[place] + transfers_s[place] + prefill_s * (1 + others * before)
+
+    def at(self, place: int) -> Cost:
+        return Cost(
+            self._local[place], self._reach[place], self._room_s[place], self._wait_s[place],
+            self._transfer_s[place], self._prefill_s[place], self._cost_s[place],
+        )  # fmt: skip
+
+    def considered(self) -> Considered:
+        return _InLoops(
+            self._local, self._reach, self._room_s, self._wait_s, self._transfer_s, self._prefill_s
+        )  # fmt: skip
+
+    def _lowest(self, among: Collection[int] | None = None) -> int:
+        costs_s, reach, local = self._cost_s, self._reach, self._local
+        least_s, near_s = inf, NANO_S
+        for place in range(self._count):
+            if costs_s[place] < least_s and (among is None or reach[place] == local[place] or place in among):
+                least_s = costs_s[place]
+        near_s += least_s
+        rows, decoding = self._pool.row_numbers, self._pool.prefills[0].loads.decoding
+        chosen: i64 = -1
+        for place in range(self._count):
+            if costs_s[place] <= near_s:
+                if among is not None and reach[place] != local[place] and place not in among:
+                    continue
+                if chosen < 0 or decoding[rows[place]] < decoding[rows[chosen]]:
+                    chosen = place
+        return max(0, chosen)
+
+    def _put(self, place: int, cost: Cost) -> None:
+        self._reach[place], self._wait_s[place] = cost.reach, cost.wait_s
+        self._transfer_s[place], self._prefill_s[place] = cost.transfer_s, cost.prefill_s
+        self._cost_s[place] = cost.cost_s
+
+
+class CostArrays(Costs):
+    """See the module."""
+
+    def __init__(
+        self,
+        terms: CostTerms,
+        request: PlacementRequest,
+        pool: Pool,
+        match: PrefixMatch,
+        now_s: float,
+        gains_s: NDArray[np.float64] | None,
+    ) -> None:
+        super().__init__(terms, request, pool, match, now_s, gains_s)
+        tokens, rows = request.prompt_tokens, pool.rows
+        soon = match.soon
+        self._local = soon.held_by_row(pool.last_row + 1).take(rows) if soon.blocks else np.zeros(len(rows), np.int64)
+        reused = request.reused_tokens_of(self._local, pool.layout.block_tokens)
+        self._prefill_s = pool.prefills_s(tokens, reused)
+        self._transfer_s = np.zeros(len(rows))
+        self._reach = self._local
+        if most := self._most():
+            self._fetch(most)
+        self._wait_s, before = pool.turns(self._prefill_s, now_s, in_order=terms.order)
+        self._room_s = pool.rooms_s
+        self._cost_s = self._wait_s + self._room_s + self._transfer_s + self._prefill_s * (1 + terms.others * before)
+        if gains_s is not None:
+            self._cost_s -= gains_s
+
+    def _fetch(self, most: int) -> None:
+        """Where it seems sooner to fetch so many leading blocks, as many as can be asked for."""
+        pool, block_tokens = self._pool, self._pool.layout.block_tokens
+        missing = most - self._local
+        start_s, byte_s = pool.transfers(PathKind.NETWORK)
+        transfer_s = start_s + byte_s * (missing * pool.layout.block_bytes)
+        tokens = self._request.prompt_tokens
+        prefill_s = pool.prefills_s(tokens, self._request.reused_tokens(most, block_tokens))
+        sooner = (missing > 0) & (transfer_s + prefill_s < self._prefill_s)
+        self._reach = np.where(sooner, most, self._local)
+        self._transfer_s = np.where(sooner, transfer_s, 0.0)
+        self._prefill_s = np.where(sooner, prefill_s, self._prefill_s)
+
+    def at(self, place: int) -> Cost:
+        return Cost(
+            int(self._local[place]), int(self._reach[place]), float(self._room_s[place]), float(self._wait_s[place]),
+            float(self._transfer_s[place]), float(self._prefill_s[place]), float(self._cost_s[place]),
+        )  # fmt: skip
+
+    def considered(self) -> Considered:
+        return _InArrays(
+            self._local, self._reach, self._room_s, self._wait_s, self._transfer_s, self._prefill_s
+        )  # fmt: skip
+
+    def _lowest(self, among: Collection[int] | None = None) -> int:
+        if among is None:
+            return self._pool.place_of_lowest(self._cost_s)
+        allowed = self._reach == self._local
+        allowed[list(among)] = True
+        return self._pool.place_of_lowest(np.where(allowed, self._cost_s, np.inf))
+
+    def _put(self, place: int, cost: Cost) -> None:
+        self._reach[place], self._wait_s[place] = cost.reach, cost.wait_s
+        self._transfer_s[place], self._prefill_s[place] = cost.transfer_s, cost.prefill_s
+        self._cost_s[place] = cost.cost_s
+
+
+def costs_of(
+    terms: CostTerms,
+    request: PlacementRequest,
+    pool: Pool,
+    match: PrefixMatch,
+    now_s: float,
+    gains_s: NDArray[np.float64] | None = None,
+) -> Costs:
+    """The way that takes less time for so many."""
+    way = CostLoops if in_loops(len(pool.prefills)) else CostArrays
+    return way(terms, request, pool, match, now_s, gains_s)

@@ -1,0 +1,82 @@
+"""A look-up in the block index key by key, which is fast where it is compiled. It comes to what
+:mod:`pinyon.placement.index_walk` comes to by operations on arrays."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import read_i64_le
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from pinyon.core.block_keys import KEY_BYTES
+from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.index_walk import HoldersOf
+from pinyon.placement.key_table import KeyTable, fingerprint
+from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
+
+__all__ = ["look_up_in_loop"]
+
+_TOGETHER: Final = 16
+"""Keys whose buckets are brought from memory at the same time; of a prompt the first one alone, as most that miss, miss
+there."""
+
+
+def look_up_in_loop(
+    table: KeyTable, holders_of: HoldersOf, packed_keys: bytes, expected: ExpectedBlocks | None, every: i64
+) -> tuple[int, PrefixMatch]:
+    """The slot of the last key that was found, or -1, and who holds how much of the prompt; of the keys, one in
+    ``every`` counts."""
+    runs: list[tuple[int, int]] = []
+    soon_runs: list[tuple[int, int]] = []
+    last_slot: i64 = -1
+    before: i64 = -1
+    blocks: i64 = 0
+    start: i64 = 0  # the first block that the next key tells of
+    held = shown = coming = coming_before = both = 0
+    ended = comes = changed = False
+    size, others, place = i64(len(packed_keys)), every - 1, i64(KEY_BYTES) - 1
+    prints, ats = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
+    at: i64 = 0
+    first: i64 = 1
+    while at < size:
+        count: i64 = 0
+        while at < size and count < first:
+            if not i64(packed_keys[at + place]) & others:
+                ats[count] = at
+                prints[count] = fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8))
+                count += 1
+            at += KEY_BYTES
+        table.touch(prints, count)
+        first = _TOGETHER
+        for each in range(count):
+            here = ats[each]
+            slot = table.slot_of(prints[each])
+            number: i64 = table.set_at(slot) if slot >= 0 else 0
+            changed = number != before
+            if changed:
+                before, shown = number, holders_of(number) if number else 0
+            if not ended:
+                if not shown:  # nobody has it, or all who had have gone
+                    ended = True
+                else:
+                    if changed and shown != held:
+                        held = shown
+                        runs.append((start, held))
+                    last_slot, blocks = slot, here // KEY_BYTES + 1
+            if expected is not None:
+                coming = expected.mask_at(packed_keys, here)
+                comes = comes or coming != 0
+                if changed or coming != coming_before:
+                    coming_before = coming
+                    if shown | coming != both:
+                        both = shown | coming
+                        if both:
+                            soon_runs.append((start, both))
+            if ended and not shown | coming:
+                at = size
+                break
+            start = here // KEY_BYTES + 1
+    if not comes:
+        return last_slot, PrefixMatch(runs, blocks) if runs else NO_MATCH
+    return last_slot, PrefixMatch(runs, blocks, PrefixMatch(soon_runs, start))
