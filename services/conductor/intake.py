@@ -127,13 +127,16 @@ class ReportIntake:
         if message.leaving:
             self._membership.leave(reporter)
             return None
-        every = self._fleet.sample_for(state.info)
-        finer = every < reporter.every  # a store node, and a layout has come with longer blocks
-        if not changed and not finer:
+        # a store node, and a layout has come with longer blocks, or has gone; while there is none, nobody asks for keys
+        had, every = reporter.every, self._fleet.sample_for(state.info)
+        another = self._fleet.has_layouts and reporter.wants(every, now_s)
+        if not changed and not another:
             return None
         response = conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state), resync=resync)
-        if finer:
-            reporter.every = response.sample_every = every
+        if another:
+            response.sample_every = every
+            # Of keys that are wanted no longer, it will not say that they go: a snapshot ends them.
+            response.resync |= every > had
         return response
 
     def _learn_fetches(

@@ -174,6 +174,11 @@ class Fleet:
         return sample_every(self._stride_tokens, max(self._block_tokens, default=1))
 
     @property
+    def has_layouts(self) -> bool:
+        """Whether there is an instance that computes."""
+        return bool(self._block_tokens)
+
+    @property
     def common_sample(self) -> int:
         """Of all keys, the index knows one in so many at least."""
         return sample_every(self._stride_tokens, min(self._block_tokens, default=self._stride_tokens))
