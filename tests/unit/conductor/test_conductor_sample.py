@@ -31,9 +31,8 @@ class World:
         made = ConductorSettings(listen="127.0.0.1:0", settle_ms=0, **settings)
         self.conductor: Conductor = build(made, CollectorRegistry(), Telemetry("conductor", "c"), self.clock)
         fleet, membership = self.conductor.fleet, self.conductor.membership
-        self.intake = ReportIntake(
-            fleet, membership, ConductorMetrics(CollectorRegistry(), fleet, membership), self.clock
-        )
+        metrics = ConductorMetrics(CollectorRegistry(), fleet, membership)
+        self.intake = ReportIntake(fleet, membership, metrics, self.clock, self.conductor.planned)
 
     def clock(self) -> float:
         return self.now_s
