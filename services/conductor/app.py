@@ -17,6 +17,7 @@ from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.planned_fetches import PlannedFetches
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementPolicy
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
@@ -56,6 +57,7 @@ class Conductor:
     servicer: ConductorServicer
     server: GrpcServer
     clock: Clock
+    planned: PlannedFetches
     sizing: Sizing | None = None
 
     def sweep(self) -> bool:
@@ -65,6 +67,7 @@ class Conductor:
         """
         self.membership.expire()
         self.fleet.inflight.expire(self.clock())
+        self.planned.expire(self.clock())
         if self.sizing is not None:
             self.sizing.look()
         return self.fleet.index.collect()
@@ -101,8 +104,9 @@ def build(
     log = None
     if settings.explain_max:
         log = DecisionLog(settings.explain_max, settings.explain_mib << 20, 1 + secrets.randbits(62))
-    placer = Placer(scheduler, inflight, metrics, telemetry, clock, ttft_slo_s, tbt_slo_s, sizing, log)
-    intake = ReportIntake(fleet, membership, metrics, clock, security.secret, log)
+    planned = PlannedFetches(settings.inflight_max, settings.inflight_prefill_s)
+    placer = Placer(scheduler, inflight, metrics, telemetry, clock, ttft_slo_s, tbt_slo_s, sizing, log, planned)
+    intake = ReportIntake(fleet, membership, metrics, clock, planned, security.secret, log)
     explainer = Explainer(log, clock)
     listing = Listing(fleet, membership, clock, asyncio.sleep)
     servicer = ConductorServicer(
@@ -121,7 +125,7 @@ def build(
         show_policy("placement", choice)
 
     add_admin(server, [changeable_policy(PLACEMENT_POLICIES, settings.placement, use)])
-    return Conductor(fleet, membership, servicer, server, clock, sizing)
+    return Conductor(fleet, membership, servicer, server, clock, planned, sizing)
 
 
 async def _sweep_forever(conductor: Conductor, period_s: float) -> None:

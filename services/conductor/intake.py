@@ -19,6 +19,7 @@ from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import Intake
 from pinyon.placement.instances import InstanceState
+from pinyon.placement.planned_fetches import PlannedFetches
 from services.conductor.membership import Membership, Reporter
 from services.conductor.metrics import ConductorMetrics
 
@@ -51,12 +52,14 @@ class ReportIntake:
         membership: Membership,
         metrics: ConductorMetrics,
         clock: Clock,
+        planned: PlannedFetches,
         secret: bytes = b"",
         log: DecisionLog | None = None,
     ) -> None:
-        """``secret``: the cluster's, if this process knows it; workers with another one are refused. ``log``: is told
-        what came of placements."""
+        """``planned``: what placements had fetched. ``secret``: the cluster's, if this process knows it; workers with
+        another one are refused. ``log``: is told what came of placements."""
         self._log = log
+        self._planned = planned
         self._secret_id = secret_id(secret)
         self._fleet = fleet
         self._membership = membership
@@ -127,19 +130,23 @@ class ReportIntake:
         if message.leaving:
             self._membership.leave(reporter)
             return None
-        every = self._fleet.sample_for(state.info)
-        finer = every < reporter.every  # a store node, and a layout has come with longer blocks
-        if not changed and not finer:
+        # a store node, and a layout has come with longer blocks, or has gone; while there is none, nobody asks for keys
+        had, every = reporter.every, self._fleet.sample_for(state.info)
+        another = self._fleet.has_layouts and reporter.wants(every, now_s)
+        if not changed and not another:
             return None
         response = conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state), resync=resync)
-        if finer:
-            reporter.every = response.sample_every = every
+        if another:
+            response.sample_every = every
+            # Of keys that are wanted no longer, it will not say that they go: a snapshot ends them.
+            response.resync |= every > had
         return response
 
     def _learn_fetches(
         self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float
     ) -> None:
-        """By source where the worker told them apart, else as sums."""
+        """By source where the worker told them apart, else as sums, which tell of the worker alone. What it says of a
+        source is believed if a placement had it fetch as much from there."""
         measured = []
         for prefill in prefills:
             if prefill.fetches:
@@ -148,9 +155,11 @@ class ReportIntake:
             else:
                 measured.append((prefill.fetched_bytes, prefill.fetch_us, ""))
         for size, us, source_id in measured[-MEASUREMENTS_MAX:]:
-            if us <= MEASURED_US_MAX and size <= FETCHED_BYTES_MAX:
-                source = self._fleet.get(source_id)
-                self._fleet.learn_transfer(state, size, us * 1e-6, now_s, source if source is not state else None)
+            if us > MEASURED_US_MAX or size > FETCHED_BYTES_MAX:
+                continue
+            source = self._fleet.get(source_id)
+            if not source_id or (source is not None and self._planned.came(state, source, size, now_s)):
+                self._fleet.learn_transfer(state, size, us * 1e-6, now_s, source)
 
     def _first_token(self, reporter: Reporter, told: conductor_pb2.FirstTokenMeasurement) -> None:
         if self._log is None or told.ttft_us > MEASURED_US_MAX:

@@ -14,6 +14,9 @@ from pinyon.runtime.logging import get_logger
 __all__ = ["Membership", "Reporter"]
 
 DISPLACED_MAX = 64
+SPARSER_S = 300.0
+"""Of a store node, fewer keys are wanted when fewer have been enough for so long: instances that restart come back, and
+each change of mind costs a snapshot."""
 
 _log = get_logger("conductor")
 
@@ -28,6 +31,19 @@ class Reporter:
     """Of its keys, one in so many is indexed (:mod:`pinyon.core.key_sample`)."""
     displaced: dict[str, None] = field(default_factory=dict)
     """Boot ids that this boot took the instance id from, the latest last."""
+    sparser_since_s: float | None = None
+    """Since when fewer have been enough."""
+
+    def wants(self, every: int, now_s: float) -> bool:
+        """One key in ``every`` is enough. Whether that is asked for from now on: more at once, fewer in a while."""
+        if every <= self.every:
+            self.sparser_since_s = None
+        elif self.sparser_since_s is None:
+            self.sparser_since_s = now_s
+        if every == self.every or (self.sparser_since_s is not None and now_s - self.sparser_since_s < SPARSER_S):
+            return False
+        self.every, self.sparser_since_s = every, None
+        return True
 
 
 class Membership:

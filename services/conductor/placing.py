@@ -15,6 +15,7 @@ from pinyon.messages.error import error_to_proto
 from pinyon.messages.placement import placement_to_proto, request_from_proto
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.planned_fetches import PlannedFetches
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.logging import get_logger
@@ -44,8 +45,9 @@ class Placer:
         tbt_slo_s: float,
         sizing: Sizing | None = None,
         log: DecisionLog | None = None,
+        planned: PlannedFetches | None = None,
     ) -> None:
-        """``log``: remembers what was placed and refused."""
+        """``log``: remembers what was placed and refused; ``planned``: what was to be fetched."""
         self._scheduler = scheduler
         self._inflight = inflight
         self._metrics = metrics
@@ -55,6 +57,7 @@ class Placer:
         self._tbt_slo_s = tbt_slo_s
         self._sizing = sizing
         self._log = log
+        self._planned = planned
         scheduler.consider = None if log is None else log.consider
         self._moves_at_s = -math.inf
 
@@ -86,6 +89,8 @@ class Placer:
             number = 0 if self._log is None else self._log.placed(request, now_s)
             placement = placement_to_proto(decision, request.ttft_slo_s, number)
             response = conductor_pb2.ScheduleResponse(request_id=request_id, placement=placement)
+        if self._planned is not None and decision.fetches:
+            self._planned.plan(decision, now_s)
         self._look_at_moves(request, decision)
         if self._sizing is not None:
             self._sizing.placed(request, decision)

@@ -280,7 +280,7 @@ def test_who_moves_has_waited_since_it_was_placed_first() -> None:
             waited.extend((each.placed_s, attempt.request.arrived_s) for each in here)
 
     of._move = noted  # type: ignore[method-assign]
-    rng = Random(1)
+    rng = Random(5)  # where one of the four has more of the work than others: a dozen move
     of.run([ask(0.02 * number, range(100 * number, 100 * number + rng.randint(1, 40)), 1) for number in range(600)])
     assert of.counts["moved"]
     assert len(waited) > 1

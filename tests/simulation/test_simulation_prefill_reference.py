@@ -98,18 +98,28 @@ def test_at_one_time_what_ends_comes_before_what_arrives() -> None:
 
 
 def test_a_queue_in_front_of_one_server_waits_as_the_formula_says() -> None:
-    """M/D/1: a mean wait of rho s / 2 (1 - rho), in three runs of 30,000 requests."""
+    """Each of 6,000 requests waits for the one before it (Lindley: w' = max(0, w + s - gap)), and the mean of 300,000
+    that wait so is that of M/D/1: rho s / 2 (1 - rho)."""
     tokens, load = 500, 0.7
     service_s = tokens * plain.TOKEN_S
-    waits = []
-    for seed in range(3):
-        rng, now_s, arrivals = Random(seed), 0.0, []
-        for number in range(30_000):
-            now_s += rng.expovariate(load / service_s)
-            arrivals.append(Arrival(now_s, tokens, 0, (number,), Traits()))
-        served = PrefillReference(ReferenceSettings(1, 512), PLACEMENT_POLICIES.make("random"), Fifo).run(arrivals)
-        waits.append(sum(each.ttft_s - service_s for each in served) / len(served))
-    assert sum(waits) / len(waits) == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.05)
+
+    def gaps_and_waits(seed: int, count: int) -> list[tuple[float, float]]:
+        rng, wait_s, found = Random(seed), 0.0, []
+        for _ in range(count):
+            gap_s = rng.expovariate(load / service_s)
+            wait_s = max(0.0, wait_s + service_s - gap_s) if found else 0.0
+            found.append((gap_s, wait_s))
+        return found
+
+    expected, now_s, arrivals = gaps_and_waits(0, 6_000), 0.0, []
+    for number, (gap_s, _) in enumerate(expected):
+        now_s += gap_s
+        arrivals.append(Arrival(now_s, tokens, 0, (number,), Traits()))
+    served = PrefillReference(ReferenceSettings(1, 512), PLACEMENT_POLICIES.make("random"), Fifo).run(arrivals)
+    waits = [each.ttft_s - service_s for each in served]
+    assert waits == pytest.approx([wait_s for _, wait_s in expected], abs=1e-6)
+    many = [wait_s for _, wait_s in gaps_and_waits(1, 300_000)]
+    assert sum(many) / len(many) == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.03)
 
 
 @settings(max_examples=30, deadline=None)

@@ -96,7 +96,7 @@ def learn_fetch(reader: InstanceState, source: InstanceState, size_bytes: int, s
     reading = min(reader.reading_bytes - size_bytes, (reader.readings - 1) * size_bytes)
     sending, reading = max(0, sending), max(0, reading)
     start_s, byte_s = reader.transfer_model.coefficients(kind)
-    source.send_rate.observe(size_bytes + sending, seconds - start_s, now_s)
+    source.send_rate.observe(size_bytes + sending, seconds - start_s, now_s, byte_s * size_bytes)
     slow = source.send_rate.per_byte_s > FAULT_RATIO * byte_s
     if slow and kind is PathKind.NETWORK and reader.transfer_model.samples:
         return  # it tells of the source: the reader's other ones are no slower for it

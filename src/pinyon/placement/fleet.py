@@ -18,12 +18,14 @@ from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 from pinyon.placement.load_table import LoadTable
 from pinyon.placement.policy import Pool
 from pinyon.placement.prefix_match import Holders
-from pinyon.placement.transfer_cost import TransferCostModel
+from pinyon.placement.transfer_cost import READ_BYTES_S_MAX, TransferCostModel
 
 __all__ = ["Fleet"]
 
 UNLIMITED = 2**63
 SIBLINGS_MAX = 64
+CLOCK_S = 1e-6
+"""Measured seconds are rounded to it."""
 
 
 class Fleet:
@@ -153,8 +155,9 @@ class Fleet:
     def learn_transfer(
         self, state: InstanceState, size_bytes: int, seconds: float, now_s: float, source: InstanceState | None = None
     ) -> None:
-        """A fetch into the instance was measured. ``source``: of all of it, if it is one and known."""
-        if size_bytes > 0:
+        """A fetch into the instance was measured. ``source``: of all of it, if it is one and known. Nothing is learned
+        from what cannot be."""
+        if 0 < size_bytes <= READ_BYTES_S_MAX * (seconds + CLOCK_S):
             if source is None:
                 state.transfer_model.observe(size_bytes, seconds)
             else:
@@ -172,6 +175,11 @@ class Fleet:
         if info.layout is not None:
             return self.sample_of(info.layout)
         return sample_every(self._stride_tokens, max(self._block_tokens, default=1))
+
+    @property
+    def has_layouts(self) -> bool:
+        """Whether there is an instance that computes."""
+        return bool(self._block_tokens)
 
     @property
     def common_sample(self) -> int:

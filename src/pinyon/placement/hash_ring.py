@@ -16,6 +16,9 @@ __all__ = ["HashRing", "PoolRings"]
 GROUPS_MAX = 64
 ABSENT_MAX = 16
 """Members a ring keeps that are not in a pool, besides as many as there are in it."""
+STEP = np.uint64(0x9E3779B97F4A7C15)
+MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""Of SplitMix64 (Steele, Lea, Flood 2014)."""
 
 
 class HashRing:
@@ -47,24 +50,18 @@ class HashRing:
         if not names:
             return
         count = self._virtual_nodes
-        at = np.fromiter(
-            (
-                xxhash.xxh3_64_intdigest(f"{name}\0{number}".encode(), self._seed)
-                for name in names
-                for number in range(count)
-            ),
-            np.uint64,
-            count * len(names),
-        )
+        at = _points(names, count, self._seed)
         self._number_anew()
         first = len(self._names)
         self._names += names
         self._numbers.update((name, first + place) for place, name in enumerate(names))
         owners = np.repeat(np.arange(first, first + len(names)), count)
-        order = np.argsort(at, kind="stable")
+        order = np.argsort(at)
         at, owners = at[order], owners[order]
-        places = self._at.searchsorted(at)
-        self._at, self._owners = np.insert(self._at, places, at), np.insert(self._owners, places, owners)
+        if len(self._at):
+            places = self._at.searchsorted(at)
+            at, owners = np.insert(self._at, places, at), np.insert(self._owners, places, owners)
+        self._at, self._owners = at, owners
         for place in np.flatnonzero(self._at[1:] == self._at[:-1]).tolist():
             self._order_equal(place)
 
@@ -97,11 +94,22 @@ class HashRing:
         return None
 
 
+def _points(names: list[str], count: int, seed: int) -> NDArray[np.uint64]:
+    """``count`` of each, one name after the other: the first outputs of SplitMix64 from its digest. To hash each point
+    takes a hundred times as long, and nobody else is answered meanwhile."""
+    digests = np.fromiter((xxhash.xxh3_64_intdigest(name.encode(), seed) for name in names), np.uint64, len(names))
+    at = digests[:, None] + STEP * np.arange(1, count + 1, dtype=np.uint64)
+    at = (at ^ (at >> np.uint64(30))) * MIX_1
+    at = (at ^ (at >> np.uint64(27))) * MIX_2
+    points: NDArray[np.uint64] = (at ^ (at >> np.uint64(31))).ravel()
+    return points
+
+
 class PoolRings:
     """For each group of instances, rings that live on while instances come and go.
 
     A policy is asked with another pool whenever an instance joins, leaves or drains, and for every request that some
-    instances have no room for or that excludes some. A ring of 1,024 members takes a quarter of a second to make, one
+    instances have no room for or that excludes some. A ring of 1,024 members takes 12 ms to make, one
     more on it half a millisecond, and one to pass over next to nothing. So a ring keeps who is not in the pool of this
     request, and :meth:`HashRing.owner` is asked among those who are.
     """

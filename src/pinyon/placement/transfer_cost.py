@@ -7,12 +7,18 @@ from typing import ClassVar, Final
 
 from pinyon.placement.cost_model import NonNegativeLeastSquares
 
-__all__ = ["PATH_KINDS", "PathKind", "SendRate", "TransferCostModel", "TransferPriors"]
+__all__ = ["PATH_KINDS", "READ_BYTES_S_MAX", "PathKind", "SendRate", "TransferCostModel", "TransferPriors"]
 
 PRIOR_SHARE_MIN = 1e-3
 """Of its prior, a coefficient that other paths were found to be without: this one may have it after all."""
 RATE_EASING = 1.02
 """With each read, what the fastest one took counts as so much more: a source may have become slower."""
+FASTER_MAX = 2.0
+"""One read tells of a source at most so many times faster than it was, and than the reader's path is: what it took is
+known to a microsecond and less its start, and its reader may say anything."""
+READ_BYTES_S_MAX = 1e13
+"""No read is faster, whatever the path: the adapters of a host have 0.8 TB/s (sixteen of 400 Gbit/s), its memory one or
+two, the links between all of its GPUs 7."""
 RATE_S = 60.0
 """A source that nobody has read from for so long may be fast again: one that is said to be slow is not read from."""
 
@@ -121,10 +127,11 @@ class SendRate:
         if now_s - self._read_s > RATE_S:
             self.per_byte_s = 0.0
 
-    def observe(self, size_bytes: float, seconds: float, now_s: float) -> None:
-        """Of a read of ``size_bytes`` with what moved before or beside it."""
+    def observe(self, size_bytes: float, seconds: float, now_s: float, path_s: float = 0.0) -> None:
+        """Of a read of ``size_bytes`` with what moved before or beside it; ``path_s``: what the read alone takes on its
+        reader's path."""
         self._read_s = now_s
         if size_bytes > 0 and seconds > 0:
-            per_byte_s = seconds / size_bytes
             fastest = self.per_byte_s
+            per_byte_s = max(seconds / size_bytes, path_s / size_bytes / FASTER_MAX, fastest / FASTER_MAX)
             self.per_byte_s = min(per_byte_s, fastest * RATE_EASING) if fastest else per_byte_s

@@ -16,7 +16,7 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
 from services.conductor.intake import ReportIntake
-from services.conductor.membership import Reporter
+from services.conductor.membership import SPARSER_S, Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.settings import ConductorSettings
 from tests.unit.placement.conftest import LAYOUT, info
@@ -27,12 +27,15 @@ PROMPT = chain_block_keys(namespace("m", "l", "t"), bytes(4 * 100), 1)
 
 class World:
     def __init__(self, **settings: object) -> None:
+        self.now_s = 0.0
         made = ConductorSettings(listen="127.0.0.1:0", settle_ms=0, **settings)
-        self.conductor: Conductor = build(made, CollectorRegistry(), Telemetry("conductor", "c"), lambda: 0.0)
+        self.conductor: Conductor = build(made, CollectorRegistry(), Telemetry("conductor", "c"), self.clock)
         fleet, membership = self.conductor.fleet, self.conductor.membership
-        self.intake = ReportIntake(
-            fleet, membership, ConductorMetrics(CollectorRegistry(), fleet, membership), lambda: 0.0
-        )
+        metrics = ConductorMetrics(CollectorRegistry(), fleet, membership)
+        self.intake = ReportIntake(fleet, membership, metrics, self.clock, self.conductor.planned)
+
+    def clock(self) -> float:
+        return self.now_s
 
     def register(self, name: str, role: Role, block_tokens: int = 16) -> Reporter:
         layout = replace(LAYOUT, block_tokens=block_tokens) if role is not Role.STORE else None
@@ -90,6 +93,63 @@ async def test_a_store_node_is_asked_for_what_the_longest_blocks_need():
     assert world.held(store, world.conductor.fleet.common_sample) == 48, "who names no layout sees what is known of all"
     await world.tell(store, range(50))
     assert world.conductor.fleet.index.blocks_of(store.state) == 25
+
+
+async def test_a_store_node_is_asked_for_less_when_less_has_been_enough_for_a_while():
+    world = World(index_stride_tokens=128)
+    store, _, dense = (
+        world.register("s0", Role.STORE),
+        world.register("p0", Role.PREFILL, 16),
+        world.register("p1", Role.PREFILL, 64),
+    )
+    index = world.conductor.fleet.index
+    answer = await world.tell(store, range(50))
+    assert answer is not None
+    assert answer.sample_every == 2
+    await world.tell(store, range(50))
+    assert index.blocks_of(store.state) == 25
+    for _ in range(3):  # it restarts: nothing changes
+        await world.intake.apply(dense, Report(leaving=True))
+        for _ in range(3):
+            assert await world.intake.apply(store, Report()) is None
+            world.now_s += SPARSER_S / 4
+        dense = world.register("p1", Role.PREFILL, 64)
+        assert await world.intake.apply(store, Report()) is None
+        world.now_s += SPARSER_S
+    await world.intake.apply(dense, Report(leaving=True))
+    assert await world.intake.apply(store, Report()) is None
+    world.now_s += SPARSER_S
+    answer = await world.intake.apply(store, Report())
+    assert answer is not None
+    assert (answer.sample_every, answer.resync, store.every) == (8, True, 8)
+    assert world.held(store, 8) == 48, "until the snapshot is here, what was told before counts"
+    before = conductor_pb2.CacheDelta(
+        seq=1, stored_keys=pack_keys(PROMPT[50:60]), removed_keys=pack_keys(PROMPT[40:48])
+    )
+    await world.intake.apply(store, Report(deltas=[before]))  # on its way when the answer came
+    assert world.held(store, 8) == 40
+    answer = await world.tell(store, range(56))
+    assert answer is not None
+    assert not answer.HasField("sample_every")
+    assert index.blocks_of(store.state) == 7, "nothing is left of the denser sample"
+    assert world.held(store, 8) == world.held(store, world.conductor.fleet.common_sample) == 56
+    index.check_integrity()
+
+
+async def test_while_no_instance_computes_a_store_node_goes_on_as_before():
+    """The first one that comes back finds all that it held."""
+    world = World(index_stride_tokens=128)
+    store, worker = world.register("s0", Role.STORE), world.register("p0", Role.PREFILL, 64)
+    await world.tell(store, range(50))
+    await world.tell(store, range(50))
+    assert world.held(store, 2) == 50
+    await world.intake.apply(worker, Report(leaving=True))
+    for _ in range(3):
+        assert await world.intake.apply(store, Report()) is None
+        world.now_s += SPARSER_S
+    world.register("p0", Role.PREFILL, 64)
+    assert await world.intake.apply(store, Report()) is None
+    assert (store.every, world.held(store, 2)) == (2, 50)
 
 
 async def test_placements_reuse_and_expect_up_to_the_last_block_of_the_sample():

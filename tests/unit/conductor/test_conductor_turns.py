@@ -12,14 +12,15 @@ from pinyon.core.request import Role
 from pinyon.messages.instance import info_to_proto
 from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.index import COLLECT_SLOTS
-from pinyon.placement.policy import PlacementDecision
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import Fetch, PlacementDecision
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
 from services.conductor.intake import MEASUREMENTS_MAX, STEP_KEYS, STEP_PARTS, ReportIntake
 from services.conductor.membership import Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.settings import ConductorSettings
-from tests.unit.placement.conftest import info, keys
+from tests.unit.placement.conftest import LAYOUT, info, keys
 
 Report = conductor_pb2.ReportSessionRequest
 
@@ -33,10 +34,17 @@ class World:
         )
         fleet, membership = self.conductor.fleet, self.conductor.membership
         metrics = ConductorMetrics(CollectorRegistry(), fleet, membership)
-        self.intake = ReportIntake(fleet, membership, metrics, lambda: self.now_s)
+        self.intake = ReportIntake(fleet, membership, metrics, lambda: self.now_s, self.conductor.planned)
 
     def register(self, name: str) -> Reporter:
         return self.intake.register(Report(registration=info_to_proto(info(name, Role.PREFILL))))
+
+    def plan(self, reader: Reporter, source: InstanceState, size_bytes: int, times: int = 1) -> None:
+        """A placement had it fetch so much."""
+        fetches = (Fetch(source, 0, -(-size_bytes // LAYOUT.block_bytes)),)
+        decision = PlacementDecision(reader.state, reader.state, 0, fetches, 0.0, 0.1, 0.1, 0.0, "")
+        for _ in range(times):
+            self.conductor.planned.plan(decision, self.now_s)
 
     async def turns_during(self, reporter: Reporter, report: Report) -> int:
         """How often others got the loop while a report was taken."""
@@ -128,14 +136,60 @@ async def test_fetches_are_learned_by_their_sources(world):
         fetch(source_id="s1", fetched_bytes=1, fetch_us=2**64 - 1),
     ]
     for _ in range(20):
+        world.plan(reporter, near, 10**8, 40)
+        world.plan(reporter, far, 10**8)
         prefills = [conductor_pb2.PrefillMeasurement(fetches=spans + broken, fetched_bytes=5, fetch_us=9)]
         await world.intake.apply(reporter, Report(prefills=prefills))
     assert fetch_s(reporter.state, [(near, 10**8)]) == pytest.approx(0.01, rel=0.2)
     assert fetch_s(reporter.state, [(far, 10**8)]) == pytest.approx(0.2, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("reader", "source_id", "size_bytes", "after_s", "believed"),
+    [
+        ("p0", "s0", 10**8, 1.0, True),
+        ("p0", "s0", 10**7, 1.0, True),  # it held the rest itself by then
+        ("p0", "s1", 10**8, 1.0, False),
+        ("p1", "s0", 10**8, 1.0, False),
+        ("p0", "p0", 10**8, 1.0, False),
+        ("p0", "gone", 10**8, 1.0, False),
+        ("p0", "s0", 10**8 + 64 * LAYOUT.block_bytes, 1.0, False),
+        ("p0", "s0", 10**8, 601.0, False),
+    ],
+)
+async def test_a_fetch_that_no_placement_named_teaches_nothing(world, reader, source_id, size_bytes, after_s, believed):
+    named = {name: world.register(name) for name in ("p0", "p1", "s0", "s1")}
+    world.plan(named["p0"], named["s0"].state, 10**8)
+    world.now_s += after_s
+    fetches = [conductor_pb2.FetchMeasurement(source_id=source_id, fetched_bytes=size_bytes, fetch_us=20_000)] * 2
+    report = Report(prefills=[conductor_pb2.PrefillMeasurement(fetches=fetches)])
+    await world.intake.apply(named[reader], report)
+    assert named[reader].state.transfer_model.samples == believed, "and one plan is one fetch"
+    learned = [each for each in named.values() if each.state.send_rate.per_byte_s]
+    assert learned == ([named["s0"]] if believed else [])
+
+
+async def test_a_fetch_is_planned_by_its_placement(world):
+    reader = world.register("p0")
+    store, _ = (
+        world.intake.register(Report(registration=info_to_proto(info(name, role))))
+        for name, role in (("s0", Role.STORE), ("d0", Role.DECODE))
+    )
+    for _ in range(2):  # of blocks of this length it is asked for more than the first time
+        await world.intake.apply(store, Report(snapshot=snapshot(*range(100))))
+    ask = conductor_pb2.ScheduleRequest(request_id="r", model="m", prompt_tokens=1601, block_keys=keys(*range(100)))
+    answer = await world.conductor.servicer.Schedule(ask, None)
+    (fetch,) = answer.placement.fetches
+    size = fetch.block_count * LAYOUT.block_bytes
+    told = [conductor_pb2.FetchMeasurement(source_id="s0", fetched_bytes=size, fetch_us=1000)]
+    for _ in range(2):
+        await world.intake.apply(reader, Report(prefills=[conductor_pb2.PrefillMeasurement(fetches=told)]))
+    assert reader.state.transfer_model.samples == 1
+
+
 async def test_of_a_report_of_many_fetches_the_newest_are_learned(world):
     reporter = world.register("p0")
+    world.plan(reporter, world.register("s0").state, 100, 1000)
     spans = [conductor_pb2.FetchMeasurement(source_id="s0", fetched_bytes=100, fetch_us=1)] * 1000
     measured = [conductor_pb2.PrefillMeasurement(fetches=spans)] * MEASUREMENTS_MAX
     await world.intake.apply(reporter, Report(prefills=measured))

@@ -23,7 +23,8 @@ YESTERDAY = DayFits({9: NINE, 10: TEN})
 
 categories = st.just("") | st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,31}/[0-9]{1,7}\Z")
 fits = st.builds(Fit, st.floats(0, 1), st.floats(1e-3, 1e9))
-days = st.builds(DayFits, st.dictionaries(st.integers(0, 23), st.dictionaries(categories, fits, min_size=1)))
+several = st.dictionaries(categories, fits, min_size=1, max_size=4)
+days = st.builds(DayFits, st.dictionaries(st.integers(0, 23), several, max_size=4))
 
 
 @given(days)

@@ -21,7 +21,7 @@ def place(blocks: int, **held):
     for name, numbers in held.items():
         hold(fleet, name, numbers)
     for _ in range(50):
-        fleet.learn_transfer(member(fleet, "p0"), 10**9, 1e-6, 0.0)
+        fleet.learn_transfer(member(fleet, "p0"), 10**9, 1e-4, 0.0)
     request = PlacementRequest("r", "m", 16 * blocks + 1, keys(*range(blocks)), 1)
     return fleet, Scheduler(fleet, KvCacheCentric()).schedule(request, 0.0)
 

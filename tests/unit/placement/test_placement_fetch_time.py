@@ -149,6 +149,62 @@ def test_a_source_that_was_slow_is_not_held_to_be_so_for_ever(fleet):
     assert fetch_s(p0, [(slow, size)]) == pytest.approx(before_s, rel=0.2)
 
 
+@pytest.mark.parametrize("source", ["s1", "s0", None])
+def test_what_cannot_be_teaches_nothing(fleet, source):
+    """1 TB in a microsecond: a broken clock, or one who lies."""
+    p0, other = member(fleet, "p0"), member(fleet, source) if source else None
+    for _ in range(3):
+        fleet.learn_transfer(p0, 10**12, 1e-6, 1.0, other)
+        fleet.learn_transfer(p0, 10**12, 0.0, 1.0, other)
+    assert p0.transfer_model.samples == 0
+    assert all(state.send_rate.per_byte_s == 0.0 for state in fleet.instances())
+
+
+def test_one_report_hides_a_slow_source_by_half_and_not_for_long(fleet):
+    """As far as it can be: a gigabyte in 1.1 ms, 9 TB/s when the start is taken off."""
+    s1, size = member(fleet, "s1"), 100 * BLOCK
+    took_s = 1e-3 + 8 * size / GB  # eight times slower than the paths of all
+    for name, source in (("p0", "p1"), ("d0", "p1"), ("d1", "s1")):
+        for number in range(20):
+            moved = (1, 10)[number % 2] * size
+            fleet.learn_transfer(member(fleet, name), moved, 1e-3 + moved / GB, 0.0, member(fleet, source))
+    fleet.set_load(s1, InstanceLoad(), 100.0)
+    for number in range(50):
+        fleet.learn_transfer(member(fleet, ("p0", "d0")[number % 2]), size, took_s, 100.0, s1)
+    assert s1.send_rate.per_byte_s == pytest.approx(8 / GB, rel=0.15)
+    before = s1.send_rate.per_byte_s
+    fleet.learn_transfer(member(fleet, "d1"), GB, 1.1e-3, 100.0, s1)
+    assert s1.send_rate.per_byte_s == pytest.approx(before / 2)
+    for _ in range(36):  # ln 2 / ln 1.02
+        fleet.learn_transfer(member(fleet, "p0"), size, took_s, 100.0, s1)
+    assert s1.send_rate.per_byte_s == pytest.approx(before, rel=0.02)
+
+
+def test_of_a_source_that_nobody_knows_one_report_says_no_more_than_twice_its_readers_path(fleet):
+    s1, p0 = member(fleet, "s1"), member(fleet, "p0")
+    fleet.learn_transfer(p0, GB, 1.1e-3, 1.0, s1)
+    assert s1.send_rate.per_byte_s == pytest.approx(1 / (2 * GB))
+    on_its_way(fleet, "x", "d0", "s1", 1000)
+    path_s = 1e-3 + 1000 * BLOCK / GB
+    assert fetch_s(member(fleet, "d1"), [(s1, 1000 * BLOCK)]) == pytest.approx(path_s + 1000 * BLOCK / (2 * GB))
+
+
+def test_a_read_that_hardly_takes_longer_than_its_start_does_not_tell_of_a_fast_source(fleet):
+    """65 KB in 1.001 ms, of which 1 ms is the start, are not 65 GB/s."""
+    s1 = member(fleet, "s1")
+    for name in ("p0", "d0", "p1") * 10:
+        fleet.learn_transfer(member(fleet, name), BLOCK, 1.001e-3, 1.0, s1)
+    assert s1.send_rate.per_byte_s > 1 / (4 * GB)
+
+
+def test_a_source_that_is_far_faster_than_the_prior_is_soon_known_as_such(fleet):
+    s1 = member(fleet, "s1")
+    for number in range(12):
+        size = (1000, 100_000)[number % 2] * BLOCK
+        fleet.learn_transfer(member(fleet, "p0"), size, 1e-3 + size / (100 * GB), 1.0, s1)
+    assert s1.send_rate.per_byte_s == pytest.approx(1 / (100 * GB), rel=0.1)
+
+
 def test_what_is_placed_keeps_no_arrays_and_sums_stay_in_bounds(fleet):
     p0 = member(fleet, "p0")
     decision = PlacementDecision(p0, p0, 0, (), 0.0, 0.0, 1e13, 0.0, "")

@@ -18,7 +18,41 @@ from tests.unit.placement.conftest import info, keys, make_fleet
 
 KEYS = [number.to_bytes(16, "little") for number in range(4000)]
 NODES = 128
+STEP = 0x9E3779B97F4A7C15
 NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=12, unique=True)
+
+
+def mixed(state: int) -> int:
+    """As docs/placement.md says."""
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+    return state ^ state >> 31
+
+
+def owner_by_the_docs(names: list[str], count: int, seed: int, key: bytes) -> str:
+    """Nearest clockwise of all points, each computed by itself."""
+    digest = xxhash.xxh3_64_intdigest
+    points = [
+        (mixed((digest(name.encode(), seed) + number * STEP) % 2**64), name)
+        for name in names
+        for number in range(1, count + 1)
+    ]
+    at = digest(key, seed)
+    return min(points, key=lambda point: ((point[0] - at) % 2**64, point[1]))[1]
+
+
+@given(NAMES, st.integers(0, (1 << 64) - 1))
+def test_points_are_where_the_docs_say(names, seed):
+    ring = HashRing(names, 8, seed)
+    for key in KEYS[:20]:
+        assert ring.owner(key) == owner_by_the_docs(names, 8, seed, key)
+
+
+def test_points_of_one_member():
+    """Written down, behind SplitMix64's own test vector: they are the same in every build and on every machine."""
+    assert [f"{mixed(number * STEP % 2**64):x}" for number in (1, 2)] == ["e220a8397b1dcdaf", "6e789e6aa1b965f4"]
+    ring = HashRing(["prefill-0"], 2, 7)
+    assert [f"{int(at):016x}" for at in ring._at] == ["ccdcc878237a9ee9", "e430d17450556626"]
 
 
 @given(NAMES, st.integers(0, (1 << 64) - 1), st.randoms(use_true_random=False))
@@ -148,8 +182,14 @@ def test_rings_of_so_many_models_are_kept():
 @given(NAMES, st.lists(st.tuples(st.integers(0, 11), st.booleans()), max_size=40))
 def test_equal_points_belong_to_the_first_name_however_they_came(names, changes):
     digest = xxhash.xxh3_64_intdigest
+
+    def few(data, seed=0):
+        """Digests from which the points of several overlap; keys lie at such points."""
+        state = digest(data, seed) % 16 * STEP % 2**64
+        return mixed(state) if len(data) == 16 else state
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(xxhash, "xxh3_64_intdigest", lambda data, seed=0: digest(data, seed) % 16)
+        patch.setattr(xxhash, "xxh3_64_intdigest", few)
         ring = HashRing(names, 8, 1)
         for place, comes in changes:
             name = names[place % len(names)]
@@ -158,6 +198,16 @@ def test_equal_points_belong_to_the_first_name_however_they_came(names, changes)
             fresh = HashRing(ring.members, 8, 1)
             assert [ring.owner(key) for key in KEYS[:40]] == [fresh.owner(key) for key in KEYS[:40]]
             assert all((ring.owner(key) is None) == (not ring.members) for key in KEYS[:2])
+
+
+def test_a_new_ring_hashes_each_member_once(monkeypatch):
+    """However many points it has: nobody else is answered meanwhile."""
+    hashed = []
+    digest = xxhash.xxh3_64_intdigest
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda data, seed=0: hashed.append(data) or digest(data, seed))
+    ring = HashRing((f"i{number}" for number in range(1000)), NODES, 1)
+    assert len(hashed) == 1000
+    assert len(ring._at) == 1000 * NODES
 
 
 def test_one_more_instance_on_a_large_ring_has_its_own_points_hashed_and_sorted(monkeypatch):
@@ -169,5 +219,5 @@ def test_one_more_instance_on_a_large_ring_has_its_own_points_hashed_and_sorted(
     monkeypatch.setattr(np, "argsort", lambda values, **how: ordered.append(len(values)) or argsort(values, **how))
     for number in range(20):
         ring.change([f"new{number}"], [f"i{number}"])
-    assert len(hashed) == 20 * NODES
+    assert len(hashed) == 20
     assert ordered == [NODES] * 20

@@ -221,6 +221,10 @@ async def test_only_keys_in_the_sample_are_told_and_a_finer_one_is_told_whole(co
         await conductor.until(f"'{name}' in c.ended")
     assert conductor.keys == in_sample(2, *range(8, 300)) | in_sample(8, *range(300, 320))
     assert (parts, conductor.parts) == (1, -1), "no snapshot for less than before"
+    conductor.resync = True
+    session.wake()
+    await conductor.until("c.parts == 1")
+    assert conductor.keys == in_sample(8, *range(8, 320)), "unless one is asked for"
     await session.close()
 
 

@@ -1,0 +1,80 @@
+"""What placements told instances to fetch, until they report it: a measurement of anything else is not believed."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pinyon.core.key_sample import EVERY_MAX
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import PlacementDecision
+
+__all__ = ["PlannedFetches"]
+
+PAIR_MAX = 256
+"""Fetches that one instance was told to make from one source; of more, the newest are known."""
+
+Plans = deque[tuple[float, int]]
+"""When each was planned, and how many bytes at most, the oldest first."""
+
+
+class PlannedFetches:
+    """By reader and source. A plan lasts until that reader reports a fetch from that source that can be it, or for
+    ``lasts_s`` seconds; of more than ``limit``, those of the pair go that nothing was planned for longest."""
+
+    def __init__(self, limit: int, lasts_s: float) -> None:
+        self._limit = limit
+        self._lasts_s = lasts_s
+        self._plans: dict[tuple[InstanceState, InstanceState], Plans] = {}
+        """The pair that something was planned for last is the last one; none is empty."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def plan(self, decision: PlacementDecision, now_s: float) -> None:
+        """It was placed so."""
+        reader = decision.prefill
+        layout = reader.info.layout
+        if layout is None:
+            return
+        for span in decision.fetches:
+            # who is asked for a span is asked for the first blocks of the next one too: a sample is all that is known
+            size = (span.block_count + EVERY_MAX - 1) * layout.block_bytes
+            pair = reader, span.source
+            plans: Plans = self._plans.pop(pair, deque())
+            self._plans[pair] = plans
+            plans.append((now_s, size))
+            self._count += 1
+            if len(plans) > PAIR_MAX:
+                plans.popleft()
+                self._count -= 1
+        while self._count > self._limit:
+            self._drop_oldest()
+
+    def came(self, reader: InstanceState, source: InstanceState, size_bytes: int, now_s: float) -> bool:
+        """A fetch of so many bytes was reported: whether it was planned. The oldest plan that it can be is carried out
+        by it."""
+        pair = reader, source
+        plans = self._plans.get(pair)
+        if plans is None:
+            return False
+        for place, (planned_s, size) in enumerate(plans):
+            if size_bytes <= size and now_s - planned_s <= self._lasts_s:
+                del plans[place]
+                self._count -= 1
+                if not plans:
+                    del self._plans[pair]
+                return True
+        return False
+
+    def expire(self, now_s: float) -> None:
+        """Forget pairs that nothing was planned for in so long."""
+        while self._plans:
+            plans = next(iter(self._plans.values()))
+            if now_s - plans[-1][0] <= self._lasts_s:
+                return
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        pair = next(iter(self._plans))
+        self._count -= len(self._plans.pop(pair))
