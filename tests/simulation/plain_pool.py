@@ -41,9 +41,9 @@ class Part:
         self.aged: OrderedDict[int, None] = OrderedDict()
         self.credit_s = 0.0
 
-    def seen(self, row: Row) -> int:
-        """Leading blocks that are here or will be."""
-        coming = {block for each in self.queue.values() for block in each.row.blocks}
+    def seen(self, row: Row, *, in_order: bool) -> int:
+        """Leading blocks that are here or will be: in an order by length, who waits may come later."""
+        coming = set() if in_order else {block for each in self.queue.values() for block in each.row.blocks}
         if self.running:
             coming.update(self.running[1].blocks)
         return run_of(row.blocks, self.cache, coming)
@@ -146,7 +146,7 @@ class Pool:
         return place, costs[place][1]
 
     def cost(self, part: Part, row: Row) -> tuple[float, float]:
-        local = reach = part.seen(row)
+        local = reach = part.seen(row, in_order=self.in_order)
         most = run_of(row.blocks, self.where)
         while reach < most and self.where[row.blocks[reach]] is not part:
             reach += 1  # somebody else has it

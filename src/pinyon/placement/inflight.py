@@ -41,6 +41,9 @@ class _Prefill:
     request: PlacementRequest | None = None
     decision: PlacementDecision | None = None
     begun: bool = False
+    sure: bool = True
+    """Its blocks are there before a prompt that comes now is computed. Where short prompts go first, that is so of what
+    is being computed alone, or would be at once: what waits may come after it, which then computes what both have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class InFlightTable:
     counts for at most ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements.
 
     What waits for the engine is computing alone: fetches go on beside it. While the prefill part counts, its instance
-    is expected to hold the prompt's blocks soon.
+    is expected to hold the prompt's blocks soon; where short prompts go first, from when it computes this one.
     """
 
     def __init__(
@@ -128,18 +131,19 @@ class InFlightTable:
         room = self._expected_keys + len(expected) // KEY_BYTES <= self._expected_keys_max
         keys = list(dict.fromkeys(unpack_keys(expected))) if room else []  # a client may name one twice
         self._expected_keys += len(keys)
-        self.expected.add(prefill, keys)
         # what was considered is large: a decision is kept only for who asks for it
         kept = decision if request is not None or decision.trial is not None else None
-        self._prefills[request_id] = _Prefill(
+        part = self._prefills[request_id] = _Prefill(
             prefill, prefill_us, transfer_us, decision.fetches, keys, now_s, now_s if first_s is None else first_s,
-            request, kept,
+            request, kept, sure=not prefill.info.short_first or prefill.prefill_idle,
         )  # fmt: skip
+        if part.sure:
+            self.expected.add(prefill, keys)
         for state in (prefill, decode):
             self._by_instance.setdefault(state, {})[request_id] = None
         prefill.loads.enqueue(prefill.row, prefill_us)
         prefill.inflight_transfer_us += transfer_us
-        self._count_reads(self._prefills[request_id], 1)
+        self._count_reads(part, 1)
         self._decodes[request_id] = _Decode(decode, decode_blocks, now_s)
         self._unclaimed[request_id] = now_s
         decode.decodes_changed(1, decode_blocks)
@@ -174,6 +178,9 @@ class InFlightTable:
         part = self._prefills.get(request_id)
         if part is None or part.state is not state or part.begun:
             return
+        if not part.sure:
+            self.expected.add(state, part.expected)
+            part.sure = True
         part.begun = True
         state.computing += 1
         loads, row = state.loads, state.row
@@ -242,7 +249,8 @@ class InFlightTable:
             if not state.computing:
                 state.loads.ends_s[state.row] = 0.0
         self._reads_over(part)
-        self.expected.remove(state, part.expected)
+        if part.sure:
+            self.expected.remove(state, part.expected)
         self._expected_keys -= len(part.expected)
         decode = self._decodes.get(request_id)
         if decode is None or decode.state is not part.state:
@@ -286,7 +294,7 @@ class InFlightTable:
         assert parts == {(key, state) for state, requests in self._by_instance.items() for key in requests}
         assert self._unclaimed.keys() <= self._decodes.keys()
         assert self._expected_keys == sum(len(part.expected) for part in self._prefills.values())
-        assert self.expected.pairs <= self._expected_keys
+        assert self.expected.pairs <= sum(len(part.expected) for part in self._prefills.values() if part.sure)
         for state in self._by_instance:
             parts_here = [part for part in self._prefills.values() if part.state is state]
             assert state.computing == sum(part.begun for part in parts_here)

@@ -97,6 +97,30 @@ def test_it_counts_until_the_prefill_ends(fleet, scheduler, end):
     assert scheduler.schedule(ask("next"), 0.0).local_blocks == 0
 
 
+def test_who_serves_short_prompts_first_is_to_hold_what_it_computes_already():
+    """What waits may come after a shorter one that has the same beginning, and then brings it nothing."""
+    fleet = make_fleet(("d0", DECODE))
+    p0 = fleet.join(info("p0", PREFILL, short_first=True), 0.0)
+    scheduler, inflight = Scheduler(fleet, KvCacheCentric()), fleet.inflight
+    scheduler.schedule(ask("other", block_keys=keys(2001)), 0.0)
+    assert inflight.expected.of(p0) == 1, "it is computed at once"
+    first = scheduler.schedule(ask("first", own=1), 0.0)
+    assert inflight.expected.of(p0) == 1
+    second = scheduler.schedule(ask("second"), 0.0)
+    assert (second.local_blocks, second.prefill_s) == (0, pytest.approx(first.prefill_s, rel=0.1))
+    inflight.check_integrity()
+    inflight.begin_prefill("second", p0, 0.0)
+    third = scheduler.schedule(ask("third", own=3), 0.0)
+    assert third.local_blocks == BLOCKS
+    inflight.begin_prefill("first", p0, 0.0)
+    inflight.end_prefill("second", p0, 0.0)
+    assert scheduler.schedule(ask("fourth", own=4), 0.0).local_blocks == BLOCKS
+    for name in ("other", "first"):
+        inflight.release(name)
+    assert inflight.expected.of(p0) == 0, "of those that wait nothing is"
+    inflight.check_integrity()
+
+
 def test_two_that_expect_the_same_and_one_ends(fleet, scheduler):
     for name in ("first", "second"):
         scheduler.schedule(ask(name), 0.0)
