@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.cost_priors import parse_priors
-from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.placement.scaling import parse_sizes
 from pinyon.profiles.engine_profile import built_in_profiles
 from pinyon.runtime.settings import ServiceSettings, service_config
@@ -36,7 +36,7 @@ class ConductorSettings(ServiceSettings):
     model_config = service_config("conductor")
 
     placement: Annotated[str, AfterValidator(PLACEMENT_POLICIES.checked)] = Field(
-        "pinyon",
+        PLACEMENT_DEFAULT,
         description=f"placement policy: {PLACEMENT_POLICIES.described}; further ones as ;MODEL=POLICY",
     )
     ttft_slo_ms: int = Field(

@@ -323,7 +323,7 @@ class Worker:
         now_s = self._clock()
         if self._last_decode_s:
             kv_tokens = sum(slot.position for slot in step.slots)
-            self.parts.ledger.decoded(decodes, now_s - self._last_decode_s, kv_tokens)
+            self.parts.ledger.token_times.decoded(decodes, now_s - self._last_decode_s, kv_tokens)
         self._last_decode_s = now_s
 
 

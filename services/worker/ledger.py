@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pinyon.api.worker.v1 import worker_pb2
+from pinyon.batching.token_times import TokenTimes
 from services.worker.orders import PrefillOutcome
 
 __all__ = ["FirstTokens", "Ledger"]
@@ -37,8 +38,7 @@ class Ledger:
         self._ended_decodes: deque[str] = deque(maxlen=KEPT)
         self._measured: deque[PrefillOutcome] = deque(maxlen=KEPT)
         self._first_tokens: deque[tuple[int, float, worker_pb2.PrefillReport]] = deque(maxlen=KEPT)
-        self._between_tokens_s = 0.0
-        self._tokens = self._batches = self._kv_tokens = 0
+        self.token_times = TokenTimes()
 
     def prefill_begun(self, request_id: str) -> None:
         """Its prompt is being computed, or was before this is told. It goes with the next report."""
@@ -65,13 +65,6 @@ class Ledger:
         if placement_number:
             self._first_tokens.append((placement_number, seconds, report))
 
-    def decoded(self, tokens: int, seconds: float, kv_tokens: int) -> None:
-        """``tokens`` requests got a token each, ``seconds`` after the one before, by reading the KV of so many."""
-        self._tokens += tokens
-        self._between_tokens_s += tokens * seconds
-        self._batches += tokens * tokens
-        self._kv_tokens += tokens * kv_tokens
-
     def take_begun(self) -> tuple[list[str], list[str]]:
         begun = list(self._begun_prefills), list(self._begun_decodes)
         self._begun_prefills.clear()
@@ -93,14 +86,3 @@ class Ledger:
         taken = list(self._first_tokens)
         self._first_tokens.clear()
         return taken
-
-    def take_decoded(self) -> tuple[float, float, float]:
-        """Milliseconds between tokens, requests in the batch, tokens whose KV it read: all in the mean of the same
-        tokens, so that the times fit the loads they were measured at. Zeros when nothing was decoded."""
-        tokens = self._tokens
-        if not tokens:
-            return 0.0, 0.0, 0.0
-        means = 1000 * self._between_tokens_s / tokens, self._batches / tokens, self._kv_tokens / tokens
-        self._between_tokens_s = 0.0
-        self._tokens = self._batches = self._kv_tokens = 0
-        return means

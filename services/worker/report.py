@@ -40,8 +40,9 @@ class WorkerReport:
         return self._pool.drain_changes()
 
     def load(self) -> conductor_pb2.InstanceLoad:
-        tbt_ms, batch, kv_tokens = self._ledger.take_decoded()
-        return load_to_proto(replace(self._load(), mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens))
+        load = self._load()
+        tbt_ms, batch, kv_tokens = self._ledger.token_times.take(idle=not load.running_requests)
+        return load_to_proto(replace(load, mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens))
 
     def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
         return [measurement_to_proto(outcome) for outcome in self._ledger.take_measured()]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from pinyon.batching import BATCHING_POLICIES
-from pinyon.batching.service_order import SERVICE_ORDERS
+from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.profiles.engine_profile import built_in_profiles, load_profile
@@ -64,7 +64,7 @@ class WorkerSettings(TransferSettings, JournalSettings):
         "fcfs", description=f"who enters the batch: {BATCHING_POLICIES.described}"
     )
     service_order: Annotated[str, AfterValidator(SERVICE_ORDERS.checked)] = Field(
-        "most_in_time", description=f"whose prompt is computed next: {SERVICE_ORDERS.described}"
+        SERVICE_ORDER_DEFAULT, description=f"whose prompt is computed next: {SERVICE_ORDERS.described}"
     )
     max_batch: int = Field(32, ge=1, le=4096, description="requests decoded in one step at most")
     prefill_chunk_tokens: int = Field(256, ge=1, le=16384, description="prompt tokens of one request in one step")

@@ -68,11 +68,11 @@ async def test_the_time_between_tokens_comes_with_the_load_it_was_measured_at(fl
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="alone"))
     await answer.wait()
     await fleet.idle()
-    tbt_ms, batch, kv_tokens = d.parts.ledger.take_decoded()
+    tbt_ms, batch, kv_tokens = d.parts.ledger.token_times.take(idle=True)
     assert tbt_ms > 0
     assert batch == 1
     assert len(PROMPT) <= kv_tokens < len(PROMPT) + SHORT.max_tokens
-    assert d.parts.ledger.take_decoded() == (0.0, 0.0, 0.0)
+    assert d.parts.ledger.token_times.take(idle=True) == (0.0, 0.0, 0.0)
     assert d.parts.members.kv_tokens == 0
 
 

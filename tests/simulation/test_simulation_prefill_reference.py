@@ -171,7 +171,8 @@ def run(capsys: pytest.CaptureFixture[str], trace: Path, *arguments: str) -> dic
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_command(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path, policy: str) -> None:
     rows = tmp_path / "rows.jsonl"
-    found = run(capsys, trace, "--rate", "5", "--policy", policy, "--per-request", str(rows), "--json")
+    asked_for = ["--order", "fifo", "--rate", "5", "--policy", policy, "--per-request", str(rows), "--json"]
+    found = run(capsys, trace, *asked_for)
     asked = [(row.time_s, row.input_tokens, row.blocks) for row in TraceFile(trace).rows()]
     expected = plain.report(plain.simulate(plain.cut(asked, 5.0), policy, 3, 20_000), warm_up=20)
     assert {key: found[key] for key in expected} == pytest.approx(expected)

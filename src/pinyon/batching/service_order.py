@@ -14,6 +14,7 @@ from pinyon.core.policies import NoSettings, Registry
 
 __all__ = [
     "SERVICE_ORDERS",
+    "SERVICE_ORDER_DEFAULT",
     "Fifo",
     "MostInTime",
     "MostInTimeSettings",
@@ -317,3 +318,5 @@ SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(
         MostInTime.name: (MostInTimeSettings, MostInTime),
     },
 )
+SERVICE_ORDER_DEFAULT = MostInTime.name
+"""Of a worker, and of a simulation."""

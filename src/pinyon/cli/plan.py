@@ -20,7 +20,7 @@ from pinyon.cli.simulated import (
 from pinyon.cli.simulated_results import print_side_by_side
 from pinyon.cli.trace_input import open_trace
 from pinyon.core.errors import InvalidArgument
-from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.simulator.plan import fewest
 
 __all__ = ["add_command", "plan"]
@@ -35,7 +35,8 @@ def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("plan", help="how many instances a trace needs", description=_DESCRIPTION)
     add_cluster(parser, sized=False)
-    parser.add_argument("--policy", default="min_ttft", help=f"{PLACEMENT_POLICIES.described} (default min_ttft)")
+    described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
+    parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
     parser.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the trace's)")
     parser.add_argument("--share", type=float, default=0.9, help="of the requests that are to be in time (default 0.9)")
     parser.add_argument("--both", action="store_true", help="the time between tokens is to be in time as well")

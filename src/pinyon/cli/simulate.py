@@ -21,7 +21,7 @@ from pinyon.cli.simulated import (
 )
 from pinyon.cli.simulated_results import draw, print_result, write_rows
 from pinyon.cli.trace_input import open_trace
-from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.simulator.goodput import Bounds, goodput
 from pinyon.simulator.models import Rows
 
@@ -51,7 +51,8 @@ def add_command(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_cluster(parser)
-    parser.add_argument("--policy", default="min_ttft", help=f"{PLACEMENT_POLICIES.described} (default min_ttft)")
+    described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
+    parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--rate", type=float, metavar="R", help="requests per second in the mean (default: the trace's)")
     rate.add_argument(

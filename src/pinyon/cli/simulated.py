@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pinyon.batching import BATCHING_POLICIES
-from pinyon.batching.service_order import SERVICE_ORDERS
+from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
 from pinyon.cli.trace_input import add_trace, bar, seed_of, tell_broken
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.policies import Registry
@@ -126,7 +126,8 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         metavar="C",
         help="KV that an instance, or a node of a pipeline, holds, in whole blocks (default: the machine's HBM)",
     )
-    parser.add_argument("--order", default="fifo", help=f"of service: {SERVICE_ORDERS.described} (default fifo)")
+    described = f"of service: {SERVICE_ORDERS.described} (default {SERVICE_ORDER_DEFAULT}, as a worker's)"
+    parser.add_argument("--order", default=SERVICE_ORDER_DEFAULT, help=described)
     parser.add_argument(
         "--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)"
     )

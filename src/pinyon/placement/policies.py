@@ -16,7 +16,10 @@ from pinyon.placement.preble import Preble, PrebleSettings
 from pinyon.placement.random_choice import RandomChoice
 from pinyon.placement.round_robin import RoundRobin
 
-__all__ = ["PLACEMENT_POLICIES"]
+__all__ = ["PLACEMENT_DEFAULT", "PLACEMENT_POLICIES"]
+
+PLACEMENT_DEFAULT = Pinyon.name
+"""Of a conductor, and of a simulation."""
 
 PLACEMENT_POLICIES = ByModelRegistry(
     "placement",

@@ -227,6 +227,7 @@ def cluster_settings(load: Load, instances: int) -> ClusterSettings:
         CACHE_TOKENS[load.size] - machine.hbm_tokens,
         step_rule=StepRule.PREFILL_FIRST,
         active_prefills=ACTIVE_PREFILLS,
+        service_order="fifo",
         slo_s=SLO_S,
     )
 
@@ -243,7 +244,7 @@ def _prefill_only(load: Load, system: System, arrivals: Sequence[Arrival]) -> Ra
     settings = ReferenceSettings(
         system.instances, CACHE_TOKENS[load.size], load.block_tokens, SLO_S, "lru", system.seed
     )
-    served = ReferenceModel(settings, choice).run(arrivals, lambda done: None)
+    served = ReferenceModel(settings, choice, "fifo").run(arrivals, lambda done: None)
     return _summary(report(served, SLO_S, WARM_UP))
 
 

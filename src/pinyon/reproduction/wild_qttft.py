@@ -38,7 +38,7 @@ def _mean_s(workload: Workload, model: Served, ratio: float, policy: str, tell: 
     arrivals = cut(workload.rows, block_tokens, UNCUT)
     text = f"{workload.name}, {model.name}, CPU cache {ratio:g} × HBM: {policy}"
     tell(text)
-    rows = ReferenceModel(settings, "least_loaded").run(arrivals, counting(tell, text, len(arrivals)))
+    rows = ReferenceModel(settings, "least_loaded", "fifo").run(arrivals, counting(tell, text, len(arrivals)))
     return float(sum(row.ttft_s for row in rows) / len(rows))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT
 from pinyon.core.request import Role
 from pinyon.decisions import InstanceConfig
 from pinyon.placement.scaling import ScalingSettings
@@ -53,7 +54,7 @@ class ClusterSettings:
     eviction: str = "lru"
     pool_eviction: str = "lru"
     batching: str = "fcfs"
-    service_order: str = "fifo"
+    service_order: str = SERVICE_ORDER_DEFAULT
     slo_s: float = 5.0
     """By which first tokens should be there: orders of service look at it."""
     ttft_slo_s: float = 0.0

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pinyon.batching import PromptWork, StepPlan
 from pinyon.batching.policy import StepSeen
+from pinyon.batching.token_times import TokenTimes
 from pinyon.core.block_keys import pack_keys
 from pinyon.core.journal import Journal
 from pinyon.decisions import InstanceConfig, InstanceDecisions, make_room
@@ -114,7 +115,7 @@ class Engine(EngineMemory):
         self._turn = 0
         self._busy = False
         self._seq = 0
-        self._mean_tbt_s = self._mean_batch = 0.0
+        self._token_times = TokenTimes()
         self._kv_tokens = 0
         """That the last step read."""
 
@@ -287,8 +288,8 @@ class Engine(EngineMemory):
             self._passing += tokens
             self._time.at(effect_s, lambda: self._told_late(chunks, tokens))
         if counted.decodes:
-            self._mean_tbt_s, self._mean_batch = seconds / count, len(plan.decodes)
             self._kv_tokens += len(plan.decodes) * count // 2
+            self._token_times.decoded(len(plan.decodes), seconds / count, self._kv_tokens, count)
         for number in counted.decodes:
             if number in self.decodes:
                 self._owner.decoded(self, self.decodes[number], count, seconds / count)
@@ -343,20 +344,20 @@ class Engine(EngineMemory):
             self._seq += 1
             self._fleet.index.apply_delta(self.state, self._seq, pack_keys(stored), pack_keys(removed))
         pending = len(self.decodes) + len(self._wanted) - self.steps.running
+        tbt_ms, batch, kv_tokens = self._token_times.take(idle=not self.steps.running)
         load = InstanceLoad(
             max(0, pending),
             self.steps.running,
             max(0, self.prompts.pending_tokens - self._passing),
             self.pool.used,
             self.pool.cached,
-            mean_tbt_ms=self._mean_tbt_s * 1e3,
-            mean_batch=self._mean_batch,
-            mean_kv_tokens=self._kv_tokens,
+            mean_tbt_ms=tbt_ms,
+            mean_batch=batch,
+            mean_kv_tokens=kv_tokens,
             kv_tokens=self._kv_tokens if self.steps.running else 0,
             room_wait_ms=self.room_waits.wait_s(self._time.now_s) * 1e3,
             draining=self.draining,
         )
-        self._mean_tbt_s = self._mean_batch = 0.0
         self._fleet.set_load(self.state, load, self._time.now_s)
 
     def drain(self) -> None:

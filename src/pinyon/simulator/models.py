@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pinyon.batching.service_order import SERVICE_ORDERS, ServiceOrder
+from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS, ServiceOrder
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
@@ -53,7 +53,7 @@ class ReferenceModel:
 
     settings: ReferenceSettings
     policy: str
-    order: str = "fifo"
+    order: str = SERVICE_ORDER_DEFAULT
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
         def make() -> ServiceOrder[Any]:

@@ -7,8 +7,9 @@ Few rules, so that anybody can compute it again and get the same numbers:
   service starts, at most all tokens but one. All blocks of a prompt enter the cache when service ends; a cache is LRU,
   and deeper blocks of a prompt count as used before its shallower ones.
 - TTFT is waiting and service.
-- A policy sees the blocks in the cache and those of requests that wait or are served there, the exact rest of the
-  service that runs, and for each that waits the prediction made when it was queued there.
+- A policy sees the blocks in the cache and those of requests that are served there, and where they are served as they
+  come of those that wait; the exact rest of the service that runs, and for each that waits the prediction made when it
+  was queued there.
 - At one time what ends comes before what arrives; times a nanosecond apart are one.
 
 All decisions are made by the modules that the conductor runs: fleet, block index, placements in flight, policy.

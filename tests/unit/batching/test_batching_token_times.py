@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pinyon.batching.token_times import SAMPLE_STEPS, TokenTimes
+
+
+def test_a_sample_is_the_mean_of_its_tokens():
+    times = TokenTimes()
+    times.decoded(2, 0.01, 100, steps=SAMPLE_STEPS - 1)
+    assert times.take(idle=False) == (0.0, 0.0, 0.0)
+    times.decoded(4, 0.20, 300)
+    twos, fours = 2 * (SAMPLE_STEPS - 1), 4
+    tbt_ms, batch, kv_tokens = times.take(idle=False)
+    assert abs(tbt_ms - (twos * 10 + fours * 200) / (twos + fours)) < 1e-9
+    assert abs(batch - (twos * 2 + fours * 4) / (twos + fours)) < 1e-9
+    assert abs(kv_tokens - (twos * 100 + fours * 300) / (twos + fours)) < 1e-9
+    assert times.take(idle=True) == (0.0, 0.0, 0.0)
+
+
+def test_fewer_steps_are_a_sample_when_nothing_is_decoded_any_more():
+    times = TokenTimes()
+    times.decoded(1, 0.03, 7)
+    assert times.take(idle=False) == (0.0, 0.0, 0.0)
+    assert times.take(idle=True) == (30.0, 1.0, 7.0)
+
+
+def test_many_steps_at_once_count_as_they_would_one_by_one():
+    once, each = TokenTimes(), TokenTimes()
+    once.decoded(3, 0.25, 50, steps=2 * SAMPLE_STEPS)
+    for _ in range(2 * SAMPLE_STEPS):
+        each.decoded(3, 0.25, 50)
+    assert once.take(idle=False) == each.take(idle=False)
