@@ -161,7 +161,8 @@ class StepScheduler:
         return StepPlan(self._chunks(len(decodes), now_s) if self._prompts else [], decodes)
 
     def _chunks(self, decodes: int, now_s: float) -> list[tuple[int, int, int]]:
-        limits, asked = self._limits, list[int]()
+        limits = self._limits
+        asked: list[int] = []
         # Prompts always advance: a full batch must not starve them.
         takes = plan_chunks(
             self._spans(now_s, asked),
