@@ -51,6 +51,11 @@ class PrefillMember:
     The step's prompts have all of it among themselves: beside a batch a prompt takes longer, and so long others wait.
     """
     failed: Callable[[Exception], None]
+    arrived_s: float = 0.0
+    seconds: float = 0.0
+    """Computing it takes about so long; 0: nobody said."""
+    deadline_s: float = 0.0
+    """When its first token should be there; 0: nobody said."""
     hooks: ChunkHooks | None = None
     counts: TokenCounts | None = None
     """Of ``tokens``, if ``sampling`` is penalised."""
@@ -147,7 +152,8 @@ class StepMembers:
         return sum(member.position for member in self._decodes.values())
 
     def add_prefill(self, member: PrefillMember) -> None:
-        self._scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens)))
+        when = member.arrived_s, member.seconds, member.deadline_s
+        self._scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens), *when))
         self._prefills[member.number] = member
 
     def remove_prefill(self, member: PrefillMember) -> None:

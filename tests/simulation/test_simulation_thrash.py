@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.request import Role
 from pinyon.eviction import NO_TRAITS
 from pinyon.placement.policies import PLACEMENT_POLICIES
@@ -18,8 +19,9 @@ from pinyon.simulator.workload import Arrival
 BLOCK = 512
 
 
+@pytest.mark.parametrize("batching", BATCHING_POLICIES.names)
 @pytest.mark.parametrize("rule", list(StepRule))
-def test_long_answers_in_full_memory_give_way_seldom(rule: StepRule) -> None:
+def test_long_answers_in_full_memory_give_way_seldom(rule: StepRule, batching: str) -> None:
     """Before, whoever waited for a second had others give way: 149 times here, 100 times a request in fuller memory."""
     machine = load_machine("910b-qwen2.5-7b")
     rng, now_s, arrivals = random.Random(7), 0.0, []
@@ -28,7 +30,7 @@ def test_long_answers_in_full_memory_give_way_seldom(rule: StepRule) -> None:
         tokens = int(min(20_000, rng.lognormvariate(8.8, 0.9)))
         blocks = tuple(1000 * number + each for each in range(-(-tokens // BLOCK)))
         arrivals.append(Arrival(now_s, tokens, int(rng.expovariate(1 / 343)) + 1, blocks, NO_TRAITS))
-    settings = ClusterSettings((Role.MIXED,), BLOCK, 150_000, step_rule=rule)
+    settings = ClusterSettings((Role.MIXED,), BLOCK, 150_000, step_rule=rule, batching=batching)
     engine = load_profile(machine.engine)
     cluster = Cluster(settings, machine, engine, PLACEMENT_POLICIES.make("least_loaded"))
     outcomes = cluster.run(arrivals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from collections.abc import Callable
 
@@ -180,6 +181,8 @@ class DecodeRequest:
             max_new_tokens=order.sampling.max_tokens - self._transcript.count,
             arrived_s=self._arrived_s,
             request_class=order.request_class,
+            seconds=order.prefill_s,
+            deadline_s=0.0 if order.ttft_left_s == math.inf else self._arrived_s + order.ttft_left_s,
         )
         self._waiting = parts.cache.reserve(request, at_once=at_once)
 

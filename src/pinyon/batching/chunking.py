@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 __all__ = ["plan_chunks"]
 
 
 def plan_chunks(
-    spans: Sequence[tuple[int, int]], *, budget_tokens: int, chunk_tokens: int, block_tokens: int
+    spans: Iterable[tuple[int, int]], *, budget_tokens: int, chunk_tokens: int, block_tokens: int
 ) -> list[int]:
-    """Tokens to compute now for each ``(position, end)`` span, in order of arrival; trailing zeros are left out.
+    """Tokens to compute now for each ``(position, end)`` span, as they come; trailing zeros are left out.
 
     The first span gets all it can use before the second gets anything. No span gets more than ``chunk_tokens``. A chunk
     that does not reach the span's end is cut at a block boundary where that leaves at least one token, so that blocks

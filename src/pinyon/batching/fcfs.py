@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-
 from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
+from pinyon.batching.waiting_line import ByNumber, WaitingLine
 
 __all__ = ["LOOK_AHEAD", "Fcfs"]
 
@@ -20,31 +19,6 @@ STAY_WEIGHT = 0.05
 """Of the last one, in the mean time that a request is here."""
 
 
-class _Line:
-    """Requests by their numbers, the smallest first."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, BatchRequest] = {}
-        self._order: list[int] = []
-        """Their numbers. Nearly all come at the end."""
-
-    def add(self, request: BatchRequest) -> None:
-        self.waiting[request.number] = request
-        insort(self._order, request.number)
-
-    def remove(self, number: int) -> bool:
-        """False: it is not here."""
-        if self.waiting.pop(number, None) is None:
-            return False
-        del self._order[bisect_left(self._order, number)]
-        return True
-
-    def at(self, place: int) -> BatchRequest | None:
-        """None: so many are not here."""
-        order = self._order
-        return self.waiting[order[place]] if place < len(order) else None
-
-
 class Fcfs:
     """See :class:`pinyon.batching.policy.BatchingPolicy`.
 
@@ -53,11 +27,14 @@ class Fcfs:
     takes too much, others may have what is left; it gets that back when its turn comes. A prompt for another instance
     keeps the others waiting for a moment in any case: two instances full of requests that wait for each other's prompts
     would stand still. Who lacks only a slot keeps nobody waiting who needs none.
+
+    Those that are decoded may stand in another ``line`` than that in which they came.
     """
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: Holdings, line: WaitingLine | None = None) -> None:
         self._holdings = holdings
-        self._decoded, self._foreign = _Line(), _Line()
+        self._decoded: WaitingLine = ByNumber() if line is None else line
+        self._foreign: WaitingLine = ByNumber()
         self._running: dict[int, float | None] = {}
         """Since when those that are decoded are here; None: the others."""
         self._gone: dict[int, float] = {}
@@ -70,7 +47,7 @@ class Fcfs:
 
     @property
     def waiting(self) -> int:
-        return len(self._decoded.waiting) + len(self._foreign.waiting)
+        return len(self._decoded) + len(self._foreign)
 
     @property
     def running(self) -> int:
@@ -78,16 +55,22 @@ class Fcfs:
 
     def enqueue(self, request: BatchRequest) -> None:
         number = request.number
-        if number in self._decoded.waiting or number in self._foreign.waiting or number in self._running:
+        if number in self._decoded or number in self._foreign or number in self._running:
             raise ValueError(f"request {number} is enqueued already")
-        self._line(request).add(request)
+        self._line(request).add(request, again=number in self._gone)
 
-    def _line(self, request: BatchRequest) -> _Line:
+    def _line(self, request: BatchRequest) -> WaitingLine:
         return self._decoded if request.decodes else self._foreign
 
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         self._claimant = None
         self._measure(now_s)
+        self._decoded.begin(now_s)
+        chosen = self._choose(slots, room_blocks, now_s)
+        self._decoded.end()
+        return chosen
+
+    def _choose(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         patience_s = min(max(PATIENCE_S, PATIENT_STAYS * self._stay_s), PATIENCE_MAX_S)
         chosen: list[int] = []
         passed = [0, 0]  # of those for other instances, and of those that are decoded: the first ones of each line
@@ -99,7 +82,7 @@ class Fcfs:
             if missing <= room_blocks + behind:
                 missing = self._holdings.need(request).missing
             if missing <= room_blocks:
-                self._line(request).remove(number)
+                self._line(request).take(number)
                 room_blocks -= missing
                 slots -= request.decodes
                 self._since_s.pop(number, None)
@@ -111,7 +94,8 @@ class Fcfs:
             if missing <= room_blocks + (behind or self._holdings.behind(number)):
                 # For a prompt of another instance those behind it may wait in turn: then nobody ends by himself, and
                 # how long they stay says nothing.
-                if waited_s >= (patience_s if request.decodes else PATIENCE_S):
+                long = waited_s >= (patience_s if request.decodes else PATIENCE_S)
+                if long and self._line(request).claims(number):
                     self._claimant = number
                 break
             if not request.decodes and waited_s < PATIENCE_S:
@@ -120,8 +104,7 @@ class Fcfs:
 
     def _measure(self, now_s: float) -> None:
         """How long those that have ended were here. Who gave way waits again, and is not counted before its end."""
-        waiting = self._decoded.waiting
-        for number in [number for number in self._gone if number not in waiting]:
+        for number in [number for number in self._gone if number not in self._decoded]:
             stay_s = now_s - self._gone.pop(number)
             self._stay_s += (STAY_WEIGHT if self._stay_s else 1.0) * (stay_s - self._stay_s)
 

@@ -35,6 +35,10 @@ class BatchRequest:
     arrived_s: float = 0.0
     """When it came to this instance, by the clock that ``admit`` is called with."""
     request_class: RequestClass = UNKNOWN_CLASS
+    seconds: float = 0.0
+    """Computing its prompt takes about so long; 0: nobody said."""
+    deadline_s: float = 0.0
+    """When its first token should be there, by the same clock; 0: nobody said."""
 
 
 class BlockNeed(NamedTuple):

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Protocol
 
 from pinyon.batching.service_order import Fifo, ServiceOrder
+from pinyon.batching.step import PromptWork
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import ResourceExhausted
 
@@ -109,6 +110,11 @@ class PromptQueue:
     def left(self, number: int) -> int:
         """Of one prompt; 0 if it is not known."""
         return self._left.get(number, 0)
+
+    def work(self, number: int, position: int) -> PromptWork:
+        """Of one on its way, whose first ``position`` tokens have their KV. Raises ``KeyError`` if it is not."""
+        prompt = self._active[number]
+        return PromptWork(number, position, prompt.tokens, prompt.arrived_s, prompt.seconds, prompt.deadline_s)
 
     # -- life of a prompt
 

@@ -1,4 +1,4 @@
-"""Whose prompt is computed next, of those that wait at an instance."""
+"""Whose prompt is computed next, of those that wait at an instance, or of those on their way whose turn a step is."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class ServiceOrder(Protocol[Waiting]):
     short_first: ClassVar[bool]
     """Short ones go before long ones, on the whole: a placement counts on it."""
 
-    def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
-        """It came; computing it takes about so many ``seconds``, and its first token should be there at
+    def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
+        """It came then; computing it takes about so many ``seconds``, and its first token should be there at
         ``deadline_s``."""
 
     def next(self, now_s: float) -> Waiting | None:
@@ -50,6 +50,9 @@ class ServiceOrder(Protocol[Waiting]):
 
     def take(self, waiting: Waiting, now_s: float) -> None:
         """It was its turn; it does not wait any more."""
+
+    def advance(self, waiting: Waiting, seconds: float) -> None:
+        """About so many seconds of it have been computed, and it waits for the rest."""
 
     def remove(self, waiting: Waiting) -> None:
         """It does not wait any more, without a turn."""
@@ -85,8 +88,11 @@ class Fifo(_Arrived[Waiting, None]):
     name: ClassVar[str] = "fifo"
     short_first: ClassVar[bool] = False
 
-    def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
+    def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
         self._all[waiting] = None
+
+    def advance(self, waiting: Waiting, seconds: float) -> None:
+        """It makes no difference."""
 
     def next(self, now_s: float) -> Waiting | None:
         first = next(iter(self._all), None)
@@ -130,9 +136,13 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
         self._age_s, self._patience_s = settings.age_s, settings.patience_s
         self._came = 0
 
-    def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
+    def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
         self._came += 1
-        self._all[waiting] = self._came, seconds, deadline_s, min(deadline_s, now_s + self._patience_s)
+        self._all[waiting] = self._came, seconds, deadline_s, min(deadline_s, came_s + self._patience_s)
+
+    def advance(self, waiting: Waiting, seconds: float) -> None:
+        number, left_s, deadline_s, late_s = self._all[waiting]
+        self._all[waiting] = number, max(0.0, left_s - seconds), deadline_s, late_s
 
     def next(self, now_s: float) -> Waiting | None:
         first = min(self._all, key=lambda each: self._rank(each, now_s), default=None)
@@ -203,9 +213,9 @@ class MostInTime(Generic[Waiting]):
         self._ages: list[tuple[float, int, Waiting]] = []
         """When they are, a heap; also of some that have left."""
 
-    def add(self, waiting: Waiting, now_s: float, seconds: float, deadline_s: float) -> None:
+    def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
         self._came += 1
-        late_s = min(deadline_s, now_s + self._patience_s)
+        late_s = min(deadline_s, came_s + self._patience_s)
         prompt = self._all[waiting] = _Prompt(deadline_s, self._came, seconds, late_s)
         insort(self._open, (prompt, waiting), key=_prompt_of)
         heapq.heappush(self._ages, (late_s, self._came, waiting))
@@ -239,22 +249,31 @@ class MostInTime(Generic[Waiting]):
 
     def take(self, waiting: Waiting, now_s: float) -> None:
         self._grow_old(now_s)
-        seconds = self._all[waiting].seconds
+        self._charge(waiting, self._all[waiting].seconds)
+        self.remove(waiting)
+
+    def advance(self, waiting: Waiting, seconds: float) -> None:
+        self._charge(waiting, seconds)
+        prompt = self._all[waiting]
+        less = self._all[waiting] = prompt._replace(seconds=max(0.0, prompt.seconds - seconds))
+        if waiting not in self._late:
+            self._open[self._place(prompt)] = less, waiting
+
+    def _charge(self, waiting: Waiting, seconds: float) -> None:
         if waiting in self._aged:
             self._credit_s -= seconds
         elif self._aged:  # their turn is not saved up while they cannot take it
             self._credit_s = min(0.0, self._credit_s) + self._aged_share * seconds
-        self.remove(waiting)
-        if not self._aged:
-            self._credit_s = 0.0
 
     def remove(self, waiting: Waiting) -> None:
         prompt = self._all.pop(waiting)
         self._aged.pop(waiting, None)
+        if not self._aged:
+            self._credit_s = 0.0
         if waiting in self._late:
             del self._late[waiting]
         else:
-            del self._open[bisect_left(self._open, prompt, key=_prompt_of)]
+            del self._open[self._place(prompt)]
         if len(self._ages) > STALE_MAX + 2 * len(self._all):
             self._ages = [each for each in self._ages if self._number(each[2]) == each[1]]
             heapq.heapify(self._ages)
@@ -264,6 +283,9 @@ class MostInTime(Generic[Waiting]):
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def _place(self, prompt: _Prompt) -> int:
+        return bisect_left(self._open, prompt, key=_prompt_of)
 
     def _number(self, waiting: Waiting) -> int:
         prompt = self._all.get(waiting)

@@ -3,16 +3,21 @@
 ``decide`` plans a step over numbers; ``fold`` says which of its members it counts for. Between the two, members may be
 removed: the step does not count for them. What a number stands for is known to the caller alone.
 
+Who of the prompts advances first, an order of service says, anew in each step: a short one that came later may go ahead
+of a long one that is being computed, and that one keeps its blocks.
+
 A decoded request's KV grows by a token in each step, so after ``fill`` and before ``decide`` the owner gives those that
 ``growth`` names a block more each (``grown``), or takes others out when there are none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from pinyon.batching.chunking import plan_chunks
+from pinyon.batching.service_order import Fifo, ServiceOrder
 
 __all__ = ["PromptWork", "StepLimits", "StepPlan", "StepScheduler"]
 
@@ -24,6 +29,11 @@ class PromptWork:
     number: int
     position: int
     tokens: int
+    arrived_s: float = 0.0
+    seconds: float = 0.0
+    """Computing what is left takes about so long; 0: nobody said."""
+    deadline_s: float = 0.0
+    """When its first token should be there; 0: nobody said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +72,21 @@ class StepPlan:
 class _Prompt:
     position: int
     tokens: int
+    token_s: float
+    """Computing one of its tokens takes about so long."""
     planned: int = 0
     """Where the step under way ends for it; 0: it is not in that step."""
 
 
 class StepScheduler:
-    """One step at a time: ``decide``, then ``fold``. Prompts and decoded requests have numbers of their own each."""
+    """One step at a time: ``decide``, then ``fold``. Prompts and decoded requests have numbers of their own each.
 
-    def __init__(self, limits: StepLimits) -> None:
+    ``order`` is of the prompts that are here, and this is its only user; none: first come, first served.
+    """
+
+    def __init__(self, limits: StepLimits, order: ServiceOrder[int] | None = None) -> None:
         self._limits = limits
+        self._order: ServiceOrder[int] = Fifo() if order is None else order
         self._prompts: dict[int, _Prompt] = {}
         self._waiting: dict[int, int] = {}
         self._running: dict[int, int] = {}
@@ -95,10 +111,13 @@ class StepScheduler:
             raise ValueError(f"prompt {work.number} is computed already")
         if not 0 <= work.position < work.tokens:
             raise ValueError(f"nothing to compute from token {work.position} to {work.tokens}")
-        self._prompts[work.number] = _Prompt(work.position, work.tokens)
+        token_s = work.seconds / (work.tokens - work.position)
+        self._prompts[work.number] = _Prompt(work.position, work.tokens, token_s)
+        self._order.add(work.number, work.arrived_s, work.seconds, work.deadline_s or math.inf)
 
     def remove_prefill(self, number: int) -> None:
-        self._prompts.pop(number, None)
+        if self._prompts.pop(number, None) is not None:
+            self._order.remove(number)
 
     def add_decode(self, number: int, tokens: int, blocks: int) -> None:
         """The KV of ``tokens`` is there, in so many blocks. Raises ``ValueError`` if the number is known."""
@@ -139,22 +158,33 @@ class StepScheduler:
         if not self._running and not self._prompts:
             return None
         decodes = list(self._running)
-        return StepPlan(self._chunks(len(decodes)) if self._prompts else [], decodes)
+        return StepPlan(self._chunks(len(decodes), now_s) if self._prompts else [], decodes)
 
-    def _chunks(self, decodes: int) -> list[tuple[int, int, int]]:
+    def _chunks(self, decodes: int, now_s: float) -> list[tuple[int, int, int]]:
         limits = self._limits
+        asked: list[int] = []
         # Prompts always advance: a full batch must not starve them.
         takes = plan_chunks(
-            [(prompt.position, prompt.tokens) for prompt in self._prompts.values()],
+            self._spans(now_s, asked),
             budget_tokens=max(limits.step_tokens - decodes, min(limits.block_tokens, limits.chunk_tokens)),
             chunk_tokens=limits.chunk_tokens,
             block_tokens=limits.block_tokens,
         )
         chunks = []
-        for (number, prompt), take in zip(self._prompts.items(), takes, strict=False):
+        for number, take in zip(asked, takes, strict=False):
+            prompt = self._prompts[number]
             prompt.planned = prompt.position + take
             chunks.append((number, prompt.position, prompt.planned))
         return chunks
+
+    def _spans(self, now_s: float, asked: list[int]) -> Iterator[tuple[int, int]]:
+        """What is left of each whose turn comes now; each turn has its price, so of those alone that are ``asked``."""
+        # One alone, as nearly always, has every turn.
+        turns: Iterable[int] = self._order.turns(now_s) if len(self._prompts) > 1 else self._prompts
+        for number in turns:
+            asked.append(number)
+            prompt = self._prompts[number]
+            yield prompt.position, prompt.tokens
 
     def fold(
         self,
@@ -188,8 +218,9 @@ class StepScheduler:
             if prompt is None or prompt.position != start or prompt.planned != end:
                 continue
             prompt.position, prompt.planned = end, 0
+            self._order.advance(number, prompt.token_s * (end - start))
             if number in failed or end == prompt.tokens:
-                del self._prompts[number]
+                self.remove_prefill(number)
             if number not in failed:
                 counted.append(chunk)
         return counted

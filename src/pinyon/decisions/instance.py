@@ -83,9 +83,10 @@ class InstanceDecisions:
             slots=ADMITTED_PER_PLACE * config.max_batch,
             headroom=math.ceil(config.pool_blocks / HEADROOM_SHARE),
         )
-        order: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
-        self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills, order=order)
-        self.steps = StepScheduler(limits)
+        waiting: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
+        computed: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
+        self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills, order=waiting)
+        self.steps = StepScheduler(limits, computed)
         if journal is not None:
             self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])
             self.eviction = journal.record("eviction", self.eviction, INSTANCE_INPUTS["eviction"])

@@ -67,6 +67,8 @@ class AttemptLifecycle:
             max_new_tokens=request.max_tokens,
             arrived_s=self._time.now_s,
             request_class=request.request_class,
+            seconds=attempt.decision.prefill_s + attempt.decision.drain_s,
+            deadline_s=request.arrived_s + self._settings.slo_s,
         )
         self._boots[attempt.decode].want(asked, lambda room: self._decode_room(attempt, room), new=new)
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from math import ceil, sqrt
 from typing import Protocol
 
-from pinyon.batching import PromptWork, StepPlan
+from pinyon.batching import StepPlan
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.block_keys import pack_keys
@@ -129,7 +129,7 @@ class Engine(EngineMemory):
     def begin(self, attempt: Attempt, held: int) -> None:
         """The prompt's first ``held`` tokens are here: compute the rest."""
         self.prompts.advanced(attempt.job, held)
-        self.steps.add_prefill(PromptWork(attempt.job, held, attempt.tokens))
+        self.steps.add_prefill(self.prompts.work(attempt.job, held))
         self.kick()
 
     def drop_prompt(self, attempt: Attempt) -> None:

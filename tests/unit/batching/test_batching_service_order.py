@@ -206,6 +206,33 @@ def test_of_very_many_some_are_looked_at() -> None:
     assert sorted(islice(order.turns(0.0), 1_000)) == list(range(0, 5_000, 5))
 
 
+@pytest.mark.parametrize("choice", SERVICE_ORDERS.names)
+def test_what_was_computed_of_one_does_not_count_any_more(choice: str) -> None:
+    """A long one whose rest is the shortest; the books hold."""
+    order = SERVICE_ORDERS.make(choice)
+    for name, seconds in (("long", 5.0), ("short", 1.0), ("late", 3.0)):
+        order.add(name, 0.0, seconds, 2.0 if name == "late" else 20.0)
+    turns = {"fifo": ["long", "short", "late"]}.get(choice, ["short", "long", "late"])
+    assert list(order.turns(0.0)) == turns
+    order.advance("late", 1.0)
+    order.advance("long", 4.5)
+    assert list(order.turns(0.0))[:2] == ["long", "short"]
+    order.advance("long", 4.5)
+    assert [order.next(0.0) for _ in range(4)] == ["long", "short", "late", None]
+
+
+def test_what_is_computed_of_those_late_for_long_is_of_their_share() -> None:
+    order: MostInTime[str] = MostInTime(MostInTimeSettings(age_s=1.0, aged_share=0.5))
+    order.add("old", 0.0, 8.0, 1.0)
+    order.add("new", 0.0, 8.0, 1e3)
+    served = []
+    for second in range(9):
+        first = next(order.turns(10.0 + second))
+        order.advance(first, 1.0)
+        served.append(first)
+    assert served == ["old", "new", "new"] * 3
+
+
 def test_those_who_are_late_for_long_do_not_save_up_turns_that_they_could_not_take():
     order: MostInTime[str] = MostInTime()
     order.add("old", 0.0, 1.0, 1.0)

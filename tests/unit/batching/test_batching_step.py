@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinyon.batching import PromptWork, StepLimits, StepPlan, StepScheduler
+from pinyon.batching.service_order import SERVICE_ORDERS
 
 
 @pytest.fixture
@@ -61,6 +62,77 @@ def test_a_prompt_that_came_back_during_the_step_is_another_one(scheduler):
     scheduler.add_prefill(PromptWork(0, 0, 40))
     assert scheduler.fold(plan) == StepPlan([], [])
     assert decided(scheduler) == plan
+
+
+def computed(scheduler: StepScheduler, now_s: float) -> list[tuple[int, int, int]]:
+    """The chunks of one step."""
+    plan = scheduler.decide(now_s)
+    assert plan is not None
+    return scheduler.fold(plan).prefills
+
+
+def ordered(choice: str, chunk_tokens: int = 16) -> StepScheduler:
+    return StepScheduler(StepLimits(2, 16, chunk_tokens, 8), SERVICE_ORDERS.make(choice))
+
+
+@pytest.mark.parametrize("choice", ["most_in_time", "shortest_in_time"])
+def test_a_short_prompt_that_came_later_goes_ahead_of_a_long_one_that_is_being_computed(choice):
+    scheduler = ordered(choice)
+    scheduler.add_prefill(PromptWork(0, 0, 48, 0.0, seconds=6.0, deadline_s=20.0))
+    assert computed(scheduler, 0.0) == [(0, 0, 16)]
+    scheduler.add_prefill(PromptWork(1, 0, 12, 2.0, seconds=1.5, deadline_s=20.0))
+    assert computed(scheduler, 2.0) == [(1, 0, 12), (0, 16, 20)], "what is left of the step is the long one's"
+    assert computed(scheduler, 4.0) == [(0, 20, 32)]
+    assert computed(scheduler, 6.0) == [(0, 32, 48)]
+    assert scheduler.prefilling == 0
+
+
+@pytest.mark.parametrize("choice", ["most_in_time", "shortest_in_time"])
+def test_of_a_prompt_that_is_being_computed_what_is_left_counts(choice):
+    scheduler = ordered(choice)
+    scheduler.add_prefill(PromptWork(0, 0, 48, 0.0, seconds=6.0, deadline_s=20.0))
+    for now_s in (0.0, 2.0):
+        computed(scheduler, now_s)
+    scheduler.add_prefill(PromptWork(1, 8, 32, 4.0, seconds=3.0, deadline_s=20.0))
+    assert computed(scheduler, 4.0) == [(0, 32, 48)], "2 s are left of it, 3 s of the other one"
+    assert computed(scheduler, 6.0) == [(1, 8, 24)]
+
+
+def test_who_would_make_none_late_is_not_left_behind():
+    """The long one's deadline comes first, and it has no time to spare."""
+    scheduler = ordered("most_in_time")
+    scheduler.add_prefill(PromptWork(0, 0, 32, 0.0, seconds=4.0, deadline_s=4.5))
+    assert computed(scheduler, 0.0) == [(0, 0, 16)]
+    scheduler.add_prefill(PromptWork(1, 0, 8, 2.0, seconds=1.0, deadline_s=6.0))
+    assert computed(scheduler, 2.0) == [(0, 16, 32)]
+    assert computed(scheduler, 4.0) == [(1, 0, 8)]
+
+
+def test_as_they_came_where_nobody_says_otherwise():
+    scheduler = ordered("fifo")
+    scheduler.add_prefill(PromptWork(1, 0, 48, 0.0, seconds=6.0, deadline_s=20.0))
+    scheduler.add_prefill(PromptWork(0, 0, 8, 0.0, seconds=1.0, deadline_s=2.0))
+    assert [computed(scheduler, now_s) for now_s in (0.0, 2.0, 4.0)] == [[(1, 0, 16)], [(1, 16, 32)], [(1, 32, 48)]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "share"), [("most_in_time:age_s=3,aged_share=0.25", 0.25), ("shortest_in_time:age_s=3", 1)]
+)
+def test_a_long_prompt_is_not_starved_by_short_ones_that_keep_coming(choice, share):
+    """Late for long, it has its share of the steps, or all."""
+    scheduler = ordered(choice)
+    scheduler.add_prefill(PromptWork(0, 0, 160, 0.0, seconds=20.0, deadline_s=5.0))
+    began: list[int] = []
+    for step in range(100):
+        now_s = 2.0 * step
+        scheduler.add_prefill(PromptWork(step + 1, 0, 16, now_s, seconds=2.0, deadline_s=now_s + 50.0))
+        chunks = computed(scheduler, now_s)
+        if chunks[0][0] == 0:
+            began.append(step)
+    assert len(began) == 10
+    assert began[0] == 5, "8 s is not more than 3 s late"
+    steps = began[-1] - began[0]
+    assert steps == (9 if share == 1 else 9 * (1 + 1 / share))
 
 
 def test_misuse_is_refused(scheduler):

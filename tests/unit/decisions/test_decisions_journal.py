@@ -44,6 +44,7 @@ READS = {
     "need",
     "room",
     "waits",
+    "work",
 }
 READS |= {"next_deadline"}
 

@@ -1,0 +1,151 @@
+"""Requests that wait for KV memory, in the order in which they are asked whether there is room for them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Protocol
+
+from pinyon.batching.policy import BatchRequest
+from pinyon.batching.service_order import ServiceOrder
+
+__all__ = ["ByNumber", "ByTurn", "WaitingLine"]
+
+
+class WaitingLine(Protocol):
+    """Between ``begin`` and ``end`` some are taken, and nobody comes or goes otherwise."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, number: int) -> bool: ...
+
+    def add(self, request: BatchRequest, again: bool) -> None:
+        """``again``: it was admitted already and gave way."""
+
+    def remove(self, number: int) -> bool:
+        """False: it is not here."""
+
+    def begin(self, now_s: float) -> None:
+        """They are asked now."""
+
+    def at(self, place: int) -> BatchRequest | None:
+        """Of those that were not taken; None: so many are not here."""
+
+    def take(self, number: int) -> None:
+        """There is room for it."""
+
+    def end(self) -> None:
+        """For now."""
+
+    def claims(self, number: int) -> bool:
+        """Others that came after it should give way for it, if it waits for long."""
+
+
+class ByNumber:
+    """The smallest number first: as they came."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, BatchRequest] = {}
+        self._order: list[int] = []
+        """Their numbers. Nearly all come at the end."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._waiting
+
+    def add(self, request: BatchRequest, again: bool) -> None:
+        self._waiting[request.number] = request
+        insort(self._order, request.number)
+
+    def remove(self, number: int) -> bool:
+        if self._waiting.pop(number, None) is None:
+            return False
+        del self._order[bisect_left(self._order, number)]
+        return True
+
+    def begin(self, now_s: float) -> None:
+        pass
+
+    def at(self, place: int) -> BatchRequest | None:
+        order = self._order
+        return self._waiting[order[place]] if place < len(order) else None
+
+    def take(self, number: int) -> None:
+        self.remove(number)
+
+    def end(self) -> None:
+        pass
+
+    def claims(self, number: int) -> bool:
+        return True
+
+
+class ByTurn:
+    """Those that gave way first, as they came; then as ``order`` says, of which this is the only user.
+
+    Only those that gave way claim the room of others. Who waits for his turn may have come long before those that had
+    theirs, and would send away everybody that the order let in before him.
+    """
+
+    def __init__(self, order: ServiceOrder[int]) -> None:
+        self._again = ByNumber()
+        self._order = order
+        self._new: dict[int, BatchRequest] = {}
+        self._now_s = 0.0
+        self._turns: Iterator[int] = iter(())
+        self._seen: list[int] = []
+        """Whose turn it would be, as far as was asked; none that was taken."""
+        self._taken: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._again) + len(self._new)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._new or number in self._again
+
+    def add(self, request: BatchRequest, again: bool) -> None:
+        if again:
+            self._again.add(request, again)
+            return
+        self._new[request.number] = request
+        self._order.add(request.number, request.arrived_s, request.seconds, request.deadline_s or math.inf)
+
+    def remove(self, number: int) -> bool:
+        if self._new.pop(number, None) is None:
+            return self._again.remove(number)
+        self._order.remove(number)
+        return True
+
+    def begin(self, now_s: float) -> None:
+        self._now_s, self._turns = now_s, self._order.turns(now_s)
+
+    def at(self, place: int) -> BatchRequest | None:
+        request = self._again.at(place)
+        if request is not None:
+            return request
+        place -= len(self._again)
+        while place >= len(self._seen):  # each turn has its price
+            number = next(self._turns, None)
+            if number is None:
+                return None
+            self._seen.append(number)
+        return self._new[self._seen[place]]
+
+    def take(self, number: int) -> None:
+        if not self._again.remove(number):
+            self._seen.remove(number)
+            self._taken.append(number)
+            del self._new[number]
+
+    def end(self) -> None:
+        for number in self._taken:
+            self._order.take(number, self._now_s)
+        self._turns = iter(())
+        self._seen.clear()
+        self._taken.clear()
+
+    def claims(self, number: int) -> bool:
+        return number in self._again
