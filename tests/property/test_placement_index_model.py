@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.key_sample import key_sample
 from pinyon.placement import holder_sets, holdings, index_walk, key_table
-from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.expected import ExpectedInDict
+from pinyon.placement.expected_table import ExpectedInTable
 from pinyon.placement.index import BlockIndex, Intake
 from pinyon.placement.index_loop import look_up_in_loop
 from pinyon.placement.prefix_match import Holders
@@ -167,13 +168,15 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, coming=st.lists(st.tuples(NAMES, PROMPTS), max_size=3))
     def lookup_key_by_key(self, prompt, coming):
         """It comes to what operations on arrays come to, also with what is expected."""
-        expected, there = ExpectedBlocks(), self.index._holdings
+        there = self.index._holdings
+        in_dict, in_table = ExpectedInDict(), ExpectedInTable()
         for member, numbers in coming:
-            expected.add(member, [KEYS[number] for number in self._sample(numbers)])
-        for soon in (None, expected):
-            asked = there.table, there.shown_of, pack(prompt), soon or None, self.every
-            slots, match = index_walk.look_up(*asked)
-            last, same = look_up_in_loop(*asked)
+            for expected in (in_dict, in_table):
+                expected.add(member, pack(sorted(self._sample(numbers))))
+        for one, other in ((None, None), (in_dict, in_dict), (in_dict, in_table)):
+            asked = there.table, there.shown_of, pack(prompt)
+            slots, match = index_walk.look_up(*asked, one or None, self.every)
+            last, same = look_up_in_loop(*asked, other or None, self.every)
             assert last == (int(slots[-1]) if len(slots) else -1)
             assert (same.runs, same.blocks) == (match.runs, match.blocks)
             assert (same.soon.runs, same.soon.blocks) == (match.soon.runs, match.soon.blocks)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES, unpack_keys
 from pinyon.core.key_sample import sample_with_blocks
-from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.expected import ExpectedBlocks, ExpectedInDict
 from pinyon.placement.key_table import KeyTable, Slots, fingerprints
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
 
@@ -114,6 +114,7 @@ class _Walk:
 
     def soon(self, expected: ExpectedBlocks) -> PrefixMatch | None:
         """With what is expected; None: nothing more is."""
+        assert isinstance(expected, ExpectedInDict), "a table is looked at key by key"
         keys = unpack_keys(self._keys)
         if expected.masks.keys().isdisjoint(keys):
             return None

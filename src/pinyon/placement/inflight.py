@@ -6,9 +6,11 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Final, TypeVar
 
-from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
+from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.compiled import compiled
 from pinyon.core.errors import ResourceExhausted
-from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.expected import ExpectedBlocks, ExpectedInDict
+from pinyon.placement.expected_table import ExpectedInTable
 from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Waiting
@@ -42,7 +44,7 @@ class _Prefill:
         prefill_us: int,
         transfer_us: int,
         fetches: tuple[Fetch, ...],
-        expected: list[BlockKey],
+        expected: bytes,
         placed_s: float,
         first_s: float,
         request: PlacementRequest | None,
@@ -93,7 +95,7 @@ class InFlightTable:
         self._by_instance: dict[InstanceState, dict[str, None]] = {}
         """Requests with a part there: many instances may go at once, and each must not look through everything."""
         self._expected_keys = 0
-        self.expected = ExpectedBlocks()
+        self.expected: ExpectedBlocks = ExpectedInTable() if compiled() else ExpectedInDict()
         self.expired = 0
         self.heard: Callable[[PlacementDecision, float], None] | None = None
         """Is told of each trial whose prompt was computed where it was placed, and how many seconds after that."""
@@ -136,13 +138,15 @@ class InFlightTable:
         prefill, decode = decision.prefill, decision.decode
         prefill_us, transfer_us = round(min(decision.prefill_s * 1e6, PREFILL_US_MAX)), round(decision.transfer_s * 1e6)
         room = self._expected_keys + len(expected) // KEY_BYTES <= self._expected_keys_max
-        keys = list(dict.fromkeys(unpack_keys(expected))) if room else []  # a client may name one twice
-        self._expected_keys += len(keys)
-        self.expected.add(prefill, keys)
+        if not room:
+            expected = b""
+        self._expected_keys += len(expected) // KEY_BYTES
+        if expected:
+            self.expected.add(prefill, expected)
         # what was considered is large: a decision is kept only for who asks for it
         kept = decision if request is not None or decision.trial is not None else None
         self._prefills[request_id] = _Prefill(
-            prefill, prefill_us, transfer_us, decision.fetches, keys, now_s, now_s if first_s is None else first_s,
+            prefill, prefill_us, transfer_us, decision.fetches, expected, now_s, now_s if first_s is None else first_s,
             request, kept,
         )  # fmt: skip
         for state in (prefill, decode):
@@ -252,8 +256,9 @@ class InFlightTable:
             if not state.computing:
                 state.loads.ends_s[state.row] = 0.0
         self._reads_over(part)
-        self.expected.remove(state, part.expected)
-        self._expected_keys -= len(part.expected)
+        if part.expected:
+            self.expected.remove(state, part.expected)
+            self._expected_keys -= len(part.expected) // KEY_BYTES
         decode = self._decodes.get(request_id)
         if decode is None or decode.state is not part.state:
             self._forget(request_id, part.state)
@@ -295,7 +300,7 @@ class InFlightTable:
         parts = {(key, part.state) for table in (self._prefills, self._decodes) for key, part in table.items()}
         assert parts == {(key, state) for state, requests in self._by_instance.items() for key in requests}
         assert self._unclaimed.keys() <= self._decodes.keys()
-        assert self._expected_keys == sum(len(part.expected) for part in self._prefills.values())
+        assert self._expected_keys == sum(len(part.expected) // KEY_BYTES for part in self._prefills.values())
         assert self.expected.pairs <= self._expected_keys
         for state in self._by_instance:
             parts_here = [part for part in self._prefills.values() if part.state is state]

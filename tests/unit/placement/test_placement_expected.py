@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.core.block_keys import unpack_keys
 from pinyon.core.errors import Rejected
-from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.expected import ExpectedInDict
+from pinyon.placement.expected_table import ExpectedInTable
 from pinyon.placement.index import COLLECT_SLOTS, BlockIndex
+from pinyon.placement.index_loop import look_up_in_loop
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.least_loaded import LeastLoaded
@@ -182,10 +183,11 @@ class Bit(NamedTuple):
     bit: int
 
 
+@pytest.mark.parametrize("kind", [ExpectedInDict, ExpectedInTable])
 @given(st.lists(PROMPT, max_size=8), st.lists(PROMPT, max_size=3), st.randoms(use_true_random=False))
-def test_prompts_come_and_go_in_any_order(prompts, held, dice):
+def test_prompts_come_and_go_in_any_order(kind, prompts, held, dice):
     """As a multiset for each instance would have it; and who has how much of a prompt soon."""
-    index, expected = BlockIndex(1000), ExpectedBlocks()
+    index, expected = BlockIndex(1000), kind()
     holders = [Bit(index.add()) for _ in range(3)]
     counted = [Counter() for _ in holders]
     there = [set() for _ in holders]
@@ -198,17 +200,19 @@ def test_prompts_come_and_go_in_any_order(prompts, held, dice):
         assert expected.pairs == sum(len(+each) for each in counted)
         assert len(expected) == len({number for each in counted for number in +each})
         for asked in [(number,) for number in range(13)] + [prompt for _, prompt in prompts] + [tuple(range(13))]:
-            match = index.match(keys(*asked), None, expected)
+            match = look_up_in_loop(index._holdings.table, index._holdings.shown_of, keys(*asked), expected, 1)[1]
+            if kind is ExpectedInDict:
+                assert index.match(keys(*asked), None, expected).soon.runs == match.soon.runs
             for holder, each, numbers in zip(holders, counted, there, strict=True):
                 assert match.held_by(holder) == leading(asked, numbers)
                 assert match.soon.held_by(holder) == leading(asked, numbers | set(+each))
 
     for number, prompt in prompts:
-        expected.add(holders[number], unpack_keys(keys(*prompt)))
+        expected.add(holders[number], keys(*prompt))
         counted[number].update(prompt)
     check()
     for number, prompt in dice.sample(prompts, len(prompts)):
-        expected.remove(holders[number], unpack_keys(keys(*prompt)))
+        expected.remove(holders[number], keys(*prompt))
         counted[number].subtract(prompt)
         check()
     assert not expected
@@ -236,12 +240,47 @@ def test_a_key_that_a_client_names_twice_is_one(fleet, scheduler, shared):
 
 
 def test_who_left_holds_nothing_soon():
-    index, expected = BlockIndex(100_000), ExpectedBlocks()
+    index, expected = BlockIndex(100_000), ExpectedInDict()
     left, stays = Bit(index.add()), Bit(index.add())
     prompt = range(2 * COLLECT_SLOTS)
     index.apply_snapshot(left, 0, keys(*prompt), first=True, last=True)
-    expected.add(stays, unpack_keys(keys(*prompt)))
+    expected.add(stays, keys(*prompt))
     index.drop(left)
     for number in prompt:
         soon = index.match(keys(number), None, expected).soon
         assert (soon.held_by(left), soon.held_by(stays)) == (0, 1)
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 70), st.lists(st.integers(0, 400), max_size=60)), max_size=30)
+
+
+@given(PAIRS, st.randoms(use_true_random=False))
+def test_a_table_knows_what_a_dict_knows(prompts, dice):
+    """Also where keys are named twice, places are few and instances many, and what was never added is removed."""
+    in_dict, in_table = ExpectedInDict(), ExpectedInTable()
+    both = in_dict, in_table
+    left = []
+
+    def check() -> None:
+        assert (len(in_dict), in_dict.pairs) == (len(in_table), in_table.pairs)
+        packed = keys(*range(401))
+        for at in range(0, len(packed), 16):
+            assert in_dict.mask_at(packed, at) == in_table.mask_at(packed, at)
+
+    for row, numbers in prompts:
+        if left and dice.random() < 0.4:
+            gone, packed = left.pop(dice.randrange(len(left)))
+            for each in both:
+                each.remove(Bit(1 << gone), packed)
+        packed = keys(*dict.fromkeys(numbers))
+        left.append((row, packed))
+        for each in both:
+            each.add(Bit(1 << row), packed)
+    check()
+    for row, packed in left:
+        for each in both:
+            each.remove(Bit(1 << row), packed)
+    check()
+    assert not in_table
+    in_table.remove(Bit(1), keys(1, 2))
+    assert not in_table

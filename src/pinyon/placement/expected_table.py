@@ -1,0 +1,146 @@
+"""Blocks that instances do not hold yet but will, in a table of numbers: what :class:`ExpectedInDict` knows, without an
+object for each key. Fast where it is compiled."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import read_i64_le
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from pinyon.core.block_keys import KEY_BYTES
+from pinyon.placement.expected import ExpectedBlocks
+from pinyon.placement.holder_sets import HolderSets
+from pinyon.placement.key_table import fingerprint
+from pinyon.placement.prefix_match import Holder
+
+__all__ = ["ExpectedInTable"]
+
+_PLACES_MIN: Final = 1024
+
+
+class ExpectedInTable(ExpectedBlocks):
+    """Fingerprint → number of a set of instances, with open addressing; half of the places are free, at least. It does
+    not shrink: 16 bytes a place."""
+
+    def __init__(self) -> None:
+        self._prints: vec[i64] = vec[i64]([0] * _PLACES_MIN)
+        """0: free."""
+        self._numbers: vec[i64] = vec[i64]([0] * _PLACES_MIN)
+        self._keys: i64 = 0
+        self._sets = HolderSets()
+        self._again: dict[tuple[int, int], int] = {}
+        """Of fingerprints and the rows of instances of which several prompts have them: how many beside the first."""
+        self.pairs = 0
+
+    def __len__(self) -> int:
+        return self._keys
+
+    def mask_at(self, packed_keys: bytes, at: i64) -> int:
+        if not self._keys:
+            return 0
+        place = self._place(fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8)))
+        return self._sets.masks[self._numbers[place]]  # that of a free place is the empty set's
+
+    def add(self, holder: Holder, packed_keys: bytes) -> None:
+        sets, row = self._sets, holder.bit.bit_length() - 1
+        size: i64 = len(packed_keys)
+        sets.drop_unused()
+        self._make_room(size // KEY_BYTES)
+        alone: i64 = sets.alone(row)
+        come: i64 = 0
+        for at in range(0, size, KEY_BYTES):
+            print_ = fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8))
+            place = self._place(print_)
+            if not self._prints[place]:
+                self._prints[place], self._numbers[place] = print_, alone
+                come += 1
+                continue
+            number = self._numbers[place]
+            after: i64 = alone if number == alone else sets.extended(number, row)
+            if after != number:
+                self._numbers[place] = after
+                sets.keys_one[number] -= 1
+                sets.keys_one[after] += 1
+                self.pairs += 1
+            elif number == alone or sets.masks[number] >> row & 1:
+                self._again[print_, row] = self._again.get((print_, row), 0) + 1
+        self._keys += come
+        self.pairs += come
+        sets.keys_one[alone] += come
+
+    def remove(self, holder: Holder, packed_keys: bytes) -> None:
+        sets, row = self._sets, holder.bit.bit_length() - 1
+        alone: i64 = sets.alone(row)
+        gone: i64 = 0
+        for at in range(0, len(packed_keys), KEY_BYTES):
+            print_ = fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8))
+            place = self._place(print_)
+            if not self._prints[place]:
+                continue
+            if self._again and (more := self._again.pop((print_, row), 0)):
+                if more > 1:
+                    self._again[print_, row] = more - 1
+                continue
+            number = self._numbers[place]
+            if number == alone:
+                self._free(place)
+                gone += 1
+                continue
+            mask = sets.masks[number]
+            if not mask >> row & 1:
+                continue
+            after: i64 = sets.reduced(number, row)
+            sets.keys_one[number] -= 1
+            if after:
+                self._numbers[place] = after
+                sets.keys_one[after] += 1
+                self.pairs -= 1
+            else:  # there are too many sets
+                self._free(place)
+                self._keys -= 1
+                self.pairs -= mask.bit_count()
+        self._keys -= gone
+        self.pairs -= gone
+        sets.keys_one[alone] -= gone
+
+    def of(self, holder: Holder) -> int:
+        masks = (self._sets.masks[self._numbers[place]] for place in range(len(self._prints)))
+        return sum(1 for mask in masks if mask & holder.bit)
+
+    def _place(self, print_: i64) -> i64:
+        """Where it is, or would be."""
+        prints = self._prints
+        most = i64(len(prints)) - 1
+        at = print_ & most
+        while prints[at] and prints[at] != print_:
+            at = at + 1 & most
+        return at
+
+    def _free(self, place: i64) -> None:
+        """Whoever would be there comes nearer."""
+        prints, numbers = self._prints, self._numbers
+        most = i64(len(prints)) - 1
+        hole, at = place, place + 1 & most
+        while prints[at]:
+            # it may not go before the place that it would have if all were free
+            if (at - (prints[at] & most) & most) >= (at - hole & most):
+                prints[hole], numbers[hole] = prints[at], numbers[at]
+                hole = at
+            at = at + 1 & most
+        prints[hole] = numbers[hole] = 0
+
+    def _make_room(self, keys: i64) -> None:
+        """For so many more."""
+        places: i64 = len(self._prints)
+        if 2 * (self._keys + keys) <= places:
+            return
+        before, numbers = self._prints, self._numbers
+        while 2 * (self._keys + keys) > places:
+            places *= 2
+        self._prints, self._numbers = vec[i64]([0] * places), vec[i64]([0] * places)
+        for at in range(len(before)):
+            if before[at]:
+                place = self._place(before[at])
+                self._prints[place], self._numbers[place] = before[at], numbers[at]
