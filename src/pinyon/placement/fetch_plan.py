@@ -102,9 +102,10 @@ class FetchPlanner:
     def _spans(self, reader: InstanceState, first_block: int, end_block: int) -> list[_Span]:
         sources = self._pool.sources_for(reader)
         common = self._common_spans(first_block, end_block, sources)
-        if any(reader in span.holders for span in common):
-            found = self._match.spans_for(reader, first_block, end_block, sources)
-            return [_Span(first, end, holders) for first, end, holders in found]
+        for span in common:
+            if reader in span.holders:
+                found = self._match.spans_for(reader, first_block, end_block, sources)
+                return [_Span(first, end, holders) for first, end, holders in found]
         return common
 
 
@@ -123,14 +124,19 @@ class _Span:
     def __init__(self, first: int, end: int, holders: Iterable[InstanceState]) -> None:
         self.first, self.end, self.blocks = first, end, end - first
         self.holders = frozenset(holders)
-        best = [each for each in self.holders if each.info.role is Role.STORE] or self.holders
         self._by_host: dict[str, list[InstanceState]] = {}
+        self.least, self._rows = list(self.holders), list[int]()
+        if len(self.holders) == 1:  # then nothing is to be chosen
+            return
+        best = [each for each in self.holders if each.info.role is Role.STORE] or self.holders
         for each in best:
             self._by_host.setdefault(each.host, []).append(each)
         self.least, self._rows = _least_read(best)
 
     def source_for(self, reader: InstanceState) -> InstanceState:
         """Only for a reader that is none of the holders."""
+        if len(self.holders) == 1:
+            return self.least[0]
         near = self._by_host.get(reader.host) if reader.host else None
         least, rows = (self.least, self._rows) if near is None else _least_read(near)
         return least[bisect_left(rows, reader.row) % len(least)]

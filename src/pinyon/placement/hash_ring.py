@@ -6,12 +6,15 @@ from collections.abc import Collection, Container, Iterable
 
 import numpy as np
 import xxhash
+from librt.strings import read_i64_be, read_i64_le
+from mypy_extensions import i64
 from numpy.typing import NDArray
 
+from pinyon.core.compiled import compiled
 from pinyon.placement.instances import KvGroup
 from pinyon.placement.policy import Pool
 
-__all__ = ["HashRing", "PoolRings"]
+__all__ = ["HashRing", "PoolRings", "lower_bound"]
 
 GROUPS_MAX = 64
 ABSENT_MAX = 16
@@ -34,6 +37,8 @@ class HashRing:
         """By number; of some that are gone, too."""
         self._at: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._owners: NDArray[np.int64] = np.empty(0, np.int64)
+        self._bytes: tuple[bytes, bytes] = b"", b""
+        """Both once more, as compiled code reads them quickly."""
         self.change(members, ())
 
     @property
@@ -42,6 +47,11 @@ class HashRing:
 
     def change(self, new: Iterable[str], gone: Iterable[str]) -> None:
         """Members come and go. Only points of new ones are computed, and put between those that are there."""
+        self._change(new, gone)
+        if compiled():
+            self._bytes = self._at.tobytes(), self._owners.tobytes()
+
+    def _change(self, new: Iterable[str], gone: Iterable[str]) -> None:
         lost = [self._numbers.pop(name) for name in gone]
         if lost:
             stay = ~np.isin(self._owners, lost)
@@ -85,13 +95,40 @@ class HashRing:
 
         ``among``: as if only those were members.
         """
-        names, owners = self._names, self._owners
-        start = int(self._at.searchsorted(np.uint64(xxhash.xxh3_64_intdigest(key, self._seed))))
+        digest, names = xxhash.xxh3_64_digest(key, self._seed), self._names
+        if compiled():
+            points, numbers = self._bytes
+            count = i64(len(points)) // 8
+            place = lower_bound(points, read_i64_be(digest, 0))
+            for _ in range(count):
+                if place == count:
+                    place = 0
+                name = names[read_i64_le(numbers, 8 * place)]
+                if name != other_than and (among is None or name in among):
+                    return name
+                place += 1
+            return None
+        owners = self._owners
+        start = int(self._at.searchsorted(np.uint64(int.from_bytes(digest, "big"))))
         for step in range(start - len(owners), start):
-            name: str = names[owners[step]]
+            name = names[int(owners[step])]
             if name != other_than and (among is None or name in among):
                 return name
         return None
+
+
+def lower_bound(points: bytes, wanted: i64) -> i64:
+    """The place of the first of these unsigned numbers, in order, that is not less; ``wanted`` has the same bits."""
+    least: i64 = -(1 << 63)  # with the highest bit turned over they are in order as signed ones, too
+    low: i64 = 0
+    high = i64(len(points)) // 8
+    while low < high:
+        middle = low + high >> 1
+        if (read_i64_le(points, 8 * middle) ^ least) < (wanted ^ least):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _points(names: list[str], count: int, seed: int) -> NDArray[np.uint64]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 import pytest
 import xxhash
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.request import Role
-from pinyon.placement.hash_ring import ABSENT_MAX, HashRing, PoolRings
+from pinyon.placement.hash_ring import ABSENT_MAX, HashRing, PoolRings, lower_bound
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
@@ -221,3 +223,11 @@ def test_one_more_instance_on_a_large_ring_has_its_own_points_hashed_and_sorted(
         ring.change([f"new{number}"], [f"i{number}"])
     assert len(hashed) == 20
     assert ordered == [NODES] * 20
+
+
+@given(st.lists(st.integers(0, (1 << 64) - 1), max_size=40), st.integers(0, (1 << 64) - 1))
+def test_the_lower_bound_is_bisects(numbers, wanted):
+    numbers.sort()
+    packed = b"".join(number.to_bytes(8, "little") for number in numbers)
+    signed = int.from_bytes(wanted.to_bytes(8, "little"), "little", signed=True)
+    assert lower_bound(packed, signed) == bisect_left(numbers, wanted)
