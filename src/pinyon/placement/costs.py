@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pinyon.core.compiled import in_loops
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.fetch_plan import FetchPlanner
-from pinyon.placement.load_table import CLASSES, COEFFICIENTS, size_class
+from pinyon.placement.load_table import COEFFICIENTS, size_class
 from pinyon.placement.policy import NANO_S, Considered, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import PATH_KINDS, PathKind
@@ -265,6 +265,7 @@ class CostLoops(Costs):
         rooms_s, waits_s, transfers_s = self._room_s, self._wait_s, self._transfer_s
         prefills_s, costs_s = self._prefill_s, self._cost_s
         size: i64 = 0
+        capacity: i64 = len(queued_us)
         for place in range(self._count):
             row, prefill_s = rows[place], prefills_s[place]
             queued_s = float(queued_us[row]) * 1e-6
@@ -273,7 +274,7 @@ class CostLoops(Costs):
             before = 0.0
             if order and short_first[row]:
                 size = size_class(i64(prefill_s * 1e6 + 0.5), size)
-                at = row * CLASSES + size
+                at = size * capacity + row
                 before = float(behind[at])
                 wait_s = float(ahead_us[at]) * 1e-6 + (wait_s - queued_s)
             waits_s[place] = wait_s

@@ -115,7 +115,9 @@ def chosen_in_loop(
         held = match.held_in_loop(last_row + 1)
     chosen = near[0]
     for place in near:
-        more = held[rows[place]] - held[rows[chosen]] if len(held) else 0
+        more: i64 = 0
+        if len(held):
+            more = held[rows[place]] - held[rows[chosen]]
         if more > 0 or (more == 0 and shares[place] < shares[chosen]):
             chosen = place
     return chosen

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
@@ -26,8 +27,11 @@ class ExpectedBlocks:
         """Different keys."""
         raise NotImplementedError
 
-    def mask_at(self, packed_keys: bytes, at: i64) -> int:
-        """Who expects the key that begins at this byte, a bit for each; 0: nobody."""
+    def touch(self, prints: vec[i64], count: i64) -> None:
+        """As :meth:`KeyTable.touch`."""
+
+    def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
+        """Who expects the key that begins at this byte and has this fingerprint, a bit for each; 0: nobody."""
         raise NotImplementedError
 
     def add(self, holder: Holder, packed_keys: bytes) -> None:
@@ -56,7 +60,7 @@ class ExpectedInDict(ExpectedBlocks):
     def __len__(self) -> int:
         return len(self.masks)
 
-    def mask_at(self, packed_keys: bytes, at: i64) -> int:
+    def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
         return self.masks.get(packed_keys[at : at + KEY_BYTES], 0)
 
     def add(self, holder: Holder, packed_keys: bytes) -> None:

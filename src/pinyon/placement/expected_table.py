@@ -29,6 +29,7 @@ class ExpectedInTable(ExpectedBlocks):
         """0: free."""
         self._numbers: vec[i64] = vec[i64]([0] * _PLACES_MIN)
         self._keys: i64 = 0
+        self._touched: i64 = 0
         self._sets = HolderSets()
         self._again: dict[tuple[int, int], int] = {}
         """Of fingerprints and the rows of instances of which several prompts have them: how many beside the first."""
@@ -37,28 +38,39 @@ class ExpectedInTable(ExpectedBlocks):
     def __len__(self) -> int:
         return self._keys
 
-    def mask_at(self, packed_keys: bytes, at: i64) -> int:
-        if not self._keys:
+    def touch(self, prints: vec[i64], count: i64) -> None:
+        places = self._prints
+        most = i64(len(places)) - 1
+        touched: i64 = 0
+        for each in range(count):
+            touched ^= places[prints[each] & most]
+        self._touched = touched
+
+    def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
+        number = self._numbers[self._place(print_)]
+        if number == 0:
             return 0
-        place = self._place(fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8)))
-        return self._sets.masks[self._numbers[place]]  # that of a free place is the empty set's
+        return self._sets.masks[number]
 
     def add(self, holder: Holder, packed_keys: bytes) -> None:
         sets, row = self._sets, holder.bit.bit_length() - 1
-        size: i64 = len(packed_keys)
         sets.drop_unused()
-        self._make_room(size // KEY_BYTES)
+        self._make_room(i64(len(packed_keys)) // KEY_BYTES)
         alone: i64 = sets.alone(row)
         come: i64 = 0
-        for at in range(0, size, KEY_BYTES):
-            print_ = fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8))
+        prints = _prints_of(packed_keys)
+        self.touch(prints, len(prints))
+        for print_ in prints:
             place = self._place(print_)
             if not self._prints[place]:
-                self._prints[place], self._numbers[place] = print_, alone
+                self._prints[place] = print_
+                self._numbers[place] = alone
                 come += 1
                 continue
             number = self._numbers[place]
-            after: i64 = alone if number == alone else sets.extended(number, row)
+            after = alone
+            if number != alone:
+                after = sets.extended(number, row)
             if after != number:
                 self._numbers[place] = after
                 sets.keys_one[number] -= 1
@@ -74,8 +86,9 @@ class ExpectedInTable(ExpectedBlocks):
         sets, row = self._sets, holder.bit.bit_length() - 1
         alone: i64 = sets.alone(row)
         gone: i64 = 0
-        for at in range(0, len(packed_keys), KEY_BYTES):
-            print_ = fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8))
+        prints = _prints_of(packed_keys)
+        self.touch(prints, len(prints))
+        for print_ in prints:
             place = self._place(print_)
             if not self._prints[place]:
                 continue
@@ -144,3 +157,12 @@ class ExpectedInTable(ExpectedBlocks):
             if before[at]:
                 place = self._place(before[at])
                 self._prints[place], self._numbers[place] = before[at], numbers[at]
+
+
+def _prints_of(packed_keys: bytes) -> vec[i64]:
+    count = i64(len(packed_keys)) // KEY_BYTES
+    prints = vec[i64]([0] * count)
+    for each in range(count):
+        at = each * KEY_BYTES
+        prints[each] = fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8))
+    return prints

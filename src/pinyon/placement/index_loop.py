@@ -48,14 +48,20 @@ def look_up_in_loop(
                 count += 1
             at += KEY_BYTES
         table.touch(prints, count)
+        if expected is not None:
+            expected.touch(prints, count)
         first = _TOGETHER
         for each in range(count):
             here = ats[each]
             slot = table.slot_of(prints[each])
-            number: i64 = table.set_at(slot) if slot >= 0 else 0
+            number: i64 = 0
+            if slot >= 0:
+                number = table.set_at(slot)
             changed = number != before
             if changed:
-                before, shown = number, holders_of(number) if number else 0
+                before, shown = number, 0
+                if number:
+                    shown = holders_of(number)
             if not ended:
                 if not shown:  # nobody has it, or all who had have gone
                     ended = True
@@ -65,7 +71,7 @@ def look_up_in_loop(
                         runs.append((start, held))
                     last_slot, blocks = slot, here // KEY_BYTES + 1
             if expected is not None:
-                coming = expected.mask_at(packed_keys, here)
+                coming = expected.mask_at(packed_keys, here, prints[each])
                 comes = comes or coming != 0
                 if changed or coming != coming_before:
                     coming_before = coming

@@ -46,9 +46,11 @@ _TOP_BYTE = np.uint64(56)
 _ODD = 0x9E3779B97F4A7C15
 _ODDER = 0xC2B2AE3D27D4EB4F
 _ALL = (1 << 64) - 1
-_ODD_SIGNED: Final = -7046029254386353131
-_ODDER_SIGNED: Final = -4417276706812531889
-"""The same two, signed."""
+_ODD_HIGH: Final = 0x9E3779B9
+_ODD_LOW: Final = 0x7F4A7C15
+_ODDER_HIGH: Final = 0xC2B2AE3D
+_ODDER_LOW: Final = 0x27D4EB4F
+"""The same two in halves: compiled code has no larger numbers of its own."""
 _LOW_HALF: Final = 0xFFFFFFFF
 _PAIRS, _HALVES = Struct("<QQ"), Struct("<qq")
 _LINE: Final = 64
@@ -84,9 +86,12 @@ def fingerprint(low: i64, high: i64) -> i64:
     """The same of one key, whose halves these are; both are signed."""
     if not compiled():  # compiled arithmetic wraps, Python's does not
         return _signed(next(fingerprints_one_by_one(_HALVES.pack(low, high))))
-    value = ((high ^ (high >> 32 & _LOW_HALF)) * _ODD_SIGNED ^ low) * _ODDER_SIGNED
+    odd, odder = (i64(_ODD_HIGH) << 32) + _ODD_LOW, (i64(_ODDER_HIGH) << 32) + _ODDER_LOW
+    value = ((high ^ (high >> 32 & _LOW_HALF)) * odd ^ low) * odder
     value ^= value >> 32 & _LOW_HALF
-    return value if value else 1
+    if value == 0:
+        return 1
+    return value
 
 
 def _signed(value: int) -> int:

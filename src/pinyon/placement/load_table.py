@@ -104,7 +104,7 @@ class LoadTable:
         self.room_s: vec[float] = _seconds(rows)
         """Until a new request has KV memory, by the instance's own word."""
         self.ahead_us: vec[i64] = _numbers(rows * CLASSES)
-        """Row by row, of what is queued: what prompts take that are of this class or shorter."""
+        """Class by class, of what is queued: what prompts take that are of this class or shorter."""
         self.behind: vec[i64] = _numbers(rows * CLASSES)
         """Likewise, prompts that are longer than this class."""
         self.short_first: vec[bool] = _truths(rows)
@@ -154,8 +154,9 @@ class LoadTable:
         ):
             seconds[number] = 0.0
         self.short_first[number] = False
-        for at in range(number * CLASSES, (number + 1) * CLASSES):
-            self.ahead_us[at] = self.behind[at] = 0
+        capacity: i64 = len(self.queued_us)
+        for size in range(CLASSES):
+            self.ahead_us[size * capacity + number] = self.behind[size * capacity + number] = 0
         for at in range(number * COEFFICIENTS, (number + 1) * COEFFICIENTS):
             self.coefficients[at] = 0.0
         for at in range(number * PATH_KINDS * 2, (number + 1) * PATH_KINDS * 2):
@@ -163,9 +164,9 @@ class LoadTable:
         self.blocks_max[number] = float(blocks_max) if blocks_max else inf
 
     def _grow(self, rows: int) -> None:
+        self.ahead_us, self.behind = _wider(self.ahead_us, rows), _wider(self.behind, rows)
         self.queued_us, self.decoding = _more(self.queued_us, rows), _more(self.decoding, rows)
         self.batch, self.host = _more(self.batch, rows), _more(self.host, rows)
-        self.ahead_us, self.behind = _more(self.ahead_us, rows * CLASSES), _more(self.behind, rows * CLASSES)
         self.ends_s, self.reported_s = _longer(self.ends_s, rows), _longer(self.reported_s, rows)
         self.room_s, self.blocks = _longer(self.room_s, rows), _longer(self.blocks, rows)
         self.blocks_max, self.slots = _longer(self.blocks_max, rows), _longer(self.slots, rows)
@@ -223,13 +224,16 @@ class LoadTable:
 
     def _count(self, row: i64, prefill_us: i64, sign: i64) -> None:
         self.queued_us[row] += sign * prefill_us
-        first = row * CLASSES
-        size = first + size_class(prefill_us)
-        ahead_us, behind = self.ahead_us, self.behind
-        for at in range(first, size):
-            behind[at] += sign
-        for at in range(size, first + CLASSES):
-            ahead_us[at] += sign * prefill_us
+        ahead_us, behind, capacity = self.ahead_us, self.behind, i64(len(self.queued_us))
+        size = size_class(prefill_us)
+        for each in range(size):
+            behind[each * capacity + row] += sign
+        for each in range(size, CLASSES):
+            ahead_us[each * capacity + row] += sign * prefill_us
+
+    def place_of(self, row: i64, size: i64) -> i64:
+        """In :attr:`ahead_us` and :attr:`behind`, of this class of prompts."""
+        return size * i64(len(self.queued_us)) + row
 
     def turns(
         self, rows: NDArray[np.intp], prefills_s: NDArray[np.float64], now_s: float
@@ -247,7 +251,7 @@ class LoadTable:
         sizes = np.minimum(np.frexp(np.rint(prefills_s * 1e6))[1], CLASSES - 1)
         if some < len(rows):
             sizes = np.where(short_first, sizes, CLASSES - 1)
-        places = rows * CLASSES + sizes
+        places = sizes * len(arrays.queued_us) + rows
         # what the instance knows of and the table does not may be of any length: its own word less the queue, and less
         # the rest of what is computed, where that is more than nothing
         known_s = queued_s + rest_s
@@ -256,7 +260,7 @@ class LoadTable:
 
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
         """The same of one instance where short ones go first."""
-        at = row * CLASSES + size_class(round(prefill_s * 1e6))
+        at = self.place_of(row, size_class(round(prefill_s * 1e6)))
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
         return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]
@@ -316,6 +320,16 @@ def _more(numbers: vec[i64], count: i64) -> vec[i64]:
     while len(numbers) < count:
         numbers = append(numbers, 0)
     return numbers
+
+
+def _wider(numbers: vec[i64], rows: i64) -> vec[i64]:
+    """Of each class the same, with more rows."""
+    had = i64(len(numbers)) // CLASSES
+    wider = _numbers(rows * CLASSES)
+    for size in range(CLASSES):
+        for row in range(had):
+            wider[size * rows + row] = numbers[size * had + row]
+    return wider
 
 
 def _longer(seconds: vec[float], count: i64) -> vec[float]:
