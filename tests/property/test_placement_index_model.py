@@ -174,8 +174,9 @@ class IndexMachine(RuleBasedStateMachine):
             for expected in (in_dict, in_table):
                 expected.add(member, pack(sorted(self._sample(numbers))))
         for one, other in ((None, None), (in_dict, in_dict), (in_dict, in_table)):
-            asked = there.table, there.shown_of, pack(prompt)
-            slots, match = index_walk.look_up(*asked, one or None, self.every)
+            packed = pack(prompt)
+            slots, match = index_walk.look_up(there.table, there.shown_of, packed, one or None, self.every)
+            asked = there.table, there.shown_of, packed + KEYS[0], len(prompt)
             last, same = look_up_in_loop(*asked, other or None, self.every)
             assert last == (int(slots[-1]) if len(slots) else -1)
             assert (same.runs, same.blocks) == (match.runs, match.blocks)

@@ -217,68 +217,63 @@ class CostLoops(Costs):
             rows, held, places = pool.row_numbers, match.soon.held_in_loop(pool.last_row + 1), self._local
             for place in range(count):
                 places[place] = held[rows[place]]
-        self._compute(self._most())
-        self._wait(now_s)
+        self._fill(self._most(), now_s)
         if gains_s is not None:
             cost_s = self._cost_s
             for at, gain_s in enumerate(gains_s.tolist()):
                 cost_s[at] -= gain_s
 
-    def _compute(self, most: i64) -> None:
-        """The times to fetch and to compute: where it seems sooner to fetch so many leading blocks, as many as can be
-        asked for, that; and how many it has then."""
-        pool, request, loads = self._pool, self._request, self._pool.prefills[0].loads
+    def _fill(self, most: i64, now_s: float) -> None:
+        """Of each, the times to fetch and to compute (where it seems sooner to fetch so many leading blocks, as many as
+        can be asked for, that), its turn as in :meth:`LoadTable.turns`, and all that together."""
+        pool, request, loads, terms = self._pool, self._request, self._pool.prefills[0].loads, self._terms
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
-        locals_, reach, rooms_s = self._local, self._reach, self._room_s
-        transfers_s, prefills_s = self._transfer_s, self._prefill_s
+        queued_us, ends_s, reported_s = loads.queued_us, loads.ends_s, loads.reported_s
+        short_first, ahead_us, behind = loads.short_first, loads.ahead_us, loads.behind
+        locals_, reach, rooms_s, waits_s = self._local, self._reach, self._room_s, self._wait_s
+        transfers_s, prefills_s, costs_s = self._transfer_s, self._prefill_s, self._cost_s
+        order, others = terms.order, terms.others
         tokens, block_tokens = float(request.prompt_tokens), pool.layout.block_tokens
         block_bytes = float(pool.layout.block_bytes)
         network: i64 = PathKind.NETWORK.value
-        reused_most = float(request.reused_tokens(most, block_tokens)) if most else 0.0
+        capacity: i64 = len(queued_us)
+        reused_most = reused = rest = missing_bytes = 0.0
+        if most:
+            reused_most = float(request.reused_tokens(most, block_tokens))
         rest_most = tokens - reused_most
         last: i64 = -1
-        reused = rest = missing_bytes = 0.0
+        size: i64 = 0
         for place in range(self._count):
             row, local = rows[place], locals_[place]
             if local != last:  # most hold the same: nothing
-                last = local
-                reused = float(request.reused_tokens(local, block_tokens)) if local else 0.0
+                last, reused = local, 0.0
+                if local:
+                    reused = float(request.reused_tokens(local, block_tokens))
                 rest, missing_bytes = tokens - reused, float(most - local) * block_bytes
             at = row * COEFFICIENTS
             k0, k1, k2 = coefficients[at], coefficients[at + 1], coefficients[at + 2]
             prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
-            reach[place], rooms_s[place] = local, room_s[row]
+            transfer_s = 0.0
+            reach[place] = local
             if most > local:
                 short_s = k0 + k1 * rest_most + k2 * rest_most * (tokens + reused_most)
                 way = (row * PATH_KINDS + network) * 2
-                transfer_s = transfer[way] + transfer[way + 1] * missing_bytes
-                if transfer_s + short_s < prefill_s:
-                    reach[place], transfers_s[place], prefill_s = most, transfer_s, short_s
-            prefills_s[place] = prefill_s
-
-    def _wait(self, now_s: float) -> None:
-        """Until its turn comes there, as :meth:`LoadTable.turns`; and all that together."""
-        loads, rows = self._pool.prefills[0].loads, self._pool.row_numbers
-        order, others = self._terms.order, self._terms.others
-        queued_us, ends_s, reported_s = loads.queued_us, loads.ends_s, loads.reported_s
-        short_first, ahead_us, behind = loads.short_first, loads.ahead_us, loads.behind
-        rooms_s, waits_s, transfers_s = self._room_s, self._wait_s, self._transfer_s
-        prefills_s, costs_s = self._prefill_s, self._cost_s
-        size: i64 = 0
-        capacity: i64 = len(queued_us)
-        for place in range(self._count):
-            row, prefill_s = rows[place], prefills_s[place]
+                fetch_s = transfer[way] + transfer[way + 1] * missing_bytes
+                if fetch_s + short_s < prefill_s:
+                    transfer_s, prefill_s = fetch_s, short_s
+                    reach[place] = most
             queued_s = float(queued_us[row]) * 1e-6
-            wait_s = queued_s + max(ends_s[row] - now_s, 0.0)
-            wait_s = max(reported_s[row], wait_s)
+            wait_s = max(reported_s[row], queued_s + max(ends_s[row] - now_s, 0.0))
             before = 0.0
             if order and short_first[row]:
                 size = size_class(i64(prefill_s * 1e6 + 0.5), size)
-                at = size * capacity + row
-                before = float(behind[at])
-                wait_s = float(ahead_us[at]) * 1e-6 + (wait_s - queued_s)
-            waits_s[place] = wait_s
-            costs_s[place] = wait_s + rooms_s[place] + transfers_s[place] + prefill_s * (1 + others * before)
+                turn = size * capacity + row
+                before = float(behind[turn])
+                wait_s = float(ahead_us[turn]) * 1e-6 + (wait_s - queued_s)
+            waiting_s = room_s[row]
+            rooms_s[place], waits_s[place] = waiting_s, wait_s
+            transfers_s[place], prefills_s[place] = transfer_s, prefill_s
+            costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + others * before)
 
     def at(self, place: int) -> Cost:
         return Cost(
@@ -388,5 +383,6 @@ def costs_of(
     gains_s: NDArray[np.float64] | None = None,
 ) -> Costs:
     """The way that takes less time for so many."""
-    way = CostLoops if in_loops(len(pool.prefills)) else CostArrays
-    return way(terms, request, pool, match, now_s, gains_s)
+    if in_loops(len(pool.prefills)):
+        return CostLoops(terms, request, pool, match, now_s, gains_s)
+    return CostArrays(terms, request, pool, match, now_s, gains_s)

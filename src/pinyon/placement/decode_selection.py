@@ -45,8 +45,11 @@ def select_decode(
     tokens = blocks * block_tokens
     if pool.together:
         return prefill, prefill.decode_s(tokens)
-    choose = chosen_in_loop if in_loops(len(pool.decodes)) else chosen_by_arrays
-    chosen = pool.decodes[choose(request, pool, match, prefill, now_s, blocks)]
+    if in_loops(len(pool.decodes)):
+        place = chosen_in_loop(request, pool, match, prefill, now_s, blocks)
+    else:
+        place = chosen_by_arrays(request, pool, match, prefill, now_s, blocks)
+    chosen = pool.decodes[place]
     return chosen, chosen.decode_s(tokens)
 
 

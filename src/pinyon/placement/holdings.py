@@ -186,19 +186,20 @@ class Holdings:
 
     def used(self, slots: Slots) -> None:
         """The keys there, in the order of a prompt, were asked for."""
-        if len(slots) and self._ages_at(slots[-1]):
+        if len(slots) and self.ages_at(int(slots[-1])):
             self._renew(slots)
 
-    def used_until(self, slot: int, packed_keys: bytes, every: int) -> None:
-        """As :meth:`used`; the last key of the sample of these is there."""
-        if slot >= 0 and self._ages_at(slot):
-            slots = self.table.locate(fingerprints(key_sample(packed_keys, every)))
-            self._renew(slots[slots >= 0])
+    def ages_at(self, slot: int) -> bool:
+        """Whether a prompt that was asked for and ends in this slot (-1: none) is to be renewed. Who asks for one
+        renews all of it: if the end of it is new, so is the rest."""
+        if slot < 0 or 2 * self.table.keys <= self._keys_max:
+            return False
+        return self.table.stamps_one[slot] != self._ages.stamp
 
-    def _ages_at(self, slot: int) -> bool:
-        """Whether a prompt that ends there is to be renewed. Who asks for one renews all of it: if the end of it is
-        new, so is the rest."""
-        return 2 * self.table.keys > self._keys_max and self.table.stamps_one[slot] != self._ages.stamp
+    def renew(self, packed_keys: bytes, every: int) -> None:
+        """The sample of these, which was found, is in use."""
+        slots = self.table.locate(fingerprints(key_sample(packed_keys, every)))
+        self._renew(slots[slots >= 0])
 
     def _renew(self, slots: Slots) -> None:
         """The keys there are in use."""

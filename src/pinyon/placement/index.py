@@ -156,12 +156,14 @@ class BlockIndex:
         if limit is not None and limit < count:
             count = max(0, limit)
         holdings = self._holdings
-        packed_keys = packed_keys[: count * KEY_BYTES]
         if compiled():
-            last, match = look_up_in_loop(holdings.table, holdings.shown_of, packed_keys, expected or None, every)
-            holdings.used_until(last, packed_keys[: match.blocks * KEY_BYTES], every)
+            last, match = look_up_in_loop(
+                holdings.table, holdings.shown_of, packed_keys, count, expected or None, every
+            )
+            if holdings.ages_at(last):
+                holdings.renew(packed_keys[: match.blocks * KEY_BYTES], every)
             return match
-        found, match = look_up(holdings.table, holdings.shown_of, packed_keys, expected, every)
+        found, match = look_up(holdings.table, holdings.shown_of, packed_keys[: count * KEY_BYTES], expected, every)
         holdings.used(found)
         return match
 

@@ -23,10 +23,15 @@ there."""
 
 
 def look_up_in_loop(
-    table: KeyTable, holders_of: HoldersOf, packed_keys: bytes, expected: ExpectedBlocks | None, every: i64
+    table: KeyTable,
+    holders_of: HoldersOf,
+    packed_keys: bytes,
+    keys: i64,
+    expected: ExpectedBlocks | None,
+    every: i64,
 ) -> tuple[int, PrefixMatch]:
-    """The slot of the last key that was found, or -1, and who holds how much of the prompt; of the keys, one in
-    ``every`` counts."""
+    """The slot of the last key that was found, or -1, and who holds how much of the prompt; of the first so many keys,
+    one in ``every`` counts."""
     runs: list[tuple[int, int]] = []
     soon_runs: list[tuple[int, int]] = []
     last_slot: i64 = -1
@@ -35,7 +40,7 @@ def look_up_in_loop(
     start: i64 = 0  # the first block that the next key tells of
     held = shown = coming = coming_before = both = 0
     ended = comes = changed = False
-    size, others, place = i64(len(packed_keys)), every - 1, i64(KEY_BYTES) - 1
+    size, others, place = keys * KEY_BYTES, every - 1, i64(KEY_BYTES) - 1
     prints, ats = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
     at: i64 = 0
     first: i64 = 1

@@ -196,9 +196,8 @@ def _usable(request: PlacementRequest, pools: tuple[Pool, ...]) -> list[Pool]:
         kept = pool.without(exclude) if exclude else pool
         if kept.prefills and kept.decodes:
             remaining.append(kept)
-    excluded = Unavailable("every instance that could take the request is excluded", retry_after_s=1.0)
     if not remaining:
-        raise excluded
+        raise _excluded()
     fitting: list[Pool] = []
     for pool in remaining:
         kept = pool
@@ -209,9 +208,13 @@ def _usable(request: PlacementRequest, pools: tuple[Pool, ...]) -> list[Pool]:
     if not fitting:
         whole = (_narrowed(request, pool) for pool in pools) if exclude else ()
         if any(pool.prefills and pool.decodes for pool in whole):
-            raise excluded  # it is too large only for those that are left
+            raise _excluded()  # it is too large only for those that are left
         raise _too_large(request, remaining)
     return fitting
+
+
+def _excluded() -> Unavailable:
+    return Unavailable("every instance that could take the request is excluded", retry_after_s=1.0)
 
 
 def _narrowed(request: PlacementRequest, pool: Pool) -> Pool:

@@ -202,7 +202,8 @@ def test_prompts_come_and_go_in_any_order(kind, prompts, held, dice):
         assert expected.pairs == sum(len(+each) for each in counted)
         assert len(expected) == len({number for each in counted for number in +each})
         for asked in [(number,) for number in range(13)] + [prompt for _, prompt in prompts] + [tuple(range(13))]:
-            match = look_up_in_loop(index._holdings.table, index._holdings.shown_of, keys(*asked), expected, 1)[1]
+            table, shown_of = index._holdings.table, index._holdings.shown_of
+            match = look_up_in_loop(table, shown_of, keys(*asked), len(asked), expected, 1)[1]
             if kind is ExpectedInDict:
                 assert index.match(keys(*asked), None, expected).soon.runs == match.soon.runs
             for holder, each, numbers in zip(holders, counted, there, strict=True):
