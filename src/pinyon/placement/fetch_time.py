@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.load_table import LoadTable
-from pinyon.placement.transfer_cost import PathKind
+from pinyon.placement.transfer_cost import HOST, NETWORK, SSD, STORE, PathKind
 
 __all__ = ["fetch_s", "fetches_s", "learn_fetch", "path_kind"]
 
@@ -29,10 +29,10 @@ FAULT_RATIO = 1.5
 def path_kind(reader: InstanceState, source: InstanceState) -> PathKind:
     """What lies between the two."""
     if source.info.on_ssd:
-        return PathKind.SSD
+        return SSD
     if reader.host and reader.host == source.host:
-        return PathKind.STORE if source.info.role is Role.STORE else PathKind.HOST
-    return PathKind.NETWORK
+        return STORE if source.info.role is Role.STORE else HOST
+    return NETWORK
 
 
 def fetch_s(reader: InstanceState, spans: Iterable[tuple[InstanceState, int]]) -> float:
@@ -42,7 +42,7 @@ def fetch_s(reader: InstanceState, spans: Iterable[tuple[InstanceState, int]]) -
     for source, size in spans:
         kind = path_kind(reader, source)
         start_s, byte_s = reader.transfer_model.coefficients(kind)
-        if kind.shared:
+        if kind is NETWORK or kind is SSD:
             send_s = source.send_rate.per_byte_s
             byte_s = max(byte_s, send_s)
             sources_s += min(source.sending_bytes, source.sendings * size) * (send_s or byte_s)

@@ -14,6 +14,7 @@ from pinyon.placement.expected_table import ExpectedInTable
 from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Waiting
+from pinyon.placement.transfer_cost import NETWORK, SSD
 
 __all__ = ["EXPECTED_KEYS_MAX", "InFlightTable"]
 
@@ -274,7 +275,8 @@ class InFlightTable:
         layout = part.state.info.layout
         block_bytes = layout.block_bytes if layout is not None else 0
         for span in part.fetches:
-            shared = path_kind(part.state, span.source).shared
+            kind = path_kind(part.state, span.source)
+            shared = kind is NETWORK or kind is SSD
             size = sign * span.block_count * block_bytes if shared else 0
             span.source.sends(sign, sign * span.block_count, size)
             if shared:

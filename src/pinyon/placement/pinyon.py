@@ -37,7 +37,7 @@ from pinyon.placement.pairs import Pairs
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import transfer_doubt
-from pinyon.placement.transfer_cost import PathKind
+from pinyon.placement.transfer_cost import NETWORK
 
 __all__ = ["BatchSharing", "Pinyon", "PinyonSettings"]
 
@@ -105,7 +105,7 @@ class Pinyon:
         """One of its pair instead, if it costs no more than what it computes would take to be fetched there later."""
         chosen, state = costs.at(place), pool.prefills[place]
         tokens = request.prompt_tokens - request.reused_tokens(chosen.reach, pool.layout.block_tokens)
-        start_s, byte_s = state.transfer_model.coefficients(PathKind.NETWORK)
+        start_s, byte_s = state.transfer_model.coefficients(NETWORK)
         most_s = chosen.cost_s + start_s + byte_s * tokens * pool.layout.block_bytes / pool.layout.block_tokens
         pair = [pool.place_of[each.info.instance_id] for each in self._pairs.of(request, pool, now_s) if each]
         if place in pair:

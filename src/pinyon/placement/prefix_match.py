@@ -6,7 +6,6 @@ A set of holders is an ``int`` with a bit per holder, which nobody outside this 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -41,7 +40,7 @@ class Holders(Generic[Member]):
         self.mask = sum(self._by_bit)
 
     def __iter__(self) -> Iterator[Member]:
-        return self.among(self.mask)
+        return iter(self.among(self.mask))
 
     def less(self, members: Iterable[Member]) -> Holders[Member]:
         """The set without these. It shares what is large: every reader of a placement may have one of its own."""
@@ -51,9 +50,15 @@ class Holders(Generic[Member]):
             left.mask &= ~member.bit
         return left
 
-    def among(self, mask: int) -> Iterator[Member]:
+    def among(self, mask: int) -> list[Member]:
         """The members whose bits are in a mask."""
-        return (self._by_bit[bit] for bit in bits(mask & self.mask))
+        by_bit, left = self._by_bit, mask & self.mask
+        members: list[Member] = []
+        while left:
+            bit = left & -left
+            members.append(by_bit[bit])
+            left ^= bit
+        return members
 
 
 class PrefixMatch:
@@ -156,8 +161,8 @@ class PrefixMatch:
     def _extent(self, first_block: int, mask: int, spans_max: int | None) -> int:
         runs = self._runs
         if spans_max is not None and len(runs) > spans_max:  # else there is at most a span for each run
-            spans = self._spans(first_block, self._extent(first_block, mask, None), mask)
-            return max((end for _, end, _ in islice(spans, spans_max)), default=first_block)
+            spans = self._spans(first_block, self._extent(first_block, mask, None), mask, spans_max)
+            return spans[-1][1] if spans else first_block
         end = first_block
         for index, (_, holders) in enumerate(runs):
             run_end = runs[index + 1][0] if index + 1 < len(runs) else self.blocks
@@ -170,20 +175,22 @@ class PrefixMatch:
 
     def spans_for(
         self, reader: Holder, first_block: int, end_block: int, sources: Holders[Member]
-    ) -> Iterator[tuple[int, int, Iterator[Member]]]:
+    ) -> list[tuple[int, int, list[Member]]]:
         """``(first, end, who holds all of it)`` from ``first_block`` on without a gap, besides the reader.
 
         Each span goes as far as any one source does, so they are as few as can be. Requires ``end_block <=
         extent_for(reader, first_block, sources)``.
         """
-        for at, end, holders in self._spans(first_block, end_block, sources.mask & ~reader.bit):
-            yield at, end, sources.among(holders)
+        spans = self._spans(first_block, end_block, sources.mask & ~reader.bit, len(self._runs))
+        return [(at, end, sources.among(holders)) for at, end, holders in spans]
 
-    def _spans(self, first_block: int, end_block: int, allowed: int) -> Iterator[tuple[int, int, int]]:
+    def _spans(self, first_block: int, end_block: int, allowed: int, most: int) -> list[tuple[int, int, int]]:
+        """The first so many: of all there are no more than runs."""
         runs = self._runs
+        spans: list[tuple[int, int, int]] = []
         index = 0
         at = first_block
-        while at < end_block:
+        while at < end_block and len(spans) < most:
             while index + 1 < len(runs) and runs[index + 1][0] <= at:
                 index += 1
             holders = runs[index][1] & allowed
@@ -195,8 +202,9 @@ class PrefixMatch:
                     end = start
                     break
                 holders &= mask
-            yield at, end, holders
+            spans.append((at, end, holders))
             at = end
+        return spans
 
 
 NO_MATCH = PrefixMatch([], 0)
