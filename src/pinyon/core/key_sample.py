@@ -41,18 +41,20 @@ def sample_with_blocks(packed_keys: bytes, every: int) -> tuple[bytes, NDArray[n
     return np.frombuffer(packed_keys, f"V{KEY_BYTES}")[blocks].tobytes(), blocks
 
 
-def key_sample(packed_keys: bytes, every: int) -> bytes:
-    """Those keys, packed."""
+def key_sample(packed_keys: bytes, every: int, first: int = 0) -> bytes:
+    """Those keys, packed, of the ``first`` block and those behind it."""
+    if compiled() and every > 1:
+        return _in_loop(packed_keys, every, first)
+    if first:
+        packed_keys = packed_keys[first * KEY_BYTES :]
     if every == 1 or not packed_keys:
         return packed_keys
-    if compiled():
-        return _in_loop(packed_keys, every)
     return np.frombuffer(packed_keys, f"V{KEY_BYTES}")[_chosen(packed_keys, every)].tobytes()
 
 
-def _in_loop(packed_keys: bytes, every: i64) -> bytes:
+def _in_loop(packed_keys: bytes, every: i64, first: i64) -> bytes:
     sample, others = BytesWriter(), every - 1
-    for at in range(0, len(packed_keys), KEY_BYTES):
+    for at in range(first * KEY_BYTES, i64(len(packed_keys)), KEY_BYTES):
         if not i64(packed_keys[at + _PLACE]) & others:
             write_i64_le(sample, read_i64_le(packed_keys, at))
             write_i64_le(sample, read_i64_le(packed_keys, at + 8))

@@ -24,13 +24,18 @@ class Pairs:
 
     def of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
         """Its two instances; the request is counted. None: there is no other one."""
-        by_id = pool.by_id
+        first, second = self.places_of(request, pool, now_s)
+        return pool.prefills[first], None if second is None else pool.prefills[second]
+
+    def places_of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[int, int | None]:
+        """Their places in the pool."""
+        places = pool.place_of
         key = self._key(request, pool, now_s) if request.block_keys else request.request_id.encode()
         one, two = self._rings.of(pool)
-        first = one.owner(key, among=by_id)
+        first = one.owner(key, among=places)
         assert first is not None, "a pool has at least one prefill instance"
-        second = two.owner(key, other_than=first, among=by_id)
-        return by_id[first], None if second is None else by_id[second]
+        second = two.owner(key, other_than=first, among=places)
+        return places[first], None if second is None else places[second]
 
     def _key(self, request: PlacementRequest, pool: Pool, now_s: float) -> bytes:
         tree = self._hotness.of(pool.prefills[0].info.group)

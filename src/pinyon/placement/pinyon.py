@@ -107,11 +107,13 @@ class Pinyon:
         tokens = request.prompt_tokens - request.reused_tokens(chosen.reach, pool.layout.block_tokens)
         start_s, byte_s = state.transfer_model.coefficients(NETWORK)
         most_s = chosen.cost_s + start_s + byte_s * tokens * pool.layout.block_bytes / pool.layout.block_tokens
-        pair = [pool.place_of[each.info.instance_id] for each in self._pairs.of(request, pool, now_s) if each]
-        if place in pair:
+        first, second = self._pairs.places_of(request, pool, now_s)
+        if place in (first, second):
             return place
         best, best_s = place, math.inf
-        for other in pair:
+        for other in (first, second):
+            if other is None:
+                continue
             cost = costs.at(other)
             if cost.fetches and cost.cost_s <= most_s:
                 costs.correct(other)

@@ -67,7 +67,7 @@ class Scheduler:
         if request.no_reuse or request.request_class.no_store:
             expected = b""
         else:
-            expected = key_sample(request.block_keys[held * KEY_BYTES :], fleet.sample_of(pool.layout))
+            expected = key_sample(request.block_keys, fleet.sample_of(pool.layout), held)
         kept = request if decision.alternate is not None else None  # only such a one may move
         fleet.inflight.add(request.request_id, decision, blocks, now_s, expected, kept)
         return decision
@@ -180,7 +180,10 @@ def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s:
 def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:
     """Only full blocks of the prompt have keys. Raises :class:`InvalidArgument`."""
     keys = len(request.block_keys) // KEY_BYTES
-    full_blocks = request.keys_max(min(pool.layout.block_tokens for pool in pools))
+    smallest = pools[0].layout.block_tokens
+    for pool in pools:
+        smallest = min(smallest, pool.layout.block_tokens)
+    full_blocks = request.keys_max(smallest)
     if keys > full_blocks:
         raise InvalidArgument(
             f"{keys} keys, but a prompt of {request.prompt_tokens} tokens has {full_blocks} full blocks",
