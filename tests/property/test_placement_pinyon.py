@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.placement.cost_model import KnownPrefillCost
-from pinyon.placement.costs import EXAMINED_MAX, Cost, CostArrays, CostLoops, Costs, CostTerms
+from pinyon.placement.costs import EXAMINED_MAX, CostArrays, CostLoops, Costs, CostTerms
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.hotness_tree import HotnessSettings
@@ -148,7 +148,7 @@ def test_one_by_one_they_cost_what_they_cost_in_arrays(
 def alike(loops: Costs, arrays: Costs, count: int) -> None:
     for place in range(count):
         one, other = loops.at(place), arrays.at(place)
-        for name in Cost.__slots__:
+        for name in ("local", "reach", "room_s", "wait_s", "transfer_s", "prefill_s", "cost_s"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-9)
     those, others = loops.considered(), arrays.considered()
     for name in ("expected", "reach", "rooms_s", "queues_s", "transfers_s", "prefills_s"):

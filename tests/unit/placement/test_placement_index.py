@@ -7,6 +7,7 @@ import pytest
 
 from pinyon.placement.index import COLLECT_SLOTS, BlockIndex, Intake
 from pinyon.placement.prefix_match import Holders, PrefixMatch
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import keys
 
 
@@ -87,6 +88,7 @@ def test_readers_that_hold_nothing_cost_one_look_at_a_prompt_in_many_pieces(span
     assert match.extent_for(NOBODY, 0, Holders([B]), spans_max) == 0
 
 
+@REPLACES_METHODS
 def test_a_cold_prompt_costs_one_lookup(index, monkeypatch):
     looked_up = []
     monkeypatch.setattr(index._holdings.table, "find_leading", lambda packed: looked_up.append(packed) or [])
