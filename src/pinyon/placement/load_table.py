@@ -204,7 +204,7 @@ class LoadTable:
     def _own_coefficients(self) -> None:
         """They are about to change."""
         if self._lent:
-            self.coefficients, self.transfer = vec[float](self.coefficients), vec[float](self.transfer)
+            self.coefficients, self.transfer = self.coefficients[:], self.transfer[:]
             self.arrays.learned(self)
             self._lent = False
 
