@@ -44,6 +44,8 @@ __all__ = ["Conductor", "build", "run"]
 
 # Every answer is made in the loop turn its question arrives in; only streams that never end by themselves remain.
 DRAIN_S = 0.25
+FETCHES_EACH = 4
+"""Of placements, whose fetches are remembered until they are reported: so many in the mean."""
 
 _log = get_logger("conductor")
 
@@ -104,7 +106,7 @@ def build(
     log = None
     if settings.explain_max:
         log = DecisionLog(settings.explain_max, settings.explain_mib << 20, 1 + secrets.randbits(62))
-    planned = PlannedFetches(settings.inflight_max, settings.inflight_prefill_s)
+    planned = PlannedFetches(FETCHES_EACH * settings.inflight_max, settings.inflight_prefill_s)
     placer = Placer(scheduler, inflight, metrics, telemetry, clock, ttft_slo_s, tbt_slo_s, sizing, log, planned)
     intake = ReportIntake(fleet, membership, metrics, clock, planned, security.secret, log)
     explainer = Explainer(log, clock)

@@ -33,16 +33,22 @@ class Reporter:
     """Boot ids that this boot took the instance id from, the latest last."""
     sparser_since_s: float | None = None
     """Since when fewer have been enough."""
+    sparser: int = 1
+    """One key in so many has been enough all that time."""
 
     def wants(self, every: int, now_s: float) -> bool:
         """One key in ``every`` is enough. Whether that is asked for from now on: more at once, fewer in a while."""
-        if every <= self.every:
-            self.sparser_since_s = None
-        elif self.sparser_since_s is None:
-            self.sparser_since_s = now_s
-        if every == self.every or (self.sparser_since_s is not None and now_s - self.sparser_since_s < SPARSER_S):
+        if every > self.every:
+            if self.sparser_since_s is None:
+                self.sparser_since_s, self.sparser = now_s, every
+            self.sparser = min(self.sparser, every)
+            if now_s - self.sparser_since_s < SPARSER_S:
+                return False
+            every = self.sparser
+        self.sparser_since_s = None
+        if every == self.every:
             return False
-        self.every, self.sparser_since_s = every, None
+        self.every = every
         return True
 
 

@@ -213,6 +213,9 @@ class DecodeRequest:
         self._ask(at_once=False)
         self._turn_over()
 
+    def _waited_s(self) -> float:
+        return self._parts.clock() - self._arrived_s
+
     async def _prefill(self, reservation: Reservation, span: Span) -> FirstToken:
         if self._elsewhere:
             try:
@@ -236,8 +239,9 @@ class DecodeRequest:
                 fetches=() if self._started else order.fetches,
                 no_reuse=order.no_reuse,
                 traceparent=span.traceparent,
-                prefill_s=order.prefill_s,
-                ttft_left_s=order.ttft_left_s - (self._parts.clock() - self._arrived_s),
+                # who gave way has its blocks again and a client that sees nothing come: it goes before all others
+                prefill_s=0.0 if self._started else order.prefill_s,
+                ttft_left_s=math.inf if self._started else order.ttft_left_s - self._waited_s(),
             ),
             owned=reservation,
         )
@@ -257,7 +261,7 @@ class DecodeRequest:
         targets = reservation.table[first : layout.blocks_for(len(order.tokens))]
         await self.abort.wait(parts.cache.settled(reservation.table))
         offsets = [block * layout.block_bytes for block in targets]
-        waited_s = parts.clock() - self._arrived_s
+        waited_s = self._waited_s()
         left_s = max(0.0, order.timeout_s - waited_s)
         start = prefill_to_proto(order, first, offsets, left_s, waited_s, span.traceparent)
         self._remote = self._peers.start(order.prefill_instance_id, order.prefill_address, start)

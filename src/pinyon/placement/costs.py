@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pinyon.core.compiled import in_loops
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.fetch_plan import FetchPlanner
-from pinyon.placement.load_table import COEFFICIENTS, size_class
+from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
 from pinyon.placement.policy import NANO_S, Considered, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import PATH_KINDS, PathKind
@@ -266,7 +266,7 @@ class CostLoops(Costs):
             wait_s = max(reported_s[row], queued_s + max(ends_s[row] - now_s, 0.0))
             before = 0.0
             if order and short_first[row]:
-                size = size_class(i64(prefill_s * 1e6 + 0.5), size)
+                size = size_class(i64(min(prefill_s * 1e6, PREFILL_US_MAX) + 0.5), size)
                 turn = size * capacity + row
                 before = float(behind[turn])
                 wait_s = float(ahead_us[turn]) * 1e-6 + (wait_s - queued_s)

@@ -22,12 +22,12 @@ _PLACES_MIN: Final = 1024
 
 class ExpectedInTable(ExpectedBlocks):
     """Fingerprint → number of a set of instances, with open addressing; half of the places are free, at least. It does
-    not shrink: 16 bytes a place."""
+    not shrink: 16 bytes a place. Where a key's place is differs in each process, as with a dict of texts: else who
+    chooses keys would choose such as are all in one place."""
 
     def __init__(self) -> None:
-        self._prints: vec[i64] = vec[i64]([0] * _PLACES_MIN)
-        """0: free."""
-        self._numbers: vec[i64] = vec[i64]([0] * _PLACES_MIN)
+        self._secret: i64 = hash("a place in the table") | 1
+        self._use(_PLACES_MIN)
         self._keys: i64 = 0
         self._touched: i64 = 0
         self._sets = HolderSets()
@@ -40,10 +40,9 @@ class ExpectedInTable(ExpectedBlocks):
 
     def touch(self, prints: vec[i64], count: i64) -> None:
         places = self._prints
-        most = i64(len(places)) - 1
         touched: i64 = 0
         for each in range(count):
-            touched ^= places[prints[each] & most]
+            touched ^= places[self._home(prints[each])]
         self._touched = touched
 
     def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
@@ -89,12 +88,12 @@ class ExpectedInTable(ExpectedBlocks):
         prints = _prints_of(packed_keys)
         self.touch(prints, len(prints))
         for print_ in prints:
-            place = self._place(print_)
-            if not self._prints[place]:
-                continue
             if self._again and (more := self._again.pop((print_, row), 0)):
                 if more > 1:
                     self._again[print_, row] = more - 1
+                continue
+            place = self._place(print_)
+            if not self._prints[place]:
                 continue
             number = self._numbers[place]
             if number == alone:
@@ -122,11 +121,26 @@ class ExpectedInTable(ExpectedBlocks):
         masks = (self._sets.masks[self._numbers[place]] for place in range(len(self._prints)))
         return sum(1 for mask in masks if mask & holder.bit)
 
+    def _use(self, places: i64) -> None:
+        """So many, a power of two."""
+        self._prints: vec[i64] = vec[i64]([0] * places)
+        """0: free."""
+        self._numbers: vec[i64] = vec[i64]([0] * places)
+        self._shift: i64 = 64
+        while places > 1:
+            self._shift -= 1
+            places >>= 1
+
+    def _home(self, print_: i64) -> i64:
+        """The place that it would have if all were free: the highest bits of a product, which all bits have a part
+        in."""
+        return (print_ * self._secret) >> self._shift & (i64(len(self._prints)) - 1)
+
     def _place(self, print_: i64) -> i64:
         """Where it is, or would be."""
         prints = self._prints
         most = i64(len(prints)) - 1
-        at = print_ & most
+        at = self._home(print_)
         while prints[at] and prints[at] != print_:
             at = at + 1 & most
         return at
@@ -138,7 +152,7 @@ class ExpectedInTable(ExpectedBlocks):
         hole, at = place, place + 1 & most
         while prints[at]:
             # it may not go before the place that it would have if all were free
-            if (at - (prints[at] & most) & most) >= (at - hole & most):
+            if (at - self._home(prints[at]) & most) >= (at - hole & most):
                 prints[hole], numbers[hole] = prints[at], numbers[at]
                 hole = at
             at = at + 1 & most
@@ -152,7 +166,7 @@ class ExpectedInTable(ExpectedBlocks):
         before, numbers = self._prints, self._numbers
         while 2 * (self._keys + keys) > places:
             places *= 2
-        self._prints, self._numbers = vec[i64]([0] * places), vec[i64]([0] * places)
+        self._use(places)
         for at in range(len(before)):
             if before[at]:
                 place = self._place(before[at])

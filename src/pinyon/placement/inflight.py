@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import takewhile
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.compiled import compiled
@@ -13,6 +13,7 @@ from pinyon.placement.expected import ExpectedBlocks, ExpectedInDict
 from pinyon.placement.expected_table import ExpectedInTable
 from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.instances import InstanceState
+from pinyon.placement.load_table import PREFILL_US_MAX
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Waiting
 from pinyon.placement.transfer_cost import NETWORK, SSD
 
@@ -20,9 +21,6 @@ __all__ = ["EXPECTED_KEYS_MAX", "InFlightTable"]
 
 EXPECTED_KEYS_MAX = 1_000_000
 """Over all instances, ~100 MB. Placements beyond it only look as if they shared nothing."""
-
-PREFILL_US_MAX: Final = 1 << 40
-"""Twelve days: who is said to take longer counts as this much, so that sums of very many fit into 63 bits."""
 
 Part = TypeVar("Part")
 

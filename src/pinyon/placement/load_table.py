@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from pinyon.placement.transfer_cost import PATH_KINDS
 
-__all__ = ["CLASSES", "COEFFICIENTS", "LoadArrays", "LoadTable", "PastLoads", "size_class"]
+__all__ = ["CLASSES", "COEFFICIENTS", "PREFILL_US_MAX", "LoadArrays", "LoadTable", "PastLoads", "size_class"]
 
 ROWS_MIN = 64
 CLASSES: Final = 28
 """Of prompts by the microseconds that they take, each up to twice as long as the one before; the last one from two
 minutes on."""
 COEFFICIENTS: Final = 3
+PREFILL_US_MAX: Final = 1 << 40
+"""Twelve days: who is said to take longer counts as this much, so that sums of very many fit into 63 bits."""
 
 
 def size_class(prefill_us: i64, near: i64 = 0) -> i64:
@@ -260,7 +262,7 @@ class LoadTable:
 
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
         """The same of one instance where short ones go first."""
-        at = self.place_of(row, size_class(round(prefill_s * 1e6)))
+        at = self.place_of(row, size_class(round(min(prefill_s * 1e6, PREFILL_US_MAX))))
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
         return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]

@@ -52,20 +52,23 @@ class PlannedFetches:
             self._drop_oldest()
 
     def came(self, reader: InstanceState, source: InstanceState, size_bytes: int, now_s: float) -> bool:
-        """A fetch of so many bytes was reported: whether it was planned. The oldest plan that it can be is carried out
-        by it."""
+        """A fetch of so many bytes was reported: whether it was planned. Of the plans that it can be, the smallest is
+        carried out by it, of equal ones the oldest: prompts overtake each other."""
         pair = reader, source
         plans = self._plans.get(pair)
         if plans is None:
             return False
+        best, least = -1, 0
         for place, (planned_s, size) in enumerate(plans):
-            if size_bytes <= size and now_s - planned_s <= self._lasts_s:
-                del plans[place]
-                self._count -= 1
-                if not plans:
-                    del self._plans[pair]
-                return True
-        return False
+            if size_bytes <= size and now_s - planned_s <= self._lasts_s and (best < 0 or size < least):
+                best, least = place, size
+        if best < 0:
+            return False
+        del plans[best]
+        self._count -= 1
+        if not plans:
+            del self._plans[pair]
+        return True
 
     def expire(self, now_s: float) -> None:
         """Forget pairs that nothing was planned for in so long."""

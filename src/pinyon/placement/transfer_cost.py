@@ -16,6 +16,8 @@ RATE_EASING = 1.02
 FASTER_MAX = 2.0
 """One read tells of a source at most so many times faster than it was, and than the reader's path is: what it took is
 known to a microsecond and less its start, and its reader may say anything."""
+SLOWER_MAX = 16.0
+"""The first one, at most so many times slower than the reader's path is: it may have been a byte in an hour."""
 READ_BYTES_S_MAX = 1e13
 """No read is faster, whatever the path: the adapters of a host have 0.8 TB/s (sixteen of 400 Gbit/s), its memory one or
 two, the links between all of its GPUs 7."""
@@ -139,4 +141,6 @@ class SendRate:
         if size_bytes > 0 and seconds > 0:
             fastest = self.per_byte_s
             per_byte_s = max(seconds / size_bytes, path_s / size_bytes / FASTER_MAX, fastest / FASTER_MAX)
+            if path_s and not fastest:
+                per_byte_s = min(per_byte_s, SLOWER_MAX * path_s / size_bytes)
             self.per_byte_s = min(per_byte_s, fastest * RATE_EASING) if fastest else per_byte_s

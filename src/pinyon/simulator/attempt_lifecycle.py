@@ -79,10 +79,11 @@ class AttemptLifecycle:
             self._again(attempt, attempt.prefill.rpartition("/")[0])
             return
         reusable = attempt.reusable(self._settings.block_tokens)
+        gave_way = attempt.together and request.generated > 0  # then it goes before all others, as in a worker
         prompt = Prompt(
             attempt.job, attempt.tokens, request.keys, reusable, attempt.together, self._time.now_s,
-            seconds=attempt.decision.prefill_s + attempt.decision.drain_s,
-            deadline_s=request.arrived_s + self._settings.slo_s,
+            seconds=0.0 if gave_way else attempt.decision.prefill_s + attempt.decision.drain_s,
+            deadline_s=0.0 if gave_way else request.arrived_s + self._settings.slo_s,
         )  # fmt: skip
         try:
             prefill.prompts.add(prompt, self._time.now_s)

@@ -19,7 +19,7 @@ from services.conductor.intake import ReportIntake
 from services.conductor.membership import SPARSER_S, Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.settings import ConductorSettings
-from tests.unit.placement.conftest import LAYOUT, info
+from tests.unit.placement.conftest import LAYOUT, info, make_fleet
 
 Report = conductor_pb2.ReportSessionRequest
 PROMPT = chain_block_keys(namespace("m", "l", "t"), bytes(4 * 100), 1)
@@ -168,3 +168,12 @@ async def test_placements_reuse_and_expect_up_to_the_last_block_of_the_sample():
     assert fleet.inflight.expected.of(holder.state) == (71 - 48) // 4
     after = scheduler.schedule(replace(only_p0, request_id="s"), 0.0)
     assert after.local_blocks == 68, "what the first one computes is expected as far as the sample goes"
+
+
+def test_it_goes_to_what_has_been_enough_all_the_time():
+    reporter = Reporter(make_fleet(("s0", Role.STORE)).instances()[0], 0.0, every=1)
+    assert not reporter.wants(2, 0.0)
+    assert not reporter.wants(4, SPARSER_S - 1.0)
+    assert reporter.wants(4, SPARSER_S)
+    assert reporter.every == 2
+    assert not reporter.wants(2, SPARSER_S + 1.0)

@@ -2,6 +2,7 @@
 
 import struct
 from collections import Counter
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pinyon.core.errors import Rejected
 from pinyon.placement.expected import ExpectedInDict
 from pinyon.placement.expected_table import ExpectedInTable
+from pinyon.placement.holder_sets import HolderSets
 from pinyon.placement.index import COLLECT_SLOTS, BlockIndex
 from pinyon.placement.index_loop import look_up_in_loop
 from pinyon.placement.instances import InstanceLoad
@@ -292,3 +294,23 @@ def test_a_table_knows_what_a_dict_knows(prompts, dice):
     assert not in_table
     in_table.remove(Bit(1), keys(1, 2))
     assert not in_table
+
+
+def test_keys_that_a_client_chose_are_not_in_one_place():
+    """Whose fingerprints are alike in their lowest bits: they would all follow one another."""
+    table = ExpectedInTable()
+    prints = [number << 22 | 5 for number in range(1, 2001)]
+    homes = {table._home(print_ - (print_ >> 63 << 64)) for print_ in prints}
+    assert len(homes) > 500, "of 1,024"
+
+
+def test_where_sets_are_too_many_nothing_stays_behind():
+    table, dice = ExpectedInTable(), Random(5)
+    table._sets = HolderSets(20)
+    added = [(row, keys(*range(6))) for row in range(10) for _ in range(2)]
+    for row, packed in added:
+        table.add(Bit(1 << row), packed)
+    dice.shuffle(added)
+    for row, packed in added:
+        table.remove(Bit(1 << row), packed)
+    assert (len(table), table.pairs, table._again) == (0, 0, {})

@@ -140,13 +140,22 @@ def test_a_source_that_was_slow_is_not_held_to_be_so_for_ever(fleet):
     size = 100 * BLOCK
     before_s = fetch_s(p0, [(slow, size)])
     fleet.learn_transfer(p0, BLOCK, 5.0, 1.0, slow)  # it stood still when somebody asked it for one block
-    assert fetch_s(p0, [(slow, size)]) > 100.0
+    assert fetch_s(p0, [(slow, size)]) > 5 * before_s
     for now_s in range(2, 61):  # nobody asks it any more, and the readers learn of others
         fleet.learn_transfer(p0, size, before_s, float(now_s), other)
         fleet.set_load(slow, InstanceLoad(), float(now_s))
-    assert fetch_s(p0, [(slow, size)]) > 100.0
+    assert fetch_s(p0, [(slow, size)]) > 5 * before_s
     fleet.set_load(slow, InstanceLoad(), 62.0)
     assert fetch_s(p0, [(slow, size)]) == pytest.approx(before_s, rel=0.2)
+
+
+def test_one_byte_in_an_hour_does_not_take_a_source_out_of_use(fleet):
+    p0, s1 = member(fleet, "p0"), member(fleet, "s1")
+    fleet.learn_transfer(p0, 100 * BLOCK, 1e-3 + 100 * BLOCK / GB, 0.0, member(fleet, "s0"))
+    size = 10_000 * BLOCK
+    before_s = fetch_s(p0, [(s1, size)])
+    fleet.learn_transfer(p0, 1, 3600.0, 1.0, s1)
+    assert fetch_s(p0, [(s1, size)]) < 20 * before_s
 
 
 @pytest.mark.parametrize("source", ["s1", "s0", None])

@@ -44,13 +44,23 @@ def test_who_is_asked_for_a_span_may_have_the_first_blocks_of_the_next(fleet):
     assert planned.came(p0, s0, (4 + EVERY_MAX - 1) * BLOCK, 1.0)
 
 
-def test_a_large_fetch_leaves_the_plan_of_a_small_one(fleet):
+@pytest.mark.parametrize("planned_blocks", [(1, 1000), (1000, 1)])
+def test_a_large_fetch_leaves_the_plan_of_a_small_one(fleet, planned_blocks):
     planned, p0, s0 = PlannedFetches(100, 10.0), member(fleet, "p0"), member(fleet, "s0")
-    for blocks in (1, 1000):
+    for blocks in planned_blocks:
         planned.plan(placed(fleet, "p0", s0=blocks), 0.0)
     assert planned.came(p0, s0, 1000 * BLOCK, 1.0)
     assert not planned.came(p0, s0, 1000 * BLOCK, 1.0)
     assert planned.came(p0, s0, BLOCK, 1.0)
+
+
+def test_a_small_fetch_leaves_the_plan_of_a_large_one(fleet):
+    """Prompts overtake each other, and large reads tell most."""
+    planned, p0, s0 = PlannedFetches(100, 10.0), member(fleet, "p0"), member(fleet, "s0")
+    for blocks in (1000, 1):
+        planned.plan(placed(fleet, "p0", s0=blocks), 0.0)
+    assert planned.came(p0, s0, BLOCK, 1.0)
+    assert planned.came(p0, s0, 1000 * BLOCK, 1.0)
 
 
 def test_plans_end(fleet):
