@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from pinyon.batching import BATCHING_POLICIES
+from pinyon.batching import BATCHING_DEFAULT, BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
@@ -61,7 +61,7 @@ class WorkerSettings(TransferSettings, JournalSettings):
         True, description="evict what requests and prompts that wait here want only when nothing else is left"
     )
     batching: Annotated[str, AfterValidator(BATCHING_POLICIES.checked)] = Field(
-        "fcfs", description=f"who enters the batch: {BATCHING_POLICIES.described}"
+        BATCHING_DEFAULT, description=f"who enters the batch: {BATCHING_POLICIES.described}"
     )
     service_order: Annotated[str, AfterValidator(SERVICE_ORDERS.checked)] = Field(
         SERVICE_ORDER_DEFAULT, description=f"whose prompt is computed next: {SERVICE_ORDERS.described}"

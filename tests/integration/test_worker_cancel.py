@@ -16,7 +16,17 @@ from pinyon.messages.layout import layout_to_proto
 from pinyon.messages.segment import region_to_proto, segment_to_proto
 from pinyon.store.reader import ReadResult
 from pinyon.transfer import Access
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, gauge, peer_span, reference, submission
+from tests.integration.worker_parts import (
+    BLOCK_TOKENS,
+    WAIT_S,
+    Fleet,
+    Gate,
+    gauge,
+    peer_span,
+    reference,
+    submission,
+    until,
+)
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
@@ -201,13 +211,6 @@ PHASES = [
         "_own_prefill",
     )
 ]
-
-
-async def until(condition, timeout_s: float = WAIT_S) -> None:
-    """Other tasks of this loop run until ``condition``; sockets have no event for it."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("phase", PHASES)

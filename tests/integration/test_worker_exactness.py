@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from pinyon.core.request import SamplingParams
 from pinyon.store.reader import ReadResult
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, gauge, peer_span, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, gauge, peer_span, reference, submission, until
 
 
 @pytest_asyncio.fixture
@@ -107,6 +107,45 @@ async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, else
     assert gauge(d, "room_wait_seconds_count") > len(asks)
     await fleet.idle()
     assert gauge(d, "room_wait_seconds_expected") == 0
+
+
+async def test_short_prompts_pass_long_ones_that_wait_for_room(fleet):
+    """In a pool that holds one long one at its end, and two before: the short ones have their first tokens first,
+    and everybody ends, those that gave way among them."""
+    rng = random.Random(26)
+    m = await fleet.start("mixed", "m0", blocks=24, max_batch=8, prefill_chunk_tokens=12, batching="most_in_time")
+    client = await fleet.client(m)
+    asks = [
+        ([rng.randrange(32, 127) for _ in range(tokens)], SamplingParams(max_tokens=more, ignore_eos=True))
+        for tokens, more in [(178, 4), *[(60, 44)] * 6, *[(8, 4)] * 8]
+    ]
+    sent = []
+    for prompt, sampling in asks:
+        message = submission(prompt, sampling, prefill=m, decode=m)
+        message.placement.predicted_prefill_ms, message.placement.ttft_slo_ms = 10.0 * len(prompt), 600_000
+        sent.append(message)
+    m.engine.hold()
+    blocker = await client.submit(sent[0])
+    await m.engine.entered()
+    answers = blocker + await client.submit(*sent[1:])
+    await until(lambda: gauge(m, "room_waiters") == len(asks) - 1)
+    assert gauge(m, "room_wait_seconds_expected") > 0
+    came: list[int] = []
+
+    async def note(place: int) -> None:
+        await answers[place].first.wait()
+        came.append(place)
+
+    notes = [asyncio.ensure_future(note(place)) for place in range(len(asks))]
+    m.engine.release()
+    await asyncio.gather(*notes)
+    for answer in answers:
+        await answer.wait()
+    check(asks, answers)
+    assert came[0] == 0
+    assert set(came[1:9]) == set(range(7, 15))
+    assert gauge(m, "preemptions_total") > 0
+    await fleet.idle()
 
 
 async def test_a_prefix_is_computed_once_even_by_requests_that_come_together(fleet):

@@ -371,3 +371,10 @@ def peer_span(worker: Worker, first: int, count: int) -> common_pb2.FetchSpan:
         first_block=first,
         block_count=count,
     )
+
+
+async def until(condition, timeout_s: float = WAIT_S) -> None:
+    """Other tasks of this loop run until ``condition``; sockets have no event for it."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

@@ -25,7 +25,7 @@ ENGINE = EngineProfile("s", "", "", 1e-3, 2e-5, 3e-10, 5e-3, 1e-4, 2e-8)
 MACHINE = MachineProfile("s", "", "", "tiny", 1000, 1, 0, 1e9, 1e7, 1e9)
 ONE = ClusterSettings(
     (Role.MIXED,), BLOCK, 1 << 20,
-    max_batch=12, step_tokens=96, chunk_tokens=64, active_prefills=1, service_order="fifo",
+    max_batch=12, step_tokens=96, chunk_tokens=64, active_prefills=1, batching="fcfs", service_order="fifo",
 )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ class KvCache:
         """The reservation is not wanted any more, whether it was granted meanwhile or not."""
         if future.cancel():
             del self._waiting[number]
-            self._room_waits.left(number)
+            self._room_waits.left(number, self.clock())
             self.admission.withdraw(number)
             self.settle()  # it may have been the one that blocked the others
         elif not future.cancelled():

@@ -3,13 +3,14 @@
 from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
-from pinyon.batching.policies import BATCHING_POLICIES
+from pinyon.batching.policies import BATCHING_DEFAULT, BATCHING_POLICIES
 from pinyon.batching.policy import BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.batching.prompt_queue import Prompt, PromptQueue
 from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler
 from pinyon.batching.token_counts import TokenCounts
 
 __all__ = [
+    "BATCHING_DEFAULT",
     "BATCHING_POLICIES",
     "BatchRequest",
     "BatchingPolicy",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pinyon.batching import BATCHING_POLICIES
+from pinyon.batching import BATCHING_DEFAULT, BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
 from pinyon.cli.trace_input import add_trace, bar, seed_of, tell_broken
 from pinyon.core.errors import InvalidArgument
@@ -93,7 +93,7 @@ WHOLE_ALONE: Mapping[str, object] = {
     "active_prefills": 8,
     "max_batch": 256,
     "pipeline": 1,
-    "batching": "fcfs",
+    "batching": BATCHING_DEFAULT,
     "utilisation": 1.0,
     "path_ms": 0.0,
     "sizes": "",
@@ -170,7 +170,8 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
         metavar="X",
         help="nodes of each prefill instance, each with the machine's memory, pool and NICs (default 1)",
     )
-    whole.add_argument("--batching", default="fcfs", help="batching policy (default fcfs)")
+    described = f"who gets KV memory: {BATCHING_POLICIES.described} (default {BATCHING_DEFAULT}, as a worker's)"
+    whole.add_argument("--batching", default=BATCHING_DEFAULT, help=described)
     whole.add_argument(
         "--utilisation",
         type=float,

@@ -2,39 +2,92 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict, deque
+
 __all__ = ["RoomWaits"]
 
-WEIGHT = 0.2
-"""Of the last one, in the mean of those that came through."""
+COUNTED = 16
+"""Newcomers of late, of which half wait no longer than is told."""
 FORGET_S = 60.0
 """What was so long ago tells nothing of who waits now."""
+LEAST_S = 1e-3
+"""Told while somebody waits: 0 says that nobody does."""
+
+
+class _Wait:
+    __slots__ = ("since_s", "until_s")
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self.until_s = math.inf
 
 
 class RoomWaits:
-    """Of those that came for the first time; who gave way and waits again is not counted."""
+    """Of those that came for the first time; who gave way and waits again is not counted.
+
+    Room need not be given out as they came, so the one that waits longest says little of a newcomer's wait, and those
+    that had their turn tell of the lucky ones alone. One that waits is counted, too, as soon as it waits longer than
+    half of those do: it is one of the others, whatever becomes of it. Until then it tells nothing.
+    """
 
     def __init__(self) -> None:
-        self._since: dict[int, float] = {}
-        self._mean_s = self._told_s = 0.0
+        self._waiting: dict[int, _Wait] = {}
+        self._open: OrderedDict[int, _Wait] = OrderedDict()
+        """Those of them that are not counted yet, as they came."""
+        self._counted: deque[_Wait] = deque(maxlen=COUNTED)
+        self._turn_s = 0.0
+        """When somebody had his room, or the first one began to wait."""
 
     def began(self, number: int, now_s: float) -> None:
         """It waits."""
-        if not self._since and now_s - self._told_s > FORGET_S:
-            self._mean_s = 0.0
-        self._since[number] = now_s
+        if not self._waiting:
+            self._turn_s = now_s
+        self._waiting[number] = self._open[number] = _Wait(now_s)
+        self._count(now_s)
 
     def granted(self, number: int, now_s: float) -> None:
-        """It has its room, if it was counted."""
-        since_s = self._since.pop(number, None)
-        if since_s is not None:
-            self._mean_s += (now_s - since_s - self._mean_s) * WEIGHT
-            self._told_s = now_s
+        """It has its room; if it began to wait here, that tells how long."""
+        wait = self._end(number, now_s)
+        # Who found room at once when nobody waited tells nothing of those that come while somebody does.
+        if wait is not None and (self._waiting or now_s > wait.since_s):
+            self._counted.append(wait)
+        self._turn_s = now_s
+        self._count(now_s)
 
-    def left(self, number: int) -> None:
+    def left(self, number: int, now_s: float) -> None:
         """It waits no more."""
-        self._since.pop(number, None)
+        self._end(number, now_s)
+
+    def _end(self, number: int, now_s: float) -> _Wait | None:
+        """What it has waited, unless that is counted."""
+        wait = self._waiting.pop(number, None)
+        if wait is not None:
+            wait.until_s = now_s
+        return self._open.pop(number, None)
+
+    def _count(self, now_s: float) -> None:
+        """Those that wait longer than half of the others."""
+        if not self._open:
+            return
+        half_s = self._half_s(now_s)
+        while self._open:
+            number, wait = next(iter(self._open.items()))
+            if now_s - wait.since_s <= half_s:
+                break
+            del self._open[number]
+            self._counted.append(wait)
+
+    def _half_s(self, now_s: float) -> float:
+        # Copied in one go: it is asked from other threads, too.
+        waits = [each for each in list(self._counted) if now_s - each.until_s <= FORGET_S]
+        if not waits:
+            return 0.0
+        return sorted([min(now_s, each.until_s) - each.since_s for each in waits])[len(waits) // 2]
 
     def wait_s(self, now_s: float) -> float:
-        """How long one that comes now waits, as far as those before it tell; 0 while nobody waits."""
-        since_s = next(iter(list(self._since.values())), None)  # in one go: it is asked from other threads, too
-        return 0.0 if since_s is None else max(now_s - since_s, self._mean_s)
+        """How long one that comes now waits, as far as those before it tell, and at least since somebody had his turn;
+        0 while nobody waits."""
+        if not self._waiting:
+            return 0.0
+        return max(self._half_s(now_s), now_s - self._turn_s, LEAST_S)

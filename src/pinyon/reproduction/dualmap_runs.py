@@ -227,6 +227,7 @@ def cluster_settings(load: Load, instances: int) -> ClusterSettings:
         CACHE_TOKENS[load.size] - machine.hbm_tokens,
         step_rule=StepRule.PREFILL_FIRST,
         active_prefills=ACTIVE_PREFILLS,
+        batching="fcfs",
         service_order="fifo",
         slo_s=SLO_S,
     )

@@ -80,7 +80,9 @@ class System:
         machine, engine = node()
         if self.nic_bytes_s is not None:
             machine = replace(machine, nic_bytes_s=self.nic_bytes_s)
-        settings = ClusterSettings(self.roles, block_tokens, machine.hbm_tokens, service_order="fifo", **self.changes)
+        settings = ClusterSettings(
+            self.roles, block_tokens, machine.hbm_tokens, batching="fcfs", service_order="fifo", **self.changes
+        )
         return ClusterModel(settings, machine, engine, self.policy, self.seed)
 
     def serve(self, workload: Workload, arrivals: Sequence[Arrival], tell: Tell) -> list[Outcome]:

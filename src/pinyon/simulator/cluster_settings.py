@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pinyon.batching import BATCHING_DEFAULT
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT
 from pinyon.core.request import Role
 from pinyon.decisions import InstanceConfig
@@ -53,7 +54,7 @@ class ClusterSettings:
     (Mooncake §3.3), and has its part of their KV: together they hold, and move, so many times as much."""
     eviction: str = "lru"
     pool_eviction: str = "lru"
-    batching: str = "fcfs"
+    batching: str = BATCHING_DEFAULT
     service_order: str = SERVICE_ORDER_DEFAULT
     slo_s: float = 5.0
     """By which first tokens should be there: orders of service look at it."""

@@ -52,7 +52,7 @@ class EngineMemory:
     def unwant(self, number: int) -> None:
         """It waits for room no more, if it did."""
         if self._wanted.pop(number, None) is not None:
-            self.room_waits.left(number)
+            self.room_waits.left(number, self._time.now_s)
             self.admission.withdraw(number)
             self.settle()
 

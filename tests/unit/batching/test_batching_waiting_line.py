@@ -56,6 +56,17 @@ def test_late_for_long_it_has_its_share(policy):
     assert policy.admit(9, 2, now_s=6.1) == [1, 3]
 
 
+@pytest.mark.parametrize("deadline_s", [0.0, 5.0, 30.0])
+def test_by_default_it_has_its_share_before_a_worker_refuses_it(books, deadline_s):
+    """15 s after it came, whatever its SLO; without one, too."""
+    policy = BATCHING_POLICIES.make("most_in_time")(books)
+    policy.enqueue(request(1, 8.0, deadline_s))
+    for number in range(2, 12):
+        policy.enqueue(request(number, 1.0, 1000.0))
+    assert policy.admit(9, 1, now_s=15.0) == [2]
+    assert policy.admit(9, 1, now_s=15.1) == [1]
+
+
 def test_whose_turn_it_is_keeps_the_room_that_others_will_give_back(policy, books):
     """Else a large one would never enter among small ones; but it sends nobody away, however long that takes."""
     policy.enqueue(request(1, 1.0, blocks=5))
