@@ -37,13 +37,20 @@ def run(name: str, arguments: list[str]) -> tuple[int, str]:
         env=environment(),
     )
     assert process.stdout is not None
-    last = ""
+    last, interrupted = "", False
     started = time.monotonic()
-    for line in process.stdout:
-        last = line.strip() or last
-        if time.monotonic() - started > LIMIT_S:
-            process.kill()
-    return process.wait(), last
+    while True:
+        try:
+            for line in process.stdout:
+                last = line.strip() or last
+                if time.monotonic() - started > LIMIT_S:
+                    process.kill()
+            return process.wait(), last
+        except KeyboardInterrupt:
+            if interrupted:
+                process.kill()
+                raise
+            interrupted = True  # it has heard of that, too, and may still say what it has
 
 
 def main(argv: list[str]) -> int:

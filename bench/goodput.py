@@ -5,6 +5,9 @@ a token) with a million tokens of cache on each instance, whole traces at higher
 refused. A goodput counts only where the 99th percentile of the TTFT is at most 35 s and the last quarter of the
 requests is in time as often as all, within two points: without these bounds a policy looks better the more it starves.
 
+The whole takes about half an hour of CPU time in Python; two processes share it. Each result is said as soon as it is
+there, and Ctrl-C ends it with what is there by then.
+
 DualMap comes in its readings: *pending* (what waits against half of the limit, as its published code), *expected* (the
 expected TTFT against the limit, as its text), and pending against the whole limit. Traces: Mooncake's conversation, and
 two that nothing was tried on: Mooncake's synthetic one, and tool&agent generated from its profile.
@@ -14,9 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
+from time import monotonic
 from typing import Any
 
 from bench.report import Aim, Report, parser, progress
@@ -36,9 +43,17 @@ BOUNDS = Bounds(0.9, 35.0, 0.02)
 ROWS = 12_031
 """Of a generated trace, as many as the conversation has."""
 QUICK_ROWS = 4_000
+LIMIT_S = 1700.0
+"""For all of it: what is not done by then is left out."""
+STARTS = {"conversation": 1.0, "synthetic": 1.2, "toolagent": 2.2}
+"""Requests per second and instance to look from; below most goodputs, since a run that is overloaded takes longest: who
+moves what waits goes through queues of hundreds at each arrival."""
+STEP = 1.1
 OVERLOADS = (1.0, 1.1, 1.25, 1.5)
 LITERAL, TEXT, WHOLE = "dualmap, pending", "dualmap, expected", "dualmap, pending against the whole limit"
+READINGS = (LITERAL, TEXT, WHOLE)
 OWN, OWN_SSD = "pinyon", "pinyon, SSD tier"
+IN_TURN = "pinyon less the order of service"
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,7 @@ SYSTEMS = {
 }
 PARTS = {
     "pinyon less the pool": System("pinyon:fetch=false", "most_in_time"),
-    "pinyon less the order of service": System("pinyon", "fifo", "dram"),
+    IN_TURN: System("pinyon", "fifo", "dram"),
     "pinyon less looking at the order": System("pinyon:order=false", "most_in_time", "dram"),
     "pinyon less the time of others": System("pinyon:others=0", "most_in_time", "dram"),
     "pinyon less pairs": System("pinyon:pair=false", "most_in_time", "dram"),
@@ -73,44 +88,88 @@ PARTS = {
 }
 
 
+_Asked = tuple[str, Path | None, int, int, int, str, System]
+"""Trace, its file if it has one, rows, seed, instances, what it is called, and what serves."""
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--traces", type=Path, default=Path("../shared/traces"), help="where Mooncake's traces are")
+    options.add_argument("--only", nargs="+", choices=tuple(STARTS), default=tuple(STARTS), help="these traces")
     options.add_argument("--workers", type=int, default=2, help="processes (default 2)")
     arguments = options.parse_args()
     seed: int = arguments.seed
     rows = QUICK_ROWS if arguments.quick else ROWS
-    traces = {name: path for name, path in _traces(arguments.traces).items() if path is not None or name == "toolagent"}
+    traces = {name: path for name, path in _traces(arguments.traces).items() if name in arguments.only}
+    sizes: tuple[int, ...] = (8, 32)
     if arguments.quick:
-        traces = {name: traces[name] for name in list(traces)[:1]}
-    sizes = (8,) if arguments.quick else (8, 32)
+        traces, sizes = dict(list(traces.items())[:1]), (8,)
     report = Report("goodput", {"seed": seed, "rows": rows, "cache_tokens": CACHE_TOKENS, "traces": sorted(traces)})
     asked = [
         (trace, path, rows, seed, size, name, system)
         for trace, path in traces.items()
         for size in sizes
-        for name, system in {**SYSTEMS, **(PARTS if size == sizes[0] and not arguments.quick else {})}.items()
-        if not (arguments.quick and name not in (LITERAL, TEXT, OWN))
+        for name, system in _systems(trace, size, quick=arguments.quick).items()
     ]
-    with ProcessPoolExecutor(arguments.workers) as processes:
-        for (trace, _, _, _, size, name, _), figures in zip(asked, processes.map(_goodput, asked), strict=True):
-            report.results[f"{trace}, {size} instances, {name}"] = figures
-            progress(f"{trace}, {size} instances, {name}: {figures}")
-        points = [(trace, path, rows, seed) for trace, path in traces.items()]
-        for (trace, *_), figures in zip(points, processes.map(_further, points), strict=True):
-            report.results[f"{trace}, further"] = figures
-            progress(f"{trace}, further: {figures}")
+    # Fresh processes, as those of other benchmarks.
+    processes = ProcessPoolExecutor(arguments.workers, get_context("spawn"), signal, (SIGINT, SIG_DFL))
+    with processes:
+        try:
+            _measure(report, asked, processes)
+        except TimeoutError:
+            progress(f"{LIMIT_S:.0f} s are over: what is there by now follows")
+        except (KeyboardInterrupt, BrokenProcessPool):
+            progress("interrupted, or a process was ended: what is there by now follows")
+        finally:
+            processes.shutdown(cancel_futures=True)
     _aims(report, list(traces), sizes, quick=arguments.quick)
     report.emit()
 
 
+def _systems(trace: str, size: int, *, quick: bool) -> dict[str, System]:
+    """The parts on eight instances of the conversation; as they come, which others are compared with, on all."""
+    if quick:
+        return {**{name: SYSTEMS[name] for name in (LITERAL, TEXT, OWN)}, IN_TURN: PARTS[IN_TURN]}
+    if size != 8:
+        return SYSTEMS
+    return {**SYSTEMS, **(PARTS if trace == "conversation" else {IN_TURN: PARTS[IN_TURN]})}
+
+
+def _measure(report: Report, asked: Sequence[_Asked], processes: ProcessPoolExecutor) -> None:
+    """Each result is said as soon as it is there. Raises :class:`TimeoutError`."""
+    started_s = monotonic()
+    rates: dict[tuple[str, int, str], float] = {}
+
+    def left_s() -> float:
+        return max(0.0, started_s + LIMIT_S - monotonic())
+
+    def said(name: str, figures: dict[str, Any]) -> None:
+        report.results[name] = figures
+        progress(f"{monotonic() - started_s:.0f} s: {name}: {figures}")
+
+    found = [processes.submit(_goodput, each) for each in asked]
+    for (trace, _, _, _, size, name, _), future in zip(asked, found, strict=True):
+        figures = future.result(left_s())
+        said(f"{trace}, {size} instances, {name}", figures)
+        rates[trace, size, name] = figures["requests_s"]
+    points = {trace: (trace, path, rows, seed) for trace, path, rows, seed, *_ in asked}
+    further = {
+        trace: processes.submit(_further, *point, rates[trace, 8, OWN], rates[trace, 8, IN_TURN])
+        for trace, point in points.items()
+    }
+    for trace, seen in further.items():
+        said(f"{trace}, further", seen.result(left_s()))
+
+
 def _traces(folder: Path) -> dict[str, Path | None]:
-    files = {"conversation": "mooncake_conversation.jsonl.gz", "synthetic": "mooncake_synthetic.jsonl.gz"}
+    """Those that are there; None: it is generated."""
     found: dict[str, Path | None] = {}
-    for name, file in files.items():
-        found[name] = folder / file if (folder / file).is_file() else None
-        if found[name] is None:
-            progress(f"{name} is left out: no {folder / file} (--traces)")
+    for name in ("conversation", "synthetic"):
+        path = folder / f"mooncake_{name}.jsonl.gz"
+        if path.is_file():
+            found[name] = path
+        else:
+            progress(f"{name} is left out: no {path} (--traces)")
     return {**found, "toolagent": None}
 
 
@@ -146,37 +205,38 @@ def _figures(rate: float, report: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _goodput(asked: tuple[str, Path | None, int, int, int, str, System]) -> dict[str, float]:
-    _, path, rows, seed, size, _, system = asked
+def _goodput(asked: _Asked) -> dict[str, float]:
+    trace, path, rows, seed, size, _, system = asked
     arrivals, block_tokens = _arrivals(path, rows, seed)
     model = _model(system, size, block_tokens, seed)
 
     def served_at(rate: float) -> dict[str, float]:
         return model.report(model.run(at_rate(arrivals, rate), lambda _: None), LIMITS)
 
-    return _figures(*goodput(served_at, BOUNDS.hold, float(size), "enough requests in time"))
+    return _figures(*goodput(served_at, BOUNDS.hold, STARTS[trace] * size, "enough requests in time", STEP))
 
 
-def _further(asked: tuple[str, Path | None, int, int]) -> dict[str, Any]:
+def _further(trace: str, path: Path | None, rows: int, seed: int, served: float, in_turn: float) -> dict[str, Any]:
     """On eight instances: at eight requests a second, past saturation, and the longest prompts by the order of
-    service."""
-    _, path, rows, seed = asked
+    service. ``served``, ``in_turn``: pinyon's goodput, and that without the order of service."""
     arrivals, block_tokens = _arrivals(path, rows, seed)
 
     def at(system: System, rate: float) -> dict[str, float]:
         model = _model(system, 8, block_tokens, seed)
         return _figures(rate, model.report(model.run(at_rate(arrivals, rate), lambda _: None), LIMITS))
 
-    own, fifo = SYSTEMS[OWN], PARTS["pinyon less the order of service"]
-    served = _goodput(("", path, rows, seed, 8, "", own))["requests_s"]
-    in_turn = _goodput(("", path, rows, seed, 8, "", fifo))["requests_s"]
+    own, fifo = SYSTEMS[OWN], PARTS[IN_TURN]
     return {
         "pinyon at 8 requests/s": at(own, 8.0),
         "dualmap, pending, at 8 requests/s": at(SYSTEMS[LITERAL], 8.0),
         "dualmap, expected, at 8 requests/s": at(SYSTEMS[TEXT], 8.0),
         "in time per second by load": {
-            name: [round(served * each * at(system, served * each)["attainment"], 3) for each in OVERLOADS]
-            for name, system in ((OWN, own), ("pinyon less the order of service", fifo), (TEXT, SYSTEMS[TEXT]))
+            name: [round(served * each * at(system, served * each)["attainment"], 3) for each in loads]
+            for name, system, loads in (
+                (OWN, own, OVERLOADS),
+                (IN_TURN, fifo, OVERLOADS),
+                (TEXT, SYSTEMS[TEXT], OVERLOADS[:2]),  # past its own by then, and slow
+            )
         },
         "longest tenth at fifo's goodput": {
             "fifo": at(fifo, in_turn)["attainment_longest_tenth"],
@@ -190,39 +250,47 @@ def _further(asked: tuple[str, Path | None, int, int]) -> dict[str, Any]:
 
 
 def _aims(report: Report, traces: Sequence[str], sizes: Sequence[int], *, quick: bool) -> None:
-    def served(trace: str, size: int, name: str) -> float:
-        figures = report.results.get(f"{trace}, {size} instances, {name}")
-        return 0.0 if figures is None else float(figures["requests_s"])
+    def figures(trace: str, size: int, name: str) -> dict[str, float] | None:
+        found: dict[str, float] | None = report.results.get(f"{trace}, {size} instances, {name}")
+        return found
+
+    def aim(name: str, target: float, measured: float, *, at_most: bool = False) -> None:
+        report.aims.append(Aim(name, target, measured, at_most))
+
+    def ratio(name: str, target: float, own: dict[str, float] | None, other: dict[str, float] | None) -> None:
+        if own is None or other is None:
+            report.aims.append(Aim(name, target, None, at_most=False, reason="not measured"))
+            return
+        beside = (
+            f"P99 {own['p99_s']:g} s, the other's {other['p99_s']:g} s; of the longest tenth in time "
+            f"{100 * own['attainment_longest_tenth']:.1f} % and {100 * other['attainment_longest_tenth']:.1f} %"
+        )
+        report.aims.append(Aim(name, target, own["requests_s"] / other["requests_s"], at_most=False, reason=beside))
 
     for trace in traces:
         for size in sizes:
-            stronger = max(served(trace, size, name) for name in (LITERAL, TEXT, WHOLE))
-            own, ssd = served(trace, size, OWN), served(trace, size, OWN_SSD)
-            where = f"{trace}, {size} instances: goodput"
-            report.aims.append(Aim(f"{where}, of the stronger reading's", 1.10, own / stronger, at_most=False))
-            literal = own / served(trace, size, LITERAL)
-            report.aims.append(Aim(f"{where}, of the published code's reading", 1.16, literal, at_most=False))
+            readings = [figures(trace, size, name) for name in _systems(trace, size, quick=quick) if name in READINGS]
+            there = [each for each in readings if each is not None]
+            stronger = max(there, key=lambda each: each["requests_s"]) if len(there) == len(readings) else None
+            own, where = figures(trace, size, OWN), f"{trace}, {size} instances: goodput"
+            ratio(f"{where}, of the stronger reading's", 1.10, own, stronger)
+            ratio(f"{where}, of the published code's reading", 1.16, own, figures(trace, size, LITERAL))
             if not quick:
-                report.aims.append(
-                    Aim(f"{where}, with SSDs, of the stronger reading's", 1.18, ssd / stronger, at_most=False)
-                )
-        further = report.results[f"{trace}, further"]
+                ssd = figures(trace, size, OWN_SSD)
+                ratio(f"{where}, with SSDs, of the stronger reading's", 1.18, ssd, stronger)
+        further = report.results.get(f"{trace}, further")
+        if further is None:
+            progress(f"{trace}: at other loads nothing was measured")
+            continue
         if trace == "conversation":
             median = further["pinyon at 8 requests/s"]["p50_s"]
-            report.aims.append(Aim(f"{trace}, 8 instances, 8 requests/s: median TTFT, s", 0.7, median))
+            aim(f"{trace}, 8 instances, 8 requests/s: median TTFT, s", 0.7, median, at_most=True)
         loads = further["in time per second by load"][OWN]
-        report.aims.append(
-            Aim(
-                f"{trace}: in time per second at one and a half of the goodput, of its own",
-                1.0,
-                loads[-1] / loads[0],
-                at_most=False,
-            )
-        )
+        aim(f"{trace}: in time per second at one and a half of the goodput, of its own", 1.0, loads[-1] / loads[0])
         for when in ("fifo's", "pinyon's"):
             tenth = further[f"longest tenth at {when} goodput"]
             behind = 100 * (tenth["fifo"] - tenth["most_in_time"])
-            report.aims.append(Aim(f"{trace}: longest tenth behind FIFO at {when} goodput, points", 5.0, behind))
+            aim(f"{trace}: longest tenth behind FIFO at {when} goodput, points", 5.0, behind, at_most=True)
 
 
 if __name__ == "__main__":

@@ -39,11 +39,11 @@ class Bounds:
 
 
 def goodput(
-    served_at: Callable[[float], Run], holds: Callable[[Run], bool], start: float, text: str = ""
+    served_at: Callable[[float], Run], holds: Callable[[Run], bool], start: float, text: str = "", step: float = 2.0
 ) -> tuple[float, Run]:
-    """The rate, and what came of it. By halving, so ``holds`` should be so up to some rate and not above it; else it
-    is one of the rates at which that changes. Raises :class:`InvalidArgument` if there is none; ``text`` says what
-    should hold."""
+    """The rate, and what came of it. From ``start`` by factors of ``step`` until it lies between two, then by halving,
+    so ``holds`` should be so up to some rate and not above it; else it is one of the rates at which that changes.
+    Raises :class:`InvalidArgument` if there is none; ``text`` says what should hold."""
 
     def enough(rate: float) -> Run | None:
         served = served_at(rate)
@@ -53,14 +53,14 @@ def goodput(
     if served is None:
         bad = good
         while served is None:
-            bad, good = good, good / 2
+            bad, good = good, good / step
             if good < start / FACTOR_MAX:
                 raise InvalidArgument(f"at no rate are {text or 'enough requests in time'}", field="goodput")
             served = enough(good)
     else:
-        bad = 2 * good
+        bad = step * good
         while (more := enough(bad)) is not None:
-            good, bad, served = bad, 2 * bad, more
+            good, bad, served = bad, step * bad, more
             if bad > start * FACTOR_MAX:
                 raise InvalidArgument("so many are in time at any rate: there is too little load", field="goodput")
     while bad > good * EXACT:

@@ -26,11 +26,26 @@ def test_too_few_instances_are_said() -> None:
         fewest(lambda size: 0.5, 0.9, 10)
 
 
+@pytest.mark.parametrize("step", [1.1, 2.0])
 @pytest.mark.parametrize("limit", [0.01, 1.0, 3.3, 4000.0])
-def test_the_highest_rate_is_found(limit: float) -> None:
-    rate, share = goodput(lambda rate: 1.0 if rate <= limit else 0.1, lambda share: share >= 0.9, 1.0)
+def test_the_highest_rate_is_found(limit: float, step: float) -> None:
+    def enough(share: float) -> bool:
+        return share >= 0.9
+
+    rate, share = goodput(lambda rate: 1.0 if rate <= limit else 0.1, enough, 1.0, step=step)
     assert share == 1.0
     assert limit / 1.006 <= rate <= limit
+
+
+def test_no_rate_is_tried_that_is_more_than_a_step_too_high() -> None:
+    tried: list[float] = []
+
+    def served_at(rate: float) -> float:
+        tried.append(rate)
+        return rate
+
+    goodput(served_at, lambda rate: rate <= 1.3, 1.0, step=1.1)
+    assert max(tried) <= 1.3 * 1.1
 
 
 def test_where_there_is_no_rate_that_is_said() -> None:
