@@ -5,12 +5,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from pinyon.batching.policy import BatchRequest
-from pinyon.batching.service_order import ServiceOrder
+from pinyon.batching.service_order import MostInTimeSettings, ServiceOrder
 
-__all__ = ["ByNumber", "ByTurn", "WaitingLine"]
+__all__ = ["ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoomInTimeSettings(MostInTimeSettings):
+    """See :class:`MostInTimeSettings`. Whoever has waited for ``patience_s`` and ``age_s`` has his share, whatever his
+    SLO: before a worker refuses him (its ``room_timeout_s``, 20)."""
+
+    age_s: float = 10.0
+    patience_s: float = 5.0
 
 
 class WaitingLine(Protocol):
