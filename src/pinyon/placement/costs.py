@@ -26,7 +26,7 @@ from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
 from pinyon.placement.policy import NANO_S, Considered, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.transfer_cost import PATH_KINDS, PathKind
+from pinyon.placement.transfer_cost import NETWORK, PATH_KINDS
 
 __all__ = ["EXAMINED_MAX", "Cost", "CostArrays", "CostLoops", "CostTerms", "Costs", "costs_of"]
 
@@ -85,6 +85,11 @@ class Costs:
         self.planner = FetchPlanner(pool, match)
         self._terms, self._request, self._pool, self._match, self._now_s = terms, request, pool, match, now_s
         self._gains_s = gains_s
+        self._look()
+
+    def _look(self) -> None:
+        """At all of them."""
+        raise NotImplementedError
 
     def at(self, place: int) -> Cost:
         """As far as it is known."""
@@ -194,16 +199,8 @@ class _InLoops:
 class CostLoops(Costs):
     """See the module."""
 
-    def __init__(
-        self,
-        terms: CostTerms,
-        request: PlacementRequest,
-        pool: Pool,
-        match: PrefixMatch,
-        now_s: float,
-        gains_s: NDArray[np.float64] | None,
-    ) -> None:
-        super().__init__(terms, request, pool, match, now_s, gains_s)
+    def _look(self) -> None:
+        pool, match = self._pool, self._match
         count: i64 = len(pool.prefills)
         self._count = count
         self._local = vec[i64]([0] * count)
@@ -217,10 +214,10 @@ class CostLoops(Costs):
             rows, held, places = pool.row_numbers, match.soon.held_in_loop(pool.last_row + 1), self._local
             for place in range(count):
                 places[place] = held[rows[place]]
-        self._fill(self._most(), now_s)
-        if gains_s is not None:
+        self._fill(self._most(), self._now_s)
+        if self._gains_s is not None:
             cost_s = self._cost_s
-            for at, gain_s in enumerate(gains_s.tolist()):
+            for at, gain_s in enumerate(self._gains_s.tolist()):
                 cost_s[at] -= gain_s
 
     def _fill(self, most: i64, now_s: float) -> None:
@@ -235,7 +232,7 @@ class CostLoops(Costs):
         order, others = terms.order, terms.others
         tokens, block_tokens = float(request.prompt_tokens), pool.layout.block_tokens
         block_bytes = float(pool.layout.block_bytes)
-        network: i64 = PathKind.NETWORK.value
+        network: i64 = NETWORK.value
         capacity: i64 = len(queued_us)
         reused_most = reused = rest = missing_bytes = 0.0
         if most:
@@ -312,18 +309,9 @@ class CostLoops(Costs):
 class CostArrays(Costs):
     """See the module."""
 
-    def __init__(
-        self,
-        terms: CostTerms,
-        request: PlacementRequest,
-        pool: Pool,
-        match: PrefixMatch,
-        now_s: float,
-        gains_s: NDArray[np.float64] | None,
-    ) -> None:
-        super().__init__(terms, request, pool, match, now_s, gains_s)
+    def _look(self) -> None:
+        request, pool, terms, soon = self._request, self._pool, self._terms, self._match.soon
         tokens, rows = request.prompt_tokens, pool.rows
-        soon = match.soon
         self._local = soon.held_by_row(pool.last_row + 1).take(rows) if soon.blocks else np.zeros(len(rows), np.int64)
         reused = request.reused_tokens_of(self._local, pool.layout.block_tokens)
         self._prefill_s = pool.prefills_s(tokens, reused)
@@ -331,17 +319,17 @@ class CostArrays(Costs):
         self._reach = self._local
         if most := self._most():
             self._fetch(most)
-        self._wait_s, before = pool.turns(self._prefill_s, now_s, in_order=terms.order)
+        self._wait_s, before = pool.turns(self._prefill_s, self._now_s, in_order=terms.order)
         self._room_s = pool.rooms_s
         self._cost_s = self._wait_s + self._room_s + self._transfer_s + self._prefill_s * (1 + terms.others * before)
-        if gains_s is not None:
-            self._cost_s -= gains_s
+        if self._gains_s is not None:
+            self._cost_s -= self._gains_s
 
     def _fetch(self, most: int) -> None:
         """Where it seems sooner to fetch so many leading blocks, as many as can be asked for."""
         pool, block_tokens = self._pool, self._pool.layout.block_tokens
         missing = most - self._local
-        start_s, byte_s = pool.transfers(PathKind.NETWORK)
+        start_s, byte_s = pool.transfers(NETWORK)
         transfer_s = start_s + byte_s * (missing * pool.layout.block_bytes)
         tokens = self._request.prompt_tokens
         prefill_s = pool.prefills_s(tokens, self._request.reused_tokens(most, block_tokens))
