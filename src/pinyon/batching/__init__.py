@@ -1,5 +1,6 @@
 """What enters the next engine step: which prompts are on their way, who is in the batch, and how prompts are cut."""
 
+from pinyon.batching.chunked_hash_tree import BestRequest, ChunkedHashTree
 from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
@@ -14,7 +15,9 @@ __all__ = [
     "BATCHING_POLICIES",
     "BatchRequest",
     "BatchingPolicy",
+    "BestRequest",
     "BlockNeed",
+    "ChunkedHashTree",
     "DecodeSlot",
     "Fcfs",
     "Holdings",

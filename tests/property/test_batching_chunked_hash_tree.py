@@ -1,0 +1,136 @@
+"""The chunked hash tree against sets of prefixes: every answer after operations of every kind, at four chunk sizes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.batching import ChunkedHashTree
+
+EXAMPLES = 125
+OPERATIONS = 200
+"""Times four chunk sizes: 100,000 operations, each followed by a look at all that can be asked."""
+
+Tokens = tuple[int, ...]
+
+
+class Plain:
+    """What §4.2 says, without structure: requests are lists of prefixes, and all is counted anew for each answer."""
+
+    def __init__(self, chunk: int) -> None:
+        self.chunk = chunk
+        self.waiting: dict[int, tuple[int, list[Tokens]]] = {}
+        self.active: dict[int, list[Tokens]] = {}
+        self.came = 0
+
+    def insert(self, request: int, tokens: Tokens) -> None:
+        self.remove(request)
+        ends = [*range(self.chunk, len(tokens), self.chunk), len(tokens)] if tokens else []
+        self.waiting[request] = (self.came, [tokens[:end] for end in ends])
+        self.came += 1
+
+    def add_to_batch(self, request: int) -> None:
+        self.active[request] = self.waiting.pop(request)[1]
+
+    def remove(self, request: int) -> None:
+        self.waiting.pop(request, None)
+        self.active.pop(request, None)
+
+    def shared(self, more: list[list[Tokens]]) -> int:
+        levels = [*self.active.values(), *more]
+        depth = 0
+        while levels and all(len(each) > depth and each[depth] == levels[0][depth] for each in levels):
+            depth += 1
+        return depth
+
+    def find_best(self) -> tuple[int, int, int, int] | None:
+        if not self.waiting:
+            return None
+        covered = {prefix for prefixes in self.active.values() for prefix in prefixes}
+        missing = {number: len(set(levels) - covered) for number, (_, levels) in self.waiting.items()}
+        best = min(self.waiting, key=lambda number: (missing[number], self.waiting[number][0]))
+        levels = self.waiting[best][1]
+        after = self.shared([levels])
+        peers = [
+            each for _, each in self.waiting.values() if after == 0 or each[after - 1 : after] == [levels[after - 1]]
+        ]
+        return best, self.shared([]), after, len(peers)
+
+
+def tokens_like(plain: Plain, random: Random, letters: int) -> Tokens:
+    """Often the beginning of somebody's, so that there are branches, equal requests and ends inside of others."""
+    known = [levels[-1] for _, levels in plain.waiting.values() if levels]
+    known += [levels[-1] for levels in plain.active.values() if levels]
+    stem = random.choice(known) if known and random.random() < 0.7 else ()
+    stem = stem[: random.randint(0, len(stem))]
+    more = tuple(random.randrange(letters) for _ in range(random.randint(0, 4 * plain.chunk)))
+    return (stem + more)[: 8 * plain.chunk]
+
+
+def step(tree: ChunkedHashTree[int], plain: Plain, random: Random, letters: int, busy: float) -> None:
+    """One operation on both. ``busy``: how often one that is active is taken out, rather than one added."""
+    waiting, active = list(plain.waiting), list(plain.active)
+    kind = random.random()
+    if kind < 0.4 or not (waiting or active):
+        # Ids come back: of those that have gone, and sometimes of those that are here.
+        request = random.randrange(40) if random.random() < 0.3 else 40 + plain.came
+        tokens = tokens_like(plain, random, letters)
+        tree.insert(request, tokens)
+        plain.insert(request, tokens)
+    elif kind < 0.9 - 0.4 * busy and waiting:
+        best = plain.find_best()
+        assert best is not None
+        request = best[0] if random.random() < 0.7 else random.choice(waiting)
+        tree.add_to_batch(request)
+        plain.add_to_batch(request)
+    elif kind < 0.9 and active:
+        request = random.choice(active)
+        tree.finish(request)
+        plain.remove(request)
+    else:
+        request = random.choice(waiting + active)
+        tree.remove(request)
+        plain.remove(request)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 16, 50])
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(random=st.randoms(use_true_random=True), letters=st.integers(1, 3), busy=st.floats(0.1, 1))
+def test_every_answer_is_that_of_plain_sets(chunk: int, random: Random, letters: int, busy: float) -> None:
+    tree: ChunkedHashTree[int] = ChunkedHashTree(chunk)
+    plain = Plain(chunk)
+    for _ in range(OPERATIONS):
+        step(tree, plain, random, letters, busy)
+        # Not after each: an answer that is kept must not outlive a change that nobody asked after.
+        if random.random() < 0.7:
+            assert tree.find_best() == plain.find_best()
+            assert tree.find_best() == plain.find_best()
+        assert (tree.waiting, tree.active) == (len(plain.waiting), len(plain.active))
+        assert tree.tip_depth == plain.shared([])
+
+
+@settings(max_examples=50, deadline=None)
+@given(random=st.randoms(use_true_random=True))
+def test_who_is_not_there_is_refused(random: Random) -> None:
+    tree: ChunkedHashTree[int] = ChunkedHashTree(2)
+    here: dict[int, bool] = {}
+    for _ in range(100):
+        request = random.randrange(8)
+        operation = random.choice(["insert", "add_to_batch", "finish", "remove"])
+        allowed = {"insert": True, "add_to_batch": here.get(request) is False, "finish": here.get(request) is True}
+        if operation == "insert":
+            tree.insert(request, [random.randrange(2) for _ in range(random.randint(0, 6))])
+            here[request] = False
+        elif allowed.get(operation, request in here):
+            getattr(tree, operation)(request)
+            here = {each: active for each, active in here.items() if each != request}
+            if operation == "add_to_batch":
+                here[request] = True
+        else:
+            with pytest.raises(KeyError):
+                getattr(tree, operation)(request)
+        assert len(tree) == len(here)
+        assert all(request in tree for request in here)
