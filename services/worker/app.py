@@ -316,7 +316,9 @@ class Worker:
     def _observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._metrics.step(step, outcome, sampled)
         decodes = len(step.decodes)
-        self.parts.cache.observe(StepSeen(decodes, step.tokens - decodes, outcome.elapsed_s))
+        seen = StepSeen(decodes, step.tokens - decodes, outcome.elapsed_s)
+        self.parts.cache.observe(seen)
+        self.parts.members.observe(seen)
         if not decodes:
             self._last_decode_s = 0.0
             return

@@ -20,6 +20,7 @@ from pinyon.batching import (
     PromptWork,
     StepPlan,
     StepScheduler,
+    StepSeen,
     TokenCounts,
 )
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
@@ -163,7 +164,8 @@ class StepMembers:
             self._scheduler.remove_prefill(member.number)
 
     def add_decode(self, member: DecodeMember) -> None:
-        self._scheduler.add_decode(member.number, member.position, len(member.table))
+        table, tokens = member.table, member.position
+        self._scheduler.add_decode(member.number, tokens, len(table), self._scheduler.path(table, tokens))
         self._decodes[member.number] = member
 
     def remove_decode(self, member: DecodeMember) -> None:
@@ -202,6 +204,10 @@ class StepMembers:
             slots.append(DecodeSlot(member.token, member.position, table, sampling, index, member.counts))
         swapping = self._room.swapping(member.table for member in decodes)
         return EngineStep(plan, tokens, prefills, chunks, decodes, slots, swapping)
+
+    def observe(self, step: StepSeen) -> None:
+        """See :meth:`pinyon.batching.StepScheduler.observe`."""
+        self._scheduler.observe(step)
 
     def _table(self, number: int) -> list[int]:
         return self._decodes[number].table

@@ -42,7 +42,7 @@ class Books:
 @given(events=EVENTS)
 def test_requests_wait_run_and_leave_once(name: str, events: list[tuple[str, int, int]]) -> None:
     books = Books()
-    policy = BATCHING_POLICIES.make(name)(books)
+    policy = BATCHING_POLICIES.make(name).policy(books)
     waiting: dict[int, BatchRequest] = {}
     running = books.running
     for now, (event, number, blocks) in enumerate(events):

@@ -179,6 +179,36 @@ class ChunkedHashTree(Generic[R]):
             self._found = self._find()
         return self._found
 
+    def look(self, request: R) -> BestRequest[R]:
+        """What :meth:`find_best` would say of this one, which waits."""
+        entry = self._entries[request]
+        if entry.rank == _NOBODY:
+            raise KeyError(request)
+        node = self._shared_above(entry.node) if self._active else entry.node
+        return BestRequest(request, self._tip.level, node.level, node.waiting)
+
+    def peers(self, best: BestRequest[R]) -> list[R]:
+        """Those that ``best`` counts as its peers, itself among them, as they came."""
+        node = self._entries[best.request].node
+        while node.parent is not None and node.level > best.depth_after:
+            node = node.parent
+        ranks: list[int] = []
+        nodes = [node]
+        while nodes:
+            each = nodes.pop()
+            if each.waiting:
+                ranks.extend(each.ranks)
+                nodes.extend(each.children.values())
+        return [self._by_arrival[arrival] for arrival in sorted([rank & _ARRIVALS for rank in ranks])]
+
+    def branches(self) -> list[R]:
+        """Of each set of waiting requests that share their first level the one that comes first, the largest set
+        first."""
+        nodes = [node for node in self._root.children.values() if node.waiting]
+        nodes.sort(key=_most_waiting)
+        first = [self._by_arrival[node.best & _ARRIVALS] for node in nodes]
+        return [*first, *[self._by_arrival[rank & _ARRIVALS] for rank in sorted(self._root.ranks)]]
+
     def add_to_batch(self, request: R) -> None:
         """It was waiting and is active now."""
         entry = self._entries[request]
@@ -239,11 +269,7 @@ class ChunkedHashTree(Generic[R]):
         heap = self._heap
         while not self._counts(heap[0]):
             heappop(heap)
-        request = self._by_arrival[heap[0] & _ARRIVALS]
-        node = self._entries[request].node
-        if self._active:
-            node = self._shared_above(node)
-        return BestRequest(request, self._tip.level, node.level, node.waiting)
+        return self.look(self._by_arrival[heap[0] & _ARRIVALS])
 
     def _counts(self, offered: int) -> bool:
         """It is of one that waits, and of so many levels as that misses."""
@@ -387,6 +413,10 @@ class ChunkedHashTree(Generic[R]):
                 del self._by_hash[each]
             self._nodes -= 1
             node = parent
+
+
+def _most_waiting(node: _Node) -> tuple[int, int]:
+    return -node.waiting, node.best & _ARRIVALS
 
 
 def chunk_hashes(tokens: Sequence[int] | npt.NDArray[np.generic], chunk: int) -> list[int]:

@@ -130,6 +130,7 @@ class Fcfs:
         began_s = self._running.pop(number)
         if began_s is not None:
             self._gone[number] = began_s
+            self._decoded.ended(number)
         return True
 
     def observe(self, step: StepSeen) -> None:

@@ -3,22 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
 from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.policy import BatchingPolicy, Holdings
+from pinyon.batching.prefix_line import BySharedPrefix, SharedPrefixSettings
+from pinyon.batching.rounds import PrefixRounds, Rounds
 from pinyon.batching.service_order import MostInTime
+from pinyon.batching.stopping import (
+    Always,
+    Bandit,
+    BanditSettings,
+    Heuristic,
+    HeuristicSettings,
+    QLearning,
+    QLearningSettings,
+    StoppingPolicy,
+)
 from pinyon.batching.waiting_line import ByTurn, RoomInTimeSettings
 from pinyon.core.policies import NoSettings, Registry
 
-__all__ = ["BATCHING_DEFAULT", "BATCHING_POLICIES"]
+__all__ = ["BATCHING_DEFAULT", "BATCHING_POLICIES", "Batching", "FeatherSettings", "Learning"]
 
 
-def _most_in_time(settings: RoomInTimeSettings) -> Callable[[Holdings], BatchingPolicy]:
-    return lambda holdings: Fcfs(holdings, ByTurn(MostInTime(settings)))
+class Learning(StrEnum):
+    """How ``feather`` decides that a batch stays as it is."""
+
+    BANDIT = "bandit"
+    Q_LEARNING = "q_learning"
+    HEURISTIC = "heuristic"
+    NEVER = "never"
 
 
-BATCHING_POLICIES: Registry[Callable[[Holdings], BatchingPolicy]] = Registry(
-    "batching", {"fcfs": (NoSettings, lambda _: Fcfs), MostInTime.name: (RoomInTimeSettings, _most_in_time)}
+@dataclass(frozen=True, slots=True)
+class FeatherSettings(SharedPrefixSettings):
+    """``stop``: who says that the batch stays as it is. ``seed``: of Q-learning's explorations."""
+
+    stop: Learning = Learning.BANDIT
+    seed: int = 0
+
+    def stopping(self) -> StoppingPolicy:
+        if self.stop is Learning.BANDIT:
+            return Bandit(BanditSettings())
+        if self.stop is Learning.Q_LEARNING:
+            return QLearning(QLearningSettings(seed=self.seed))
+        return Heuristic(HeuristicSettings()) if self.stop is Learning.HEURISTIC else Always()
+
+
+class Batching(NamedTuple):
+    """A choice: who gets KV memory, and whom a step decodes of those that have it."""
+
+    policy: Callable[[Holdings], BatchingPolicy]
+    rounds: Callable[[], Rounds | None]
+
+
+def _everybody() -> None:
+    """A step decodes all that run."""
+
+
+def _fcfs(_: NoSettings) -> Batching:
+    return Batching(Fcfs, _everybody)
+
+
+def _most_in_time(settings: RoomInTimeSettings) -> Batching:
+    return Batching(lambda holdings: Fcfs(holdings, ByTurn(MostInTime(settings))), _everybody)
+
+
+def _feather(settings: FeatherSettings) -> Batching:
+    return Batching(
+        lambda holdings: Fcfs(holdings, BySharedPrefix(settings)),
+        lambda: PrefixRounds(settings.stopping(), settings.chunk_blocks),
+    )
+
+
+BATCHING_POLICIES: Registry[Batching] = Registry(
+    "batching",
+    {
+        "fcfs": (NoSettings, _fcfs),
+        MostInTime.name: (RoomInTimeSettings, _most_in_time),
+        "feather": (FeatherSettings, _feather),
+    },
 )
 BATCHING_DEFAULT = "fcfs"
 """Of a worker, and of a simulation of whole machines."""

@@ -63,11 +63,13 @@ class Holdings(Protocol):
 
 
 class StepSeen(NamedTuple):
-    """An engine step that has ended: requests that got a token, prompt tokens computed, and how long both took."""
+    """An engine step that has ended, or so many equal ones in a row: tokens decoded, prompt tokens computed, and how
+    long both took."""
 
     decoded: int
     prefill_tokens: int
     seconds: float
+    steps: int = 1
 
 
 class BatchingPolicy(Protocol):

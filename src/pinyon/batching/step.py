@@ -13,10 +13,12 @@ A decoded request's KV grows by a token in each step, so after ``fill`` and befo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pinyon.batching.chunking import plan_chunks
+from pinyon.batching.policy import StepSeen
+from pinyon.batching.rounds import Rounds
 from pinyon.batching.service_order import Fifo, ServiceOrder
 
 __all__ = ["PromptWork", "StepLimits", "StepPlan", "StepScheduler"]
@@ -82,10 +84,16 @@ class StepScheduler:
     """One step at a time: ``decide``, then ``fold``. Prompts and decoded requests have numbers of their own each.
 
     ``order`` is of the prompts that are here, and this is its only user; none: first come, first served.
+    ``rounds`` chooses whom a step decodes; none: all that run.
     """
 
-    def __init__(self, limits: StepLimits, order: ServiceOrder[int] | None = None) -> None:
+    def __init__(
+        self, limits: StepLimits, order: ServiceOrder[int] | None = None, rounds: Rounds | None = None
+    ) -> None:
         self._limits = limits
+        self._rounds = rounds
+        self._paths: dict[int, Sequence[int]] = {}
+        """Of those that wait, if there are rounds."""
         self._order: ServiceOrder[int] = Fifo() if order is None else order
         self._prompts: dict[int, _Prompt] = {}
         self._waiting: dict[int, int] = {}
@@ -119,16 +127,32 @@ class StepScheduler:
         if self._prompts.pop(number, None) is not None:
             self._order.remove(number)
 
-    def add_decode(self, number: int, tokens: int, blocks: int) -> None:
+    @property
+    def level_blocks(self) -> int:
+        """Blocks of one level of a ``path``; 0: paths are not looked at."""
+        return 0 if self._rounds is None else self._rounds.chunk_blocks
+
+    def path(self, table: Sequence[int], tokens: int) -> tuple[int, ...]:
+        """Of a request whose KV of so many tokens is in these blocks: the last block of each level of full ones, by
+        which requests that share them are known. Empty where nobody looks at it."""
+        step = self.level_blocks
+        return tuple(table[step - 1 : tokens // self._limits.block_tokens : step]) if step else ()
+
+    def add_decode(self, number: int, tokens: int, blocks: int, path: Sequence[int] = ()) -> None:
         """The KV of ``tokens`` is there, in so many blocks. Raises ``ValueError`` if the number is known."""
         if number in self._waiting or number in self._running:
             raise ValueError(f"request {number} is decoded already")
         self._waiting[number] = blocks * self._limits.block_tokens - tokens
+        if self._rounds is not None:
+            self._paths[number] = path
 
     def remove_decode(self, number: int) -> None:
         """It is finished, gave way, or was cancelled."""
         if self._waiting.pop(number, None) is None:
-            self._running.pop(number, None)
+            if self._running.pop(number, None) is not None and self._rounds is not None:
+                self._rounds.remove(number)
+        elif self._rounds is not None:
+            del self._paths[number]
 
     def fill(self) -> None:
         """Those that wait take the free places, in the order in which they came."""
@@ -136,6 +160,8 @@ class StepScheduler:
         while waiting and len(running) < self._limits.max_batch:
             number = next(iter(waiting))
             running[number] = waiting.pop(number)
+            if self._rounds is not None:
+                self._rounds.add(number, self._paths.pop(number))
 
     def growth(self) -> list[int]:
         """Running requests that need a block more before the next step."""
@@ -157,7 +183,7 @@ class StepScheduler:
         """The next step, or None when there is nothing to do. Requires that nobody is left in :meth:`growth`."""
         if not self._running and not self._prompts:
             return None
-        decodes = list(self._running)
+        decodes = list(self._running) if self._rounds is None else self._rounds.next()
         return StepPlan(self._chunks(len(decodes), now_s) if self._prompts else [], decodes)
 
     def _chunks(self, decodes: int, now_s: float) -> list[tuple[int, int, int]]:
@@ -208,6 +234,11 @@ class StepScheduler:
         for number in decodes:
             running[number] -= steps
         return StepPlan(self._advance(plan, failed_prefills) if plan.prefills else [], decodes)
+
+    def observe(self, step: StepSeen) -> None:
+        """What the last step has brought."""
+        if self._rounds is not None:
+            self._rounds.observe(step)
 
     def _advance(self, plan: StepPlan, failed: Collection[int]) -> list[tuple[int, int, int]]:
         counted = []

@@ -51,6 +51,9 @@ class WaitingLine(Protocol):
     def claims(self, number: int) -> bool:
         """Others that came after it should give way for it, if it waits for long."""
 
+    def ended(self, number: int) -> None:
+        """One that was taken is not among those that run any more; it may be added again."""
+
 
 class ByNumber:
     """The smallest number first: as they came."""
@@ -65,6 +68,10 @@ class ByNumber:
 
     def __contains__(self, number: int) -> bool:
         return number in self._waiting
+
+    def get(self, number: int) -> BatchRequest | None:
+        """None: it is not here."""
+        return self._waiting.get(number)
 
     def add(self, request: BatchRequest, again: bool) -> None:
         self._waiting[request.number] = request
@@ -91,6 +98,9 @@ class ByNumber:
 
     def claims(self, number: int) -> bool:
         return True
+
+    def ended(self, number: int) -> None:
+        pass
 
 
 class ByTurn:
@@ -159,3 +169,6 @@ class ByTurn:
 
     def claims(self, number: int) -> bool:
         return number in self._again
+
+    def ended(self, number: int) -> None:
+        pass

@@ -30,7 +30,17 @@ INSTANCE_INPUTS = {
     "eviction": ("switch", "adopt"),
     "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue", "take_swaps", "swapped"),
     "prompts": ("add", "start", "waits_for_room", "has_room", "reserved", "published", "advanced", "end"),
-    "steps": ("add_prefill", "remove_prefill", "add_decode", "remove_decode", "fill", "grown", "decide", "fold"),
+    "steps": (
+        "add_prefill",
+        "remove_prefill",
+        "add_decode",
+        "remove_decode",
+        "fill",
+        "grown",
+        "decide",
+        "fold",
+        "observe",
+    ),
 }
 """The methods that change something, by module."""
 
@@ -75,9 +85,10 @@ class InstanceDecisions:
         self.pool = BlockPool(config.pool_blocks, make(), below, refit, spares=config.spare_queued)
         reservations = Reservations(self.pool, LeaseTable(first_id=config.first_lease_id))
         self.eviction = Eviction(self.pool)
+        batching = BATCHING_POLICIES.make(config.batching)
         self.reservations = reservations
         self.admission = Admission(
-            BATCHING_POLICIES.make(config.batching),
+            batching.policy,
             self.pool,
             reservations,
             slots=ADMITTED_PER_PLACE * config.max_batch,
@@ -86,7 +97,7 @@ class InstanceDecisions:
         waiting: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
         computed: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
         self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills, order=waiting)
-        self.steps = StepScheduler(limits, computed)
+        self.steps = StepScheduler(limits, computed, batching.rounds())
         if journal is not None:
             self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])
             self.eviction = journal.record("eviction", self.eviction, INSTANCE_INPUTS["eviction"])

@@ -39,6 +39,9 @@ class EngineProfile:
     """Every request of the batch."""
     decode_kv_token_s: float
     """Every token whose KV the batch reads."""
+    decode_shared_share: float = 1.0
+    """Of a token whose KV the *whole* batch shares (FEATHER §3.2): what each further request pays for it. 1: as much as
+    the first, nothing is gained."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -46,8 +49,15 @@ class EngineProfile:
             if field.type == "str":
                 if not isinstance(value, str):
                     raise _bad(f"{field.name} must be a text")
+            elif field.name == "decode_shared_share":
+                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                    raise _bad(f"{field.name} must be from 0 to 1, got {value!r}")
             elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SECONDS_MAX:
                 raise _bad(f"{field.name} must be seconds from 0 to {SECONDS_MAX:.0f}, got {value!r}")
+
+    def kv_read(self, kv_tokens: float, decodes: int, shared: int) -> float:
+        """Tokens that count, of those that a batch reads together, if all of it share the first ``shared`` ones."""
+        return kv_tokens - (1.0 - self.decode_shared_share) * shared * max(0, decodes - 1)
 
     def step_seconds(self, chunks: Iterable[tuple[int, int]], contexts: Iterable[int]) -> float:
         """Length of a step of prompt chunks at ``[start, end)`` and of decoded requests that read so many tokens each.

@@ -1,9 +1,9 @@
-"""Profiles as files: JSON objects with exactly the fields of a data class."""
+"""Profiles as files: JSON objects with the fields of a data class; those that have a default may be missing."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,8 +44,11 @@ def profile_from(kind: type[Profile], name: str, folder: Path, what: str) -> Pro
         raise bad(f"{name} is not valid JSON") from None
     if not isinstance(values, dict):
         raise bad(f"{name} must hold a JSON object of at most {FILE_BYTES_MAX} bytes")
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if values.keys() != known:
-        wrong = ", ".join(sorted(values.keys() ^ known))
-        raise bad(f"{name} must have exactly the fields {', '.join(sorted(known))}; missing or unknown: {wrong}")
+    known = fields(kind)  # type: ignore[arg-type]
+    needed = {field.name for field in known if field.default is MISSING}
+    wrong = (needed - values.keys()) | (values.keys() - {field.name for field in known})
+    if wrong:
+        raise bad(
+            f"{name} must have the fields {', '.join(sorted(needed))}; missing or unknown: {', '.join(sorted(wrong))}"
+        )
     return kind(**values)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pinyon.batching import StepPlan
 from pinyon.batching.policy import StepSeen
+from pinyon.batching.shared_blocks import shared_blocks
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.block_keys import pack_keys
 from pinyon.core.journal import Journal
@@ -145,7 +146,8 @@ class Engine(EngineMemory):
         assert attempt.room is not None
         self.decodes[attempt.number] = attempt
         held = attempt.request.tokens + attempt.request.generated - 1
-        self.steps.add_decode(attempt.number, held, len(attempt.room.table))
+        table = attempt.room.table
+        self.steps.add_decode(attempt.number, held, len(table), self.steps.path(table, held))
         self.kick()
 
     def drop_decode(self, attempt: Attempt) -> None:
@@ -189,7 +191,9 @@ class Engine(EngineMemory):
         now_s, profile = self._time.now_s, self._profile
         chunks = [(start, end) for _, start, end in plan.prefills]
         context = sum(self._context(number) for number in plan.decodes)
-        seconds = profile.seconds(chunks, len(plan.decodes), context)
+        seconds = profile.seconds(
+            chunks, len(plan.decodes), profile.kv_read(context, len(plan.decodes), self._shared(plan))
+        )
         self._kv_tokens = context
         copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
         self._plan, self._began_s, self._count = plan, now_s + copies_s, 1
@@ -205,6 +209,12 @@ class Engine(EngineMemory):
             self._count = self._leap(plan)
         self._await()
 
+    def _shared(self, plan: StepPlan) -> int:
+        """Tokens whose KV all that are decoded share."""
+        if self._profile.decode_shared_share == 1.0 or len(plan.decodes) < 2:
+            return 0
+        return self._block_tokens * shared_blocks([self._table(number) for number in plan.decodes])
+
     def _together(self, plan: StepPlan) -> int:
         """How many whole prompts are computed at once: the first one, and what has room beside it."""
         ends = accumulate(end - start for _, start, end in plan.prefills)
@@ -217,6 +227,8 @@ class Engine(EngineMemory):
     def _leap(self, plan: StepPlan) -> int:
         """Steps until the first of them is done or needs a block."""
         room = self.steps.room
+        if len(plan.decodes) < self.steps.running:
+            return 1  # others are decoded in the next one
         most = min(min(self._left(number), room(number)) for number in plan.decodes)
         limit_s = WAITING_LEAP_S if self._wanted else LEAP_S
         return max(1, min(most, int(limit_s / self._step_s) if self._step_s else most))
@@ -276,7 +288,9 @@ class Engine(EngineMemory):
         self._plan, self._busy = None, True  # the next step is decided when all of this one is told
         self.free_late()
         tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
-        self.admission.observe(StepSeen(count * len(counted.decodes), tokens, seconds))
+        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count)
+        self.admission.observe(seen)
+        self.steps.observe(seen)
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
         for attempt, start, end in chunks:
             attempt.computing_s += token_s * (end - start)  # who is queued behind it waits so long

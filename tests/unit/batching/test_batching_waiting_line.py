@@ -35,7 +35,7 @@ def books() -> Books:
 
 @pytest.fixture
 def policy(books: Books) -> BatchingPolicy:
-    return BATCHING_POLICIES.make("most_in_time:age_s=5")(books)
+    return BATCHING_POLICIES.make("most_in_time:age_s=5").policy(books)
 
 
 def test_room_goes_to_whose_turn_it_is(policy):
@@ -59,7 +59,7 @@ def test_late_for_long_it_has_its_share(policy):
 @pytest.mark.parametrize("deadline_s", [0.0, 5.0, 30.0])
 def test_by_default_it_has_its_share_before_a_worker_refuses_it(books, deadline_s):
     """15 s after it came, whatever its SLO; without one, too."""
-    policy = BATCHING_POLICIES.make("most_in_time")(books)
+    policy = BATCHING_POLICIES.make("most_in_time").policy(books)
     policy.enqueue(request(1, 8.0, deadline_s))
     for number in range(2, 12):
         policy.enqueue(request(number, 1.0, 1000.0))

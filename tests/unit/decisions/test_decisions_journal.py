@@ -38,6 +38,7 @@ READS = {
     "full",
     "growth",
     "held",
+    "path",
     "lacks",
     "left",
     "levels",

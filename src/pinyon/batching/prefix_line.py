@@ -1,0 +1,150 @@
+"""Requests that wait for KV memory, those first that share most with what is here (FEATHER §4.2).
+
+The chunked hash tree says who misses least of what the admitted ones have: he takes the least room, and makes the
+batches of steps (:mod:`pinyon.batching.rounds`) larger rather than more. Nobody is passed over for longer than a limit:
+the paper's loop would let a popular prefix run forever.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from pinyon.batching.chunked_hash_tree import ChunkedHashTree
+from pinyon.batching.policy import BatchRequest
+from pinyon.batching.waiting_line import ByNumber
+
+__all__ = ["SLO_SHARE", "BySharedPrefix", "SharedPrefixSettings"]
+
+SLO_SHARE: Final = 0.5
+"""Of the time from a request's arrival to its deadline: the rest is for its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixSettings:
+    """``chunk_blocks``: full blocks of a prompt that are one level of the tree.
+
+    ``passed_over_s``: who has waited for so long while others that came later went first is next; less, if that is
+    more than :data:`SLO_SHARE` of the time to the deadline of his first token.
+    """
+
+    chunk_blocks: int = 4
+    passed_over_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chunk_blocks <= 4096:
+            raise ValueError("chunk_blocks must be from 1 to 4096")
+        if not 0 <= self.passed_over_s <= 3600:
+            raise ValueError("passed_over_s must be from 0 to 3600")
+
+
+class BySharedPrefix:
+    """See :class:`pinyon.batching.waiting_line.WaitingLine`. Who gave way comes first, as he came.
+
+    Where there is no room for whose turn it is, nobody else is asked.
+    """
+
+    def __init__(self, settings: SharedPrefixSettings) -> None:
+        self._settings = settings
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
+        """Waiting: the new ones. Active: those that were taken."""
+        self._again = ByNumber()
+        self._new: dict[int, BatchRequest] = {}
+        self._running: set[int] = set()
+        self._unpassed: OrderedDict[int, None] = OrderedDict()
+        """New ones that nobody who came later went before yet, as they came."""
+        self._passed_s: dict[int, float] = {}
+        """Since when somebody has, of the others."""
+        self._due: list[tuple[float, int]] = []
+        """When the limit of each of those ends, and of some that have left."""
+        self._now_s = 0.0
+        self.passed_over_s = 0.0
+        """The longest time for which somebody was passed over who was taken since."""
+
+    def __len__(self) -> int:
+        return len(self._again) + len(self._new)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._new or number in self._again
+
+    def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
+        chunk = self._settings.chunk_blocks
+        return request.block_keys[chunk - 1 :: chunk]
+
+    def add(self, request: BatchRequest, again: bool) -> None:
+        if again:
+            self._again.add(request, again)
+            return
+        number = request.number
+        self._new[number] = request
+        self._unpassed[number] = None
+        self._tree.insert_hashes(number, self._path(request))
+
+    def remove(self, number: int) -> bool:
+        if number not in self._new:
+            return self._again.remove(number)
+        self._tree.remove(number)
+        self._leave(number)
+        return True
+
+    def _leave(self, number: int) -> None:
+        del self._new[number]
+        self._unpassed.pop(number, None)
+        self._passed_s.pop(number, None)
+
+    def begin(self, now_s: float) -> None:
+        self._now_s = now_s
+
+    def at(self, place: int) -> BatchRequest | None:
+        request = self._again.at(place)
+        if request is not None or place > len(self._again):
+            return request
+        due = self._due
+        while due and due[0][1] not in self._passed_s:
+            heapq.heappop(due)
+        if due and self._now_s >= due[0][0]:
+            return self._new[due[0][1]]
+        best = self._tree.find_best()
+        return None if best is None else self._new[best.request]
+
+    def take(self, number: int) -> None:
+        request = self._again.get(number)
+        if request is None:
+            began_s = self._passed_s.get(number)
+            if began_s is not None:
+                self.passed_over_s = max(self.passed_over_s, self._now_s - began_s)
+            self._leave(number)
+            self._pass_over_before(number)
+        else:
+            self._again.take(number)
+            self._tree.insert_hashes(number, self._path(request))
+        self._tree.add_to_batch(number)
+        self._running.add(number)
+
+    def _pass_over_before(self, number: int) -> None:
+        """It went before these. Each is passed over for the first time once."""
+        while self._unpassed:
+            first = next(iter(self._unpassed))
+            if first > number:
+                return
+            del self._unpassed[first]
+            self._passed_s[first] = self._now_s
+            request, limit_s = self._new[first], self._settings.passed_over_s
+            if request.deadline_s:
+                limit_s = min(limit_s, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))
+            heapq.heappush(self._due, (self._now_s + limit_s, first))
+
+    def end(self) -> None:
+        pass
+
+    def claims(self, number: int) -> bool:
+        """Who gave way. Who was passed over may have come before all that run, and would send them away; he has the
+        room that they give back."""
+        return number in self._again
+
+    def ended(self, number: int) -> None:
+        if number in self._running:
+            self._running.remove(number)
+            self._tree.finish(number)

@@ -1,0 +1,195 @@
+"""Which of the running requests a step decodes: batches that share a prefix, one after the other (FEATHER §4).
+
+The paper's loop (Algorithm 7) makes a batch for each step and asks before each addition whether the batch is better
+left as it is. What happens to running requests that are not in it, it does not say. Here batches are made until each
+running request is in one, and steps take them in turn: a *round*, in which everybody gets one token. So nobody starves,
+a decision lasts for a round and not for the hundreds of steps for which a request runs, and what it has brought can be
+measured: the round's decode throughput, which with the same requests is as well the time between their tokens.
+
+Requests that share as much as the one in question come into the batch together with it, by one decision: they cost the
+shared prefix nothing more. So a round has about as many decisions as there are prefixes, and one where nobody shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from pinyon.batching.chunked_hash_tree import ChunkedHashTree
+from pinyon.batching.policy import StepSeen
+from pinyon.batching.stopping import ADD, BatchState, StoppingPolicy, Taken
+
+__all__ = ["BATCHES_MAX", "DecodeTime", "PrefixRounds", "Rounds"]
+
+BATCHES_MAX: Final = 16
+"""Of a round: the last one takes all who are left. Nobody waits for more steps than that for his next token."""
+PROMPT_WEIGHT: Final = 0.1
+
+
+class Rounds(Protocol):
+    """Owned by a scheduler; not thread-safe."""
+
+    chunk_blocks: int
+    """Blocks of a request that are one level of its path."""
+
+    def add(self, number: int, path: Sequence[int]) -> None:
+        """It is running from now on. ``path``: the last block of each level of its prompt."""
+        ...
+
+    def remove(self, number: int) -> None:
+        """It is running no more."""
+        ...
+
+    def next(self) -> list[int]:
+        """Those that the next step decodes; empty only if nobody is running."""
+        ...
+
+    def observe(self, step: StepSeen) -> None:
+        """What that step has brought."""
+        ...
+
+
+class DecodeTime:
+    """How long a step's decodes took of it. What its prompt tokens took is known from steps that had nothing else: a
+    step with prompts would speak against whoever was added to it, otherwise."""
+
+    def __init__(self) -> None:
+        self._prompt_token_s = 0.0
+
+    def of(self, step: StepSeen) -> float:
+        """Seconds; 0: that cannot be said."""
+        if not step.decoded:
+            if step.prefill_tokens:
+                token_s = step.seconds / step.prefill_tokens
+                weight = PROMPT_WEIGHT if self._prompt_token_s else 1.0
+                self._prompt_token_s += weight * (token_s - self._prompt_token_s)
+            return 0.0
+        if not step.prefill_tokens:
+            return step.seconds
+        if not self._prompt_token_s:
+            return 0.0
+        return max(0.0, step.seconds - self._prompt_token_s * step.prefill_tokens)
+
+
+class PrefixRounds:
+    """See :class:`Rounds`."""
+
+    def __init__(self, stopping: StoppingPolicy, chunk_blocks: int) -> None:
+        self.chunk_blocks = chunk_blocks
+        self.stopping = stopping
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
+        """All waiting, but while batches are made."""
+        self._paths: dict[int, Sequence[int]] = {}
+        """Of those that run."""
+        self._batches: list[list[int]] = []
+        self._decisions: list[Taken] = []
+        """Of these batches."""
+        self._place = 0
+        """Of the next batch of the round."""
+        self._changed = False
+        """Somebody came since."""
+        self._decode_time = DecodeTime()
+        self._tokens, self._seconds = 0, 0.0
+        """Of the round so far."""
+        self._measured = True
+        """All of its steps are."""
+        self.reward = 0.0
+        """Of the last round, in tokens/s."""
+        self.tip_depth = 0
+        """Levels that the requests of the last batch share."""
+
+    def add(self, number: int, path: Sequence[int]) -> None:
+        self._paths[number] = path
+        self._tree.insert_hashes(number, path)
+        self._changed = True
+
+    def remove(self, number: int) -> None:
+        if self._paths.pop(number, None) is not None:
+            self._tree.remove(number)
+
+    @property
+    def batches(self) -> int:
+        """Of the present round."""
+        return len(self._batches)
+
+    def next(self) -> list[int]:
+        paths = self._paths
+        while True:
+            if self._place >= len(self._batches):
+                self._round()
+                if not self._batches:
+                    return []
+            batch = [number for number in self._batches[self._place] if number in paths]
+            self._batches[self._place] = batch
+            self._place += 1
+            if batch:
+                return batch
+
+    def observe(self, step: StepSeen) -> None:
+        if not step.decoded:
+            self._decode_time.of(step)
+            return
+        seconds = self._decode_time.of(step)
+        self._measured = self._measured and seconds > 0.0
+        self._tokens += step.decoded
+        self._seconds += seconds
+
+    def _round(self) -> None:
+        """The last one is over."""
+        if self._decisions and self._measured and self._seconds > 0.0:
+            self.reward = self._tokens / self._seconds
+            self.stopping.learn(self._decisions, self.reward)
+        self._tokens, self._seconds, self._measured, self._place = 0, 0.0, True, 0
+        if self._changed or not self._stands():
+            self._form()
+        self._batches = [batch for batch in self._batches if batch]
+
+    def _stands(self) -> bool:
+        """Asked again, the policy says the same. Those that have left make a batch smaller, not worse."""
+        told: dict[BatchState, bool] = {}
+        for state, action in self._decisions:
+            if state not in told:
+                told[state] = self.stopping.adds(state)
+            if told[state] != (action == ADD):
+                return False
+        return bool(self._batches)
+
+    def _form(self) -> None:
+        self._changed = False
+        tree = self._tree
+        batches: list[list[int]] = []
+        decisions: list[Taken] = []
+        told: dict[BatchState, bool] = {}
+        formed: set[int] = set()
+        for first in tree.branches():
+            if first in formed:
+                continue
+            batch = self._batch(first, len(batches) + 1 >= BATCHES_MAX, decisions, told)
+            formed.update(batch)
+            for number in batch:
+                tree.finish(number)
+            batches.append(batch)
+        self._batches, self._decisions = batches, decisions
+        for number, path in self._paths.items():
+            tree.insert_hashes(number, path)
+
+    def _batch(self, first: int, last: bool, decisions: list[Taken], told: dict[BatchState, bool]) -> list[int]:
+        tree = self._tree
+        batch: list[int] = []
+        tree.add_to_batch(first)
+        batch.append(first)
+        while True:
+            best = tree.find_best()
+            if best is None:
+                return batch
+            if not last:
+                state = BatchState(len(batch), best.depth_before - best.depth_after, best.peers - 1)
+                adds = told.get(state)
+                if adds is None:
+                    adds = told[state] = self.stopping.adds(state)
+                decisions.append(Taken(state, ADD if adds else 0))
+                if not adds:
+                    return batch
+            for number in tree.peers(best):
+                tree.add_to_batch(number)
+                batch.append(number)

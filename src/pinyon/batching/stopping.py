@@ -1,0 +1,367 @@
+"""When a batch is better left as it is: one more request makes it larger, and may take from it the prefix that all
+share (FEATHER §4.3).
+
+What a decision has brought is the decode throughput of the steps after it. The learning ones keep a table by state and
+action, and look around where they know little; they look around again when what they know stops being true.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, NamedTuple, Protocol
+
+__all__ = [
+    "Action",
+    "Always",
+    "Bandit",
+    "BanditSettings",
+    "BatchState",
+    "Heuristic",
+    "HeuristicSettings",
+    "QLearning",
+    "QLearningSettings",
+    "StoppingPolicy",
+    "Taken",
+    "binned",
+]
+
+ADD: Final = 1
+STOP: Final = 0
+Action = int
+
+SCALE_WEIGHT: Final = 0.05
+"""Of the last reward in the mean that exploration is measured by."""
+DRIFT_WEIGHT: Final = 0.05
+"""Of the last reward in how far rewards are from what is known, as a share of that: some 20 episodes."""
+DRIFT_MAX: Final = 0.25
+"""Farther, on the whole and to one side, and the workload has shifted. Single rewards vary more: a bin has batches of
+up to twice the size."""
+KNOWN_MIN: Final = 5.0
+"""Rewards of a state and action, before what is known of it can be wrong."""
+
+
+class BatchState(NamedTuple):
+    """``s = (b, Δ, w)`` (§4.3.1)."""
+
+    batch: int
+    """Requests in it."""
+    loss: int
+    """Levels by which the shared prefix would become shorter."""
+    peers: int
+    """Other waiting requests that share what is left then."""
+
+
+class Taken(NamedTuple):
+    """A decision."""
+
+    state: BatchState
+    action: Action
+
+
+class StoppingPolicy(Protocol):
+    """Not thread-safe; the same calls have the same answers."""
+
+    @property
+    def exploring(self) -> float:
+        """Of 100 decisions about so many, as a share, that are for the sake of knowing more."""
+        ...
+
+    def adds(self, state: BatchState) -> bool:
+        """The request enters; False: the batch is left as it is."""
+        ...
+
+    def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
+        """These decisions, one after the other, made batches that decoded so many tokens a second. A batch ends where
+        nobody was added."""
+        ...
+
+    def table(self) -> dict[str, list[float]]:
+        """What it has learned, for :meth:`restore`."""
+        ...
+
+    def restore(self, table: Mapping[str, Sequence[float]]) -> None:
+        """Raises ``ValueError`` if that is none of its own tables."""
+        ...
+
+
+class Bins(NamedTuple):
+    batch: int
+    loss: int
+    peers: int
+
+
+def binned(state: BatchState) -> Bins:
+    """Exponential for the batch and the peers, coarse thresholds for the loss (§4.3.1)."""
+    loss = state.loss
+    return Bins(state.batch.bit_length(), loss if loss < 3 else 3 if loss < 5 else 4, state.peers.bit_length())
+
+
+class Always:
+    """Never stops: what is left without learning (§5.4.2). The order is that of the tree."""
+
+    exploring = 0.0
+
+    def adds(self, state: BatchState) -> bool:
+        return True
+
+    def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
+        """Nothing to learn."""
+
+    def table(self) -> dict[str, list[float]]:
+        return {}
+
+    def restore(self, table: Mapping[str, Sequence[float]]) -> None:
+        if table:
+            raise ValueError("a policy that does not learn has no table")
+
+
+@dataclass(frozen=True, slots=True)
+class HeuristicSettings:
+    """Levels of chunks, and requests."""
+
+    loss_max: int = 5
+    loss_max_many: int = 7
+    """Where at least ``many`` others share what is left."""
+    many: int = 10
+    small: int = 4
+    """A batch of less takes anybody."""
+
+    def __post_init__(self) -> None:
+        if min(self.loss_max, self.loss_max_many, self.many, self.small) < 0:
+            raise ValueError("no setting of the heuristic may be negative")
+
+
+class Heuristic(Always):
+    """§4.3.2: who costs nothing enters, a small batch takes anybody, others may cost so much."""
+
+    def __init__(self, settings: HeuristicSettings) -> None:
+        self._settings = settings
+
+    def adds(self, state: BatchState) -> bool:
+        settings = self._settings
+        if state.loss <= 0 or state.batch < settings.small:
+            return True
+        return state.loss <= (settings.loss_max_many if state.peers + 1 >= settings.many else settings.loss_max)
+
+
+class _Drift:
+    """How far rewards are from what was known, to one side."""
+
+    __slots__ = ("_share", "shifts")
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self.shifts = 0
+
+    def shifted(self, known: float, reward: float) -> bool:
+        """What is known is not true any more; that is said once."""
+        self._share += DRIFT_WEIGHT * (reward / known - 1.0 - self._share)
+        if abs(self._share) <= DRIFT_MAX:
+            return False
+        self._share = 0.0
+        self.shifts += 1
+        return True
+
+
+class _Arm:
+    """An action in a state."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self, count: float = 0.0, total: float = 0.0) -> None:
+        self.count = count
+        self.total = total
+
+    def mean(self) -> float:
+        return self.total / self.count
+
+    def weigh(self, count: float) -> None:
+        """As if it had been tried so often at most, with the same mean."""
+        if self.count > count:
+            self.total *= count / self.count
+            self.count = count
+
+
+@dataclass(frozen=True, slots=True)
+class BanditSettings:
+    """``exploration``: the paper's c, as a share of the mean reward (it has 200 tokens/s at some 4,000).
+    ``memory``: a state and action counts as tried so often at most, so that what was long ago fades.
+    ``doubt``: as so often after a shift."""
+
+    exploration: float = 0.05
+    memory: float = 200.0
+    doubt: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.exploration <= 10:
+            raise ValueError("exploration must be between 0 and 10")
+        if not 1 <= self.doubt <= self.memory <= 1e6:
+            raise ValueError("1 <= doubt <= memory <= 1e6 must hold")
+
+
+class Bandit:
+    """Upper confidence bounds (§4.3.3): the mean reward, and more for what was tried less."""
+
+    def __init__(self, settings: BanditSettings) -> None:
+        self._settings = settings
+        self._arms: dict[Bins, tuple[_Arm, _Arm]] = {}
+        """Stop, add."""
+        self._total = 0.0
+        """Decisions that were rewarded."""
+        self._scale = 0.0
+        self._drift = _Drift()
+        self._explored = 0.0
+
+    @property
+    def exploring(self) -> float:
+        return self._explored
+
+    def adds(self, state: BatchState) -> bool:
+        stop, add = self._of(binned(state))
+        # Of what was never tried adding comes first: it is what others do.
+        if add.count == 0.0 or stop.count == 0.0:
+            chosen, best = add.count == 0.0, False
+        else:
+            chosen = self._bound(add) >= self._bound(stop)
+            best = chosen == (add.mean() >= stop.mean())
+        self._explored += SCALE_WEIGHT * ((0.0 if best else 1.0) - self._explored)
+        return chosen
+
+    def _bound(self, arm: _Arm) -> float:
+        spread = self._settings.exploration * self._scale
+        return arm.mean() + spread * math.sqrt(math.log(max(self._total, 1.0)) / arm.count)
+
+    def _of(self, bins: Bins) -> tuple[_Arm, _Arm]:
+        arms = self._arms.get(bins)
+        if arms is None:
+            arms = self._arms[bins] = _Arm(), _Arm()
+        return arms
+
+    def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
+        memory = self._settings.memory
+        self._scale += (SCALE_WEIGHT if self._scale else 1.0) * (tokens_s - self._scale)
+        for state, action in episode:
+            arm = self._of(binned(state))[action]
+            if arm.count >= KNOWN_MIN and arm.total > 0 and self._drift.shifted(arm.mean(), tokens_s):
+                self._forget()
+            arm.weigh(memory - 1.0)
+            arm.count += 1.0
+            arm.total += tokens_s
+            self._total = min(self._total + 1.0, memory * 2.0 * len(self._arms))
+
+    def _forget(self) -> None:
+        """The means stay a first guess, and everything is tried anew."""
+        for arms in self._arms.values():
+            for arm in arms:
+                arm.weigh(self._settings.doubt)
+        self._total = sum(arm.count for arms in self._arms.values() for arm in arms)
+
+    def table(self) -> dict[str, list[float]]:
+        return {_text(bins): [stop.count, stop.total, add.count, add.total] for bins, (stop, add) in self._arms.items()}
+
+    def restore(self, table: Mapping[str, Sequence[float]]) -> None:
+        arms: dict[Bins, tuple[_Arm, _Arm]] = {}
+        for text, numbers in table.items():
+            stop_count, stop_total, add_count, add_total = _numbers(numbers, 4)
+            arms[_bins(text)] = _Arm(stop_count, stop_total), _Arm(add_count, add_total)
+        self._arms = arms
+        every = [arm for pair in arms.values() for arm in pair]
+        self._total = sum(arm.count for arm in every)
+        self._scale = sum(arm.total for arm in every) / self._total if self._total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class QLearningSettings:
+    """α, γ and ε of §4.3.4, whose values are not printed there. ``decay``: of ε, with each episode.
+    ``awake``: ε is at least that after a shift."""
+
+    rate: float = 0.1
+    discount: float = 0.8
+    decay: float = 0.99
+    explore_min: float = 0.01
+    awake: float = 0.3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.rate <= 1 and 0 <= self.discount < 1 and 0 < self.decay <= 1):
+            raise ValueError("0 < rate <= 1, 0 <= discount < 1 and 0 < decay <= 1 must hold")
+        if not 0 <= self.explore_min <= self.awake <= 1:
+            raise ValueError("0 <= explore_min <= awake <= 1 must hold")
+
+
+class QLearning:
+    """ε-greedy over Q(s, a). A batch is an episode: it ends when it is left as it is. Adding is worth ``(1 - γ)`` of the
+    reward and γ of what can be had from the next state on, stopping all of the reward: so values are tokens/s, and
+    adding is not worth more for being followed by more decisions."""
+
+    def __init__(self, settings: QLearningSettings) -> None:
+        self._settings = settings
+        self._random = Random(settings.seed)
+        self._values: dict[Bins, list[float]] = {}
+        """Stop, add; negative: never tried."""
+        self._counts: dict[Bins, list[float]] = {}
+        self._explore = 1.0
+        self._drift = _Drift()
+
+    @property
+    def exploring(self) -> float:
+        return self._explore
+
+    def adds(self, state: BatchState) -> bool:
+        if self._random.random() < self._explore:
+            return self._random.random() < 0.5
+        values = self._values.get(binned(state))
+        return values is None or values[ADD] >= values[STOP]
+
+    def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
+        settings = self._settings
+        following: Bins | None = None
+        for state, action in reversed(episode):
+            bins = binned(state)
+            values = self._values.setdefault(bins, [-1.0, -1.0])
+            counts = self._counts.setdefault(bins, [0.0, 0.0])
+            target = tokens_s
+            if action == ADD and following is not None:
+                target += settings.discount * (max(self._values[following]) - tokens_s)
+            if values[action] < 0:
+                values[action] = target
+            else:
+                if counts[action] >= KNOWN_MIN and values[action] > 0 and self._drift.shifted(values[action], target):
+                    self._explore = max(self._explore, settings.awake)
+                values[action] += settings.rate * (target - values[action])
+            counts[action] += 1.0
+            following = bins
+        self._explore = max(self._explore * settings.decay, settings.explore_min)
+
+    def table(self) -> dict[str, list[float]]:
+        return {_text(bins): [*values, *self._counts[bins]] for bins, values in self._values.items()}
+
+    def restore(self, table: Mapping[str, Sequence[float]]) -> None:
+        values: dict[Bins, list[float]] = {}
+        counts: dict[Bins, list[float]] = {}
+        for text, numbers in table.items():
+            known = _numbers(numbers, 4)
+            values[_bins(text)], counts[_bins(text)] = known[:2], known[2:]
+        self._values, self._counts = values, counts
+        if values:
+            self._explore = self._settings.explore_min
+
+
+def _text(bins: Bins) -> str:
+    return f"{bins.batch}/{bins.loss}/{bins.peers}"
+
+
+def _bins(text: str) -> Bins:
+    parts = text.split("/")
+    if len(parts) != 3 or not all(part.isdigit() and len(part) <= 2 for part in parts):
+        raise ValueError(f"no state of a batch: {text[:40]!r}")
+    return Bins(int(parts[0]), int(parts[1]), int(parts[2]))
+
+
+def _numbers(numbers: Sequence[float], count: int) -> list[float]:
+    if len(numbers) != count or not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
+        raise ValueError(f"a state has {count} numbers in the table")
+    return [float(each) for each in numbers]
