@@ -26,7 +26,8 @@ class Fcfs:
     they are to end, or, if that takes much longer than a request does, to give way. As long as what came before it
     takes too much, others may have what is left; it gets that back when its turn comes. A prompt for another instance
     keeps the others waiting for a moment in any case: two instances full of requests that wait for each other's prompts
-    would stand still. Who lacks only a slot keeps nobody waiting who needs none.
+    would stand still. For the same reason such prompts pass one that is decoded, until others are to give way for it.
+    Who lacks only a slot keeps nobody waiting who needs none.
 
     Those that are decoded may stand in another ``line`` than that in which they came.
     """
@@ -65,7 +66,7 @@ class Fcfs:
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         self._claimant = None
         self._measure(now_s)
-        self._decoded.begin(now_s)
+        self._decoded.begin(now_s, room_blocks)
         chosen = self._choose(slots, room_blocks, now_s)
         self._decoded.end()
         return chosen
@@ -82,8 +83,8 @@ class Fcfs:
             if missing <= room_blocks + behind:
                 missing = self._holdings.need(request).missing
             if missing <= room_blocks:
-                self._line(request).take(number)
                 room_blocks -= missing
+                self._line(request).take(number, room_blocks)
                 slots -= request.decodes
                 self._since_s.pop(number, None)
                 self._running[number] = self._gone.pop(number, now_s) if request.decodes else None
@@ -97,6 +98,10 @@ class Fcfs:
                 long = waited_s >= (patience_s if request.decodes else PATIENCE_S)
                 if long and self._line(request).claims(number):
                     self._claimant = number
+                    break
+                if request.decodes:
+                    slots = 0  # nobody else who needs one; a prompt for another instance gives its room back soon
+                    continue
                 break
             if not request.decodes and waited_s < PATIENCE_S:
                 break

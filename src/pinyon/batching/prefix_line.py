@@ -94,7 +94,7 @@ class BySharedPrefix:
         self._unpassed.pop(number, None)
         self._passed_s.pop(number, None)
 
-    def begin(self, now_s: float) -> None:
+    def begin(self, now_s: float, room_blocks: int) -> None:
         self._now_s = now_s
 
     def at(self, place: int) -> BatchRequest | None:
@@ -109,7 +109,7 @@ class BySharedPrefix:
         best = self._tree.find_best()
         return None if best is None else self._new[best.request]
 
-    def take(self, number: int) -> None:
+    def take(self, number: int, room_blocks: int) -> None:
         request = self._again.get(number)
         if request is None:
             began_s = self._passed_s.get(number)
@@ -118,7 +118,7 @@ class BySharedPrefix:
             self._leave(number)
             self._pass_over_before(number)
         else:
-            self._again.take(number)
+            self._again.take(number, room_blocks)
             self._tree.insert_hashes(number, self._path(request))
         self._tree.add_to_batch(number)
         self._running.add(number)

@@ -23,6 +23,8 @@ __all__ = [
     "ShortestInTimeSettings",
 ]
 
+LEAST_S = 0.001
+"""A turn takes, whatever was predicted: hardly an engine's step is shorter."""
 EXAMINED_MAX = 256
 STALE_MAX = 64
 """Times of prompts that have left, besides some for each that waits: more are thrown away."""
@@ -190,8 +192,10 @@ class MostInTime(Generic[Waiting]):
 
     Who can be in time is found as Moore (1968) does for one machine: by deadline, and whenever one more would be late,
     the longest so far is left out. When nobody can, those come that are late, as they were found to be. Who is late for
-    long goes before all, as often as the share of those allows. Of very many that could be in time, the
-    ``EXAMINED_MAX`` with the first deadlines are looked at.
+    long goes before all, as often as the share of those allows: the next of them goes, at the latest, when others have
+    had ``1 / aged_share`` times what those had since it was last their turn. A turn counts as ``LEAST_S`` at least; of
+    another one, whose time nobody said, as long as it lasts until the next turn. Of very many that could be in time,
+    the ``EXAMINED_MAX`` with the first deadlines are looked at.
     """
 
     name: ClassVar[str] = "most_in_time"
@@ -202,6 +206,10 @@ class MostInTime(Generic[Waiting]):
         self._aged_share = settings.aged_share
         self._credit_s = 0.0
         """Of those that are late for long: their share, less what they had. 0 or more: it is their turn."""
+        self._unsaid = False
+        """The last turn was of another one, and nobody had said how long it takes: as long as the clock tells."""
+        self._now_s = 0.0
+        """When turns were asked for last."""
         self._came = 0
         self._all: dict[Waiting, _Prompt] = {}
         self._open: list[tuple[_Prompt, Waiting]] = []
@@ -236,10 +244,10 @@ class MostInTime(Generic[Waiting]):
             if at < len(aged) and (credit_s >= 0 or not left):
                 waiting = aged[at]
                 at += 1
-                credit_s -= self._all[waiting].seconds
+                credit_s -= max(LEAST_S, self._all[waiting].seconds)
             elif left:
                 prompt, waiting = left.pop(_shortest_in_time(left[:EXAMINED_MAX], now_s))
-                credit_s += self._aged_share * prompt.seconds
+                credit_s += self._aged_share * max(LEAST_S, prompt.seconds)
             else:
                 break
             if at == len(aged):
@@ -260,10 +268,12 @@ class MostInTime(Generic[Waiting]):
             self._open[self._place(prompt)] = less, waiting
 
     def _charge(self, waiting: Waiting, seconds: float) -> None:
-        if waiting in self._aged:
-            self._credit_s -= seconds
+        aged = waiting in self._aged
+        self._unsaid = seconds <= 0 and not aged
+        if aged:
+            self._credit_s -= max(LEAST_S, seconds)
         elif self._aged:  # their turn is not saved up while they cannot take it
-            self._credit_s = min(0.0, self._credit_s) + self._aged_share * seconds
+            self._credit_s = min(0.0, self._credit_s) + self._aged_share * max(LEAST_S, seconds)
 
     def remove(self, waiting: Waiting) -> None:
         prompt = self._all.pop(waiting)
@@ -292,7 +302,10 @@ class MostInTime(Generic[Waiting]):
         return 0 if prompt is None else prompt.number
 
     def _grow_old(self, now_s: float) -> None:
-        """Each goes from one place to the next once."""
+        """Each goes from one place to the next once; and time passes for those that are there already."""
+        if self._unsaid and self._aged and self._credit_s < 0 and now_s > self._now_s:
+            self._credit_s = min(0.0, self._credit_s + self._aged_share * (now_s - self._now_s))
+        self._now_s = now_s
         late = [(each, waiting) for each, waiting in self._open if now_s + each.seconds > each.deadline_s]
         if late:
             self._late.update((waiting, None) for _, waiting in late)

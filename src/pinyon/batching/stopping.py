@@ -293,7 +293,7 @@ class QLearningSettings:
 
 
 class QLearning:
-    """ε-greedy over Q(s, a). A batch is an episode: it ends when it is left as it is. Adding is worth ``(1 - γ)`` of the
+    """ε-greedy over Q(s, a). A batch is an episode: it ends when it is left as it is. Adding is worth (1 - γ) of the
     reward and γ of what can be had from the next state on, stopping all of the reward: so values are tokens/s, and
     adding is not worth more for being followed by more decisions."""
 

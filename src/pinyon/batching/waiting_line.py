@@ -11,7 +11,10 @@ from typing import Protocol
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings, ServiceOrder
 
-__all__ = ["ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine"]
+__all__ = ["KEPT_S", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine"]
+
+KEPT_S = 0.05
+"""So long it holds whose turn it is: each look at a long line costs a millisecond, and deadlines are seconds away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +39,14 @@ class WaitingLine(Protocol):
     def remove(self, number: int) -> bool:
         """False: it is not here."""
 
-    def begin(self, now_s: float) -> None:
-        """They are asked now."""
+    def begin(self, now_s: float, room_blocks: int) -> None:
+        """They are asked now, and there is so much room."""
 
     def at(self, place: int) -> BatchRequest | None:
-        """Of those that were not taken; None: so many are not here."""
+        """Of those that were not taken; None: so many are not here, or nobody from there on can fit."""
 
-    def take(self, number: int) -> None:
-        """There is room for it."""
+    def take(self, number: int, room_blocks: int) -> None:
+        """There is room for it, and so much is left."""
 
     def end(self) -> None:
         """For now."""
@@ -83,14 +86,14 @@ class ByNumber:
         del self._order[bisect_left(self._order, number)]
         return True
 
-    def begin(self, now_s: float) -> None:
+    def begin(self, now_s: float, room_blocks: int) -> None:
         pass
 
     def at(self, place: int) -> BatchRequest | None:
         order = self._order
         return self._waiting[order[place]] if place < len(order) else None
 
-    def take(self, number: int) -> None:
+    def take(self, number: int, room_blocks: int) -> None:
         self.remove(number)
 
     def end(self) -> None:
@@ -108,16 +111,27 @@ class ByTurn:
 
     Only those that gave way claim the room of others. Who waits for his turn may have come long before those that had
     theirs, and would send away everybody that the order let in before him.
+
+    It is asked at every release, and nearly always there is room for nobody. So turns are asked for only while
+    somebody could fit, and hold for ``KEPT_S``, or until somebody has come to whom it could make a difference.
     """
 
     def __init__(self, order: ServiceOrder[int]) -> None:
         self._again = ByNumber()
         self._order = order
         self._new: dict[int, BatchRequest] = {}
+        self._least: list[int] = []
+        """Of each of them, the blocks that it takes out of the room at least; in order."""
         self._now_s = 0.0
-        self._turns: Iterator[int] = iter(())
+        self._room = 0
+        self._turns: Iterator[int] | None = None
+        """Turns behind those that were seen."""
         self._seen: list[int] = []
-        """Whose turn it would be, as far as was asked; none that was taken."""
+        """Whose turn it would be, as far as was asked; none that was taken or left."""
+        self._seen_s = 0.0
+        """When the first of them was asked for."""
+        self._newcomer: int | None = None
+        """The least that anybody takes who came since."""
         self._taken: list[int] = []
 
     def __len__(self) -> int:
@@ -131,40 +145,61 @@ class ByTurn:
             self._again.add(request, again)
             return
         self._new[request.number] = request
+        least = _least_blocks(request)
+        insort(self._least, least)
+        self._newcomer = least if self._newcomer is None else min(self._newcomer, least)
         self._order.add(request.number, request.arrived_s, request.seconds, request.deadline_s or math.inf)
 
     def remove(self, number: int) -> bool:
-        if self._new.pop(number, None) is None:
+        if number not in self._new:
             return self._again.remove(number)
+        self._pop(number)
         self._order.remove(number)
         return True
 
-    def begin(self, now_s: float) -> None:
-        self._now_s, self._turns = now_s, self._order.turns(now_s)
+    def _pop(self, number: int) -> None:
+        del self._least[bisect_left(self._least, _least_blocks(self._new.pop(number)))]
+        if number in self._seen:
+            self._seen.remove(number)
+
+    def begin(self, now_s: float, room_blocks: int) -> None:
+        # Who came and cannot fit may keep the others from room only if there is more of it than when they were asked.
+        matters = self._newcomer is not None and (self._newcomer <= room_blocks or room_blocks > self._room)
+        self._now_s, self._room = now_s, room_blocks
+        if matters or not self._seen or now_s - self._seen_s >= KEPT_S:
+            self._seen.clear()
+            self._newcomer = None
 
     def at(self, place: int) -> BatchRequest | None:
         request = self._again.at(place)
         if request is not None:
             return request
         place -= len(self._again)
+        if place >= len(self._new) or self._least[0] > self._room:
+            return None
         while place >= len(self._seen):  # each turn has its price
-            number = next(self._turns, None)
-            if number is None:
-                return None
-            self._seen.append(number)
+            self._look()
         return self._new[self._seen[place]]
 
-    def take(self, number: int) -> None:
+    def _look(self) -> None:
+        """One turn more; there is one."""
+        if not self._seen and not self._taken:
+            self._seen_s = self._now_s
+        if self._turns is None:
+            known = {*self._seen, *self._taken}
+            self._turns = (number for number in self._order.turns(self._now_s) if number not in known)
+        self._seen.append(next(self._turns))
+
+    def take(self, number: int, room_blocks: int) -> None:
+        self._room = room_blocks
         if not self._again.remove(number):
-            self._seen.remove(number)
+            self._pop(number)
             self._taken.append(number)
-            del self._new[number]
 
     def end(self) -> None:
         for number in self._taken:
             self._order.take(number, self._now_s)
-        self._turns = iter(())
-        self._seen.clear()
+        self._turns = None
         self._taken.clear()
 
     def claims(self, number: int) -> bool:
@@ -172,3 +207,8 @@ class ByTurn:
 
     def ended(self, number: int) -> None:
         pass
+
+
+def _least_blocks(request: BatchRequest) -> int:
+    """If others use all that it may reuse."""
+    return request.blocks - request.reusable

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.batching.service_order import (
+    LEAST_S,
     SERVICE_ORDERS,
     MostInTime,
     MostInTimeSettings,
@@ -244,3 +245,60 @@ def test_those_who_are_late_for_long_do_not_save_up_turns_that_they_could_not_ta
         order.add(f"old-{number}", 30.0, 1.0, 31.0)
     taken = [order.next(100.0) for _ in range(100)]
     assert 20 <= sum(str(each).startswith("old") for each in taken) <= 25
+
+
+@pytest.mark.parametrize("step_s", [0.1, 1.0])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_prompts_whose_time_nobody_said_use_up_the_time_that_they_take(share: float, step_s: float) -> None:
+    """Two that are late for long, of 2 s each, among such prompts without end: 2 s / share after the first comes the
+    other."""
+    order: MostInTime[str] = MostInTime(MostInTimeSettings(age_s=1.0, aged_share=share))
+    order.add("old 1", 0.0, 2.0, 1.0)
+    order.add("old 2", 0.0, 2.0, 1.0)
+    now_s, went_s = 10.0, []
+    for number in range(1000):
+        order.add(f"new {number}", now_s, 0.0, math.inf)
+        first = order.next(now_s)
+        assert first is not None
+        if first.startswith("old"):
+            now_s += 2.0
+            went_s.append(now_s)
+            if len(went_s) == 2:
+                break
+        else:
+            now_s += step_s
+    assert went_s == [12.0, pytest.approx(12.0 + 2.0 / share + 2.0, abs=step_s + 0.1)]
+
+
+def test_where_the_clock_stands_each_turn_counts_a_little() -> None:
+    """Of those late for long, too: they go before all, but not all of them."""
+    order: MostInTime[int] = MostInTime(MostInTimeSettings(age_s=1.0, aged_share=0.25))
+    for number in range(40):
+        order.add(number, 0.0, 0.0, 1.0 if number < 20 else 1e6)
+    turns = list(order.turns(10.0))
+    taken = [order.next(10.0) for _ in range(40)]
+    assert taken == turns
+    assert [number < 20 for number in turns[:10]] == [True, False, False, False, False] * 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from((0.25, 0.5, 1.0)))
+def test_who_is_late_for_long_waits_for_no_more_than_the_share(seed: int, share: float) -> None:
+    """Whatever others take, said or not; there are always some."""
+    rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=1.0, aged_share=share))
+    for number in range(10):
+        order.add(-1 - number, 0.0, rng.choice((0.0, 0.5, 2.0)), 1.0)
+    now_s, had_s, others_s, number = 10.0, 0.0, 0.0, 0
+    while min(order) < 0:
+        order.add(number, now_s, rng.choice((0.0, 0.0, 0.1, 1.0)), math.inf)
+        number += 1
+        said_s = {each: prompt.seconds for each, prompt in order._all.items()}
+        first = order.next(now_s)
+        assert first is not None
+        took_s = said_s[first] or rng.choice((0.1, 0.3))
+        if first < 0:
+            had_s, others_s = max(LEAST_S, said_s[first]), 0.0
+        else:
+            assert others_s < had_s / share + 1e-6
+            others_s += took_s
+        now_s += took_s

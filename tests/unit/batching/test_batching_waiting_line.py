@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed
-from pinyon.batching.fcfs import PATIENCE_MAX_S, PATIENCE_S
+from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed, Fcfs
+from pinyon.batching.fcfs import LOOK_AHEAD, PATIENCE_MAX_S, PATIENCE_S
 from pinyon.batching.service_order import MostInTime
-from pinyon.batching.waiting_line import ByTurn
+from pinyon.batching.waiting_line import KEPT_S, ByTurn
 
 
 def request(number: int, seconds: float = 1.0, deadline_s: float = 100.0, blocks: int = 1) -> BatchRequest:
@@ -106,30 +106,107 @@ def test_those_that_leave_are_not_asked(policy):
     assert policy.admit(9, 9, now_s=0.0) == [2, 3]
 
 
+class Counting:
+    """An order of service, and whose turns it was asked for."""
+
+    short_first = True
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self._order: MostInTime[int] = MostInTime()
+        self.add, self.take, self.remove = self._order.add, self._order.take, self._order.remove
+
+    def turns(self, now_s: float) -> Iterator[int]:
+        for number in self._order.turns(now_s):
+            self.asked.append(number)
+            yield number
+
+
 def test_only_turns_that_are_looked_at_are_asked_for():
-    asked: list[int] = []
-
-    class Counting:
-        short_first = True
-
-        def __init__(self) -> None:
-            self._order: MostInTime[int] = MostInTime()
-            self.add, self.take = self._order.add, self._order.take
-
-        def turns(self, now_s: float) -> Iterator[int]:
-            for number in self._order.turns(now_s):
-                asked.append(number)
-                yield number
-
-    line = ByTurn(Counting())
+    order = Counting()
+    line = ByTurn(order)
     for number in range(50):
         line.add(request(number), again=False)
-    line.begin(0.0)
+    line.begin(0.0, 9)
     first = line.at(0)
     assert first is not None
-    line.take(first.number)
+    line.take(first.number, 8)
     second = line.at(0)
     line.end()
-    assert [first.number, second.number] == asked == [0, 1]
+    assert [first.number, second.number] == order.asked == [0, 1]
     assert first.number not in line
     assert len(line) == 49
+
+
+def test_without_room_for_anybody_no_turn_is_asked_for(books):
+    """Asked at every arrival and every release: a burst costs no looks, and a place no more than it is worth."""
+    order = Counting()
+    policy = Fcfs(books, ByTurn(order))
+    for number in range(2_000):
+        policy.enqueue(request(number, blocks=2 + number % 5))
+        assert policy.admit(9, 1, now_s=number / 1000) == []
+    assert order.asked == []
+    assert policy.admit(9, 2, now_s=2.0) == [0]
+    assert len(order.asked) == 1, "nothing is left"
+
+
+def test_turns_hold_for_a_moment(books):
+    """Room for a small one far behind: asked again it costs no looks; nor do newcomers that do not fit."""
+    order = Counting()
+    policy = Fcfs(books, ByTurn(order))
+    for number in range(50):
+        policy.enqueue(request(number, blocks=9))
+    policy.enqueue(request(50, seconds=2.0, blocks=1))
+    for number in range(51, 1_000):
+        assert policy.admit(9, 1, now_s=0.0) == []
+        policy.enqueue(request(number, blocks=2))
+        assert number == 51 or policy.remove(number - 1)
+    assert len(order.asked) == LOOK_AHEAD
+    assert policy.admit(9, 1, now_s=KEPT_S) == []
+    assert len(order.asked) == 2 * LOOK_AHEAD
+    policy.enqueue(request(1_000, seconds=0.1))
+    assert policy.admit(9, 1, now_s=KEPT_S) == [1_000]
+
+
+def test_with_more_room_newcomers_count_who_keep_it(books):
+    policy = BATCHING_POLICIES.make("most_in_time").policy(books)
+    books.held = {99: 9}
+    policy.enqueue(request(1, seconds=2.0, blocks=3))
+    policy.enqueue(request(2, seconds=3.0, blocks=1))
+    assert policy.admit(9, 1, now_s=0.0) == []
+    policy.enqueue(request(3, seconds=1.0, blocks=5))
+    assert policy.admit(9, 3, now_s=0.0) == []
+    assert policy.admit(9, 5, now_s=0.0) == [3]
+
+
+def test_what_left_or_was_taken_of_the_turns_that_hold_has_none(books):
+    order = Counting()
+    policy = Fcfs(books, ByTurn(order))
+    for number in range(20):
+        policy.enqueue(request(number, seconds=1.0 + number, deadline_s=1e6, blocks=2 if number < 12 else 1))
+    assert policy.admit(9, 1, now_s=0.0) == []
+    assert policy.remove(0)
+    assert policy.admit(9, 2, now_s=0.0) == [1]
+    assert policy.admit(2, 9, now_s=0.0) == [2, 3]
+    assert policy.admit(99, 99, now_s=0.0) == list(range(4, 20))
+    assert policy.waiting == 0
+
+
+@pytest.mark.parametrize("name", BATCHING_POLICIES.names)
+def test_a_prompt_for_another_instance_passes_one_that_keeps_room(books, name):
+    """Which may have to wait for that one, and those that it waits for for prompts of the other instance."""
+    policy = BATCHING_POLICIES.make(name).policy(books)
+    policy.enqueue(request(1, blocks=5))
+    policy.enqueue(request(3, blocks=1))
+    policy.enqueue(BatchRequest(4, 10, 1, decodes=False))
+    policy.enqueue(BatchRequest(5, 10, 9, decodes=False))
+    books.held = {2: 4}
+    assert policy.admit(9, 4, now_s=0.0) == [4]
+    assert policy.claimant() is None
+    books.held = {2: 4, 4: 1}
+    policy.enqueue(BatchRequest(6, 10, 1, decodes=False))
+    later = policy.admit(9, 3, now_s=PATIENCE_S)
+    if name == "fcfs":
+        assert (later, policy.claimant()) == ([], 1), "now that others give way for it, nobody takes what they give"
+    else:
+        assert (later, policy.claimant()) == ([6], None)
