@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree
 from pinyon.batching.policy import StepSeen
-from pinyon.batching.stopping import ADD, BatchState, StoppingPolicy, Taken
+from pinyon.batching.stopping import ADD, STOP, BatchState, StoppingPolicy, Taken
 
 __all__ = ["BATCHES_MAX", "DecodeTime", "PrefixRounds", "Rounds"]
 
@@ -41,7 +41,11 @@ class Rounds(Protocol):
         ...
 
     def next(self) -> list[int]:
-        """Those that the next step decodes; empty only if nobody is running."""
+        """Those that the next step decodes, until :meth:`done`; empty only if nobody is running."""
+        ...
+
+    def done(self) -> None:
+        """A step has decoded them: it is the others' turn."""
         ...
 
     def observe(self, step: StepSeen) -> None:
@@ -95,8 +99,6 @@ class PrefixRounds:
         """All of its steps are."""
         self.reward = 0.0
         """Of the last round, in tokens/s."""
-        self.tip_depth = 0
-        """Levels that the requests of the last batch share."""
 
     def add(self, number: int, path: Sequence[int]) -> None:
         self._paths[number] = path
@@ -121,9 +123,12 @@ class PrefixRounds:
                     return []
             batch = [number for number in self._batches[self._place] if number in paths]
             self._batches[self._place] = batch
-            self._place += 1
             if batch:
-                return batch
+                return list(batch)
+            self._place += 1
+
+    def done(self) -> None:
+        self._place += 1
 
     def observe(self, step: StepSeen) -> None:
         if not step.decoded:
@@ -140,9 +145,9 @@ class PrefixRounds:
             self.reward = self._tokens / self._seconds
             self.stopping.learn(self._decisions, self.reward)
         self._tokens, self._seconds, self._measured, self._place = 0, 0.0, True, 0
+        self._batches = [batch for batch in self._batches if batch]
         if self._changed or not self._stands():
             self._form()
-        self._batches = [batch for batch in self._batches if batch]
 
     def _stands(self) -> bool:
         """Asked again, the policy says the same. Those that have left make a batch smaller, not worse."""
@@ -160,12 +165,8 @@ class PrefixRounds:
         batches: list[list[int]] = []
         decisions: list[Taken] = []
         told: dict[BatchState, bool] = {}
-        formed: set[int] = set()
-        for first in tree.branches():
-            if first in formed:
-                continue
-            batch = self._batch(first, len(batches) + 1 >= BATCHES_MAX, decisions, told)
-            formed.update(batch)
+        while tree.waiting:
+            batch = self._batch(tree.branches()[0], len(batches) + 1 >= BATCHES_MAX, decisions, told)
             for number in batch:
                 tree.finish(number)
             batches.append(batch)
@@ -175,9 +176,8 @@ class PrefixRounds:
 
     def _batch(self, first: int, last: bool, decisions: list[Taken], told: dict[BatchState, bool]) -> list[int]:
         tree = self._tree
-        batch: list[int] = []
         tree.add_to_batch(first)
-        batch.append(first)
+        batch = [first]
         while True:
             best = tree.find_best()
             if best is None:
@@ -187,7 +187,7 @@ class PrefixRounds:
                 adds = told.get(state)
                 if adds is None:
                     adds = told[state] = self.stopping.adds(state)
-                decisions.append(Taken(state, ADD if adds else 0))
+                decisions.append(Taken(state, ADD if adds else STOP))
                 if not adds:
                     return batch
             for number in tree.peers(best):

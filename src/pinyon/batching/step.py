@@ -230,6 +230,8 @@ class StepScheduler:
         for number in failed_decodes:
             self.remove_decode(number)
         running = self._running
+        if plan.decodes and self._rounds is not None:
+            self._rounds.done()
         decodes = [number for number in plan.decodes if number in running]
         for number in decodes:
             running[number] -= steps
