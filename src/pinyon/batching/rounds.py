@@ -13,17 +13,36 @@ shared prefix nothing more. So a round has about as many decisions as there are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.stopping import ADD, STOP, BatchState, StoppingPolicy, Taken
 
-__all__ = ["BATCHES_MAX", "DecodeTime", "PrefixRounds", "Rounds"]
+__all__ = ["BATCHES_MAX", "DecodeTime", "Formed", "PrefixRounds", "Rounds"]
 
 BATCHES_MAX: Final = 16
 """Of a round: the last one takes all who are left. Nobody waits for more steps than that for his next token."""
 PROMPT_WEIGHT: Final = 0.1
+
+
+class Formed(NamedTuple):
+    """What is to be known of the batches that were made."""
+
+    batches: int = 0
+    """Of the present round."""
+    requests: int = 0
+    """In the present batch."""
+    shared_blocks: int = 0
+    """Blocks that all of them share: the depth of the shared prefix."""
+    homogeneity: float = 0.0
+    """Of their prompts' full blocks, the share that those are."""
+    reward_tokens_s: float = 0.0
+    """Decode throughput of the last round that taught something."""
+    exploring: float = 0.0
+    """Share of decisions that are for the sake of knowing more."""
+    shifts: int = 0
+    """How often what was known stopped being true."""
 
 
 class Rounds(Protocol):
@@ -51,6 +70,9 @@ class Rounds(Protocol):
     def observe(self, step: StepSeen) -> None:
         """What that step has brought."""
         ...
+
+    @property
+    def formed(self) -> Formed: ...
 
 
 class DecodeTime:
@@ -86,6 +108,8 @@ class PrefixRounds:
         self._paths: dict[int, Sequence[int]] = {}
         """Of those that run."""
         self._batches: list[list[int]] = []
+        self._depths: list[int] = []
+        """Levels that each of them shares."""
         self._decisions: list[Taken] = []
         """Of these batches."""
         self._place = 0
@@ -110,9 +134,22 @@ class PrefixRounds:
             self._tree.remove(number)
 
     @property
-    def batches(self) -> int:
-        """Of the present round."""
-        return len(self._batches)
+    def formed(self) -> Formed:
+        if not self._batches:
+            return Formed()
+        place = min(self._place, len(self._batches) - 1)
+        batch, depth = self._batches[place], self._depths[place]
+        levels = sum([len(self._paths[number]) for number in batch if number in self._paths])
+        homogeneity = depth * len(batch) / levels if levels else 0.0
+        return Formed(
+            len(self._batches),
+            len(batch),
+            depth * self.chunk_blocks,
+            min(1.0, homogeneity),
+            self.reward,
+            self.stopping.exploring,
+            self.stopping.shifts,
+        )
 
     def next(self) -> list[int]:
         paths = self._paths
@@ -145,7 +182,9 @@ class PrefixRounds:
             self.reward = self._tokens / self._seconds
             self.stopping.learn(self._decisions, self.reward)
         self._tokens, self._seconds, self._measured, self._place = 0, 0.0, True, 0
-        self._batches = [batch for batch in self._batches if batch]
+        kept = [place for place, batch in enumerate(self._batches) if batch]
+        self._batches = [self._batches[place] for place in kept]
+        self._depths = [self._depths[place] for place in kept]
         if self._changed or not self._stands():
             self._form()
 
@@ -163,14 +202,16 @@ class PrefixRounds:
         self._changed = False
         tree = self._tree
         batches: list[list[int]] = []
+        depths: list[int] = []
         decisions: list[Taken] = []
         told: dict[BatchState, bool] = {}
         while tree.waiting:
             batch = self._batch(tree.branches()[0], len(batches) + 1 >= BATCHES_MAX, decisions, told)
+            depths.append(tree.tip_depth)
             for number in batch:
                 tree.finish(number)
             batches.append(batch)
-        self._batches, self._decisions = batches, decisions
+        self._batches, self._depths, self._decisions = batches, depths, decisions
         for number, path in self._paths.items():
             tree.insert_hashes(number, path)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from pinyon.batching import StepSeen
-from pinyon.batching.rounds import BATCHES_MAX, DecodeTime, PrefixRounds
+from pinyon.batching.rounds import BATCHES_MAX, DecodeTime, Formed, PrefixRounds
 from pinyon.batching.stopping import Always, BatchState, Taken
 
 
@@ -15,6 +15,7 @@ class Told:
     """Says what it is told to, and keeps what it hears."""
 
     exploring = 0.0
+    shifts = 0
 
     def __init__(self, adds: Callable[[BatchState], bool]) -> None:
         self._adds = adds
@@ -65,7 +66,7 @@ def steps(made: PrefixRounds, count: int, seconds: float = 1.0) -> list[list[int
 def test_each_prefix_has_its_step_and_the_largest_comes_first() -> None:
     made = rounds(Told(homogeneous), r0="aax", r1="bby", r2="bbz", r3="aaq", r4="bbw")
     assert steps(made, 4) == [[1, 2, 4], [0, 3], [1, 2, 4], [0, 3]]
-    assert made.batches == 2
+    assert made.formed == Formed(2, 2, 2, 2 / 3, 2.5, 0.0, 0)
 
 
 def test_one_decision_brings_all_who_share_as_much() -> None:
