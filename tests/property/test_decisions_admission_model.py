@@ -77,7 +77,7 @@ class Model(RuleBasedStateMachine):
             overtook = [each for each in self.waiting if each.number in before]
             passes = first.decodes and self.admission.claimant() != first.number
             assert not overtook or (passes and not any(each.decodes for each in overtook)), "somebody overtook"
-        for number, reservation in grants:
+        for number, reservation, _ in grants:
             (request,) = (each for each in self.waiting if each.number == number)
             assert not request.decodes or self.free_slots() > 0
             self.waiting.remove(request)
@@ -291,7 +291,7 @@ def test_what_runs_comes_first_and_what_gave_way_comes_next() -> None:
     assert admission.admit(0.0) == []
     admission.end(1)
     reservations.release(old.table, 0.0)
-    assert [number for number, _ in admission.admit(0.0)] == [2, 3]
+    assert [number for number, _, _ in admission.admit(0.0)] == [2, 3]
 
 
 def test_misuse_is_refused() -> None:
@@ -299,7 +299,7 @@ def test_misuse_is_refused() -> None:
     admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=9, headroom=0)
     admission.enqueue(asked(1, 2))
     (grant,) = admission.admit(0.0)
-    assert grant == Grant(1, Reservation(grant.reservation.table, 0))
+    assert grant == Grant(1, Reservation(grant.reservation.table, 0), 0.0)
     admission.enqueue(asked(2, 1))
     assert admission.admit(0.0) == []
     for number in (1, 2):
@@ -322,7 +322,7 @@ def test_what_one_that_waits_will_reuse_is_evicted_last(spares: bool) -> None:
     admission = Admission(Fcfs, pool, reservations, slots=1, headroom=0)
     for number, keys in enumerate((KEYS[:3], KEYS[3:])):
         admission.enqueue(asked(number, 3, keys))
-        ((_, reservation),) = admission.admit(0.0)
+        ((_, reservation, _),) = admission.admit(0.0)
         reservations.publish(reservation.table, keys, 0.0)
         admission.end(number)
         reservations.release(reservation.table, float(number))
