@@ -110,13 +110,13 @@ class PagedAttention:
         kept = blocks_of_lanes(parts, self._groups)[..., 0]
         for run in plan.shared:
             self._decode_shared(layer, heads[run.first : run.first + run.count], run, kept)
-        tiles = np.zeros((len(heads), 1, self._kv_heads, self._dim, TILE), np.float32)
-        blocks_of_lanes(tiles, self._groups)[:, 0, ..., 0] = heads
+        tiles = np.zeros((len(heads), self._kv_heads, self._dim, 1, TILE), np.float32)
+        blocks_of_lanes(tiles, self._groups)[..., 0, 0] = heads
         used = self._lanes_of(1)
         for stack in plan.stacks:
             keys, values = self._gather(layer, stack.pieces, stack.ends)
             result = self._attend_segments(tiles[stack.requests], used, keys, values, ends=stack.ends)
-            kept[stack.places] = blocks_of_lanes(result, self._groups)[:, 0, ..., 0]
+            kept[stack.places] = blocks_of_lanes(result, self._groups)[..., 0, 0]
         for each in plan.merges:
             requests = len(each.requests)
             of_each = parts[each.place : each.place + each.segments * requests]
@@ -133,10 +133,14 @@ class PagedAttention:
             values = rng.standard_normal(shape, dtype=np.float32)
 
             def one_tile(lanes: _F32, keys: _F32 = keys, values: _F32 = values) -> _F32:
-                tiled = np.broadcast_to(lanes, (1, 1, self._kv_heads, self._dim, TILE))
-                result = self._attend_segments(np.ascontiguousarray(tiled), TILE, keys, values)
-                first_head: _F32 = result[0, 0, 0]
-                return first_head
+                # Alone in its row of tiles and beside another: the tiles of a segment lie abreast.
+                tiled = np.zeros((1, self._kv_heads, self._dim, 3, TILE), np.float32)
+                tiled[0, :, :, 1] = lanes
+                beside = self._attend_segments(tiled, TILE, keys, values)[0, 0, :, 1]
+                alone: _F32 = self._attend_segments(np.ascontiguousarray(tiled[..., 1:2, :]), TILE, keys, values)[
+                    0, 0, :, 0
+                ]
+                return np.concatenate((alone, beside))
 
             check_lanes_alike(one_tile, self._dim, f"attention over {length} keys")
 
@@ -185,29 +189,31 @@ class PagedAttention:
         """Neighbouring positions of one request between two multiples of ``LENGTH_STEP``."""
         n = queries.shape[0]
         tiled = self._to_tiles(self._to_queries(queries))
-        tiles = tiled.shape[0]
+        tiles = tiled.shape[2]
         own = start // SEGMENT_TOKENS
-        parts = self._parts((own + 1) * tiles, TILE).reshape(own + 1, tiles, self._kv_heads, self._dim + 2, TILE)
+        flat = self._parts(own + 1, tiles * TILE)
+        parts = flat.reshape(*flat.shape[:-1], tiles, TILE)
         for segment in range(own + 1):
             first = segment * SEGMENT_TOKENS
             seen = slice(first, first + (SEGMENT_TOKENS if segment < own else last_length(start)))
             after = start if segment == own else None
             part = parts[segment : segment + 1]
             self._attend_segments(tiled[None], TILE, keys[:, seen], values[:, seen], start=after, out=part)
-        merged = merge(parts)
+        merged = merge(flat).reshape(*tiled.shape)
         lanes = np.ascontiguousarray(self._from_tiles(blocks_of_lanes(merged, self._groups), n))
         out[...] = self._from_queries(lanes[..., None].view(np.float32))
 
     def _decode_shared(self, layer: int, heads: _Queries, run: SharedRun, kept: _Queries) -> None:
         """``heads``: queries of the run's requests. ``kept``: the plan's parts."""
         tiled = self._to_tiles(heads)
-        tiles, slots = tiled.shape[0], self._slots
+        tiles, slots = tiled.shape[2], self._slots
         used = TILE if tiles > 1 else self._lanes_of(run.count)
         size = max(1, min(_CALL_TILES // tiles, STACK_TOKENS // SEGMENT_TOKENS))
         for at in range(0, len(run.pieces), size):
             keys, values = self._gather(layer, run.pieces[at : at + size], None)
             for first in range(0, tiles, _CALL_TILES):
-                result = self._attend_segments(tiled[None, first : first + _CALL_TILES], used, keys, values)
+                part = tiled[None, :, :, first : first + _CALL_TILES]
+                result = self._attend_segments(part, used, keys, values)
                 places = run.places[at : at + size, first * slots : (first + _CALL_TILES) * slots]
                 kept[places] = self._from_tiles(blocks_of_lanes(result, self._groups), places.shape[1])
 
@@ -238,23 +244,23 @@ class PagedAttention:
         return by_head.reshape(n, self._kv_heads * groups, self._dim)
 
     def _to_tiles(self, heads: _Queries) -> _F32:
-        """``(n, kv_heads, head_dim)`` to ``(tiles, kv_heads, head_dim, TILE)``: lane = query's place in its tile *
+        """``(n, kv_heads, head_dim)`` to ``(kv_heads, head_dim, tiles, TILE)``: lane = query's place in its tile *
         query heads + query head. Zeros in the lanes that are left over."""
         n, kv_heads, dim = heads.shape
         slots = self._slots
         whole, rest = divmod(n, slots)
-        tiled = np.zeros((whole + (rest > 0), kv_heads, dim, TILE), np.float32)
+        tiled = np.zeros((kv_heads, dim, whole + (rest > 0), TILE), np.float32)
         lanes = blocks_of_lanes(tiled, self._groups)
-        lanes[:whole] = heads[: whole * slots].reshape(whole, slots, kv_heads, dim).transpose(0, 2, 3, 1)
+        lanes[:, :, :whole] = heads[: whole * slots].reshape(whole, slots, kv_heads, dim).transpose(2, 3, 0, 1)
         if rest:
-            lanes[whole, ..., :rest] = heads[whole * slots :].transpose(1, 2, 0)
+            lanes[:, :, whole, :rest] = heads[whole * slots :].transpose(1, 2, 0)
         return tiled
 
     def _from_tiles(self, lanes: _Queries, n: int) -> _Queries:
-        """``(..., tiles, kv_heads, features, queries of a tile)`` to ``(..., n, kv_heads, features)``."""
-        *outer, tiles, kv_heads, features, slots = lanes.shape
-        by_query = np.moveaxis(lanes, -1, -3).reshape(*outer, tiles * slots, kv_heads, features)
-        return by_query[..., :n, :, :]
+        """``(..., kv_heads, features, tiles, queries of a tile)`` to ``(..., n, kv_heads, features)``."""
+        *outer, kv_heads, features, tiles, slots = lanes.shape
+        by_query = np.moveaxis(lanes.reshape(*outer, kv_heads, features, tiles * slots)[..., :n], -1, -3)
+        return by_query
 
     def _attend_segments(
         self,
@@ -267,51 +273,54 @@ class PagedAttention:
         ends: Sequence[int] | None = None,
         out: _F32 | None = None,
     ) -> _F32:
-        """What queries have of segments, see :func:`merge`: ``(segments, tiles, kv_heads, head_dim + 2, TILE)``, also
-        ``out``. Sum and highest score are those of the first ``used`` lanes only, see :meth:`_lanes_of`.
+        """What queries have of segments, see :func:`merge`: ``(segments, kv_heads, head_dim + 2, tiles, TILE)``, also
+        ``out``. Sum and highest score are those of the first ``used`` lanes only, see :meth:`_lanes_of`; more than one
+        tile needs all.
 
-        ``tiled``: queries ``(1 or segments, tiles, kv_heads, head_dim, TILE)``. ``keys`` and ``values``: ``(segments,
+        ``tiled``: queries ``(1 or segments, kv_heads, head_dim, tiles, TILE)``. ``keys`` and ``values``: ``(segments,
         length, kv_heads, head_dim)``. All tiles see all keys of their segment; with ``ends`` those before each one's
         end; with ``start`` the lanes are positions from there on, and see those up to themselves.
         """
         segments, length, kv_heads, dim = keys.shape
-        tiles = tiled.shape[1]
-        size = segments * tiles * kv_heads * length * TILE
+        tiles = tiled.shape[3]
+        size = segments * kv_heads * length * tiles * TILE
         if self._score_space.shape[0] < size:
             self._score_space = np.empty(size + size // 2, np.float32)
-        scores = self._score_space[:size].reshape(segments, tiles, kv_heads, length, TILE)
-        result = np.empty((segments, tiles, kv_heads, dim + 2, TILE), np.float32) if out is None else out
-        np.matmul(keys.transpose(0, 2, 1, 3)[:, None], tiled, out=scores)
+        # The tiles lie abreast, so that NumPy's inner loops are long; each has a product of its own.
+        scores = self._score_space[:size].reshape(segments, kv_heads, length, tiles, TILE)
+        by_tile = scores.transpose(0, 1, 3, 2, 4)
+        result = np.empty((segments, kv_heads, dim + 2, tiles, TILE), np.float32) if out is None else out
+        np.matmul(keys.transpose(0, 2, 1, 3)[:, :, None], tiled.transpose(0, 1, 3, 2, 4), out=by_tile)
         if used == TILE:
             if start is not None:
-                own = scores[:, :, :, length - LENGTH_STEP :]
+                own = scores[:, :, length - LENGTH_STEP :]
                 np.fmin(own, _seen(start % LENGTH_STEP, tiles, self._groups), out=own)
             for number, end in enumerate(ends or ()):
-                scores[number, ..., end:, :] = -np.inf
-            highest, totals = exp_of_softmax(scores)
+                scores[number, :, end:] = -np.inf
+            highest, totals = exp_of_softmax(scores.reshape(segments, kv_heads, length, tiles * TILE))
         else:
-            # Keys first and all the rest abreast of them: NumPy's inner loops would be short otherwise.
-            few = blocks_of_lanes(scores, used)[..., 0]
-            lanes = np.ascontiguousarray(few.transpose(3, 0, 1, 2))[..., None].view(np.float32)
+            # Keys first and all the rest abreast of them, for the same reason.
+            few = blocks_of_lanes(scores, used)[..., 0, 0]
+            lanes = np.ascontiguousarray(few.transpose(2, 0, 1))[..., None].view(np.float32)
             for number, end in enumerate(ends or ()):
                 lanes[end:, number] = -np.inf
             highest, totals = exp_of_softmax(lanes.reshape(length, -1))
-            few[...] = blocks_of_lanes(lanes, used)[..., 0].transpose(1, 2, 3, 0)
-            highest = highest.reshape(segments, tiles, kv_heads, 1, used)
-            totals = totals.reshape(segments, tiles, kv_heads, 1, used)
-        result[..., dim : dim + 1, :used] = totals
-        result[..., dim + 1 :, :used] = highest
-        np.matmul(values.transpose(0, 2, 3, 1)[:, None], scores, out=result[..., :dim, :])
+            few[...] = blocks_of_lanes(lanes, used)[..., 0].transpose(1, 2, 0)
+        shape = (segments, kv_heads, 1, tiles, used)
+        result[:, :, dim : dim + 1, :, :used] = totals.reshape(shape)
+        result[:, :, dim + 1 :, :, :used] = highest.reshape(shape)
+        output = result[:, :, :dim].transpose(0, 1, 3, 2, 4)
+        np.matmul(values.transpose(0, 2, 3, 1)[:, :, None], by_tile, out=output)
         return result
 
 
 @functools.lru_cache(maxsize=LENGTH_STEP)
 def _seen(first: int, tiles: int, groups: int) -> _F32:
     """Infinity where a query sees one of the ``LENGTH_STEP`` keys of its own panel, -infinity where the key lies after
-    it: ``(tiles, 1, LENGTH_STEP, TILE)``. The panel's positions begin at ``first`` of these keys."""
+    it: ``(LENGTH_STEP, tiles, TILE)``. The panel's positions begin at ``first`` of these keys."""
     slots = TILE // groups
     # Lanes that are left over count as their tile's last query; those beyond the panel's last position see every key.
     slot = np.minimum(np.arange(TILE) // groups, slots - 1)
     position = first + np.arange(tiles)[:, None] * slots + slot
-    seen = _KEYS[:, None] <= np.minimum(position, LENGTH_STEP - 1)[:, None, None, :]
+    seen = _KEYS[:, None, None] <= np.minimum(position, LENGTH_STEP - 1)
     return np.where(seen, np.float32(np.inf), np.float32(-np.inf))

@@ -71,17 +71,19 @@ def _reduce_keys(operation: np.ufunc, wide: _F32, lanes: int) -> _F32:
 def merge(parts: _F32) -> _F32:
     """The output of one softmax over all segments, ``(..., head_dim, lanes)``; ``parts`` is overwritten.
 
-    ``parts``: ``(segments, ..., head_dim + 2, lanes)``: the output of each, below it the sum that it is to be divided
-    by, and the highest score. They are added one segment after the other, in order: the axis is not the innermost,
-    which has ``head_dim + 1`` elements at least.
+    ``parts``: ``(segments, ..., head_dim + 2, lanes)``, contiguous: the output of each, below it the sum that it is to
+    be divided by, and the highest score. They are added one segment after the other, in order: the axis is not the
+    innermost.
     """
-    scaled = parts[..., :-1, :]
-    if parts.shape[0] == 1:
-        total = scaled[0]
-    else:
-        weights = parts[..., -1:, :] - np.maximum.reduce(parts[..., -1:, :], axis=0)
+    segments, *shape = parts.shape
+    total = parts[0]
+    if segments > 1:
+        highest = parts[..., -1:, :]
+        weights = highest - np.maximum.reduce(highest, axis=0)
         np.exp(weights, out=weights)
-        scaled *= weights
-        total = np.add.reduce(scaled, axis=0)
-    result: _F32 = total[..., :-1, :] / total[..., -1:, :]
+        flat = parts.reshape(segments, -1)
+        # Repeated, as broadcasting would make NumPy's inner loops as short as there are lanes.
+        flat *= np.repeat(weights, shape[-2], axis=-2).reshape(segments, -1)
+        total = np.add.reduce(flat, axis=0).reshape(shape)
+    result: _F32 = total[..., :-2, :] / total[..., -2:-1, :]
     return result
