@@ -89,7 +89,9 @@ class Worker:
         card = card or load_card(settings.model or None, settings.served_model_name or None)
         if engine is None:
             engine = create_engine(
-                *(settings.engine, card, settings.pool_blocks, settings.block_tokens), profile=settings.engine_profile
+                *(settings.engine, card, settings.pool_blocks, settings.block_tokens),
+                profile=settings.engine_profile,
+                kernel=settings.attention_kernel,
             )
         self.engine = engine
         facts = (engine.layout, engine.num_blocks, security.secret, engine.unsupported)
