@@ -65,6 +65,11 @@ class Fcfs:
             raise ValueError(f"request {number} is enqueued already")
         self._line(request).add(request, again=number in self._gone)
 
+    def adopt(self, request: BatchRequest, now_s: float) -> None:
+        self._running[request.number] = now_s if request.decodes else None
+        if request.decodes:
+            self._decoded.adopt(request)
+
     def _line(self, request: BatchRequest) -> WaitingLine:
         return self._decoded if request.decodes else self._foreign
 

@@ -115,6 +115,11 @@ class BySharedPrefix:
         best = self._tree.find_best()
         return None if best is None else self._new[best.request]
 
+    def adopt(self, request: BatchRequest) -> None:
+        self._tree.insert_hashes(request.number, self._path(request))
+        self._tree.add_to_batch(request.number)
+        self._running.add(request.number)
+
     def take(self, number: int, room_blocks: int) -> None:
         request = self._again.get(number)
         if request is None:
