@@ -104,6 +104,9 @@ class ByCachedPrefix:
     def claims(self, number: int) -> bool:
         return number in self._again
 
+    def adopt(self, request: BatchRequest) -> None:
+        self._tree.insert(request.block_keys)
+
     def passed_over_s(self, number: int) -> float:
         return 0.0
 
