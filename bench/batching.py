@@ -1,15 +1,35 @@
-"""What choosing batches by shared prefixes costs: the operations of FEATHER's chunked hash tree (Table 5.1)."""
+"""What choosing batches by shared prefixes costs: the operations of FEATHER's chunked hash tree (Table 5.1), and
+scheduling by each policy, by length of the prefix (Figure 5.9)."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from bench.batching_rounds import RoundLoad, engine_s, round_costs
 from bench.batching_tree import PRINTED_US, TreeLoad, tree_costs
 from bench.report import Aim, Report, parser, progress
+from pinyon.profiles.engine_profile import load_profile
 
 TREE_TOKENS = 5_000
 TREE_OWN = 64
 TREE_CHUNK = 50
 """The paper's, as are the requests' number and length."""
 TREE_MAIN = "5 groups, chunk 50"
+
+PROFILE = "rtx6000ada-llama-8b"
+PREFIXES = (1_000, 5_000, 10_000, 20_000)
+CHOICES = {
+    "fcfs": "fcfs",
+    "oracle": "oracle",
+    "feather": "feather",
+    "lpm": "lpm:fallback=0,tree_blocks=1048576",
+    "dfs_weight": "dfs_weight:tree_blocks=1048576",
+}
+"""SGLang's cache has room for everything, and ``lpm`` does not fall back: as in the paper."""
+PER_TOKEN = ("lpm", "dfs_weight")
+"""SGLang's trees are of tokens, not of blocks: both are measured."""
+ENGINE_SHARE_PERCENT = 1.0
+"""FEATHER takes less, at any length (§5.3.1)."""
 
 
 def tree_loads(requests: int) -> dict[str, TreeLoad]:
@@ -26,7 +46,8 @@ def main() -> None:
     arguments = parser(__doc__).parse_args()
     requests = 1_000 if arguments.quick else 5_000
     rounds = 1 if arguments.quick else 3
-    report = Report("batching", {"requests": requests, "tokens": TREE_TOKENS, "own": TREE_OWN, "seed": arguments.seed})
+    tree = {"tree_requests": requests, "tree_tokens": TREE_TOKENS, "tree_own_tokens": TREE_OWN}
+    report = Report("batching", {**tree, "engine": PROFILE, "seed": arguments.seed})
     for label, load in tree_loads(requests).items():
         costs = tree_costs(load, arguments.seed, rounds)
         report.results[f"tree: {label}"] = costs
@@ -36,7 +57,26 @@ def main() -> None:
     for operation, printed_us in PRINTED_US.items():
         measured_us = report.results[f"tree: {TREE_MAIN}"][operation]["mean_us"]
         report.aims.append(Aim(f"chunked hash tree, {operation}, µs", printed_us, measured_us))
+    _rounds(report, arguments.quick)
     report.emit()
+
+
+def _rounds(report: Report, quick: bool) -> None:
+    profile, seed, rounds = load_profile(PROFILE), report.config["seed"], 10 if quick else 40
+    for tokens in PREFIXES[:3:2] if quick else PREFIXES:
+        figures: dict[str, Any] = {"engine_ms_modelled": round(1e3 * engine_s(RoundLoad(tokens), profile), 1)}
+        for name, choice in CHOICES.items():
+            figures[name] = round_costs(choice, RoundLoad(tokens), profile, seed, rounds)
+        for name in PER_TOKEN:
+            load = RoundLoad(tokens, key_tokens=1)
+            figures[f"{name}, per token"] = round_costs(CHOICES[name], load, profile, seed, rounds)
+        report.results[f"rounds: {tokens} tokens"] = figures
+        share, why = figures["feather"]["of_engine_time_percent"], "the engine's time is modelled"
+        report.aims.append(Aim(f"feather, {tokens} tokens, of engine time, %", ENGINE_SHARE_PERCENT, share, reason=why))
+        costs = ", ".join(
+            f"{name} {each['cpu_ms']['median']}" for name, each in figures.items() if isinstance(each, dict)
+        )
+        progress(f"{tokens} tokens: ms per round: {costs}; engine {figures['engine_ms_modelled']}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.batching import CHOICES, PROFILE
+from bench.batching_rounds import RoundLoad, engine_s, round_costs
 from bench.batching_tree import ASKED, OPERATIONS, TreeLoad, tree_costs
+from pinyon.profiles.engine_profile import load_profile
 
 
 @pytest.mark.parametrize("hashed", [False, True])
@@ -18,3 +21,25 @@ def test_each_request_enters_and_leaves_once(hashed):
     # After the insertions and each of the 20 additions, and after each end before which somebody waited: 16.
     assert calls["find_first"] == 1 + 20 + 16
     assert all(cost["p50_us"] <= cost["p99_us"] for cost in costs.values())
+
+
+LOAD = RoundLoad(320, requests=20, groups=2)
+
+
+def test_a_round_of_the_engine_by_hand():
+    """A step of each group of ten: 10 · 484 tokens of KV (half of 200 are decoded), of which the 320 shared ones cost
+    nine of them 0.6 less; and a tenth of a request enters, with 64 tokens of its own."""
+    profile = load_profile(PROFILE)
+    step_s = 0.0167 + 10 * 5e-5 + 1.365e-7 * (4840 - 0.6 * 320 * 9)
+    own_s = 64 * 1.34e-4 + 2.2e-9 * (384**2 - 320**2)
+    assert engine_s(LOAD, profile) == pytest.approx(2 * step_s + 0.1 * own_s)
+
+
+@pytest.mark.parametrize("choice", CHOICES.values())
+@pytest.mark.parametrize("key_tokens", [1, 16])
+def test_rounds_are_measured_whatever_the_policy(choice, key_tokens):
+    load = RoundLoad(320, requests=20, groups=2, key_tokens=key_tokens)
+    costs = round_costs(choice, load, load_profile(PROFILE), seed=1, rounds_max=12)
+    assert costs["rounds"] == 12
+    assert 0 < costs["cpu_ms"]["min"] <= costs["cpu_ms"]["median"] <= costs["cpu_ms"]["max"]
+    assert costs["of_engine_time_percent"] > 0
