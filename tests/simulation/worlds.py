@@ -21,6 +21,11 @@ from pinyon.simulator.workload import Arrival
 
 BLOCK = 16
 TENANTS = 3
+BATCHING = (
+    *("fcfs", "most_in_time:age_s=0.1", "oracle:group_blocks=1", "lpm:fallback=4"),
+    *("dfs_weight:tree_blocks=64", "sglang_fcfs", "dynamic:tbt_s=0.005"),
+)
+"""But ``feather``: a leap teaches it one thing, single steps several, so what it does differs."""
 ENGINE = EngineProfile("s", "", "", 3e-3, 2e-5, 0.0, 0.0, 2e-4, 1e-8)
 MACHINE = MachineProfile("s", "", "", "tiny", 1024, 1536, 0, 1e9, 4e7, 2e7)
 SMALL = ClusterSettings(
@@ -177,7 +182,7 @@ def random_plan(seed: int) -> Plan:
         pipeline=rng.choice([1, 1, 3]),
         step_rule=rng.choice([StepRule.MIXED, StepRule.MIXED, StepRule.PREFILL_FIRST]),
         service_order=rng.choice(["fifo", "shortest_in_time:age_s=0.1", "most_in_time:age_s=0.1"]),
-        batching=rng.choice(["fcfs", "most_in_time:age_s=0.1"]),
+        batching=rng.choice(BATCHING),
         slo_s=0.3,
         eviction=rng.choice(["lru", "fifo", "workload_aware"]),
         ttft_slo_s=rng.choice([0.0, 1.5]),
