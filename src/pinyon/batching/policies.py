@@ -28,6 +28,9 @@ from pinyon.core.policies import NoSettings, Registry
 __all__ = ["BATCHING_DEFAULT", "BATCHING_POLICIES", "Batching", "FeatherSettings", "Learning"]
 
 
+GROUPED = "grouped"
+
+
 class Learning(StrEnum):
     """How ``feather`` decides that a batch stays as it is."""
 
@@ -44,7 +47,12 @@ class FeatherSettings(SharedPrefixSettings):
     stop: Learning = Learning.BANDIT
     seed: int = 0
 
-    def stopping(self) -> StoppingPolicy:
+    def stopping(self, kernel: str = "") -> StoppingPolicy:
+        """``kernel``: how the engine's decode attention reads shared KV. Where each group of a batch reads its own
+        prefix once (``grouped``, as PAT does), a larger batch costs no prefix anything: rules that keep it from
+        growing are of no use, and those that learn find that out."""
+        if self.stop is Learning.HEURISTIC and kernel == GROUPED:
+            return Always()
         if self.stop is Learning.BANDIT:
             return Bandit(BanditSettings())
         if self.stop is Learning.Q_LEARNING:
@@ -56,10 +64,11 @@ class Batching(NamedTuple):
     """A choice: who gets KV memory, and whom a step decodes of those that have it."""
 
     policy: Callable[[Holdings], BatchingPolicy]
-    rounds: Callable[[], Rounds | None]
+    rounds: Callable[[str], Rounds | None]
+    """For an engine with this attention kernel; "": it is not known."""
 
 
-def _everybody() -> None:
+def _everybody(kernel: str) -> None:
     """A step decodes all that run."""
 
 
@@ -74,7 +83,7 @@ def _most_in_time(settings: RoomInTimeSettings) -> Batching:
 def _feather(settings: FeatherSettings) -> Batching:
     return Batching(
         lambda holdings: Fcfs(holdings, BySharedPrefix(settings)),
-        lambda: PrefixRounds(settings.stopping(), settings.chunk_blocks),
+        lambda kernel: PrefixRounds(settings.stopping(kernel), settings.chunk_blocks),
     )
 
 
