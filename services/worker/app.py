@@ -348,8 +348,11 @@ class Worker:
             return
         now_s = self._clock()
         if self._last_decode_s:
-            kv_tokens = sum(slot.position for slot in step.slots)
-            self.parts.ledger.token_times.decoded(decodes, now_s - self._last_decode_s, kv_tokens)
+            members = self.parts.members
+            of_step = decodes >= members.running  # some may have ended with it
+            kv_tokens = sum(slot.position for slot in step.slots) if of_step else members.kv_tokens
+            times = self.parts.ledger.token_times
+            times.decoded(decodes, now_s - self._last_decode_s, kv_tokens, running=members.running)
         self._last_decode_s = now_s
 
 
