@@ -29,6 +29,7 @@ from services.worker.step_members import EngineStep, StepOutcome
 __all__ = ["WorkerMetrics", "register_gauges"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class WorkerMetrics:
@@ -59,6 +60,15 @@ class WorkerMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self._passed_over = Histogram(
+            "pinyon_worker_passed_over_seconds",
+            "How long others that came later got KV blocks before a request, where the batching policy bounds it.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._batch = Histogram(
+            "pinyon_worker_batch_requests", "Requests that a step decodes.", buckets=_REQUESTS, registry=registry
+        )
         parts = Histogram(
             "pinyon_worker_prefill_seconds",
             "Parts of a prefill: queue, fetch, compute, push.",
@@ -74,9 +84,12 @@ class WorkerMetrics:
         self._step.observe(outcome.elapsed_s)
         self._rows.inc(step.tokens)
         self._sampled.inc(sampled)
+        if step.decodes:
+            self._batch.observe(len(step.decodes))
 
-    def room_wait(self, seconds: float) -> None:
+    def room_wait(self, seconds: float, passed_over_s: float) -> None:
         self._room.observe(seconds)
+        self._passed_over.observe(passed_over_s)
 
     def prefill(self, outcome: PrefillOutcome) -> None:
         self._computed.inc(outcome.computed_tokens)
@@ -173,6 +186,26 @@ def register_gauges(
         "remote_prefills": ("Prompts computed elsewhere that are not settled.", lambda: peers.in_flight),
         "leases": ("Leases of readers.", lambda: parts.cache.leases),
         "outbox_tokens": ("Tokens not sent yet.", lambda: sessions.unsent),
+        "batches_per_round": (
+            "Batches in which all running requests get one token each; 0: one, by a policy without rounds.",
+            lambda: parts.members.formed.batches,
+        ),
+        "batch_shared_blocks": (
+            "KV blocks that the whole present batch shares.",
+            lambda: parts.members.formed.shared_blocks,
+        ),
+        "batch_homogeneity": (
+            "Of the full blocks of the present batch's prompts, the share that the whole batch shares.",
+            lambda: parts.members.formed.homogeneity,
+        ),
+        "batch_reward_tokens_per_second": (
+            "Decode throughput of the last round that the batching policy learned from.",
+            lambda: parts.members.formed.reward_tokens_s,
+        ),
+        "batch_exploring": (
+            "Share of the batching policy's decisions that are for the sake of knowing more.",
+            lambda: parts.members.formed.exploring,
+        ),
         "engine_hangs": ("1 while an engine step takes too long.", lambda: parts.engine_loop.hangs),
         "store_queue_blocks": ("Blocks that wait for the KV store.", lambda: parts.storage.pending),
         "swapping_blocks": ("Blocks copied between the tiers now.", lambda: 0 if swaps is None else swaps.under_way),
@@ -196,6 +229,14 @@ def register_gauges(
                 "pinyon_worker_preemptions": (
                     "Requests that gave up their KV blocks for others and are computed again.",
                     lambda: parts.members.preemptions,
+                ),
+                "pinyon_worker_scheduling_seconds": (
+                    "Time that choosing what steps compute has taken.",
+                    lambda: parts.members.scheduling_s,
+                ),
+                "pinyon_worker_batching_shifts": (
+                    "How often what the batching policy had learned stopped being true.",
+                    lambda: parts.members.formed.shifts,
                 ),
                 "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
                 "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),

@@ -6,6 +6,7 @@ may be removed: their result is dropped.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from pinyon.batching import (
     DecodeSlot,
+    Formed,
     LayerHook,
     PrefillChunk,
     PromptWork,
@@ -141,6 +143,10 @@ class StepMembers:
         self._prefills: dict[int, PrefillMember] = {}
         self._decodes: dict[int, DecodeMember] = {}
         self.preemptions = 0
+        self.scheduling_s = 0.0
+        """Time that choosing what steps compute has taken."""
+        self.formed = Formed()
+        """Of the last step; replaced, never changed: the metrics' thread reads it."""
 
     @property
     def running(self) -> int:
@@ -176,6 +182,7 @@ class StepMembers:
     def decide(self, now_s: float) -> EngineStep | None:
         """The next step, or None when there is nothing to do. Some may be preempted by it."""
         # Who waits may have waited long enough by now for others to give way, even if nothing was released since.
+        began_s = time.perf_counter()
         self._room.settle()
         self._scheduler.fill()
         preempted = make_room(self._scheduler, self._admission, self._room, self._table)
@@ -184,6 +191,9 @@ class StepMembers:
         if preempted:
             self._room.settle()
         plan = self._scheduler.decide(now_s)
+        if self._scheduler.level_blocks:
+            self.formed = self._scheduler.formed
+        self.scheduling_s += time.perf_counter() - began_s
         if plan is None:
             return None
         # Every call here is one per step, and short steps are frequent.

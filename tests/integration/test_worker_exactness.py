@@ -109,6 +109,31 @@ async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, else
     assert gauge(d, "room_wait_seconds_expected") == 0
 
 
+@pytest.mark.parametrize("stop", ["bandit", "q_learning", "heuristic", "never"])
+@pytest.mark.parametrize("blocks", [48, 24], ids=["roomy", "giving way"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
+async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, blocks, stop):
+    """Batches by prefix, made and left as they are by chance at first; every fifth request is cancelled."""
+    options = {"blocks": blocks, "max_batch": 6, "batching": f"feather:stop={stop},chunk_blocks=1,passed_over_s=1"}
+    if elsewhere:
+        p, d = await fleet.pair(**options)
+    else:
+        p = d = await fleet.start("mixed", "m0", prefill_chunk_tokens=12, **options)
+    client = await fleet.client(d)
+    asks = make_asks(40, seed=blocks)
+    answers = await client.submit(*(submission(prompt, sampling, prefill=p, decode=d) for prompt, sampling in asks))
+    for answer in answers[::5]:
+        await client.cancel(answer)
+    for answer in answers:
+        await answer.wait()
+    kept = [place for place, answer in enumerate(answers) if answer.finish in ("stop", "length")]
+    assert len(kept) >= 32
+    check([asks[place] for place in kept], [answers[place] for place in kept])
+    sizes = {decodes for _, decodes in d.engine.steps}
+    assert max(sizes) > 1
+    await fleet.idle()
+
+
 async def test_short_prompts_pass_long_ones_that_wait_for_room(fleet):
     """In a pool that holds one long one at its end, and two before: the short ones have their first tokens first,
     and everybody ends, those that gave way among them."""

@@ -23,7 +23,7 @@ from services.worker.kv.swaps import Swapping, Swaps
 __all__ = ["KvCache"]
 
 
-def _nobody(_: float) -> None:
+def _nobody(seconds: float, passed_over_s: float) -> None:
     """Nobody is told."""
 
 
@@ -63,8 +63,9 @@ class KvCache:
         """Releases what is held only for later, piece by piece, as long as somebody wants room."""
         self.on_published: Callable[[Sequence[int]], None] | None = None
         """Called with blocks that have new content."""
-        self.on_admitted: Callable[[float], None] = _nobody
-        """Called with the seconds that a request has waited for its blocks."""
+        self.on_admitted: Callable[[float, float], None] = _nobody
+        """Called with the seconds that a request has waited for its blocks, and for how many of them others went
+        before it that came later."""
 
     # -- figures
 
@@ -144,10 +145,10 @@ class KvCache:
         now_s = self.clock()
         granted = self.admission.admit(now_s)
         self._swap()
-        for number, reservation in granted:
+        for number, reservation, passed_over_s in granted:
             future, since_s = self._waiting.pop(number)
             future.set_result(reservation)
-            self.on_admitted(now_s - since_s)
+            self.on_admitted(now_s - since_s, passed_over_s)
             self._room_waits.granted(number, now_s)
         return not self._waiting
 

@@ -7,6 +7,7 @@ from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.policies import BATCHING_DEFAULT, BATCHING_POLICIES
 from pinyon.batching.policy import BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.batching.prompt_queue import Prompt, PromptQueue
+from pinyon.batching.rounds import Formed
 from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler
 from pinyon.batching.token_counts import TokenCounts
 
@@ -20,6 +21,7 @@ __all__ = [
     "ChunkedHashTree",
     "DecodeSlot",
     "Fcfs",
+    "Formed",
     "Holdings",
     "LayerHook",
     "PrefillChunk",

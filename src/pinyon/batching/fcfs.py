@@ -124,6 +124,9 @@ class Fcfs:
     def claimant(self) -> int | None:
         return self._claimant
 
+    def passed_over_s(self, number: int) -> float:
+        return self._decoded.passed_over_s(number)
+
     def remove(self, number: int) -> bool:
         for line in (self._decoded, self._foreign):
             if line.remove(number):

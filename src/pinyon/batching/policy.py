@@ -98,6 +98,11 @@ class BatchingPolicy(Protocol):
         """For whom requests that came after it should give way, as of the last ``admit``; None: for nobody."""
         ...
 
+    def passed_over_s(self, number: int) -> float:
+        """How long others that came later went before one that the last ``admit`` has chosen, where that is bounded;
+        0 elsewhere."""
+        ...
+
     def remove(self, number: int) -> bool:
         """A request ended, gave way or was cancelled, waiting or running. False if it is not known."""
         ...

@@ -60,8 +60,8 @@ class BySharedPrefix:
         self._due: list[tuple[float, int]] = []
         """When the limit of each of those ends, and of some that have left."""
         self._now_s = 0.0
-        self.passed_over_s = 0.0
-        """The longest time for which somebody was passed over who was taken since."""
+        self._waited_s: dict[int, float] = {}
+        """How long those were passed over that were taken since they were last asked."""
 
     def __len__(self) -> int:
         return len(self._again) + len(self._new)
@@ -96,6 +96,10 @@ class BySharedPrefix:
 
     def begin(self, now_s: float, room_blocks: int) -> None:
         self._now_s = now_s
+        self._waited_s.clear()
+
+    def passed_over_s(self, number: int) -> float:
+        return self._waited_s.get(number, 0.0)
 
     def at(self, place: int) -> BatchRequest | None:
         request = self._again.at(place)
@@ -114,7 +118,7 @@ class BySharedPrefix:
         if request is None:
             began_s = self._passed_s.get(number)
             if began_s is not None:
-                self.passed_over_s = max(self.passed_over_s, self._now_s - began_s)
+                self._waited_s[number] = self._now_s - began_s
             self._leave(number)
             self._pass_over_before(number)
         else:

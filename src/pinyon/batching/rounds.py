@@ -13,17 +13,36 @@ shared prefix nothing more. So a round has about as many decisions as there are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree
 from pinyon.batching.policy import StepSeen
-from pinyon.batching.stopping import ADD, BatchState, StoppingPolicy, Taken
+from pinyon.batching.stopping import ADD, STOP, BatchState, StoppingPolicy, Taken
 
-__all__ = ["BATCHES_MAX", "DecodeTime", "PrefixRounds", "Rounds"]
+__all__ = ["BATCHES_MAX", "DecodeTime", "Formed", "PrefixRounds", "Rounds"]
 
 BATCHES_MAX: Final = 16
 """Of a round: the last one takes all who are left. Nobody waits for more steps than that for his next token."""
 PROMPT_WEIGHT: Final = 0.1
+
+
+class Formed(NamedTuple):
+    """What is to be known of the batches that were made."""
+
+    batches: int = 0
+    """Of the present round."""
+    requests: int = 0
+    """In the present batch."""
+    shared_blocks: int = 0
+    """Blocks that all of them share: the depth of the shared prefix."""
+    homogeneity: float = 0.0
+    """Of their prompts' full blocks, the share that those are."""
+    reward_tokens_s: float = 0.0
+    """Decode throughput of the last round that taught something."""
+    exploring: float = 0.0
+    """Share of decisions that are for the sake of knowing more."""
+    shifts: int = 0
+    """How often what was known stopped being true."""
 
 
 class Rounds(Protocol):
@@ -41,12 +60,19 @@ class Rounds(Protocol):
         ...
 
     def next(self) -> list[int]:
-        """Those that the next step decodes; empty only if nobody is running."""
+        """Those that the next step decodes, until :meth:`done`; empty only if nobody is running."""
+        ...
+
+    def done(self) -> None:
+        """A step has decoded them: it is the others' turn."""
         ...
 
     def observe(self, step: StepSeen) -> None:
         """What that step has brought."""
         ...
+
+    @property
+    def formed(self) -> Formed: ...
 
 
 class DecodeTime:
@@ -82,6 +108,8 @@ class PrefixRounds:
         self._paths: dict[int, Sequence[int]] = {}
         """Of those that run."""
         self._batches: list[list[int]] = []
+        self._depths: list[int] = []
+        """Levels that each of them shares."""
         self._decisions: list[Taken] = []
         """Of these batches."""
         self._place = 0
@@ -95,8 +123,6 @@ class PrefixRounds:
         """All of its steps are."""
         self.reward = 0.0
         """Of the last round, in tokens/s."""
-        self.tip_depth = 0
-        """Levels that the requests of the last batch share."""
 
     def add(self, number: int, path: Sequence[int]) -> None:
         self._paths[number] = path
@@ -108,9 +134,22 @@ class PrefixRounds:
             self._tree.remove(number)
 
     @property
-    def batches(self) -> int:
-        """Of the present round."""
-        return len(self._batches)
+    def formed(self) -> Formed:
+        if not self._batches:
+            return Formed()
+        place = min(self._place, len(self._batches) - 1)
+        batch, depth = self._batches[place], self._depths[place]
+        levels = sum([len(self._paths[number]) for number in batch if number in self._paths])
+        homogeneity = depth * len(batch) / levels if levels else 0.0
+        return Formed(
+            len(self._batches),
+            len(batch),
+            depth * self.chunk_blocks,
+            min(1.0, homogeneity),
+            self.reward,
+            self.stopping.exploring,
+            self.stopping.shifts,
+        )
 
     def next(self) -> list[int]:
         paths = self._paths
@@ -121,9 +160,12 @@ class PrefixRounds:
                     return []
             batch = [number for number in self._batches[self._place] if number in paths]
             self._batches[self._place] = batch
-            self._place += 1
             if batch:
-                return batch
+                return list(batch)
+            self._place += 1
+
+    def done(self) -> None:
+        self._place += 1
 
     def observe(self, step: StepSeen) -> None:
         if not step.decoded:
@@ -140,9 +182,11 @@ class PrefixRounds:
             self.reward = self._tokens / self._seconds
             self.stopping.learn(self._decisions, self.reward)
         self._tokens, self._seconds, self._measured, self._place = 0, 0.0, True, 0
+        kept = [place for place, batch in enumerate(self._batches) if batch]
+        self._batches = [self._batches[place] for place in kept]
+        self._depths = [self._depths[place] for place in kept]
         if self._changed or not self._stands():
             self._form()
-        self._batches = [batch for batch in self._batches if batch]
 
     def _stands(self) -> bool:
         """Asked again, the policy says the same. Those that have left make a batch smaller, not worse."""
@@ -158,26 +202,23 @@ class PrefixRounds:
         self._changed = False
         tree = self._tree
         batches: list[list[int]] = []
+        depths: list[int] = []
         decisions: list[Taken] = []
         told: dict[BatchState, bool] = {}
-        formed: set[int] = set()
-        for first in tree.branches():
-            if first in formed:
-                continue
-            batch = self._batch(first, len(batches) + 1 >= BATCHES_MAX, decisions, told)
-            formed.update(batch)
+        while tree.waiting:
+            batch = self._batch(tree.branches()[0], len(batches) + 1 >= BATCHES_MAX, decisions, told)
+            depths.append(tree.tip_depth)
             for number in batch:
                 tree.finish(number)
             batches.append(batch)
-        self._batches, self._decisions = batches, decisions
+        self._batches, self._depths, self._decisions = batches, depths, decisions
         for number, path in self._paths.items():
             tree.insert_hashes(number, path)
 
     def _batch(self, first: int, last: bool, decisions: list[Taken], told: dict[BatchState, bool]) -> list[int]:
         tree = self._tree
-        batch: list[int] = []
         tree.add_to_batch(first)
-        batch.append(first)
+        batch = [first]
         while True:
             best = tree.find_best()
             if best is None:
@@ -187,7 +228,7 @@ class PrefixRounds:
                 adds = told.get(state)
                 if adds is None:
                     adds = told[state] = self.stopping.adds(state)
-                decisions.append(Taken(state, ADD if adds else 0))
+                decisions.append(Taken(state, ADD if adds else STOP))
                 if not adds:
                     return batch
             for number in tree.peers(best):

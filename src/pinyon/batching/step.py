@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.policy import StepSeen
-from pinyon.batching.rounds import Rounds
+from pinyon.batching.rounds import Formed, Rounds
 from pinyon.batching.service_order import Fifo, ServiceOrder
 
 __all__ = ["PromptWork", "StepLimits", "StepPlan", "StepScheduler"]
@@ -230,10 +230,17 @@ class StepScheduler:
         for number in failed_decodes:
             self.remove_decode(number)
         running = self._running
+        if plan.decodes and self._rounds is not None:
+            self._rounds.done()
         decodes = [number for number in plan.decodes if number in running]
         for number in decodes:
             running[number] -= steps
         return StepPlan(self._advance(plan, failed_prefills) if plan.prefills else [], decodes)
+
+    @property
+    def formed(self) -> Formed:
+        """Zeros where a step decodes all that run."""
+        return Formed() if self._rounds is None else self._rounds.formed
 
     def observe(self, step: StepSeen) -> None:
         """What the last step has brought."""

@@ -66,7 +66,12 @@ class StoppingPolicy(Protocol):
 
     @property
     def exploring(self) -> float:
-        """Of 100 decisions about so many, as a share, that are for the sake of knowing more."""
+        """Share of the last decisions that were for the sake of knowing more."""
+        ...
+
+    @property
+    def shifts(self) -> int:
+        """How often what was known stopped being true."""
         ...
 
     def adds(self, state: BatchState) -> bool:
@@ -103,6 +108,7 @@ class Always:
     """Never stops: what is left without learning (§5.4.2). The order is that of the tree."""
 
     exploring = 0.0
+    shifts = 0
 
     def adds(self, state: BatchState) -> bool:
         return True
@@ -219,6 +225,10 @@ class Bandit:
     def exploring(self) -> float:
         return self._explored
 
+    @property
+    def shifts(self) -> int:
+        return self._drift.shifts
+
     def adds(self, state: BatchState) -> bool:
         stop, add = self._of(binned(state))
         # Of what was never tried adding comes first: it is what others do.
@@ -309,6 +319,10 @@ class QLearning:
     @property
     def exploring(self) -> float:
         return self._explore
+
+    @property
+    def shifts(self) -> int:
+        return self._drift.shifts
 
     def adds(self, state: BatchState) -> bool:
         if self._random.random() < self._explore:

@@ -54,6 +54,9 @@ class WaitingLine(Protocol):
     def claims(self, number: int) -> bool:
         """Others that came after it should give way for it, if it waits for long."""
 
+    def passed_over_s(self, number: int) -> float:
+        """See :meth:`BatchingPolicy.passed_over_s`."""
+
     def ended(self, number: int) -> None:
         """One that was taken is not among those that run any more; it may be added again."""
 
@@ -101,6 +104,9 @@ class ByNumber:
 
     def claims(self, number: int) -> bool:
         return True
+
+    def passed_over_s(self, number: int) -> float:
+        return 0.0
 
     def ended(self, number: int) -> None:
         pass
@@ -204,6 +210,9 @@ class ByTurn:
 
     def claims(self, number: int) -> bool:
         return number in self._again
+
+    def passed_over_s(self, number: int) -> float:
+        return 0.0
 
     def ended(self, number: int) -> None:
         pass

@@ -23,6 +23,8 @@ class Grant(NamedTuple):
 
     number: int
     reservation: Reservation
+    passed_over_s: float
+    """For so long others that came later went before it."""
 
 
 class Admission:
@@ -111,7 +113,7 @@ class Admission:
             self._decoded.add(number)
         self._blocks[number] = request.blocks
         self._last = max(self._last, number) if len(self._blocks) > 1 else number
-        return Grant(number, reservation)
+        return Grant(number, reservation, self._policy.passed_over_s(number))
 
     def _unwant(self, request: BatchRequest) -> None:
         self._pool.unwant(request.block_keys[: self._wanted.pop(request.number)])

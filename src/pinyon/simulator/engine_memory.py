@@ -61,7 +61,7 @@ class EngineMemory:
 
     def settle(self) -> None:
         """Blocks may have become free, or somebody new wants some."""
-        for number, reservation in self.admission.admit(self._time.now_s):
+        for number, reservation, _ in self.admission.admit(self._time.now_s):
             self.room_waits.granted(number, self._time.now_s)
             self._wanted.pop(number)(reservation)
 

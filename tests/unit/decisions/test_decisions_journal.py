@@ -35,6 +35,7 @@ READS = {
     "check_integrity",
     "claimant",
     "decoded",
+    "formed",
     "full",
     "growth",
     "held",

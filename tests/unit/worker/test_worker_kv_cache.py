@@ -115,7 +115,7 @@ async def test_those_that_gave_way_ask_together_and_the_first_of_them_comes_firs
 
 async def test_how_long_a_newcomer_waits_is_told_by_those_that_wait(cache, now):
     waits = []
-    cache.on_admitted = waits.append
+    cache.on_admitted = lambda seconds, _: waits.append(seconds)
     running = Holder(cache, [], 6)
     assert cache.room_wait_s() == 0
     first = Holder(cache, [], 6)

@@ -1,0 +1,75 @@
+"""What rounds keep, whoever comes and goes and whatever the stopping policy says."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.batching import StepSeen
+from pinyon.batching.policies import FeatherSettings, Learning
+from pinyon.batching.rounds import BATCHES_MAX, PrefixRounds
+
+
+def path(random: Random) -> list[int]:
+    """Blocks of a few trees: an id tells all that is before it."""
+    tree, depth = random.randrange(3), random.randint(0, 6)
+    ids, place = [], tree
+    for _ in range(depth):
+        place = place * 2 + random.randrange(2) + 4
+        ids.append(place)
+    return ids
+
+
+@settings(max_examples=100, deadline=None)
+@given(random=st.randoms(use_true_random=True), stop=st.sampled_from(Learning), seed=st.integers(0, 9))
+def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning, seed: int) -> None:
+    rounds = PrefixRounds(FeatherSettings(stop=stop, seed=seed).stopping(), 1)
+    waited: dict[int, int] = {}
+    new = 0
+    for _ in range(150):
+        for _ in range(random.choice([0, 0, 0, 1, 5])):
+            rounds.add(new, path(random))
+            waited[new] = 0
+            new += 1
+        for number in list(waited):
+            if random.random() < 0.05:
+                rounds.remove(number)
+                del waited[number]
+        batch = rounds.next()
+        assert len(set(batch)) == len(batch)
+        assert set(batch) <= waited.keys()
+        assert bool(batch) == bool(waited)
+        if random.random() < 0.1:
+            rounds.observe(StepSeen(0, random.randint(1, 100), 0.1))
+            continue
+        if batch:
+            rounds.done()
+            rounds.observe(StepSeen(len(batch), random.choice([0, 0, 10]), random.uniform(0.01, 1)))
+        for number in waited:
+            waited[number] += 1
+        for number in batch:
+            waited[number] = 0
+        # The rest of this round, and the whole of the next one.
+        assert all(steps < 2 * BATCHES_MAX for steps in waited.values())
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1 << 30), stop=st.sampled_from(Learning))
+def test_the_same_calls_have_the_same_answers(seed: int, stop: Learning) -> None:
+    def run() -> list[list[int]]:
+        random = Random(seed)
+        rounds = PrefixRounds(FeatherSettings(stop=stop, seed=3).stopping(), 1)
+        taken = []
+        for number in range(60):
+            rounds.add(number, path(random))
+            if number > 20:
+                rounds.remove(number - 20)
+            batch = rounds.next()
+            rounds.done()
+            rounds.observe(StepSeen(len(batch), 0, random.uniform(0.01, 1)))
+            taken.append(batch)
+        return taken
+
+    assert run() == run()

@@ -1,0 +1,126 @@
+"""Who gets KV memory next, by shared prefix, and how long somebody is passed over at most."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed
+
+
+class Books:
+    """Who holds how much. Nothing is shared: the order is looked at here."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, BatchRequest] = {}
+
+    def need(self, request: BatchRequest) -> BlockNeed:
+        return BlockNeed(0, request.blocks)
+
+    def behind(self, number: int) -> int:
+        return sum(request.blocks for other, request in self.running.items() if other > number)
+
+
+def request(number: int, letters: str, now_s: float = 0.0, deadline_s: float = 0.0) -> BatchRequest:
+    keys = tuple(letters[: end + 1].encode() for end in range(len(letters)))
+    return BatchRequest(number, 16 * len(keys), len(keys), keys, arrived_s=now_s, deadline_s=deadline_s)
+
+
+def feather(books: Books, options: str = "") -> BatchingPolicy:
+    return BATCHING_POLICIES.make(f"feather:chunk_blocks=1{options}").policy(books)
+
+
+def test_who_shares_most_with_those_that_run_comes_first() -> None:
+    policy = feather(Books())
+    for number, letters in enumerate(("aaaa", "bbbb", "aacc", "aaaa")):
+        policy.enqueue(request(number, letters))
+    assert policy.admit(9, 100, 0.0) == [0, 3, 2, 1]
+
+
+def test_when_those_that_run_have_ended_their_prefix_counts_no_more() -> None:
+    policy = feather(Books())
+    for number, letters in enumerate(("aaaa", "bbbb", "aaaa")):
+        policy.enqueue(request(number, letters))
+    assert policy.admit(1, 100, 0.0) == [0]
+    policy.remove(0)
+    assert policy.admit(1, 100, 0.0) == [1]
+
+
+def test_levels_are_of_so_many_blocks() -> None:
+    policy = BATCHING_POLICIES.make("feather:chunk_blocks=2").policy(Books())
+    for number, letters in enumerate(("aaaa", "bbb", "aab")):
+        policy.enqueue(request(number, letters))
+    # Of three blocks two are a level: b misses one of its one, and the others none of theirs.
+    assert policy.admit(9, 100, 0.0) == [1, 2, 0]
+
+
+def test_nobody_takes_what_the_next_one_waits_for() -> None:
+    books = Books()
+    policy = feather(books)
+    for number, letters in enumerate(("aaaa", "aaaa", "b")):
+        policy.enqueue(request(number, letters))
+    assert policy.admit(9, 4, 0.0) == [2]  # misses one level, the others four
+    assert policy.admit(9, 3, 0.0) == []
+    assert policy.admit(9, 4, 0.0) == [0]
+
+
+def test_who_was_passed_over_for_too_long_is_next() -> None:
+    policy = feather(Books(), ",passed_over_s=5")
+    policy.enqueue(request(0, "aaaa"))
+    policy.enqueue(request(1, "bbbb"))
+    assert policy.admit(1, 100, 0.0) == [0]
+    now_s, number = 0.0, 2
+    order = []
+    while 1 not in order:
+        policy.enqueue(request(number, "aaaa", now_s))
+        order += policy.admit(1, 100, now_s)
+        number, now_s = number + 1, now_s + 1.0
+    assert order == [2, 3, 4, 5, 6, 1]  # the first one went before it at 0 s
+
+
+def test_the_limit_is_tied_to_the_deadline() -> None:
+    policy = feather(Books(), ",passed_over_s=60")
+    policy.enqueue(request(0, "aaaa"))
+    policy.enqueue(request(1, "bbbb", deadline_s=4.0))
+    assert policy.admit(1, 100, 0.0) == [0]
+    policy.enqueue(request(2, "aaaa"))
+    assert policy.admit(1, 100, 0.0) == [2]
+    policy.enqueue(request(3, "aaaa"))
+    assert policy.admit(1, 100, 2.0) == [1]
+
+
+def test_who_gave_way_comes_first() -> None:
+    policy = feather(Books())
+    for number, letters in enumerate(("aaaa", "bbbb")):
+        policy.enqueue(request(number, letters))
+    assert policy.admit(2, 100, 0.0) == [0, 1]
+    policy.remove(1)
+    policy.enqueue(request(1, "bbbb"))
+    policy.enqueue(request(2, "aaaa"))
+    assert policy.admit(1, 100, 0.0) == [1]
+    assert policy.admit(1, 100, 0.0) == [2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(random=st.randoms(use_true_random=True), limit_s=st.integers(1, 20))
+def test_nobody_is_passed_over_longer_than_the_limit(random, limit_s: int) -> None:
+    """One second between admissions of one request each, in a queue that never ends."""
+    policy = feather(Books(), f",passed_over_s={limit_s}")
+    number = 0
+    since_s: dict[int, float] = {}
+    waiting: set[int] = set()
+    for now_s in range(120):
+        for _ in range(random.choice([0, 1, 1, 2])):
+            policy.enqueue(request(number, random.choice("aaab") * random.randint(1, 5), now_s))
+            waiting.add(number)
+            number += 1
+        due = [each for each, began_s in since_s.items() if each in waiting and now_s - began_s >= limit_s]
+        chosen = policy.admit(1, 100, float(now_s))
+        for each in chosen:
+            waiting.remove(each)
+            # Of those whose time has come the one that waits longest goes first, and nobody else does.
+            assert not due or since_s[each] == min(since_s[other] for other in due)
+            for other in waiting:
+                if other < each:
+                    since_s.setdefault(other, now_s)
+            policy.remove(each)

@@ -1,0 +1,168 @@
+"""Rounds by hand: which requests a step decodes, and what the stopping policy hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from pinyon.batching import StepSeen
+from pinyon.batching.rounds import BATCHES_MAX, DecodeTime, Formed, PrefixRounds
+from pinyon.batching.stopping import Always, BatchState, Taken
+
+
+class Told:
+    """Says what it is told to, and keeps what it hears."""
+
+    exploring = 0.0
+    shifts = 0
+
+    def __init__(self, adds: Callable[[BatchState], bool]) -> None:
+        self._adds = adds
+        self.asked: list[BatchState] = []
+        self.learned: list[tuple[list[Taken], float]] = []
+
+    def adds(self, state: BatchState) -> bool:
+        self.asked.append(state)
+        return self._adds(state)
+
+    def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
+        self.learned.append((list(episode), tokens_s))
+
+    def table(self) -> dict[str, list[float]]:
+        return {}
+
+    def restore(self, table: Mapping[str, Sequence[float]]) -> None:
+        pass
+
+
+def homogeneous(state: BatchState) -> bool:
+    """Own ends may go, a shared prefix of two levels may not."""
+    return state.loss < 2
+
+
+def path(letters: str) -> list[int]:
+    """Each letter is a block that is known by all before it."""
+    return [int.from_bytes(letters[: end + 1].encode()) for end in range(len(letters))]
+
+
+def rounds(stopping: Told | Always, **paths: str) -> PrefixRounds:
+    made = PrefixRounds(stopping, 1)
+    for name, letters in paths.items():
+        made.add(int(name[1:]), path(letters))
+    return made
+
+
+def steps(made: PrefixRounds, count: int, seconds: float = 1.0) -> list[list[int]]:
+    taken = []
+    for _ in range(count):
+        batch = made.next()
+        made.done()
+        made.observe(StepSeen(len(batch), 0, seconds))
+        taken.append(sorted(batch))
+    return taken
+
+
+def test_each_prefix_has_its_step_and_the_largest_comes_first() -> None:
+    made = rounds(Told(homogeneous), r0="aax", r1="bby", r2="bbz", r3="aaq", r4="bbw")
+    assert steps(made, 4) == [[1, 2, 4], [0, 3], [1, 2, 4], [0, 3]]
+    assert made.formed == Formed(2, 2, 2, 2 / 3, 2.5, 0.0, 0)
+
+
+def test_one_decision_brings_all_who_share_as_much() -> None:
+    told = Told(homogeneous)
+    made = rounds(told, r0="aax", r1="aay", r2="aaz", r3="bb")
+    assert steps(made, 1) == [[0, 1, 2]]
+    assert told.asked == [BatchState(1, 1, 1), BatchState(3, 2, 0)]
+
+
+def test_where_nobody_shares_one_decision_is_enough() -> None:
+    told = Told(lambda state: True)
+    made = rounds(told, **{f"r{number}": chr(97 + number) for number in range(20)})
+    assert steps(made, 1) == [list(range(20))]
+    assert told.asked == [BatchState(1, 1, 18)]
+
+
+def test_who_shares_only_a_part_is_in_another_batch_of_the_same_branch() -> None:
+    made = rounds(Told(homogeneous), r0="abcdx", r1="abcdy", r2="aqqx", r3="aqqy")
+    assert steps(made, 2) == [[2, 3], [0, 1]]  # the shortest of the branch begins
+
+
+def test_what_a_round_has_brought_is_its_tokens_by_its_time() -> None:
+    told = Told(homogeneous)
+    made = rounds(told, r0="aax", r1="aay", r2="bb")
+    steps(made, 2, 0.25)
+    assert told.learned == []  # it is over when the next one begins
+    made.next()
+    assert told.learned == [([Taken(BatchState(1, 1, 0), 1), Taken(BatchState(2, 2, 0), 0)], 6.0)]
+    assert made.reward == 6.0
+
+
+def test_a_round_stands_until_somebody_comes_or_the_policy_changes_its_mind() -> None:
+    stops = True
+    told = Told(lambda state: state.loss < 2 or not stops)
+    made = rounds(told, r0="aax", r1="aay", r2="bb")
+    steps(made, 4)
+    asked = len(told.asked)
+    made.remove(1)
+    assert steps(made, 2) == [[0], [2]]
+    assert len(told.asked) == asked + 2  # asked again, the same was said
+    made.add(3, path("bb"))
+    assert steps(made, 2) == [[2, 3], [0]]
+    stops = False
+    assert steps(made, 1) == [[0, 2, 3]]
+
+
+def test_newcomers_wait_for_the_next_round() -> None:
+    made = rounds(Told(homogeneous), r0="aa", r1="bb")
+    assert steps(made, 1) == [[0]]
+    made.add(2, path("cc"))
+    assert steps(made, 4) == [[1], [0], [1], [2]]
+
+
+def test_a_step_that_decodes_nobody_takes_nobodys_turn() -> None:
+    made = rounds(Told(homogeneous), r0="aa", r1="bb")
+    assert made.next() == [0]
+    made.observe(StepSeen(0, 100, 1.0))
+    assert made.next() == [0]
+
+
+def test_the_last_batch_of_a_round_takes_all_who_are_left() -> None:
+    count = BATCHES_MAX + 5
+    made = rounds(Told(lambda state: False), **{f"r{number}": chr(97 + number) for number in range(count)})
+    taken = steps(made, BATCHES_MAX)
+    assert [len(batch) for batch in taken] == [1] * (BATCHES_MAX - 1) + [6]
+    assert sorted(number for batch in taken for number in batch) == list(range(count))
+
+
+def test_nobody_is_running() -> None:
+    made = rounds(Always(), r0="a")
+    assert made.next() == [0]
+    made.remove(0)
+    made.remove(0)
+    assert made.next() == []
+    made.add(1, [])
+    assert made.next() == [1]
+
+
+def test_the_time_of_prompts_is_taken_out() -> None:
+    decode = DecodeTime()
+    assert decode.of(StepSeen(4, 100, 1.0)) == 0.0  # nobody knows how long prompts take
+    assert decode.of(StepSeen(4, 0, 0.5)) == 0.5
+    assert decode.of(StepSeen(0, 100, 0.2)) == 0.0
+    assert decode.of(StepSeen(4, 100, 0.5)) == pytest.approx(0.3)
+    assert decode.of(StepSeen(4, 1000, 0.5)) == 0.0  # less than its prompts: nothing is to be said
+
+
+def test_a_round_with_a_step_of_unknown_time_teaches_nothing() -> None:
+    told = Told(homogeneous)
+    made = rounds(told, r0="aa", r1="bb")
+    for prefill_tokens in (50, 0):
+        batch = made.next()
+        made.done()
+        made.observe(StepSeen(len(batch), prefill_tokens, 1.0))
+    made.next()
+    assert told.learned == []
+    steps(made, 2)
+    made.next()
+    assert [tokens_s for _, tokens_s in told.learned] == [1.0]

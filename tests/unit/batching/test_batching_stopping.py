@@ -1,0 +1,156 @@
+"""Stopping policies by hand and against worlds whose best decision is known (FEATHER §4.3)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from random import Random
+
+import pytest
+
+from pinyon.batching.policies import FeatherSettings, Learning
+from pinyon.batching.stopping import (
+    ADD,
+    STOP,
+    Always,
+    Bandit,
+    BanditSettings,
+    BatchState,
+    Heuristic,
+    HeuristicSettings,
+    QLearning,
+    QLearningSettings,
+    StoppingPolicy,
+    Taken,
+    binned,
+)
+
+STRANGER = BatchState(20, 40, 10)
+PEER = BatchState(1, 1, 19)
+
+
+def test_the_heuristic_is_the_papers() -> None:
+    policy = Heuristic(HeuristicSettings())
+    assert policy.adds(BatchState(100, 0, 0))  # costs nothing
+    assert policy.adds(BatchState(3, 1000, 0))  # a small batch takes anybody
+    assert [loss for loss in range(10) if policy.adds(BatchState(4, loss, 0))] == [0, 1, 2, 3, 4, 5]
+    # Ten that wait, itself included.
+    assert [loss for loss in range(10) if policy.adds(BatchState(4, loss, 9))] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [loss for loss in range(10) if policy.adds(BatchState(4, loss, 8))] == [0, 1, 2, 3, 4, 5]
+
+
+def test_bins() -> None:
+    assert [binned(BatchState(batch, 0, 0)).batch for batch in (0, 1, 2, 3, 4, 7, 8, 500)] == [0, 1, 2, 2, 3, 3, 4, 9]
+    assert [binned(BatchState(1, loss, 0)).loss for loss in (0, 1, 2, 3, 4, 5, 400)] == [0, 1, 2, 3, 3, 4, 4]
+
+
+def test_upper_confidence_bounds_are_the_formula() -> None:
+    policy = Bandit(BanditSettings(exploration=0.5))
+    stop, add = [Taken(STRANGER, STOP)], [Taken(STRANGER, ADD)]
+    assert policy.adds(STRANGER)  # what was never tried: adding first
+    policy.learn(add, 100.0)
+    assert not policy.adds(STRANGER)
+    policy.learn(stop, 120.0)
+    # c is a share of the mean reward, 100 + 0.05 * 20; S = 2, n = 1 each: as much for both.
+    assert not policy.adds(STRANGER)
+    for _ in range(3):
+        policy.learn(stop, 120.0)
+    scale = 120.0 - 20.0 * 0.95**4
+    spread = [0.5 * scale * math.sqrt(math.log(5) / count) for count in (4, 1)]
+    assert 120.0 + spread[0] < 100.0 + spread[1]
+    assert policy.adds(STRANGER)
+
+
+def settle(policy: StoppingPolicy, worth: dict[int, float], rounds: int, random: Random) -> float:
+    """Of the last quarter's decisions the share that are the better ones. Rewards vary by a tenth."""
+    best = max(worth, key=lambda action: worth[action])
+    right = 0
+    for number in range(rounds):
+        action = int(policy.adds(STRANGER))
+        policy.learn([Taken(PEER, ADD), Taken(STRANGER, action)], worth[action] * random.uniform(0.9, 1.1))
+        right += number >= rounds * 3 // 4 and action == best
+    return right / (rounds - rounds * 3 // 4)
+
+
+LEARNING = [Learning.BANDIT, Learning.Q_LEARNING]
+
+
+@pytest.mark.parametrize("stop", LEARNING)
+@pytest.mark.parametrize("better", [STOP, ADD])
+def test_what_is_better_by_a_fifth_is_found(stop: Learning, better: int) -> None:
+    random = Random(5)
+    policy = FeatherSettings(stop=stop, seed=1).stopping()
+    assert settle(policy, {better: 1200.0, 1 - better: 1000.0}, 600, random) > 0.9
+
+
+@pytest.mark.parametrize("stop", LEARNING)
+def test_when_the_workload_shifts_it_looks_around_again(stop: Learning) -> None:
+    random = Random(6)
+    policy = FeatherSettings(stop=stop, seed=1).stopping()
+    assert settle(policy, {STOP: 3000.0, ADD: 1500.0}, 600, random) > 0.9
+    calm = policy.exploring
+    # Everything is slower now, and the other way round.
+    for _ in range(400):
+        action = int(policy.adds(STRANGER))
+        policy.learn([Taken(STRANGER, action)], {STOP: 400.0, ADD: 600.0}[action] * random.uniform(0.9, 1.1))
+        if policy.exploring > 3 * calm:
+            break
+    else:
+        pytest.fail("it never looked around")
+    assert settle(policy, {STOP: 400.0, ADD: 600.0}, 800, random) > 0.9
+
+
+def test_a_batch_that_is_left_as_it_is_ends_an_episode_of_q_learning() -> None:
+    policy = QLearning(QLearningSettings(rate=1.0, discount=0.5))
+    policy.learn([Taken(PEER, ADD), Taken(STRANGER, STOP), Taken(PEER, ADD)], 100.0)
+    assert policy.table() == {"1/1/5": [-1.0, 100.0, 0.0, 2.0], "5/4/4": [100.0, -1.0, 1.0, 0.0]}
+    policy.learn([Taken(PEER, ADD), Taken(STRANGER, STOP)], 200.0)
+    # 0.5 * 200 + 0.5 * max(Q of the stranger, learned before it: the episode is learned from its end)
+    assert policy.table()["5/4/4"][STOP] == 200.0
+    assert policy.table()["1/1/5"][ADD] == 200.0
+
+
+@pytest.mark.parametrize("stop", LEARNING)
+def test_what_was_learned_can_be_kept(stop: Learning) -> None:
+    random = Random(7)
+    policy = FeatherSettings(stop=stop, seed=2).stopping()
+    settle(policy, {STOP: 1000.0, ADD: 500.0}, 300, random)
+    kept = json.loads(json.dumps(policy.table()))
+    other = FeatherSettings(stop=stop, seed=3).stopping()
+    other.restore(kept)
+    assert other.table() == policy.table()
+    assert sum(other.adds(STRANGER) for _ in range(200)) < 20
+    for wrong in ({"1/2": [1.0] * 4}, {"1/2/3": [1.0]}, {"1/2/3": [math.nan] * 4}, {"x/2/3": [1.0] * 4}):
+        with pytest.raises(ValueError, match="state"):
+            other.restore(wrong)
+    assert other.table() == policy.table()
+
+
+def test_who_does_not_learn_has_no_table() -> None:
+    assert Always().table() == {}
+    Always().restore({})
+    with pytest.raises(ValueError, match="no table"):
+        Always().restore({"1/2/3": [1.0] * 4})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (lambda: BanditSettings(exploration=-1), "exploration"),
+        (lambda: BanditSettings(memory=0.5), "memory"),
+        (lambda: QLearningSettings(rate=0), "rate"),
+        (lambda: QLearningSettings(explore_min=0.5, awake=0.4), "awake"),
+        (lambda: HeuristicSettings(small=-1), "negative"),
+    ],
+)
+def test_settings_have_bounds(settings, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings()
+
+
+def test_tables_stay_small() -> None:
+    policy = Bandit(BanditSettings())
+    for batch, loss, peers in itertools.product(range(0, 600, 7), range(0, 400, 13), range(0, 600, 11)):
+        policy.adds(BatchState(batch, loss, peers))
+    assert len(policy.table()) <= 11 * 5 * 11
