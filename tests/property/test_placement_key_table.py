@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from pinyon.placement import key_table
 from pinyon.placement.key_table import SLOTS, KeyTable, fingerprints, fingerprints_one_by_one
@@ -72,6 +74,15 @@ class Books:
         assert len(set(slots)) == len(self.known)
         assert [(table.set_ids_one[slot], table.stamps_one[slot]) for slot in slots] == list(self.known.values())
 
+    def check_together(self, prints: list[int]) -> None:
+        """Those that are there and others."""
+        count, table = len(prints), self.table
+        slots, numbers = vec[i64]([-2] * (count + 1)), vec[i64]([-2] * (count + 1))
+        table.find_together(vec[i64]([each - (each >> 63 << 64) for each in prints] + [0]), count, slots, numbers)
+        found = [table.find(each) for each in prints]
+        assert list(slots) == [*found, -2], "no more than were asked for"
+        assert list(numbers) == [*(0 if slot < 0 else table.set_ids_one[slot] for slot in found), -2]
+
 
 @pytest.mark.parametrize(("keys_max", "reserved"), [(48, 1 << 24), (5000, 1 << 24), (5000, 2)])
 @given(steps=STEPS)
@@ -91,6 +102,7 @@ def test_it_is_a_dict(keys_max, reserved, steps):
             else:
                 books.table.grow(len(books.known) + len(prints))
             books.check()
+            books.check_together([*books.known, *prints])
 
 
 @given(st.lists(st.binary(min_size=16, max_size=16), max_size=20))

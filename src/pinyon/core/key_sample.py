@@ -55,9 +55,10 @@ def key_sample(packed_keys: bytes, every: int, first: int = 0) -> bytes:
 def _in_loop(packed_keys: bytes, every: i64, first: i64) -> bytes:
     sample, others = BytesWriter(), every - 1
     for at in range(first * KEY_BYTES, i64(len(packed_keys)), KEY_BYTES):
-        if not i64(packed_keys[at + _PLACE]) & others:
+        high = read_i64_le(packed_keys, at + 8)
+        if not high >> 8 * (_PLACE - 8) & others:
             write_i64_le(sample, read_i64_le(packed_keys, at))
-            write_i64_le(sample, read_i64_le(packed_keys, at + 8))
+            write_i64_le(sample, high)
     return sample.getvalue()
 
 

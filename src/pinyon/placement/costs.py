@@ -32,6 +32,7 @@ __all__ = ["EXAMINED_MAX", "Cost", "CostArrays", "CostLoops", "CostTerms", "Cost
 
 EXAMINED_MAX: Final = 8
 """Instances that are looked at exactly."""
+_NETWORK: Final = int(NETWORK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class Costs:
         seemed = self.at(place)
         pool, request, local = self._pool, self._request, seemed.local
         state, block_tokens = pool.prefills[place], pool.layout.block_tokens
-        reach = self._match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
+        reach = self._match.extent(local, pool.sources_for(state).mask & ~state.bit, FETCH_SPANS_MAX)
         reused = request.reused_tokens(local, block_tokens)
         transfer_s, prefill_s = 0.0, state.prefill_model.predict_s(request.prompt_tokens, reused)
         if reach > local:
@@ -231,8 +232,8 @@ class CostLoops(Costs):
         transfers_s, prefills_s, costs_s = self._transfer_s, self._prefill_s, self._cost_s
         order, others = terms.order, terms.others
         tokens, block_tokens = float(request.prompt_tokens), pool.layout.block_tokens
-        block_bytes = float(pool.layout.block_bytes)
-        network: i64 = NETWORK.value
+        block_bytes = float(pool.prefills[0].block_bytes)
+        network: i64 = _NETWORK
         capacity: i64 = len(queued_us)
         reused_most = reused = rest = missing_bytes = 0.0
         if most:

@@ -27,8 +27,9 @@ class ExpectedBlocks:
         """Different keys."""
         raise NotImplementedError
 
-    def touch(self, prints: vec[i64], count: i64) -> None:
-        """As :meth:`KeyTable.touch`."""
+    def has_some(self, prints: vec[i64], count: i64) -> bool:
+        """Whether somebody may expect one of the keys with the first ``count`` of these fingerprints."""
+        return True
 
     def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
         """Who expects the key that begins at this byte and has this fingerprint, a bit for each; 0: nobody."""

@@ -38,12 +38,9 @@ class ExpectedInTable(ExpectedBlocks):
     def __len__(self) -> int:
         return self._keys
 
-    def touch(self, prints: vec[i64], count: i64) -> None:
+    def has_some(self, prints: vec[i64], count: i64) -> bool:
         places = self._prints
-        touched: i64 = 0
-        for each in range(count):
-            touched ^= places[self._home(prints[each])]
-        self._touched = touched
+        return any(places[self._place(prints[each])] for each in range(count))
 
     def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
         number = self._numbers[self._place(print_)]
@@ -58,7 +55,7 @@ class ExpectedInTable(ExpectedBlocks):
         alone: i64 = sets.alone(row)
         come: i64 = 0
         prints = _prints_of(packed_keys)
-        self.touch(prints, len(prints))
+        self._touch(prints)
         for print_ in prints:
             place = self._place(print_)
             if not self._prints[place]:
@@ -86,7 +83,7 @@ class ExpectedInTable(ExpectedBlocks):
         alone: i64 = sets.alone(row)
         gone: i64 = 0
         prints = _prints_of(packed_keys)
-        self.touch(prints, len(prints))
+        self._touch(prints)
         for print_ in prints:
             if self._again and (more := self._again.pop((print_, row), 0)):
                 if more > 1:
@@ -116,6 +113,14 @@ class ExpectedInTable(ExpectedBlocks):
         self._keys -= gone
         self.pairs -= gone
         sets.keys_one[alone] -= gone
+
+    def _touch(self, prints: vec[i64]) -> None:
+        """These are looked for next. Reads where each is likely to be: such reads do not wait for one another."""
+        places = self._prints
+        touched: i64 = 0
+        for print_ in prints:
+            touched ^= places[self._home(print_)]
+        self._touched = touched
 
     def of(self, holder: Holder) -> int:
         masks = (self._sets.masks[self._numbers[place]] for place in range(len(self._prints)))

@@ -36,7 +36,7 @@ class FetchPlanner:
     def __init__(self, pool: Pool, match: PrefixMatch) -> None:
         self._pool = pool
         self._match = match
-        self._block_bytes = pool.layout.block_bytes
+        self._block_bytes = pool.prefills[0].block_bytes
         self._common: dict[tuple[int, int, int], list[_Span]] = {}
         """By ``(first block, end block, who may be asked)``, of a reader that holds none of it."""
         self._estimates: dict[tuple[int, int], _Estimate] = {}
@@ -56,7 +56,7 @@ class FetchPlanner:
 
     def reach(self, spans_max: int) -> int:
         """Leading blocks that one who holds nothing of the prompt, and has no quarrel with any source, can fetch."""
-        return self._match.extent_for(_NOBODY, 0, self._pool.sources, spans_max)
+        return self._match.extent(0, self._pool.sources.mask, spans_max)
 
     def fetch_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
         """Predicted seconds for that plan."""

@@ -78,15 +78,15 @@ class HotnessTree:
         turn of a short conversation would be named as the one before."""
         step, whole = stride * KEY_BYTES, len(packed_keys)
         path: list[BlockKey] = []
-        ends = range(step, min(whole, DEPTH_MAX * step) + step, step) if whole >= step else (KEY_BYTES, whole)
-        for at in ends:
-            end = min(at, whole)
-            if path and path[-1] == packed_keys[end - KEY_BYTES : end]:
-                break
-            path.append(packed_keys[end - KEY_BYTES : end])
-            if path[-1] not in self._extended:
-                break
-        return path
+        end = step if whole >= step else KEY_BYTES
+        while True:
+            key = packed_keys[end - KEY_BYTES : end]
+            if path and path[-1] == key:
+                return path
+            path.append(key)
+            if key not in self._extended or end == whole or len(path) == DEPTH_MAX:
+                return path
+            end = min(end + step, whole)
 
     def _forget(self, now_s: float) -> None:
         """What leaves the window, with room for one more in it."""
@@ -95,15 +95,18 @@ class HotnessTree:
         since_s = -math.inf if settings.window_requests else now_s - settings.window_s
         while len(window) >= most or (window and window[0][0] <= since_s):
             for key in window.popleft()[1]:
-                counts[key] -= 1
-                if not counts[key]:
+                left = counts[key] - 1
+                if left:
+                    counts[key] = left
+                else:
                     del counts[key]
                     self._shorten(key)
 
     def _shorten(self, key: BlockKey) -> None:
         """What extends it is not told apart any more."""
-        if self._extended.pop(key, key) is key:
+        if key not in self._extended:
             return
+        del self._extended[key]
         below = {key}
         while more := {each for each, before in self._extended.items() if before in below}:
             for each in more:

@@ -42,6 +42,7 @@ def look_up_in_loop(
     ended = comes = changed = False
     size, others, place = keys * KEY_BYTES, every - 1, i64(KEY_BYTES) - 1
     prints, ats = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
+    slots, numbers = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
     at: i64 = 0
     first: i64 = 1
     while at < size:
@@ -52,16 +53,12 @@ def look_up_in_loop(
                 prints[count] = fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8))
                 count += 1
             at += KEY_BYTES
-        table.touch(prints, count)
-        if expected is not None:
-            expected.touch(prints, count)
+        table.find_together(prints, count, slots, numbers)
+        some_come = expected is not None and expected.has_some(prints, count)
         first = _TOGETHER
         for each in range(count):
             here = ats[each]
-            slot = table.slot_of(prints[each])
-            number: i64 = 0
-            if slot >= 0:
-                number = table.set_at(slot)
+            number = numbers[each]
             changed = number != before
             if changed:
                 before, shown = number, 0
@@ -74,9 +71,9 @@ def look_up_in_loop(
                     if changed and shown != held:
                         held = shown
                         runs.append((start, held))
-                    last_slot, blocks = slot, here // KEY_BYTES + 1
+                    last_slot, blocks = slots[each], here // KEY_BYTES + 1
             if expected is not None:
-                coming = expected.mask_at(packed_keys, here, prints[each])
+                coming = expected.mask_at(packed_keys, here, prints[each]) if some_come else 0
                 comes = comes or coming != 0
                 if changed or coming != coming_before:
                     coming_before = coming

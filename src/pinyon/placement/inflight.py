@@ -13,7 +13,7 @@ from pinyon.placement.expected import ExpectedBlocks, ExpectedInDict
 from pinyon.placement.expected_table import ExpectedInTable
 from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.load_table import PREFILL_US_MAX
+from pinyon.placement.load_table import whole_us
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Waiting
 from pinyon.placement.transfer_cost import NETWORK, SSD
 
@@ -135,7 +135,7 @@ class InFlightTable:
         """
         self.release(request_id)
         prefill, decode = decision.prefill, decision.decode
-        prefill_us, transfer_us = round(min(decision.prefill_s * 1e6, PREFILL_US_MAX)), round(decision.transfer_s * 1e6)
+        prefill_us, transfer_us = whole_us(decision.prefill_s), whole_us(decision.transfer_s)
         room = self._expected_keys + len(expected) // KEY_BYTES <= self._expected_keys_max
         if not room:
             expected = b""
@@ -144,15 +144,16 @@ class InFlightTable:
             self.expected.add(prefill, expected)
         # what was considered is large: a decision is kept only for who asks for it
         kept = decision if request is not None or decision.trial is not None else None
-        self._prefills[request_id] = _Prefill(
+        part = self._prefills[request_id] = _Prefill(
             prefill, prefill_us, transfer_us, decision.fetches, expected, now_s, now_s if first_s is None else first_s,
             request, kept,
         )  # fmt: skip
-        for state in (prefill, decode):
-            self._by_instance.setdefault(state, {})[request_id] = None
+        self._remember(request_id, prefill)
+        if decode is not prefill:
+            self._remember(request_id, decode)
         prefill.loads.enqueue(prefill.row, prefill_us)
         prefill.inflight_transfer_us += transfer_us
-        self._count_reads(self._prefills[request_id], 1)
+        self._count_reads(part, 1)
         self._decodes[request_id] = _Decode(decode, decode_blocks, now_s)
         self._unclaimed[request_id] = now_s
         decode.decodes_changed(1, decode_blocks)
@@ -270,8 +271,7 @@ class InFlightTable:
 
     @staticmethod
     def _count_reads(part: _Prefill, sign: int) -> None:
-        layout = part.state.info.layout
-        block_bytes = layout.block_bytes if layout is not None else 0
+        block_bytes = part.state.block_bytes
         for span in part.fetches:
             kind = path_kind(part.state, span.source)
             shared = kind is NETWORK or kind is SSD
@@ -287,6 +287,14 @@ class InFlightTable:
         prefill = self._prefills.get(request_id)
         if prefill is None or prefill.state is not part.state:
             self._forget(request_id, part.state)
+
+    def _remember(self, request_id: str, state: InstanceState) -> None:
+        """It has a part there."""
+        requests = self._by_instance.get(state)
+        if requests is None:
+            self._by_instance[state] = {request_id: None}
+        else:
+            requests[request_id] = None
 
     def _forget(self, request_id: str, state: InstanceState) -> None:
         """It has no part there any more."""

@@ -133,11 +133,15 @@ class InstanceState:
     """Blocks that such prompts fetch from here."""
     host: str = field(init=False)
     """Of its address; empty: nobody knows."""
+    block_bytes: int = field(init=False)
+    """Of its layout, which would work it out each time; 0 where it has none."""
     gone: bool = False
     """It has left: its row may be another one's."""
 
     def __post_init__(self) -> None:
         self.host = self.info.address.rpartition(":")[0]
+        layout = self.info.layout
+        self.block_bytes = 0 if layout is None else layout.block_bytes
 
     @property
     def schedulable(self) -> bool:

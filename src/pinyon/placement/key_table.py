@@ -183,26 +183,10 @@ class KeyTable:
                 return base + row.index(fingerprint)
         return -1
 
-    def slot_of(self, signed: i64) -> i64:
-        """As :meth:`find`, of a fingerprint that is signed."""
-        memory, start = self._print_memory.read, self._print_memory.start
-        buckets: i64 = self.buckets
-        level: i64 = self._level
-        mask = 2 * level - 1
-        bucket = signed & mask
-        for _ in range(2):
-            if bucket >= buckets:
-                bucket -= level
-            at = start + 8 * SLOTS * bucket
-            for slot in range(SLOTS):
-                if read_i64_le(memory, at + 8 * slot) == signed:
-                    return SLOTS * bucket + slot
-            bucket = signed >> 32 & mask & _LOW_HALF
-        return -1
-
-    def touch(self, prints: vec[i64], count: i64) -> None:
-        """The first ``count`` of these are looked for next. Reads where each is likely to be: such reads do not wait
-        for one another, those of a search do."""
+    def find_together(self, prints: vec[i64], count: i64, slots: vec[i64], numbers: vec[i64]) -> None:
+        """As :meth:`find`, of the first ``count`` of these, which are signed: their slots, and the numbers of the sets
+        there (0 where the slot is -1). Each pass reads what the next one needs of all of them: such reads do not wait
+        for one another, those of one search after the other do."""
         memory, start = self._print_memory.read, self._print_memory.start
         sets, sets_start = self._set_memory.read, self._set_memory.start
         buckets: i64 = self.buckets
@@ -213,13 +197,27 @@ class KeyTable:
             bucket = prints[each] & mask
             if bucket >= buckets:
                 bucket -= level
+            slots[each] = SLOTS * bucket
             touched ^= read_i64_le(memory, start + 8 * SLOTS * bucket)
-            touched ^= i64(read_i32_le(sets, sets_start + 4 * SLOTS * bucket))
+        for each in range(count):
+            signed = prints[each]
+            slot = _slot_in(memory, start, slots[each], signed)
+            slots[each], numbers[each] = slot, 0
+            if slot >= 0:
+                numbers[each] = i64(read_i32_le(sets, sets_start + 4 * slot))
+            else:
+                bucket = signed >> 32 & mask & _LOW_HALF
+                if bucket >= buckets:
+                    bucket -= level
+                numbers[each] = SLOTS * bucket
+                touched ^= read_i64_le(memory, start + 8 * SLOTS * bucket)
+        for each in range(count):
+            if slots[each] < 0:
+                slot = _slot_in(memory, start, numbers[each], prints[each])
+                slots[each], numbers[each] = slot, 0
+                if slot >= 0:
+                    numbers[each] = i64(read_i32_le(sets, sets_start + 4 * slot))
         self._touched = touched
-
-    def set_at(self, slot: i64) -> i64:
-        """The number of the set in it."""
-        return i64(read_i32_le(self._set_memory.read, self._set_memory.start + 4 * slot))
 
     def find_leading(self, packed_keys: bytes) -> list[int]:
         """The slots of a few keys, until one that is not there."""
@@ -409,6 +407,15 @@ class KeyTable:
             self.grow(self.buckets * SLOTS)
             return self._make_room(fingerprint)
         return self._push_out(slots)
+
+
+def _slot_in(memory: bytes, start: i64, first: i64, signed: i64) -> i64:
+    """The slot with this fingerprint in the bucket that begins with the ``first``; -1 if it is in none of them."""
+    at = start + 8 * first
+    for slot in range(i64(SLOTS)):
+        if read_i64_le(memory, at + 8 * slot) == signed:
+            return first + slot
+    return -1
 
 
 # Eight truths side by side are one number of eight bytes: what is asked of a bucket is then a few operations on all.

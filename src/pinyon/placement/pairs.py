@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pinyon.placement.hash_ring import PoolRings
-from pinyon.placement.hotness_tree import HotnessSettings, HotnessTrees
+from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree, HotnessTrees
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementRequest, Pool
 
@@ -21,6 +21,9 @@ class Pairs:
         self._hotness = HotnessTrees(hotness)
         self._rings = PoolRings(virtual_nodes, (seed, seed ^ SECOND))
         self._key_tokens = key_tokens
+        self._pool: Pool | None = None
+        """That was asked about last, mostly the same as before; with its tree, if it was asked for, and its rings."""
+        self._tree: HotnessTree | None = None
 
     def of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
         """Its two instances; the request is counted. None: there is no other one."""
@@ -29,14 +32,17 @@ class Pairs:
 
     def places_of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[int, int | None]:
         """Their places in the pool."""
+        if pool is not self._pool:
+            self._one, self._two = self._rings.of(pool)
+            self._pool, self._tree = pool, None
         places = pool.place_of
         key = self._key(request, pool, now_s) if request.block_keys else request.request_id.encode()
-        one, two = self._rings.of(pool)
-        first = one.owner(key, among=places)
+        first = self._one.owner(key, among=places)
         assert first is not None, "a pool has at least one prefill instance"
-        second = two.owner(key, other_than=first, among=places)
+        second = self._two.owner(key, other_than=first, among=places)
         return places[first], None if second is None else places[second]
 
     def _key(self, request: PlacementRequest, pool: Pool, now_s: float) -> bytes:
-        tree = self._hotness.of(pool.prefills[0].info.group)
-        return tree.key_of(request.block_keys, now_s, pool.group_prefills, pool.stride(self._key_tokens))
+        if self._tree is None:
+            self._tree = self._hotness.of(pool.prefills[0].info.group)
+        return self._tree.key_of(request.block_keys, now_s, pool.group_prefills, pool.stride(self._key_tokens))

@@ -106,7 +106,7 @@ class Pinyon:
         chosen, state = costs.at(place), pool.prefills[place]
         tokens = request.prompt_tokens - request.reused_tokens(chosen.reach, pool.layout.block_tokens)
         start_s, byte_s = state.transfer_model.coefficients(NETWORK)
-        most_s = chosen.cost_s + start_s + byte_s * tokens * pool.layout.block_bytes / pool.layout.block_tokens
+        most_s = chosen.cost_s + start_s + byte_s * tokens * state.block_bytes / pool.layout.block_tokens
         first, second = self._pairs.places_of(request, pool, now_s)
         if place in (first, second):
             return place

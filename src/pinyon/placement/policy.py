@@ -83,13 +83,23 @@ class PlacementRequest:
         return blocks * block_tokens
 
 
-@dataclass(frozen=True, slots=True)
 class Fetch:
-    """Prompt blocks ``[first_block, first_block + block_count)``, all from one source."""
+    """Prompt blocks ``[first_block, first_block + block_count)``, all from one source. Nobody changes one."""
 
-    source: InstanceState
-    first_block: int
-    block_count: int
+    __slots__ = ("block_count", "first_block", "source")
+
+    # written out, as PlacementDecision is
+    def __init__(self, source: InstanceState, first_block: int, block_count: int) -> None:
+        self.source, self.first_block, self.block_count = source, first_block, block_count
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fetch):
+            return NotImplemented
+        mine, theirs = (self.first_block, self.block_count), (other.first_block, other.block_count)
+        return self.source is other.source and mine == theirs
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.first_block, self.block_count))
 
 
 class Considered(Protocol):

@@ -17,7 +17,7 @@ __all__ = ["NO_MATCH", "Holder", "Holders", "PrefixMatch", "bits"]
 
 
 FEW_RUNS: Final = 4
-"""Are looked through for one holder."""
+"""Are looked through for one holder, or one mask of them."""
 
 
 class Holder(Protocol):
@@ -146,13 +146,17 @@ class PrefixMatch:
 
         With ``spans_max``, as far as so many spans of :meth:`spans_for` go.
         """
-        if not self._runs:
-            return first_block
+        return self.extent(first_block, sources.mask & ~reader.bit, spans_max)
+
+    def extent(self, first_block: int, mask: int, spans_max: int | None = None) -> int:
+        """The same of the sources in a mask, which the reader is not in."""
+        if len(self._runs) <= FEW_RUNS:
+            return self._extent(first_block, mask, spans_max)
         if self._all is None:
             self._all = 0
             for _, holders in self._runs:
                 self._all |= holders
-        asked = first_block, sources.mask & self._all & ~reader.bit, spans_max
+        asked = first_block, mask & self._all, spans_max
         end = self._extents.get(asked)
         if end is None:
             end = self._extents[asked] = self._extent(*asked)

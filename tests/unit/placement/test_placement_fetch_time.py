@@ -5,8 +5,8 @@ import random
 import pytest
 
 from pinyon.placement.fetch_time import fetch_s, path_kind
-from pinyon.placement.inflight import PREFILL_US_MAX
 from pinyon.placement.instances import InstanceLoad
+from pinyon.placement.load_table import PREFILL_US_MAX, whole_us
 from pinyon.placement.policy import Fetch, PlacementDecision
 from pinyon.placement.transfer_cost import PathKind, TransferCostModel
 from tests.unit.placement.conftest import DECODE, LAYOUT, PREFILL, STORE, info, make_fleet, member
@@ -228,3 +228,15 @@ def test_what_is_placed_keeps_no_arrays_and_sums_stay_in_bounds(fleet):
         False,
         False,
     )
+
+
+@pytest.mark.parametrize(
+    "microseconds", [0, 0.4, 0.5, 0.6, 1.5, 2.5, 3.5, 999_999.5, 1 << 40, 0.49999999999999994, 2**39 + 0.5]
+)
+def test_microseconds_are_rounded_as_python_does(microseconds):
+    seconds = microseconds / 1e6
+    assert whole_us(seconds) == round(seconds * 1e6)
+
+
+def test_times_without_end_are_twelve_days():
+    assert whole_us(float("inf")) == whole_us(1e12) == PREFILL_US_MAX
