@@ -161,15 +161,15 @@ class PagedAttention:
         if self._kv_space.shape[0] < size:
             self._kv_space = np.empty(size + size // 2, np.float32)
         space = self._kv_space[:size].reshape(2, n, tokens, width)
+        rows = np.empty((2, n, count), np.int64)
         if per_block == 1:
-            rows = (pieces * layout.layers + layer) * 2
+            rows[...] = (pieces * layout.layers + layer) * 2
         else:
             block, part = np.divmod(pieces, per_block)
-            rows = (block * layout.layers + layer) * (2 * per_block) + part
-        for which in (0, 1):
-            # mode="clip" writes straight into the workspace ("raise" would buffer); ids were checked before.
-            target = space[which].reshape(n * count, -1)
-            np.take(self._planes, rows.reshape(-1) + which * per_block, axis=0, out=target, mode="clip")
+            rows[...] = (block * layout.layers + layer) * (2 * per_block) + part
+        rows[1] += per_block
+        # mode="clip" writes straight into the workspace ("raise" would buffer); ids were checked before.
+        self._planes.take(rows.reshape(-1), axis=0, out=space.reshape(2 * n * count, -1), mode="clip")
         if ends is not None:
             for number, end in enumerate(ends):
                 # Never what the pool or the workspace held before: it may be NaN, and 0 * NaN is not 0.
