@@ -5,7 +5,7 @@ How is this file's own. **Latency**: the mean length of each so many steps is he
 as many requests are admitted as the step time would allow if it were in proportion (it is less: weights are read
 anyway, so that is careful), and where it is clearly less and the limit was reached, an eighth more. Nobody is sent away
 for it. **Memory**: those that run grow by a block sooner or later, so a block for each is left to them when others are
-admitted: without it those that came last give way soon after, and are computed again.
+admitted together: without it those that came last give way soon after, and are computed again.
 """
 
 from __future__ import annotations

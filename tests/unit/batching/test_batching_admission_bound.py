@@ -66,6 +66,26 @@ def test_what_was_saved_is_known_until_the_last_one_ends() -> None:
     assert counting.within(5, 10) == (5, 10)
 
 
+@pytest.mark.parametrize("name", ["sglang_fcfs", "dynamic"])
+def test_those_that_another_policy_admitted_count_too(name: str) -> None:
+    """7 of 10 blocks are left, and each takes one of its own. Three of three blocks each fit into ten; and of the 7 one
+    is left to the one that runs."""
+    books = Books()
+    policy = BATCHING_POLICIES.make(name).policy(books)
+    books.running[0] = sharing(0)
+    policy.adopt(sharing(0), 0.0)
+    for number in range(1, 9):
+        policy.enqueue(sharing(number))
+    entered = []
+    while chosen := policy.admit(9, books.room, 0.0):
+        books.running.update((number, sharing(number)) for number in chosen)
+        entered += chosen
+    assert entered == ([1, 2] if name == "sglang_fcfs" else [1, 2, 3, 4, 5, 6])
+    for number in (0, *entered):
+        assert policy.remove(number)
+    assert policy.running == 0
+
+
 def steps(batch: DynamicBatch, decoded: int, seconds: float, count: int = STEPS) -> int:
     """The limit after so many equal steps."""
     for _ in range(count):

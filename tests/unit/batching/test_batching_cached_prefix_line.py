@@ -95,6 +95,13 @@ def test_who_gave_way_comes_first_and_without_room_nobody_is_looked_at(name: str
     assert made.admit(9, 9, 2.0) == [0, 2]
 
 
+@pytest.mark.parametrize("name", ["lpm", "dfs_weight"])
+def test_what_another_policy_admitted_is_cached_too(name: str) -> None:
+    made = policy(name, "bb", "aa")
+    made.adopt(request(-1, "aa"), 0.0)
+    assert made.admit(9, 9, 1.0) == [1, 0]
+
+
 @pytest.mark.parametrize("choice", ["lpm:fallback=-1", "lpm:tree_blocks=0", "dfs_weight:tree_blocks=0"])
 def test_bounds(choice: str) -> None:
     with pytest.raises(ValueError, match="must be from"):
