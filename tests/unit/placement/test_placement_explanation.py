@@ -15,6 +15,7 @@ from pinyon.placement.pairs import Pairs
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import DECODE, LAYOUT, MIXED, PREFILL, STORE, hold, info, keys, make_fleet, member
 
 BLOCK = LAYOUT.block_tokens
@@ -183,6 +184,7 @@ def test_the_limit_is_named_where_it_decided():
     )
 
 
+@REPLACES_METHODS
 def test_the_pair_is_named_where_it_decided(monkeypatch):
     monkeypatch.setattr(Pairs, "places_of", lambda *_: (1, None))
     said, _ = decide(make_fleet(("a", MIXED), ("b", MIXED)), "pinyon", PlacementRequest("r", "m", 33, keys(1, 2), 8))

@@ -13,6 +13,7 @@ from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import TransferCostModel
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import MIXED, STORE, hold, info, keys, make_fleet, member
 
 NOW_S = 50.0
@@ -53,6 +54,7 @@ def test_others_time_decides_among_those_that_are_in_time() -> None:
         placed(queues(), Pinyon(BY_COST), 0.9)
 
 
+@REPLACES_METHODS
 def test_a_pair_has_nothing_that_would_be_late_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """To be fetched later what is computed here would take 10 s, so the pair may cost as much more."""
     fleet = queues()
