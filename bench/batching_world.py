@@ -116,6 +116,7 @@ class World:
             active_prefills,
             1 << 20,
             batching=batching,
+            kernel=engine.kernel,
             spare_queued=True,
         )
         self.decisions = InstanceDecisions(config)

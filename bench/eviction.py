@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from bench import eviction_aims, eviction_sweep
 from bench.eviction_cells import BELADY, LRU, OWN, Cell, Outcome, measure_all
 from bench.eviction_decision import DECISION_US, decisions
 from bench.eviction_traces import Generated, Public, requests_of
-from bench.report import Aim, Report, parser, progress
+from bench.report import Aim, Report, number, parser, progress
 from pinyon.core.errors import PinyonError
 from pinyon.reproduction import FIGURES, SOURCES
 
@@ -131,25 +131,14 @@ def measure_sweep(arguments: argparse.Namespace, report: Report) -> None:
     progress(eviction_sweep.markdown(wanted, cells.found))
 
 
-def _number(low: int, high: int) -> Callable[[str], int]:
-    """Of an option."""
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"not a number from {low} to {high}: {text!r}")
-        return int(text)
-
-    return read
-
-
 def _arguments() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
     options.add_argument("--traces", type=Path, default=TRACES, help="folder of the public traces")
-    options.add_argument("--processes", type=_number(1, 64), default=2, help="at a time (default 2)")
+    options.add_argument("--processes", type=number(1, 64), default=2, help="at a time (default 2)")
     options.add_argument("--sweep", action="store_true", help="the generator's free parameters instead")
     options.add_argument(
-        "--corners", type=_number(0, CORNERS_MAX), default=6, help="of the sweep, drawn by --seed (default 6)"
+        "--corners", type=number(0, CORNERS_MAX), default=6, help="of the sweep, drawn by --seed (default 6)"
     )
     arguments = options.parse_args()
     if arguments.traces != TRACES and not arguments.traces.is_dir():

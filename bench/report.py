@@ -8,11 +8,11 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Aim", "Report", "parser", "percentile", "summary"]
+__all__ = ["Aim", "Report", "number", "parser", "percentile", "progress", "summary"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,17 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     options.add_argument("--quick", action="store_true", help="a rough answer within 50 s")
     options.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
     return options
+
+
+def number(low: int, high: int) -> Callable[[str], int]:
+    """Of an option."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"not a number from {low} to {high}: {text!r}")
+        return int(text)
+
+    return read
 
 
 def progress(text: str) -> None:

@@ -7,12 +7,13 @@ import functools
 import secrets
 import signal
 import time
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import BATCHING_POLICIES, StepSeen
+from pinyon.batching import BATCHING_POLICIES, StepScheduler, StepSeen
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
@@ -50,6 +51,7 @@ from services.worker.kv.fetch import BlockSource, Fetcher
 from services.worker.kv.lending import CachedBlockServicer, LeaseLimits
 from services.worker.kv.storage import ObjectStore, Storage
 from services.worker.kv.swaps import Swaps
+from services.worker.learned import restore_learned, save_learned
 from services.worker.ledger import Ledger
 from services.worker.metrics import WorkerMetrics, register_gauges
 from services.worker.parts import Parts
@@ -94,7 +96,7 @@ class Worker:
                 kernel=settings.attention_kernel,
             )
         self.engine = engine
-        facts = (engine.layout, engine.num_blocks, security.secret, engine.unsupported)
+        facts = (engine.layout, engine.num_blocks, security.secret, engine.unsupported, engine.kernel)
         self.served = Served(instance_id, Role(settings.role), card, *facts)
         self.address = ""
         self.report: ReportSession | None = None
@@ -105,6 +107,9 @@ class Worker:
         self._store: StoreClient | None = None
         self._journal: JournalFile | None = None
         self._last_decode_s = 0.0
+        self._batching = settings.batching
+        """The choice in force."""
+        self._steps: StepScheduler | None = None
         self._announcing: asyncio.Task[None] | None = None
 
     # -- life
@@ -118,6 +123,9 @@ class Worker:
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
         self._refits = RefitThread(policies=1 if settings.dram_blocks == 0 else 2)
         decisions = self._decisions()
+        self._steps = decisions.steps
+        if settings.batching_table:
+            restore_learned(Path(settings.batching_table), self._steps, self._batching, self.served.kernel)
         readers = LeaseKeys(self.transfer, region)
         swaps = None
         if settings.dram_blocks:
@@ -239,6 +247,7 @@ class Worker:
         """Another batching policy, with all that wait and run here. Raises ``ValueError`` for an unknown one."""
         self.parts.cache.switch(choice)
         self.parts.members.switch(choice)
+        self._batching = choice
         self.parts.engine_loop.wake()
 
     def _set_draining(self, draining: bool) -> None:
@@ -259,6 +268,8 @@ class Worker:
         await self.decodes.drained(drain_s)
         await self.prefills.drained(max(0.0, deadline - self._clock()))
         await self.parts.engine_loop.close()  # first: the others wait for the end of its step
+        if self.settings.batching_table and self._steps is not None:
+            save_learned(Path(self.settings.batching_table), self._steps.learned(), self._batching, self.served.kernel)
         await self.decodes.close()
         await self.prefills.close()
         if self.report is not None:
@@ -291,6 +302,7 @@ class Worker:
             eviction=whole_choice(settings.eviction, self._clock),
             batching=settings.batching,
             service_order=settings.service_order,
+            kernel=served.kernel,
             spare_queued=settings.spare_queued,
             refits_apart=True,
             first_lease_id=1 + secrets.randbits(48),
@@ -336,8 +348,11 @@ class Worker:
             return
         now_s = self._clock()
         if self._last_decode_s:
-            kv_tokens = sum(slot.position for slot in step.slots)
-            self.parts.ledger.token_times.decoded(decodes, now_s - self._last_decode_s, kv_tokens)
+            members = self.parts.members
+            of_step = decodes >= members.running  # some may have ended with it
+            kv_tokens = sum(slot.position for slot in step.slots) if of_step else members.kv_tokens
+            times = self.parts.ledger.token_times
+            times.decoded(decodes, now_s - self._last_decode_s, kv_tokens, running=members.running)
         self._last_decode_s = now_s
 
 

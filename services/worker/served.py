@@ -26,6 +26,8 @@ class Served:
     """The cluster's, which block keys start from; empty: none."""
     unsupported: frozenset[str] = frozenset()
     """Sampling parameters that the engine does not heed."""
+    kernel: str = ""
+    """See :attr:`services.worker.engines.protocol.Engine.kernel`."""
 
     @property
     def name(self) -> str:

@@ -68,6 +68,9 @@ class WorkerSettings(TransferSettings, JournalSettings):
     batching: Annotated[str, AfterValidator(BATCHING_POLICIES.checked)] = Field(
         BATCHING_DEFAULT, description=f"who enters the batch: {BATCHING_POLICIES.described}"
     )
+    batching_table: str = Field(
+        "", max_length=4096, description="a file that keeps what the batching policy learns; empty: it begins anew"
+    )
     service_order: Annotated[str, AfterValidator(SERVICE_ORDERS.checked)] = Field(
         SERVICE_ORDER_DEFAULT, description=f"whose prompt is computed next: {SERVICE_ORDERS.described}"
     )

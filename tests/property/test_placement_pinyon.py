@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -50,28 +50,30 @@ class World:
 
 
 def world(seed: int, *, sources: int, short_first: bool | None) -> World:
-    """``short_first`` None: some are so. Sources of more than an instance holds itself are so many store nodes."""
+    """``short_first`` None: some are so. Sources of more than an instance holds itself are so many store nodes. They
+    share three hosts, each kind of path is as fast as it likes, and some store nodes have SSDs."""
     rng = Random(seed)
     names = tuple(f"m{number}" for number in range(rng.randrange(2, 7)))
     fleet = make_fleet()
     for name in names:
         first = rng.random() < 0.5 if short_first is None else short_first
-        fleet.join(info(name, Role.MIXED, short_first=first), 0.0)
+        fleet.join(info(name, Role.MIXED, short_first=first, address=f"h{rng.randrange(3)}:{name}"), 0.0)
     blocks = rng.randrange(0, 40)
     deepest = 0
     for name in names:
         state = member(fleet, name)
         speed = rng.choice((1e-5, 1e-4, 1e-3))
         state.prefill_model = KnownPrefillCost((rng.choice((0.0, 1e-3)), speed, speed / 45_000))
-        path = rng.choice((0.0, 1e-3)), rng.choice((1e-9, 1e-8, 1e-7))
-        state.transfer_model = TransferCostModel((path,) * PATH_KINDS)
+        paths = [(rng.choice((0.0, 1e-3)), rng.choice((1e-9, 1e-8, 1e-7, 1e-6))) for _ in range(PATH_KINDS)]
+        state.transfer_model = TransferCostModel(tuple(paths))
         state.learned()
         state.transfers_learned()
         own = rng.randrange(0, blocks // 2 + 1)
         deepest = max(deepest, own)
         hold(fleet, name, range(1, own + 1))
     for number in range(sources):
-        fleet.join(info(f"s{number}", Role.STORE), 0.0)
+        where = f"h{rng.randrange(4)}:{number}"
+        fleet.join(info(f"s{number}", Role.STORE, address=where, on_ssd=rng.random() < 0.3), 0.0)
         cut = blocks * number // sources
         hold(fleet, f"s{number}", range(cut + 1, rng.randrange(max(cut, deepest), blocks + 1) + 1))
     waiting = {name: [rng.choice((900, 40_000, 700_000)) for _ in range(rng.randrange(0, 4))] for name in names}
@@ -150,8 +152,8 @@ def alike(loops: Costs, arrays: Costs, count: int) -> None:
         one, other = loops.at(place), arrays.at(place)
         for name in ("local", "reach", "room_s", "wait_s", "transfer_s", "prefill_s", "cost_s"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-9)
-    those, others = loops.considered(), arrays.considered()
-    for name in ("expected", "reach", "rooms_s", "queues_s", "transfers_s", "prefills_s"):
+    those, others = loops.considered(0, False), arrays.considered(0, False)
+    for name in ("expected", "reach", "rooms_s", "queues_s", "transfers_s", "prefills_s", "costs_s"):
         assert np.allclose(getattr(those, name), getattr(others, name), rtol=0, atol=1e-9)
 
 
@@ -164,6 +166,34 @@ def test_of_several_sources_as_well_where_prompts_come_in_turn(seed: int, source
     chosen = each[decision.prefill.info.instance_id]
     assert chosen[0] == pytest.approx(min(cost for cost, *_ in each.values()), abs=1e-8)
     assert decision.reused_blocks == chosen[4]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from((0.02, 0.3, 0.8, 2.0)), st.booleans(), st.booleans())
+def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named: bool, pair: bool) -> None:
+    """By both ways: the cheapest of those in time, which is the cheapest of all where that is one of them."""
+    it = world(seed, sources=1, short_first=True)
+    request = replace(it.request, ttft_slo_s=limit_s, ttft_slo_named=named)
+    each = {name: costs(it, member(it.fleet, name), 1.0, True) for name in it.names}
+    ttfts_s = {name: wait_s + transfer_s + prefill_s for name, (_, wait_s, transfer_s, prefill_s, _) in each.items()}
+    limits_s = {
+        name: limit_s if named else max(limit_s, 1.25 * (transfer_s + prefill_s))
+        for name, (_, _, transfer_s, prefill_s, _) in each.items()
+    }
+    in_time = [name for name in it.names if ttfts_s[name] <= limits_s[name]]
+    policy = Pinyon(PinyonSettings(pair=pair))
+    chosen = policy.place(request, it.pool, it.match, NOW_S, Random(0)).prefill.info.instance_id
+    assert (chosen in in_time) == bool(in_time)
+    among = in_time or it.names
+    if not pair:
+        assert each[chosen][0] == pytest.approx(min(each[name][0] for name in among), abs=1e-8)
+    asked = CostTerms(1.0, True, True), request, it.pool, it.match, NOW_S, None
+    for ways in (CostLoops(*asked), CostArrays(*asked)):
+        place = ways.cheapest_in_time(0.0, -1)
+        if place is None:
+            assert not in_time
+        else:
+            assert each[it.names[place]][0] == pytest.approx(min(each[name][0] for name in in_time), abs=1e-8)
 
 
 @settings(max_examples=200, deadline=None)

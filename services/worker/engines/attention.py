@@ -133,14 +133,14 @@ class PagedAttention:
             values = rng.standard_normal(shape, dtype=np.float32)
 
             def one_tile(lanes: _F32, keys: _F32 = keys, values: _F32 = values) -> _F32:
-                # Alone in its row of tiles and beside another: the tiles of a segment lie abreast.
+                # As the only tile and between others, whose lanes then lie abreast of its own: each lane by turns.
                 tiled = np.zeros((1, self._kv_heads, self._dim, 3, TILE), np.float32)
                 tiled[0, :, :, 1] = lanes
-                beside = self._attend_segments(tiled, TILE, keys, values)[0, 0, :, 1]
-                alone: _F32 = self._attend_segments(np.ascontiguousarray(tiled[..., 1:2, :]), TILE, keys, values)[
-                    0, 0, :, 0
-                ]
-                return np.concatenate((alone, beside))
+                only = np.ascontiguousarray(tiled[:, :, :, 1:2])
+                between = self._attend_segments(tiled, TILE, keys, values)[0, 0, :, 1]
+                alone = self._attend_segments(only, TILE, keys, values)[0, 0, :, 0]
+                odd = np.arange(TILE) % 2 == 1
+                return np.concatenate((np.where(odd, alone, between), np.where(odd, between, alone)))
 
             check_lanes_alike(one_tile, self._dim, f"attention over {length} keys")
 
@@ -161,15 +161,15 @@ class PagedAttention:
         if self._kv_space.shape[0] < size:
             self._kv_space = np.empty(size + size // 2, np.float32)
         space = self._kv_space[:size].reshape(2, n, tokens, width)
+        rows = np.empty((2, n, count), np.int64)
         if per_block == 1:
-            rows = (pieces * layout.layers + layer) * 2
+            rows[...] = (pieces * layout.layers + layer) * 2
         else:
             block, part = np.divmod(pieces, per_block)
-            rows = (block * layout.layers + layer) * (2 * per_block) + part
-        for which in (0, 1):
-            # mode="clip" writes straight into the workspace ("raise" would buffer); ids were checked before.
-            target = space[which].reshape(n * count, -1)
-            np.take(self._planes, rows.reshape(-1) + which * per_block, axis=0, out=target, mode="clip")
+            rows[...] = (block * layout.layers + layer) * (2 * per_block) + part
+        rows[1] += per_block
+        # mode="clip" writes straight into the workspace ("raise" would buffer); ids were checked before.
+        self._planes.take(rows.reshape(-1), axis=0, out=space.reshape(2 * n * count, -1), mode="clip")
         if ends is not None:
             for number, end in enumerate(ends):
                 # Never what the pool or the workspace held before: it may be NaN, and 0 * NaN is not 0.
@@ -259,8 +259,7 @@ class PagedAttention:
     def _from_tiles(self, lanes: _Queries, n: int) -> _Queries:
         """``(..., kv_heads, features, tiles, queries of a tile)`` to ``(..., n, kv_heads, features)``."""
         *outer, kv_heads, features, tiles, slots = lanes.shape
-        by_query = np.moveaxis(lanes.reshape(*outer, kv_heads, features, tiles * slots)[..., :n], -1, -3)
-        return by_query
+        return np.moveaxis(lanes.reshape(*outer, kv_heads, features, tiles * slots)[..., :n], -1, -3)
 
     def _attend_segments(
         self,

@@ -12,6 +12,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from services.worker.engines.blas import TILE
+
 __all__ = ["LENGTH_STEP", "SEGMENT_TOKENS", "blocks_of_lanes", "exp_of_softmax", "last_length", "merge"]
 
 _F32 = npt.NDArray[np.float32]
@@ -25,6 +27,9 @@ LENGTH_STEP = 64
 """A query's last segment is padded to a multiple of this. A prompt's queries are computed in panels of as many
 positions."""
 
+_ELEMENTS = [np.dtype((np.void, 4 * lanes)) for lanes in range(TILE + 1)]
+"""By float32 in each."""
+
 _ABREAST = 32
 """Keys whose sums are taken side by side."""
 
@@ -37,8 +42,9 @@ def last_length(position: int) -> int:
 def blocks_of_lanes(array: _F32, lanes: int) -> npt.NDArray[np.void]:
     """A view of the last axis as elements of so many lanes each, what is left over cut off: copied as one element, few
     lanes are copied several times as fast as one by one."""
-    count = array.shape[-1] // lanes
-    return array[..., : count * lanes].view(np.dtype((np.void, lanes * array.itemsize)))
+    if left_over := array.shape[-1] % lanes:
+        array = array[..., :-left_over]
+    return array.view(_ELEMENTS[lanes])
 
 
 def exp_of_softmax(scores: _F32) -> tuple[_F32, _F32]:

@@ -67,10 +67,10 @@ class Fcfs:
 
     def adopt(self, request: BatchRequest, now_s: float) -> None:
         self._running[request.number] = now_s if request.decodes else None
-        if self._bound is not None:
-            self._bound.admitted(request)
         if request.decodes:
             self._decoded.adopt(request)
+        if self._bound is not None:
+            self._bound.admitted(request)
 
     def _line(self, request: BatchRequest) -> WaitingLine:
         return self._decoded if request.decodes else self._foreign

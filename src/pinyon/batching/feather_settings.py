@@ -20,6 +20,9 @@ from pinyon.batching.stopping import (
 __all__ = ["FeatherSettings", "Learning"]
 
 
+GROUPED = "grouped"
+
+
 class Learning(StrEnum):
     """How ``feather`` decides that a batch stays as it is."""
 
@@ -36,7 +39,12 @@ class FeatherSettings(SharedPrefixSettings):
     stop: Learning = Learning.BANDIT
     seed: int = 0
 
-    def stopping(self) -> StoppingPolicy:
+    def stopping(self, kernel: str = "") -> StoppingPolicy:
+        """``kernel``: how the engine's decode attention reads shared KV. Where each group of a batch reads its own
+        prefix once (``grouped``, as PAT does), a larger batch costs no prefix anything: rules that keep it from
+        growing are of no use, and those that learn find that out."""
+        if self.stop is Learning.HEURISTIC and kernel == GROUPED:
+            return Always()
         if self.stop is Learning.BANDIT:
             return Bandit(BanditSettings())
         if self.stop is Learning.Q_LEARNING:

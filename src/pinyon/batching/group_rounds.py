@@ -7,6 +7,7 @@ from typing import Final
 
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.rounds import BATCHES_MAX, Formed
+from pinyon.batching.stopping import Always, StoppingPolicy
 
 __all__ = ["GroupRounds"]
 
@@ -19,6 +20,7 @@ class GroupRounds:
 
     def __init__(self, group_blocks: int) -> None:
         self.chunk_blocks = group_blocks
+        self.stopping: StoppingPolicy = Always()
         self._paths: dict[int, Sequence[int]] = {}
         """Of those that run."""
         self._members: dict[int, dict[int, None]] = {}

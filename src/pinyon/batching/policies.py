@@ -44,10 +44,11 @@ class Batching(NamedTuple):
     """A choice: who gets KV memory, and whom a step decodes of those that have it."""
 
     policy: Callable[[Holdings], BatchingPolicy]
-    rounds: Callable[[], Rounds | None]
+    rounds: Callable[[str], Rounds | None]
+    """For an engine with this attention kernel; "": it is not known."""
 
 
-def _everybody() -> None:
+def _everybody(kernel: str) -> None:
     """A step decodes all that run."""
 
 
@@ -62,14 +63,14 @@ def _most_in_time(settings: RoomInTimeSettings) -> Batching:
 def _feather(settings: FeatherSettings) -> Batching:
     return Batching(
         lambda holdings: Fcfs(holdings, BySharedPrefix(settings)),
-        lambda: PrefixRounds(settings.stopping(), settings.chunk_blocks),
+        lambda kernel: PrefixRounds(settings.stopping(kernel), settings.chunk_blocks),
     )
 
 
 def _oracle(settings: OracleSettings) -> Batching:
     return Batching(
         lambda holdings: Fcfs(holdings, BySharedPrefix(settings.line(), levels=1)),
-        lambda: GroupRounds(settings.group_blocks),
+        lambda kernel: GroupRounds(settings.group_blocks),
     )
 
 

@@ -50,6 +50,7 @@ class Rounds(Protocol):
 
     chunk_blocks: int
     """Blocks of a request that are one level of its path."""
+    stopping: StoppingPolicy
 
     def add(self, number: int, path: Sequence[int]) -> None:
         """It is running from now on. ``path``: the last block of each level of its prompt."""

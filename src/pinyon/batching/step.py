@@ -85,14 +85,19 @@ class StepScheduler:
     """One step at a time: ``decide``, then ``fold``. Prompts and decoded requests have numbers of their own each.
 
     ``order`` is of the prompts that are here, and this is its only user; none: first come, first served.
-    ``rounds`` chooses whom a step decodes; none: all that run.
+    ``rounds`` chooses whom a step decodes; none: all that run. ``kernel`` is the engine's, for other rounds.
     """
 
     def __init__(
-        self, limits: StepLimits, order: ServiceOrder[int] | None = None, rounds: Rounds | None = None
+        self,
+        limits: StepLimits,
+        order: ServiceOrder[int] | None = None,
+        rounds: Rounds | None = None,
+        kernel: str = "",
     ) -> None:
         self._limits = limits
         self._rounds = rounds
+        self._kernel = kernel
         self._paths: dict[int, Sequence[int]] = {}
         """Of those that wait, if there are rounds."""
         self._planned: Rounds | None = None
@@ -244,7 +249,7 @@ class StepScheduler:
     def switch(self, choice: str, tables: Mapping[int, tuple[Sequence[int], int]]) -> None:
         """Rounds of another batching policy. ``tables``: of each decoded request its blocks, and the tokens whose KV
         is there. A step under way ends as it is. Raises ``ValueError`` for an unknown policy."""
-        self._rounds = BATCHING_POLICIES.make(choice).rounds()
+        self._rounds = BATCHING_POLICIES.make(choice).rounds(self._kernel)
         self._paths = {}
         if self._rounds is None:
             return
@@ -252,6 +257,17 @@ class StepScheduler:
             self._rounds.add(number, self.path(*tables[number]))
         for number in self._waiting:
             self._paths[number] = self.path(*tables[number])
+
+    def learned(self) -> dict[str, list[float]]:
+        """What the policy of rounds has learned, for :meth:`restore`; empty where nothing is learned."""
+        return {} if self._rounds is None else self._rounds.stopping.table()
+
+    def restore(self, table: Mapping[str, Sequence[float]]) -> None:
+        """Raises ``ValueError`` if that is nothing that this policy has learned."""
+        if self._rounds is not None:
+            self._rounds.stopping.restore(table)
+        elif table:
+            raise ValueError("a policy that does not learn has no table")
 
     @property
     def formed(self) -> Formed:

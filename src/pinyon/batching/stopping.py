@@ -290,7 +290,7 @@ class QLearningSettings:
 
     rate: float = 0.1
     discount: float = 0.8
-    decay: float = 0.99
+    decay: float = 0.97
     explore_min: float = 0.01
     awake: float = 0.3
     seed: int = 0

@@ -21,14 +21,18 @@ class TokenTimes:
         self._seconds = 0.0
         self._steps = self._tokens = self._batches = self._kv_tokens = 0
 
-    def decoded(self, requests: int, seconds: float, kv_tokens: int, steps: int = 1) -> None:
-        """In each of so many steps ``requests`` got a token, ``seconds`` after the one before, by reading the KV of so
-        many."""
+    def decoded(self, requests: int, seconds: float, kv_tokens: int, steps: int = 1, running: int = 0) -> None:
+        """In each of so many steps ``requests`` got a token, ``seconds`` after the step before, of ``running`` ones (0:
+        of no others) whose KV is of so many tokens.
+
+        Where others run that get theirs in other steps of a round, a token comes as much later as there are more of
+        them: in the mean over a whole round that is its length, and all that run count as the batch."""
+        running = max(running, requests)
         tokens = requests * steps
         self._tokens += tokens
-        self._seconds += tokens * seconds
+        self._seconds += steps * running * seconds
         self._steps += steps
-        self._batches += tokens * requests
+        self._batches += tokens * running
         self._kv_tokens += tokens * kv_tokens
 
     def take(self, *, idle: bool) -> tuple[float, float, float]:

@@ -137,7 +137,8 @@ class ByTurn:
         self._now_s = 0.0
         self._room = 0
         self._turns: Iterator[int] | None = None
-        """Turns behind those that were seen."""
+        """Turns, behind those that were seen or are among ``_known``."""
+        self._known: set[int] = set()
         self._seen: list[int] = []
         """Whose turn it would be, as far as was asked; none that was taken or left."""
         self._seen_s = 0.0
@@ -197,10 +198,14 @@ class ByTurn:
         """One turn more; there is one."""
         if not self._seen and not self._taken:
             self._seen_s = self._now_s
+        # No generator expression: compiled, that asks for all turns at once.
         if self._turns is None:
-            known = {*self._seen, *self._taken}
-            self._turns = (number for number in self._order.turns(self._now_s) if number not in known)
-        self._seen.append(next(self._turns))
+            self._known = {*self._seen, *self._taken}
+            self._turns = self._order.turns(self._now_s)
+        number = next(self._turns)
+        while number in self._known:
+            number = next(self._turns)
+        self._seen.append(number)
 
     def take(self, number: int, room_blocks: int) -> None:
         self._room = room_blocks

@@ -24,6 +24,8 @@ x-request-id, or the id of a completion (chatcmpl-...); or the request_id of a l
 last decisions (--explain-max)."""
 
 PARTS = ("room", "queue", "transfer", "prefill", "drain")
+GUESSED = ("transfer_ms", "ttft_ms")
+"""What is not exact where an instance's fetch was only estimated."""
 
 
 def add_command(commands: Any) -> None:
@@ -100,7 +102,9 @@ def _table(decision: conductor_pb2.ExplainedDecision) -> Table:
     shown = [(name, field) for name, field in blocks + parts if any(getattr(each, field) for each in candidates)]
     table = Table(box=None, pad_edge=False)
     table.add_column("instance")
-    for column, _ in (*shown, ("first token", "")):
+    others = any(each.others_ms for each in candidates)
+    shown_after = [("first token", "ttft_ms"), *([("others' time", "others_ms")] if others else [])]
+    for column, _ in (*shown, *shown_after):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     placement = decision.placement
@@ -110,13 +114,19 @@ def _table(decision: conductor_pb2.ExplainedDecision) -> Table:
             note = "would have been taken" if decision.HasField("error") else "taken"
         elif each.instance_id == decision.alternate_instance_id:
             note = "the other one of the pair"
-        values = ((field, getattr(each, field)) for _, field in (*shown, ("", "ttft_ms")))
-        cells = [_ms(value) if field.endswith("_ms") else str(value) for field, value in values]
+        cells = [_cell(each, field) for _, field in (*shown, *shown_after)]
         table.add_row(Text(each.instance_id), *cells, Text(note))
     more = decision.candidates - 1 - len(decision.others)
     if more > 0:
         table.caption, table.caption_justify = f"and {more} more", "left"
     return table
+
+
+def _cell(each: conductor_pb2.Candidate, field: str) -> str:
+    value = getattr(each, field)
+    if not field.endswith("_ms"):
+        return str(value)
+    return f"{'~' if each.about and field in GUESSED else ''}{_ms(value)}"
 
 
 def _measured(decision: conductor_pb2.ExplainedDecision) -> str:

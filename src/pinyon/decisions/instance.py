@@ -41,6 +41,7 @@ INSTANCE_INPUTS = {
         "fold",
         "observe",
         "switch",
+        "restore",
     ),
 }
 """The methods that change something, by module."""
@@ -61,6 +62,8 @@ class InstanceConfig:
     eviction: str = "lru"
     batching: str = "fcfs"
     service_order: str = "fifo"
+    kernel: str = ""
+    """How the engine's decode attention reads shared KV, for batching policies; "": not known."""
     spare_queued: bool = False
     """What requests and prompts that wait want is evicted last."""
     refits_apart: bool = False
@@ -98,7 +101,7 @@ class InstanceDecisions:
         waiting: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
         computed: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
         self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills, order=waiting)
-        self.steps = StepScheduler(limits, computed, batching.rounds())
+        self.steps = StepScheduler(limits, computed, batching.rounds(config.kernel), config.kernel)
         if journal is not None:
             self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])
             self.eviction = journal.record("eviction", self.eviction, INSTANCE_INPUTS["eviction"])

@@ -103,4 +103,6 @@ def _candidate(each: Candidate) -> conductor_pb2.Candidate:
         prefill_ms=each.prefill_s * 1e3,
         drain_ms=each.drain_s * 1e3,
         ttft_ms=each.ttft_s * 1e3,
+        others_ms=each.others_s * 1e3,
+        about=each.about,
     )

@@ -1,7 +1,8 @@
 """What a request costs at each prefill instance of a pool, for the policy ``pinyon``.
 
-At first with what holds for most instances (they can fetch every block that anybody can be asked for); who seems the
-best is then looked at exactly, and the next best where it is not what it seemed.
+At first with what holds for most instances (they can fetch every block that anybody can be asked for, as fast as the
+best of the paths that these take); who seems the best is then looked at exactly, and the next best where it is not what
+it seemed. Those on the host of a source are told apart: theirs is another path, mostly a much faster one.
 
 There are two ways to look at all of them that come to the same: :class:`CostArrays` by operations on arrays, which take
 as long for one as for a hundred, and :class:`CostLoops` one by one, which is faster for few, and for any number where
@@ -26,13 +27,21 @@ from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
 from pinyon.placement.policy import NANO_S, Considered, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.transfer_cost import NETWORK, PATH_KINDS
+from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
 __all__ = ["EXAMINED_MAX", "Cost", "CostArrays", "CostLoops", "CostTerms", "Costs", "costs_of"]
 
 EXAMINED_MAX: Final = 8
 """Instances that are looked at exactly."""
-_NETWORK: Final = int(NETWORK)
+NEAR_MAX: Final = 16
+"""Sources of a span whose hosts are looked at: of a hot prefix most hosts have one."""
+SPANS_MAX: Final = 16
+"""Of a plan, so many are looked through for sources and their hosts."""
+_SSD: Final = int(SSD)
+_HOST: Final = int(HOST)
+_STORE: Final = int(STORE)
+_AT_STORE: Final = 1
+_AT_HOST: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,20 @@ class Cost:
         return self.reach > self.local
 
 
+class Paths:
+    """What a fetch may go over. ``far``: for any reader, the kind of path; ``ssd``: or from SSDs. ``at_store``,
+    ``at_host``: places of readers on the host of a store node, and of an instance, that they may ask; ``alone``: and
+    then of nobody else."""
+
+    __slots__ = ("alone", "at_host", "at_store", "far", "ssd")
+
+    def __init__(self, far: PathKind, ssd: bool, alone: bool, at_store: list[int], at_host: list[int]) -> None:
+        self.far, self.ssd, self.alone, self.at_store, self.at_host = far, ssd, alone, at_store, at_host
+
+
+_FAR: Final = Paths(NETWORK, False, False, [], [])
+
+
 class Costs:
     """The cost at each of the instances, by their places in the pool."""
 
@@ -86,6 +109,9 @@ class Costs:
         self.planner = FetchPlanner(pool, match)
         self._terms, self._request, self._pool, self._match, self._now_s = terms, request, pool, match, now_s
         self._gains_s = gains_s
+        self.examined: set[int] = set()
+        """Places that were looked at exactly."""
+        self._elsewhere_s, self._decodes = 0.0, -1
         self._look()
 
     def _look(self) -> None:
@@ -96,7 +122,7 @@ class Costs:
         """As far as it is known."""
         raise NotImplementedError
 
-    def considered(self) -> Considered:
+    def considered(self, cheapest: int, in_time: bool) -> Considered:
         """All of them; nobody may ask for anything else afterwards."""
         raise NotImplementedError
 
@@ -108,25 +134,98 @@ class Costs:
         """What is exactly so."""
         raise NotImplementedError
 
+    def _leave_out_late(self) -> None:
+        """From now on none of them is the lowest that is late by what is known."""
+        raise NotImplementedError
+
+    def _leave_out(self, place: int) -> None:
+        """Nor this one."""
+        raise NotImplementedError
+
+    def _left_out(self, place: int) -> bool:
+        raise NotImplementedError
+
     def _most(self) -> int:
         """Blocks that one who holds nothing can have fetched."""
         return self.planner.reach(FETCH_SPANS_MAX) if self._terms.fetch and self._match.blocks else 0
 
+    def _paths(self, most: int) -> Paths:
+        """Of fetches of so many leading blocks: as :class:`FetchPlanner` chooses their sources."""
+        pool = self._pool
+        neighbours = pool.neighbours
+        if not neighbours.mask and not neighbours.on_ssd:
+            return _FAR
+        spans = self._match.spans(0, most, pool.sources.mask, SPANS_MAX)
+        memory = ssd = False
+        at_store: list[int] = []
+        at_host: list[int] = []
+        for _, end, holders in spans:
+            stores = holders & neighbours.stores
+            sources = stores or holders
+            ssd = ssd or sources & neighbours.on_ssd != 0
+            memory = memory or sources & ~neighbours.on_ssd != 0 or (end < most and len(spans) == SPANS_MAX)
+            near = sources & neighbours.mask
+            found = at_store if stores else at_host
+            left = NEAR_MAX
+            while near and left:
+                bit = near & -near
+                near ^= bit
+                left -= 1
+                found.extend(pool.places_near(bit))
+        return Paths(NETWORK if memory else SSD, ssd and memory, len(spans) == 1 and not ssd, at_store, at_host)
+
     def cheapest(self) -> int:
         """The place of the instance with the least cost, exactly of those that seemed to have it."""
         place = self._lowest()
-        examined: set[int] = set()
+        examined = self.examined
         while place not in examined and len(examined) < EXAMINED_MAX and self.at(place).fetches:
-            examined.add(place)
             if self.correct(place):
                 place = self._lowest()
         if place in examined or not self.at(place).fetches:
             return place
         return self._lowest(examined)
 
+    def late(self, place: int) -> bool:
+        """Whether the first token would be later than the request's limit, by what is known of it."""
+        request, cost = self._request, self.at(place)
+        if request.ttft_slo_s <= 0:
+            return False
+        own_s = cost.transfer_s + cost.prefill_s + self._drain_s(place, cost)
+        elsewhere_s = 0.0 if place == self._decodes else self._elsewhere_s
+        return cost.wait_s + cost.room_s + elsewhere_s + own_s > request.ttft_limit_s(own_s)
+
+    def cheapest_in_time(self, elsewhere_s: float, decodes: int) -> int | None:
+        """As :meth:`cheapest`, of those where the first token is in time; None: there is none that is known.
+        ``elsewhere_s``: until it has KV memory at the instance that decodes, if that is not the one at the place
+        ``decodes``."""
+        self._elsewhere_s, self._decodes = elsewhere_s, decodes
+        self._leave_out_late()
+        examined = self.examined
+        most = len(examined) + EXAMINED_MAX
+        place = self._lowest()
+        while not self._left_out(place):
+            if place in examined or not self.at(place).fetches:
+                return place
+            if len(examined) >= most:
+                place = self._lowest(examined)
+                return None if self._left_out(place) else place
+            self.correct(place)
+            if self.late(place):
+                self._leave_out(place)
+            place = self._lowest()
+        return None
+
+    def _drain_s(self, place: int, cost: Cost) -> float:
+        state = self._pool.prefills[place]
+        if state.info.stages == 1:
+            return 0.0
+        reused = self._request.reused_tokens(cost.reach, self._pool.layout.block_tokens)
+        return state.drain_s(self._request.prompt_tokens, reused, cost.wait_s)
+
     def correct(self, place: int) -> bool:
         """What is exactly so of an instance that seemed to fetch. Returns whether that costs more."""
         seemed = self.at(place)
+        self.examined.add(place)
         pool, request, local = self._pool, self._request, seemed.local
         state, block_tokens = pool.prefills[place], pool.layout.block_tokens
         reach = self._match.extent(local, pool.sources_for(state).mask & ~state.bit, FETCH_SPANS_MAX)
@@ -155,6 +254,10 @@ class _InArrays(NamedTuple):
     queues_s: NDArray[np.float64]
     transfers_s: NDArray[np.float64]
     prefills_s: NDArray[np.float64]
+    costs_s: NDArray[np.float64]
+    exact: set[int]
+    cheapest: int
+    in_time: bool
 
 
 class _InLoops:
@@ -168,9 +271,15 @@ class _InLoops:
         queues_s: vec[float],
         transfers_s: vec[float],
         prefills_s: vec[float],
+        costs_s: vec[float],
+        exact: set[int],
+        cheapest: int,
+        in_time: bool,
     ) -> None:
         self._expected, self._reach = expected, reach
         self._rooms_s, self._queues_s, self._transfers_s, self._prefills_s = rooms_s, queues_s, transfers_s, prefills_s
+        self._costs_s = costs_s
+        self.exact, self.cheapest, self.in_time = exact, cheapest, in_time
 
     @property
     def expected(self) -> NDArray[np.int64]:
@@ -196,6 +305,10 @@ class _InLoops:
     def prefills_s(self) -> NDArray[np.float64]:
         return np.frombuffer(memoryview(self._prefills_s), np.float64)
 
+    @property
+    def costs_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._costs_s), np.float64)
+
 
 class CostLoops(Costs):
     """See the module."""
@@ -215,15 +328,24 @@ class CostLoops(Costs):
             rows, held, places = pool.row_numbers, match.soon.held_in_loop(pool.last_row + 1), self._local
             for place in range(count):
                 places[place] = held[rows[place]]
-        self._fill(self._most(), self._now_s)
+        most = self._most()
+        paths = self._paths(most) if most else _FAR
+        told_apart = self._reach
+        for place in paths.at_store:
+            told_apart[place] = _AT_STORE
+        for place in paths.at_host:
+            told_apart[place] |= _AT_HOST
+        self._fill(most, self._now_s, int(paths.far), paths.ssd, paths.alone)
+        self._ranked_s = self._cost_s
         if self._gains_s is not None:
             cost_s = self._cost_s
             for at, gain_s in enumerate(self._gains_s.tolist()):
                 cost_s[at] -= gain_s
 
-    def _fill(self, most: i64, now_s: float) -> None:
+    def _fill(self, most: i64, now_s: float, far: i64, ssd: bool, alone: bool) -> None:
         """Of each, the times to fetch and to compute (where it seems sooner to fetch so many leading blocks, as many as
-        can be asked for, that), its turn as in :meth:`LoadTable.turns`, and all that together."""
+        can be asked for, that), its turn as in :meth:`LoadTable.turns`, and all that together. ``far``, ``ssd``,
+        ``alone``: as of :class:`Paths`; who is on the host of a source is said where its reach will be."""
         pool, request, loads, terms = self._pool, self._request, self._pool.prefills[0].loads, self._terms
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
         queued_us, ends_s, reported_s = loads.queued_us, loads.ends_s, loads.reported_s
@@ -233,7 +355,6 @@ class CostLoops(Costs):
         order, others = terms.order, terms.others
         tokens, block_tokens = float(request.prompt_tokens), pool.layout.block_tokens
         block_bytes = float(pool.prefills[0].block_bytes)
-        network: i64 = _NETWORK
         capacity: i64 = len(queued_us)
         reused_most = reused = rest = missing_bytes = 0.0
         if most:
@@ -252,11 +373,23 @@ class CostLoops(Costs):
             k0, k1, k2 = coefficients[at], coefficients[at + 1], coefficients[at + 2]
             prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
             transfer_s = 0.0
+            near = reach[place]
             reach[place] = local
             if most > local:
                 short_s = k0 + k1 * rest_most + k2 * rest_most * (tokens + reused_most)
-                way = (row * PATH_KINDS + network) * 2
+                way = (row * PATH_KINDS + far) * 2
                 fetch_s = transfer[way] + transfer[way + 1] * missing_bytes
+                if ssd:
+                    way = (row * PATH_KINDS + _SSD) * 2
+                    fetch_s = min(fetch_s, transfer[way] + transfer[way + 1] * missing_bytes)
+                elif near and alone:
+                    fetch_s = inf
+                if near & _AT_STORE:
+                    way = (row * PATH_KINDS + _STORE) * 2
+                    fetch_s = min(fetch_s, transfer[way] + transfer[way + 1] * missing_bytes)
+                if near & _AT_HOST:
+                    way = (row * PATH_KINDS + _HOST) * 2
+                    fetch_s = min(fetch_s, transfer[way] + transfer[way + 1] * missing_bytes)
                 if fetch_s + short_s < prefill_s:
                     transfer_s, prefill_s = fetch_s, short_s
                     reach[place] = most
@@ -279,13 +412,26 @@ class CostLoops(Costs):
             self._transfer_s[place], self._prefill_s[place], self._cost_s[place],
         )  # fmt: skip
 
-    def considered(self) -> Considered:
+    def considered(self, cheapest: int, in_time: bool) -> Considered:
         return _InLoops(
-            self._local, self._reach, self._room_s, self._wait_s, self._transfer_s, self._prefill_s
+            self._local, self._reach, self._room_s, self._wait_s, self._transfer_s, self._prefill_s, self._cost_s,
+            self.examined, cheapest, in_time,
         )  # fmt: skip
 
+    def _leave_out_late(self) -> None:
+        self._ranked_s = self._cost_s[:]
+        for place in range(self._count):
+            if self.late(place):
+                self._ranked_s[place] = inf
+
+    def _leave_out(self, place: int) -> None:
+        self._ranked_s[place] = inf
+
+    def _left_out(self, place: int) -> bool:
+        return self._ranked_s[place] == inf
+
     def _lowest(self, among: Collection[int] | None = None) -> int:
-        costs_s, reach, local = self._cost_s, self._reach, self._local
+        costs_s, reach, local = self._ranked_s, self._reach, self._local
         least_s, near_s = inf, NANO_S
         for place in range(self._count):
             if costs_s[place] < least_s and (among is None or reach[place] == local[place] or place in among):
@@ -304,7 +450,7 @@ class CostLoops(Costs):
     def _put(self, place: int, cost: Cost) -> None:
         self._reach[place], self._wait_s[place] = cost.reach, cost.wait_s
         self._transfer_s[place], self._prefill_s[place] = cost.transfer_s, cost.prefill_s
-        self._cost_s[place] = cost.cost_s
+        self._cost_s[place] = self._ranked_s[place] = cost.cost_s
 
 
 class CostArrays(Costs):
@@ -325,13 +471,25 @@ class CostArrays(Costs):
         self._cost_s = self._wait_s + self._room_s + self._transfer_s + self._prefill_s * (1 + terms.others * before)
         if self._gains_s is not None:
             self._cost_s -= self._gains_s
+        self._ranked_s = self._cost_s
 
     def _fetch(self, most: int) -> None:
         """Where it seems sooner to fetch so many leading blocks, as many as can be asked for."""
         pool, block_tokens = self._pool, self._pool.layout.block_tokens
         missing = most - self._local
-        start_s, byte_s = pool.transfers(NETWORK)
-        transfer_s = start_s + byte_s * (missing * pool.layout.block_bytes)
+        size = missing * pool.layout.block_bytes
+        paths = self._paths(most)
+        start_s, byte_s = pool.transfers(paths.far)
+        transfer_s = start_s + byte_s * size
+        if paths.ssd:
+            start_s, byte_s = pool.transfers(SSD)
+            transfer_s = np.minimum(transfer_s, start_s + byte_s * size)
+        if paths.alone:
+            transfer_s[paths.at_store + paths.at_host] = np.inf
+        for kind, places in ((STORE, paths.at_store), (HOST, paths.at_host)):
+            if places:
+                start_s, byte_s = pool.transfers(kind)
+                transfer_s[places] = np.minimum(transfer_s, start_s + byte_s * size)[places]
         tokens = self._request.prompt_tokens
         prefill_s = pool.prefills_s(tokens, self._request.reused_tokens(most, block_tokens))
         sooner = (missing > 0) & (transfer_s + prefill_s < self._prefill_s)
@@ -345,22 +503,38 @@ class CostArrays(Costs):
             float(self._transfer_s[place]), float(self._prefill_s[place]), float(self._cost_s[place]),
         )  # fmt: skip
 
-    def considered(self) -> Considered:
+    def considered(self, cheapest: int, in_time: bool) -> Considered:
         return _InArrays(
-            self._local, self._reach, self._room_s, self._wait_s, self._transfer_s, self._prefill_s
+            self._local, self._reach, self._room_s, self._wait_s, self._transfer_s, self._prefill_s, self._cost_s,
+            self.examined, cheapest, in_time,
         )  # fmt: skip
+
+    def _leave_out_late(self) -> None:
+        owns_s = self._transfer_s + self._prefill_s
+        for place in self._pool.pipelines:
+            owns_s[place] += self._drain_s(place, self.at(place))
+        ttfts_s = self._wait_s + self._room_s + owns_s + self._elsewhere_s
+        if self._decodes >= 0:
+            ttfts_s[self._decodes] -= self._elsewhere_s
+        self._ranked_s = np.where(ttfts_s > self._request.ttft_limits_s(owns_s), np.inf, self._cost_s)
+
+    def _leave_out(self, place: int) -> None:
+        self._ranked_s[place] = np.inf
+
+    def _left_out(self, place: int) -> bool:
+        return bool(self._ranked_s[place] == np.inf)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
         if among is None:
-            return self._pool.place_of_lowest(self._cost_s)
+            return self._pool.place_of_lowest(self._ranked_s)
         allowed = self._reach == self._local
         allowed[list(among)] = True
-        return self._pool.place_of_lowest(np.where(allowed, self._cost_s, np.inf))
+        return self._pool.place_of_lowest(np.where(allowed, self._ranked_s, np.inf))
 
     def _put(self, place: int, cost: Cost) -> None:
         self._reach[place], self._wait_s[place] = cost.reach, cost.wait_s
         self._transfer_s[place], self._prefill_s[place] = cost.transfer_s, cost.prefill_s
-        self._cost_s[place] = cost.cost_s
+        self._cost_s[place] = self._ranked_s[place] = cost.cost_s
 
 
 def costs_of(

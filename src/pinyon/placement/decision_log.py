@@ -26,7 +26,7 @@ ENTRY_BYTES = 2048
 RUN_BYTES = 96
 """A run of a prefix match, without its mask."""
 FETCH_BYTES = 64
-CONSIDERED_BYTES = 48
+CONSIDERED_BYTES = 56
 """Of each instance."""
 MEMBER_BYTES = 128
 """Of a pool, with what it remembers of itself."""

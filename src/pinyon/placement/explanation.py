@@ -2,7 +2,9 @@
 
 Times of the others are the cost models' as they stood at the decision, by the formula that policies use
 (:meth:`pinyon.placement.policy.Pool.prefills_s`); where the policy fetches, the shorter one of fetching all that
-others hold and computing. What a policy decides by besides (a threshold, a ring) is said by its name only.
+others hold and computing. A fetch that was priced for many at once, and looked into by nobody, is said to take about as
+long: what is on its way, and other paths, may make it longer. Of ``pinyon`` the time that others would lose is said,
+and whether the pair or the limit decided; what another policy decides by besides (a threshold, a ring), by its name.
 """
 
 from __future__ import annotations
@@ -47,6 +49,10 @@ class Candidate:
     transfer_s: float
     prefill_s: float
     drain_s: float
+    others_s: float = 0.0
+    """What others would lose."""
+    about: bool = False
+    """The time of fetching is an estimate."""
 
     @property
     def ttft_s(self) -> float:
@@ -116,7 +122,7 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
                 if fetch_s + short_s < compute_s:
                     fetched, transfer_s, compute_s = reach - expected, fetch_s, short_s
         takes_s = transfer_s, compute_s, decision.drain_s
-        others.append(Candidate(state.info.instance_id, held, expected, fetched, *waits_s, *takes_s))
+        others.append(Candidate(state.info.instance_id, held, expected, fetched, *waits_s, *takes_s, about=fetched > 0))
     if chosen is None:
         raise ValueError("a decision takes an instance of its pool")
     others.sort(key=lambda each: (round(each.ttft_s, 9), each.instance_id))
@@ -132,6 +138,8 @@ def _considered(seen: Seen, match: PrefixMatch) -> tuple[Candidate, list[Candida
     elsewhere = decision.prefill is not decision.decode
     expected, reach, rooms_s = found.expected.tolist(), found.reach.tolist(), found.rooms_s.tolist()
     queues_s, transfers_s, prefills_s = found.queues_s.tolist(), found.transfers_s.tolist(), found.prefills_s.tolist()
+    losses_s = found.costs_s - (found.rooms_s + found.queues_s + found.transfers_s + found.prefills_s)
+    losses_s = np.maximum(np.round(losses_s, 9), 0.0).tolist()
     decode_room_s = decision.room_s - rooms_s[place] if elsewhere else 0.0
     others: list[Candidate] = []
     for at, state in enumerate(prefills):
@@ -148,18 +156,20 @@ def _considered(seen: Seen, match: PrefixMatch) -> tuple[Candidate, list[Candida
                 transfers_s[at],
                 prefills_s[at],
                 decision.drain_s,
+                losses_s[at],
+                reach[at] > expected[at] and at not in found.exact,
             )
         )
     others.sort(key=lambda each: (round(each.ttft_s, 9), each.instance_id))
-    return _chosen(decision, match.held_by(decision.prefill)), others
+    return _chosen(decision, match.held_by(decision.prefill), losses_s[place]), others
 
 
-def _chosen(decision: PlacementDecision, held: int) -> Candidate:
+def _chosen(decision: PlacementDecision, held: int, others_s: float = 0.0) -> Candidate:
     """The decision's own numbers."""
     fetched = sum(span.block_count for span in decision.fetches)
     return Candidate(
         decision.prefill.info.instance_id, held, decision.local_blocks, fetched, decision.room_s, decision.queue_s,
-        decision.transfer_s, decision.prefill_s, decision.drain_s,
+        decision.transfer_s, decision.prefill_s, decision.drain_s, others_s,
     )  # fmt: skip
 
 
@@ -209,12 +219,26 @@ def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list
             return f"{where} because of the pair of its prefix, {name} and {other.instance_id}, {decision.policy} " + (
                 f"took this one: {_state(chosen, blocks)}; {_other(other, blocks)}"
             )
+    found = decision.considered
+    if found is not None and seen.pool.prefills[found.cheapest] is not decision.prefill:
+        cheapest = seen.pool.prefills[found.cheapest].info.instance_id
+        other = next(each for each in others if each.instance_id == cheapest)
+        why = f"{cheapest}, which costs least, would have been late" if found.in_time else "of the pair of its prefix"
+        return f"{where} because {why}: {_taken(chosen, blocks)}; {_other(other, blocks)}"
+    if found is not None and (chosen.others_s >= WAIT_S or chosen.ttft_s > best.ttft_s + NANO_S):
+        said = f"{decision.policy} counts what others lose, too: {_taken(chosen, blocks)}"
+        return f"{where} because {said}; {_other(best, blocks)}"
     soonest = chosen.ttft_s <= best.ttft_s + NANO_S
     why = "" if soonest else f"{decision.policy} chose it: "
-    said = f"{_state(chosen, blocks)}, first token in {_time(chosen.ttft_s)}"
-    if abs(chosen.ttft_s - best.ttft_s) <= NANO_S:
+    said = _taken(chosen, blocks)
+    if abs(chosen.ttft_s - best.ttft_s) <= NANO_S and not best.about:
         return f"{where} because {why}{said}; {best.instance_id} would have taken as long"
     return f"{where} because {why}{said}; {_other(best, blocks)}"
+
+
+def _taken(each: Candidate, blocks: int) -> str:
+    lost = f", others lose {_time(each.others_s)}" if each.others_s >= WAIT_S else ""
+    return f"{_state(each, blocks)}, first token in {_time(each.ttft_s)}{lost}"
 
 
 def _state(each: Candidate, blocks: int) -> str:
@@ -239,10 +263,13 @@ def _other(each: Candidate, blocks: int) -> str:
         reasons.append(f"wait for memory {_time(each.room_s)}")
     if each.queue_s >= WAIT_S:
         reasons.append(f"queue {_time(each.queue_s)}")
+    about = "about " if each.about else ""
     if each.fetched_blocks:
-        reasons.append(f"fetching {each.fetched_blocks} blocks {_time(each.transfer_s)}")
+        reasons.append(f"fetching {each.fetched_blocks} blocks {about}{_time(each.transfer_s)}")
     reasons.append(f"holds {_held(each, blocks)}")
-    return f"{each.instance_id} would have taken {_time(each.ttft_s)} ({', '.join(reasons)})"
+    if each.others_s >= WAIT_S:
+        reasons.append(f"others would have lost {_time(each.others_s)}")
+    return f"{each.instance_id} would have taken {about}{_time(each.ttft_s)} ({', '.join(reasons)})"
 
 
 def _time(seconds: float) -> str:

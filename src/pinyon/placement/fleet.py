@@ -16,6 +16,7 @@ from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState, KvGroup
 from pinyon.placement.load_table import LoadTable
+from pinyon.placement.neighbours import Neighbours
 from pinyon.placement.policy import Pool
 from pinyon.placement.prefix_match import Holders
 from pinyon.placement.transfer_cost import READ_BYTES_S_MAX, TransferCostModel
@@ -208,7 +209,7 @@ class Fleet:
 
     def _build_pools(self, model: str) -> tuple[Pool, ...]:
         members = [state for state in self.instances() if state.schedulable]
-        sources = Holders(members)
+        sources, neighbours = Holders(members), Neighbours(members)
         by_address: dict[str, list[InstanceState]] = {}
         for state in members:
             by_address.setdefault(state.info.address, []).append(state)
@@ -224,7 +225,9 @@ class Fleet:
             if layout is not None and prefills and decodes:
                 room = min(_tokens_max(state, layout.block_tokens) for state in group)
                 known = sum(state.info.role.prefills for state in self._groups[group_id].values())
-                pools.append(Pool(layout, prefills, decodes, sources, room, by_address, known, self.together))
+                pools.append(
+                    Pool(layout, prefills, decodes, sources, room, by_address, known, self.together, neighbours)
+                )
         return tuple(pools)
 
     def _inherit(self, state: InstanceState) -> None:

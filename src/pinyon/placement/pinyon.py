@@ -14,6 +14,8 @@ the work of requests that are about as long or shorter, else all. The last term 
 rule that goes with serving the shortest first. What is reused is the longer one of what the instance holds (or will,
 of what was placed there before), and of what it can fetch in less time than it would compute it in.
 
+Where the request's own time there exceeds its limit, it is the cheapest one of those that are in time, if any is.
+
 :mod:`pinyon.placement.costs` works that out.
 """
 
@@ -29,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.placement.admission import is_late
 from pinyon.placement.costs import Cost, Costs, CostTerms, costs_of
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
@@ -86,9 +89,49 @@ class Pinyon:
     ) -> PlacementDecision:
         gains_s = None if self._sharing is None else self._sharing(request, pool, match)
         costs = costs_of(self._terms, request, pool, match, now_s, gains_s)
-        place = costs.cheapest()
+        cheapest = place = costs.cheapest()
         if self._settings.pair and len(pool.prefills) > 1:
             place = self._of_pair(request, pool, costs, place, now_s)
+        decision = self._at(place, cheapest, False, request, pool, match, costs, now_s)
+        if not is_late(request, decision.with_drain(request, pool)):
+            return decision
+        sooner = self._in_time(decision, cheapest, request, pool, match, costs, now_s)
+        return decision if sooner is None else sooner
+
+    def _in_time(
+        self,
+        late: PlacementDecision,
+        cheapest: int,
+        request: PlacementRequest,
+        pool: Pool,
+        match: PrefixMatch,
+        costs: Costs,
+        now_s: float,
+    ) -> PlacementDecision | None:
+        """The one that costs least of those that admission would not refuse, where it would refuse this one: what it
+        judges is the request's own time, and others' time was to decide among those alone."""
+        decode, decodes, elsewhere_s = late.decode, -1, 0.0
+        if decode is not late.prefill:
+            elsewhere_s = decode.load.room_wait_ms * 1e-3
+            decodes = pool.place_of.get(decode.info.instance_id, -1)
+        place = costs.cheapest_in_time(elsewhere_s, decodes)
+        if place is None:
+            return None
+        sooner = self._at(place, cheapest, True, request, pool, match, costs, now_s)
+        return None if is_late(request, sooner.with_drain(request, pool)) else sooner
+
+    def _at(
+        self,
+        place: int,
+        cheapest: int,
+        in_time: bool,
+        request: PlacementRequest,
+        pool: Pool,
+        match: PrefixMatch,
+        costs: Costs,
+        now_s: float,
+    ) -> PlacementDecision:
+        """What follows from the choice of one."""
         state, cost = pool.prefills[place], costs.at(place)
         reach, transfer_s, prefill_s = cost.reach, cost.transfer_s, cost.prefill_s
         doubted = None if cost.fetches else self._doubted(request, pool, match, costs, state, cost, now_s)
@@ -98,11 +141,12 @@ class Pinyon:
         decode, tbt_s = select_decode(request, pool, match, state, now_s)
         return PlacementDecision(
             state, decode, cost.local, fetches, cost.wait_s, transfer_s, prefill_s, tbt_s, self.name,
-            doubts_transfer=doubted is not None, considered=costs.considered(),
+            doubts_transfer=doubted is not None, considered=costs.considered(cheapest, in_time),
         )  # fmt: skip
 
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
-        """One of its pair instead, if it costs no more than what it computes would take to be fetched there later."""
+        """One of its pair instead, if it costs no more than what it computes would take to be fetched there later, and
+        is in time."""
         chosen, state = costs.at(place), pool.prefills[place]
         tokens = request.prompt_tokens - request.reused_tokens(chosen.reach, pool.layout.block_tokens)
         start_s, byte_s = state.transfer_model.coefficients(NETWORK)
@@ -118,9 +162,9 @@ class Pinyon:
             if cost.fetches and cost.cost_s <= most_s:
                 costs.correct(other)
                 cost = costs.at(other)
-            if cost.cost_s < best_s:
+            if cost.cost_s < best_s and cost.cost_s <= most_s and not costs.late(other):
                 best, best_s = other, cost.cost_s
-        return best if best_s <= most_s else place
+        return best
 
     def _doubted(
         self,

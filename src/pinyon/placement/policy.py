@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 from random import Random
 from typing import Final, Protocol
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.instances import InstanceState
+from pinyon.placement.neighbours import Neighbours
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 from pinyon.placement.transfer_cost import PathKind
 
@@ -33,6 +35,8 @@ __all__ = [
 
 
 NANO_S: Final = 1e-9
+ON_HOST_MAX: Final = 64
+"""Instances of one host that are told apart from those elsewhere."""
 OWN_TIME_PATIENCE: Final = 0.25
 """What a request that takes longer than the default TTFT limit all by itself may wait, as a share of that time."""
 
@@ -65,6 +69,13 @@ class PlacementRequest:
         if self.ttft_slo_named:
             return self.ttft_slo_s
         return max(self.ttft_slo_s, own_s * (1 + OWN_TIME_PATIENCE))
+
+    def ttft_limits_s(self, owns_s: NDArray[np.float64]) -> NDArray[np.float64] | float:
+        """The same of many."""
+        if self.ttft_slo_s <= 0 or self.ttft_slo_named:
+            return self.ttft_limit_s(0.0)
+        limits_s: NDArray[np.float64] = np.maximum(self.ttft_slo_s, owns_s * (1 + OWN_TIME_PATIENCE))
+        return limits_s
 
     def reusable_blocks(self, block_tokens: int) -> int:
         """Leading blocks that may be reused: the last token is always computed, its logits give the first one."""
@@ -126,6 +137,22 @@ class Considered(Protocol):
     @property
     def prefills_s(self) -> NDArray[np.float64]: ...
 
+    @property
+    def costs_s(self) -> NDArray[np.float64]:
+        """All of these times, and what others lose by it."""
+
+    @property
+    def exact(self) -> set[int]:
+        """Places of those that fetch which were looked at by themselves; of the others a fetch is an estimate."""
+
+    @property
+    def cheapest(self) -> int:
+        """The place of the one with the least cost. Another one was taken for its pair, or for the limit."""
+
+    @property
+    def in_time(self) -> bool:
+        """Another one was taken because that one would have been late."""
+
 
 class PlacementDecision:
     """Where a request runs, and the times that were predicted for it. Nobody changes one.
@@ -176,6 +203,13 @@ class PlacementDecision:
         """The same with such a pipeline."""
         return self._but(self.fetches, drain_s)
 
+    def with_drain(self, request: PlacementRequest, pool: Pool) -> PlacementDecision:
+        """The same with what a pipeline of nodes takes besides."""
+        if self.prefill.info.stages == 1:
+            return self
+        reused = request.reused_tokens(self.reused_blocks, pool.layout.block_tokens)
+        return self.drained(self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s))
+
     def without_fetches(self) -> PlacementDecision:
         """The same for who fetches nothing."""
         return self._but((), self.drain_s)
@@ -219,6 +253,8 @@ class Pool:
     group_prefills: int
     """Prefill instances that there are, also those that cannot or should not take this request, or nothing now."""
     together: bool = False
+    neighbours: Neighbours = field(default_factory=Neighbours, repr=False, compare=False)
+    """On the hosts of the sources."""
 
     row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
     """As :attr:`rows`, for loops."""
@@ -230,10 +266,13 @@ class Pool:
     _last_row: int | None = field(init=False, repr=False, compare=False)
     _by_id: Mapping[str, InstanceState] | None = field(init=False, repr=False, compare=False)
     _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
+    _pipelines: Sequence[int] | None = field(init=False, repr=False, compare=False)
+    _places_near: dict[int, list[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("_rows", "_decode_rows", "_last_row", "_by_id", "_place_of"):
+        for name in ("_rows", "_decode_rows", "_last_row", "_by_id", "_place_of", "_pipelines"):
             object.__setattr__(self, name, None)
+        object.__setattr__(self, "_places_near", {})
         object.__setattr__(self, "row_numbers", vec[i64]([state.row for state in self.prefills]))
         object.__setattr__(self, "decode_row_numbers", vec[i64]([state.row for state in self.decodes]))
 
@@ -279,6 +318,24 @@ class Pool:
         if places is None:
             places = {state.info.instance_id: place for place, state in enumerate(self.prefills)}
             object.__setattr__(self, "_place_of", places)
+        return places
+
+    @property
+    def pipelines(self) -> Sequence[int]:
+        """Places of the prefill instances that are pipelines of several nodes."""
+        places = self._pipelines
+        if places is None:
+            places = [place for place, state in enumerate(self.prefills) if state.info.stages > 1]
+            object.__setattr__(self, "_pipelines", places)
+        return places
+
+    def places_near(self, bit: int) -> Sequence[int]:
+        """Of the prefill instances on the host of the source with this bit, besides itself; some of very many."""
+        places = self._places_near.get(bit)
+        if places is None:
+            near = (each for each in self.neighbours.of(bit) if each.bit != bit)
+            found = (self.place_of.get(each.info.instance_id) for each in near)
+            places = self._places_near[bit] = [*islice((each for each in found if each is not None), ON_HOST_MAX)]
         return places
 
     def stride(self, key_tokens: int) -> int:

@@ -165,7 +165,7 @@ class PrefixMatch:
     def _extent(self, first_block: int, mask: int, spans_max: int | None) -> int:
         runs = self._runs
         if spans_max is not None and len(runs) > spans_max:  # else there is at most a span for each run
-            spans = self._spans(first_block, self._extent(first_block, mask, None), mask, spans_max)
+            spans = self.spans(first_block, self._extent(first_block, mask, None), mask, spans_max)
             return spans[-1][1] if spans else first_block
         end = first_block
         for index, (_, holders) in enumerate(runs):
@@ -185,11 +185,12 @@ class PrefixMatch:
         Each span goes as far as any one source does, so they are as few as can be. Requires ``end_block <=
         extent_for(reader, first_block, sources)``.
         """
-        spans = self._spans(first_block, end_block, sources.mask & ~reader.bit, len(self._runs))
+        spans = self.spans(first_block, end_block, sources.mask & ~reader.bit, len(self._runs))
         return [(at, end, sources.among(holders)) for at, end, holders in spans]
 
-    def _spans(self, first_block: int, end_block: int, allowed: int, most: int) -> list[tuple[int, int, int]]:
-        """The first so many: of all there are no more than runs."""
+    def spans(self, first_block: int, end_block: int, allowed: int, most: int) -> list[tuple[int, int, int]]:
+        """As :meth:`spans_for`, with a mask for who may be asked, and one for who holds all of each. The first so many:
+        of all there are no more than runs."""
         runs = self._runs
         spans: list[tuple[int, int, int]] = []
         index = 0

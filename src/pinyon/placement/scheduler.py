@@ -82,7 +82,7 @@ class Scheduler:
         """A decision for a request that moves to this instance, which computes it with what it holds."""
         pool = next(each for each in self._fleet.pools(request.model) if prefill in each.prefills)
         decision = at_one("moved", request, pool, self._match(request, pool), prefill, now_s, alternate)
-        return _drained(request, pool, decision)
+        return decision.with_drain(request, pool)
 
     def moves(self, request: PlacementRequest, decision: PlacementDecision, queues: Queues, now_s: float) -> list[Move]:
         """What should wait elsewhere, now that the request was placed so; empty where the policy moves nothing."""
@@ -120,7 +120,7 @@ class Scheduler:
         return probe
 
     def _place(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> PlacementDecision:
-        return _drained(request, pool, self._policy.place(request, pool, match, now_s, self._rng))
+        return self._policy.place(request, pool, match, now_s, self._rng).with_drain(request, pool)
 
     def _soonest_first(
         self, request: PlacementRequest, pools: list[Pool], now_s: float
@@ -161,14 +161,6 @@ class Scheduler:
                 probe.decode.decode_learned(now_s)
             return probe, pool, match
         return None
-
-
-def _drained(request: PlacementRequest, pool: Pool, decision: PlacementDecision) -> PlacementDecision:
-    """With what a pipeline of nodes takes besides."""
-    if decision.prefill.info.stages == 1:
-        return decision
-    reused = request.reused_tokens(decision.reused_blocks, pool.layout.block_tokens)
-    return decision.drained(decision.prefill.drain_s(request.prompt_tokens, reused, decision.queue_s))
 
 
 def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> float:

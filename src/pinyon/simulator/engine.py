@@ -303,7 +303,10 @@ class Engine(EngineMemory):
             self._time.at(effect_s, lambda: self._told_late(chunks, tokens))
         if counted.decodes:
             self._kv_tokens += len(plan.decodes) * count // 2
-            self._token_times.decoded(len(plan.decodes), seconds / count, self._kv_tokens, count)
+            running = self.steps.running
+            if len(plan.decodes) < running:  # others are decoded in other steps of the round
+                self._kv_tokens = sum(map(self._context, self.decodes))
+            self._token_times.decoded(len(plan.decodes), seconds / count, self._kv_tokens, count, running)
         for number in counted.decodes:
             if number in self.decodes:
                 self._owner.decoded(self, self.decodes[number], count, seconds / count)

@@ -39,11 +39,16 @@ class Bounds:
 
 
 def goodput(
-    served_at: Callable[[float], Run], holds: Callable[[Run], bool], start: float, text: str = "", step: float = 2.0
+    served_at: Callable[[float], Run],
+    holds: Callable[[Run], bool],
+    start: float,
+    text: str = "",
+    step: float = 2.0,
+    least: float = 0.0,
 ) -> tuple[float, Run]:
     """The rate, and what came of it. From ``start`` by factors of ``step`` until it lies between two, then by halving,
     so ``holds`` should be so up to some rate and not above it; else it is one of the rates at which that changes.
-    Raises :class:`InvalidArgument` if there is none; ``text`` says what should hold."""
+    Raises :class:`InvalidArgument` if there is none, at least ``least``; ``text`` says what should hold."""
 
     def enough(rate: float) -> Run | None:
         served = served_at(rate)
@@ -54,7 +59,7 @@ def goodput(
         bad = good
         while served is None:
             bad, good = good, good / step
-            if good < start / FACTOR_MAX:
+            if good < max(least, start / FACTOR_MAX):
                 raise InvalidArgument(f"at no rate are {text or 'enough requests in time'}", field="goodput")
             served = enough(good)
     else:

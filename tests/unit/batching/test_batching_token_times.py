@@ -29,3 +29,14 @@ def test_many_steps_at_once_count_as_they_would_one_by_one():
     for _ in range(2 * SAMPLE_STEPS):
         each.decoded(3, 0.25, 50)
     assert once.take(idle=False) == each.take(idle=False)
+
+
+def test_in_rounds_a_token_comes_after_a_whole_round():
+    """Three batches of four, two and two requests: in each round everybody gets one token."""
+    times = TokenTimes()
+    for _ in range(SAMPLE_STEPS):
+        for requests, seconds in ((4, 0.04), (2, 0.03), (2, 0.01)):
+            times.decoded(requests, seconds, 900, running=8)
+    tbt_ms, batch, kv_tokens = times.take(idle=False)
+    assert abs(tbt_ms - 80) < 1e-9
+    assert (batch, kv_tokens) == (8.0, 900.0)

@@ -59,6 +59,18 @@ def test_a_sentence_a_table_and_what_came_of_it(answered, capsys):
     assert "measured: first token in 200.0 ms, predicted 250.0 ms (-50.0 ms); on [b]a:" in shown[6]
 
 
+def test_what_others_lose_and_what_is_only_about_so(answered, capsys):
+    decisions, _ = answered
+    chosen = candidate("a", prefill_ms=250, ttft_ms=250, others_ms=40)
+    other = candidate("b", fetched_blocks=2, transfer_ms=30, prefill_ms=200, ttft_ms=230, others_ms=900, about=True)
+    decisions.append(conductor_pb2.ExplainedDecision(request_id="r", chosen=chosen, others=[other], candidates=2))
+    assert main(["explain", "r"]) == 0
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert shown[2] == "instance fetches transfer prefill first token others' time"
+    assert shown[3] == "a 0 – 250.0 ms 250.0 ms 40.0 ms"
+    assert shown[4] == "b 2 ~30.0 ms 200.0 ms ~230.0 ms 900.0 ms"
+
+
 def test_a_refusal_that_no_policy_saw(answered, capsys):
     decisions, _ = answered
     error = common_pb2.Error(code="NOT_FOUND", message="no")

@@ -39,6 +39,7 @@ READS = {
     "full",
     "growth",
     "held",
+    "learned",
     "path",
     "lacks",
     "left",

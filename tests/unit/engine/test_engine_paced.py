@@ -54,7 +54,8 @@ def slot(position: int, sampling: SamplingParams = GREEDY, index: int = 0) -> De
 
 def test_a_step_by_hand() -> None:
     time = VirtualTime()
-    time.engine().step([chunk(100, 100), chunk(0, 10)], [slot(99), slot(199)])
+    result = time.engine().step([chunk(100, 100), chunk(0, 10)], [slot(99), slot(199)])
+    assert result.kv_tokens_read == 100 + 200
     prefill = 0.001 * 110 + 1e-6 * (200**2 - 100**2 + 10**2)
     decode = 0.25 + 0.125 * 2 + 0.01 * (100 + 200)
     assert time.now_s - 1000 == pytest.approx(0.5 + prefill + decode)

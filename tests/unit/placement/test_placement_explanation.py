@@ -7,15 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.errors import PinyonError
+from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.explanation import CANDIDATES_MAX, Explanation, explain
 from pinyon.placement.instances import InstanceLoad
+from pinyon.placement.pairs import Pairs
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
-from tests.unit.placement.conftest import DECODE, LAYOUT, MIXED, PREFILL, hold, info, keys, make_fleet, member
+from tests.on_compiled import REPLACES_METHODS
+from tests.unit.placement.conftest import DECODE, LAYOUT, MIXED, PREFILL, STORE, hold, info, keys, make_fleet, member
 
 BLOCK = LAYOUT.block_tokens
+FETCHING = ("kvcache_centric", "algorithm1", "pinyon")
 
 
 def expected_of(fleet, request, decision, now_s, fetching):
@@ -45,7 +49,7 @@ def decide(fleet, policy, request, now_s=1.0, before=None) -> tuple[Explanation,
     seen = {}
 
     def consider(asked, decision, pool, match):
-        seen.update(expected_of(fleet, asked, decision, now_s, policy in ("kvcache_centric", "algorithm1", "pinyon")))
+        seen.update(expected_of(fleet, asked, decision, now_s, policy.partition(":")[0] in FETCHING))
         log.consider(asked, decision, pool, match)
 
     scheduler.consider = consider
@@ -146,6 +150,59 @@ def test_a_pair_is_named():
     assert "because of the pair of its prefix, " in said.because
     other = said.because.partition(" and ")[2].partition(",")[0]
     assert other in [each.instance_id for each in said.others]
+
+
+def queues():
+    """A token takes 0.1 ms. At ``a`` seven prompts wait, 4 s each; what is computed at ``b`` takes 6 s more."""
+    fleet = make_fleet()
+    for name in "ab":
+        fleet.join(info(name, MIXED, short_first=True, max_context_tokens=0, capacity_blocks=0), 0.0)
+        member(fleet, name).prefill_model = KnownPrefillCost((0.0, 1e-4, 0.0))
+        member(fleet, name).learned()
+    for _ in range(7):
+        fleet.loads.enqueue(member(fleet, "a").row, 4_000_000)
+    fleet.loads.ends_s[member(fleet, "b").row] = 7.0
+    return fleet
+
+
+def test_the_time_of_others_is_said_where_it_decided():
+    said, _ = decide(queues(), "pinyon:pair=false", PlacementRequest("r", "m", 10_000, b"", 8))
+    assert said.because == (
+        "went to b because pinyon counts what others lose, too: it holds 0 of 625 blocks and 6.0 s of others' work "
+        "waits there, first token in 7.0 s; "
+        "a would have taken 1.0 s (holds 0 of 625 blocks, others would have lost 7.0 s)"
+    )
+    (other,) = said.others
+    assert (other.others_s, other.about) == (pytest.approx(7.0), False)
+
+
+def test_the_limit_is_named_where_it_decided():
+    said, _ = decide(queues(), "pinyon:pair=false", PlacementRequest("r", "m", 10_000, b"", 8, ttft_slo_s=5.0))
+    assert said.because == (
+        "went to a because b, which costs least, would have been late: it holds 0 of 625 blocks and nobody waits "
+        "there, first token in 1.0 s, others lose 7.0 s; b would have taken 7.0 s (queue 6.0 s, holds 0 of 625 blocks)"
+    )
+
+
+@REPLACES_METHODS
+def test_the_pair_is_named_where_it_decided(monkeypatch):
+    monkeypatch.setattr(Pairs, "places_of", lambda *_: (1, None))
+    said, _ = decide(make_fleet(("a", MIXED), ("b", MIXED)), "pinyon", PlacementRequest("r", "m", 33, keys(1, 2), 8))
+    assert said.because.startswith("went to b because of the pair of its prefix: it holds 0 of 2 blocks")
+    assert "; a would have taken " in said.because
+
+
+def test_a_fetch_that_nobody_looked_into_takes_about_as_long():
+    """Of twenty alike all seem to fetch; one is looked at, and has it."""
+    fleet = make_fleet(*((f"i{number:02}", MIXED) for number in range(20)), ("s", STORE))
+    hold(fleet, "s", range(40))
+    for number in range(20):
+        fleet.learn_prefill(member(fleet, f"i{number:02}"), 1000, 0, 10.0, 0.0)
+    said, _ = decide(fleet, "pinyon:pair=false", PlacementRequest("r", "m", 16 * 40 + 5, keys(*range(40)), 8))
+    assert said.chosen is not None
+    assert (said.chosen.fetched_blocks, said.chosen.about) == (40, False)
+    assert {each.about for each in said.others} == {True}
+    assert "would have taken about " in said.because
 
 
 def test_a_refusal_says_who_would_have_been_the_one():

@@ -51,6 +51,10 @@ def test_no_rate_is_tried_that_is_more_than_a_step_too_high() -> None:
 def test_where_there_is_no_rate_that_is_said() -> None:
     with pytest.raises(InvalidArgument, match="at no rate are 90% of the requests in time"):
         goodput(lambda rate: rate, lambda rate: False, 1.0, "90% of the requests in time")
+    tried: list[float] = []
+    with pytest.raises(InvalidArgument, match="at no rate"):
+        goodput(tried.append, lambda _: False, 4.0, least=1.0)
+    assert tried == [4.0, 2.0, 1.0], "no further down than is asked"
     with pytest.raises(InvalidArgument, match="too little load"):
         goodput(lambda rate: rate, lambda rate: True, 1.0)
 

@@ -364,7 +364,7 @@ class ExplainedDecision(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., age_ms: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., kind: _Optional[str] = ..., turn: _Optional[int] = ..., priority: _Optional[int] = ..., no_reuse: _Optional[bool] = ..., exclude_instance_ids: _Optional[_Iterable[str]] = ..., because: _Optional[str] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., probe: _Optional[bool] = ..., alternate_instance_id: _Optional[str] = ..., ttft_limit_ms: _Optional[float] = ..., tbt_limit_ms: _Optional[float] = ..., chosen: _Optional[_Union[Candidate, _Mapping]] = ..., others: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., candidates: _Optional[int] = ..., first_token: _Optional[_Union[FirstTokenMeasurement, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("instance_id", "held_blocks", "expected_blocks", "fetched_blocks", "room_ms", "queue_ms", "transfer_ms", "prefill_ms", "drain_ms", "ttft_ms")
+    __slots__ = ("instance_id", "held_blocks", "expected_blocks", "fetched_blocks", "room_ms", "queue_ms", "transfer_ms", "prefill_ms", "drain_ms", "ttft_ms", "others_ms", "about")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +375,8 @@ class Candidate(_message.Message):
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_MS_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     held_blocks: int
     expected_blocks: int
@@ -385,4 +387,6 @@ class Candidate(_message.Message):
     prefill_ms: float
     drain_ms: float
     ttft_ms: float
-    def __init__(self, instance_id: _Optional[str] = ..., held_blocks: _Optional[int] = ..., expected_blocks: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., room_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., drain_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ...) -> None: ...
+    others_ms: float
+    about: bool
+    def __init__(self, instance_id: _Optional[str] = ..., held_blocks: _Optional[int] = ..., expected_blocks: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., room_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., drain_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., others_ms: _Optional[float] = ..., about: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,101 @@
+"""Cases by hand of pinyon's own placement."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinyon.core.errors import Rejected
+from pinyon.core.layout import KvLayout
+from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.pairs import Pairs
+from pinyon.placement.pinyon import Pinyon, PinyonSettings
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
+from pinyon.placement.scheduler import Scheduler
+from pinyon.placement.transfer_cost import TransferCostModel
+from tests.on_compiled import REPLACES_METHODS
+from tests.unit.placement.conftest import MIXED, STORE, hold, info, keys, make_fleet, member
+
+NOW_S = 50.0
+BY_COST = PinyonSettings(pair=False)
+GIB_S = 1 << 30
+
+
+def queues() -> Fleet:
+    """A token takes 0.1 ms. At ``a`` seven prompts wait that take 4 s each, and nothing is computed; at ``b`` nothing
+    waits, and what is computed takes 6 s more."""
+    fleet = make_fleet()
+    for name in "ab":
+        fleet.join(info(name, MIXED, short_first=True, max_context_tokens=0, capacity_blocks=0), 0.0)
+        state = member(fleet, name)
+        state.prefill_model = KnownPrefillCost((0.0, 1e-4, 0.0))
+        state.learned()
+        state.prefill_learned_s = NOW_S
+    for _ in range(7):
+        fleet.loads.enqueue(member(fleet, "a").row, 4_000_000)
+    fleet.loads.ends_s[member(fleet, "b").row] = NOW_S + 6.0
+    return fleet
+
+
+def placed(fleet: Fleet, policy: Pinyon, limit_s: float, *, named: bool = True) -> PlacementDecision:
+    request = PlacementRequest("r", "m", 10_000, b"", 8, ttft_slo_s=limit_s, ttft_slo_named=named)
+    return Scheduler(fleet, policy).schedule(request, NOW_S)
+
+
+def test_others_time_decides_among_those_that_are_in_time() -> None:
+    """A prompt of a second goes before all at ``a``, which costs 1 + 7; at ``b`` it costs 6 + 1, and is late at 5 s."""
+    assert placed(queues(), Pinyon(BY_COST), 0.0).prefill.info.instance_id == "b"
+    assert placed(queues(), Pinyon(BY_COST), 7.5).prefill.info.instance_id == "b"
+    for named in (True, False):
+        decision = placed(queues(), Pinyon(BY_COST), 5.0, named=named)
+        assert decision.prefill.info.instance_id == "a"
+        assert decision.ttft_s == pytest.approx(1.0)
+    with pytest.raises(Rejected, match=r"exceeds the request's own limit of 0\.9 s"):
+        placed(queues(), Pinyon(BY_COST), 0.9)
+
+
+@REPLACES_METHODS
+def test_a_pair_has_nothing_that_would_be_late_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be fetched later what is computed here would take 10 s, so the pair may cost as much more."""
+    fleet = queues()
+    for name in "ab":
+        state = member(fleet, name)
+        state.transfer_model = TransferCostModel(((10.0, 0.0),) * 4)
+        state.transfers_learned()
+    at_b = (1, None)
+    monkeypatch.setattr(Pairs, "places_of", lambda *_: at_b)
+    for _ in range(2):
+        fleet.loads.dequeue(member(fleet, "a").row, 4_000_000)
+    assert placed(fleet, Pinyon(), 7.5).prefill.info.instance_id == "b"
+    assert placed(fleet, Pinyon(BY_COST), 7.5).prefill.info.instance_id == "a"
+    fleet.inflight.release("r")
+    assert placed(fleet, Pinyon(), 5.0).prefill.info.instance_id == "a"
+
+
+def hosts(network: float, host: float) -> Fleet:
+    """Three idle instances on three hosts, at the last one a store node with a thousand blocks; GiB/s."""
+    fleet = make_fleet()
+    layout = KvLayout(28, 4, 128, 16, "float16")
+    for name in "abc":
+        fleet.join(info(name, MIXED, layout=layout, max_context_tokens=0, capacity_blocks=0), 0.0)
+        state = member(fleet, name)
+        state.prefill_model = KnownPrefillCost((0.0, 127e-6, 0.0))
+        near, far = (2e-4, 1 / (host * GIB_S)), (1e-3, 1 / (network * GIB_S))
+        state.transfer_model = TransferCostModel((near, far, near, (1e-3, 1 / (3 * GIB_S))))
+        state.learned()
+        state.transfers_learned()
+    fleet.join(info("store", STORE, address="c:9"), 0.0)
+    hold(fleet, "store", range(1, 1001))
+    return fleet
+
+
+@pytest.mark.parametrize("policy", [Pinyon(BY_COST), Pinyon()], ids=["cost", "pair"])
+@pytest.mark.parametrize(("network", "host"), [(12.5, 100.0), (1.0, 20.0), (0.4, 20.0)])
+def test_who_is_on_the_host_of_the_source_fetches_fastest(policy: Pinyon, network: float, host: float) -> None:
+    """16,000 tokens of 57,344 bytes; computed, they take 2 s, over the slowest network 2.1 s."""
+    fleet = hosts(network, host)
+    request = PlacementRequest("r", "m", 16_010, keys(*range(1, 1001)), 8)
+    decision = Scheduler(fleet, policy).schedule(request, 1.0)
+    assert decision.prefill.info.instance_id == "c"
+    assert sum(each.block_count for each in decision.fetches) == 1000
+    assert decision.transfer_s == pytest.approx(2e-4 + 16_000 * 57_344 / (host * GIB_S))
