@@ -69,7 +69,7 @@ class _Instance:
         batching = BATCHING_POLICIES.make(choice)
         self._policy = batching.policy(_Books())
         limits = StepLimits(load.requests, 32_768, 32_768, BLOCK_TOKENS)
-        self._steps = StepScheduler(limits, rounds=batching.rounds())
+        self._steps = StepScheduler(limits, rounds=batching.rounds(""))
         self._prefixes = [random.randbytes(KEY_BYTES * self._keys(load.prefix_tokens)) for _ in range(load.groups)]
         self._tokens = [_unpacked(prefix) for prefix in self._prefixes] if load.key_tokens < BLOCK_TOKENS else []
         self._tables: dict[int, list[int]] = {}
