@@ -49,9 +49,10 @@ class World:
         return self.fleet.index.match(self.request.block_keys, self.request.reusable_blocks(BLOCK))
 
 
-def world(seed: int, *, sources: int, short_first: bool | None) -> World:
+def world(seed: int, *, sources: int, short_first: bool | None, apart: bool = False) -> World:
     """``short_first`` None: some are so. Sources of more than an instance holds itself are so many store nodes. They
-    share three hosts, each kind of path is as fast as it likes, and some store nodes have SSDs."""
+    share three hosts, each kind of path is as fast as it likes, and some store nodes have SSDs; ``apart``: each store
+    node is on a host of its own and has its blocks in memory."""
     rng = Random(seed)
     names = tuple(f"m{number}" for number in range(rng.randrange(2, 7)))
     fleet = make_fleet()
@@ -72,8 +73,8 @@ def world(seed: int, *, sources: int, short_first: bool | None) -> World:
         deepest = max(deepest, own)
         hold(fleet, name, range(1, own + 1))
     for number in range(sources):
-        where = f"h{rng.randrange(4)}:{number}"
-        fleet.join(info(f"s{number}", Role.STORE, address=where, on_ssd=rng.random() < 0.3), 0.0)
+        where, on_ssd = (f"s{number}", False) if apart else (f"h{rng.randrange(4)}", rng.random() < 0.3)
+        fleet.join(info(f"s{number}", Role.STORE, address=f"{where}:{number}", on_ssd=on_ssd), 0.0)
         cut = blocks * number // sources
         hold(fleet, f"s{number}", range(cut + 1, rng.randrange(max(cut, deepest), blocks + 1) + 1))
     waiting = {name: [rng.choice((900, 40_000, 700_000)) for _ in range(rng.randrange(0, 4))] for name in names}
@@ -160,7 +161,7 @@ def alike(loops: Costs, arrays: Costs, count: int) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 4))
 def test_of_several_sources_as_well_where_prompts_come_in_turn(seed: int, sources: int) -> None:
-    it = world(seed, sources=sources, short_first=False)
+    it = world(seed, sources=sources, short_first=False, apart=True)
     decision = Pinyon(PinyonSettings(pair=False)).place(it.request, it.pool, it.match, NOW_S, Random(0))
     each = {name: costs(it, member(it.fleet, name), 1.0, False) for name in it.names}
     chosen = each[decision.prefill.info.instance_id]

@@ -86,7 +86,9 @@ class Paths:
 
     __slots__ = ("alone", "at_host", "at_store", "far", "ssd")
 
-    def __init__(self, far: PathKind, ssd: bool, alone: bool, at_store: list[int], at_host: list[int]) -> None:
+    def __init__(
+        self, far: PathKind, ssd: bool, alone: bool, at_store: list[vec[i64]], at_host: list[vec[i64]]
+    ) -> None:
         self.far, self.ssd, self.alone, self.at_store, self.at_host = far, ssd, alone, at_store, at_host
 
 
@@ -150,29 +152,39 @@ class Costs:
         return self.planner.reach(FETCH_SPANS_MAX) if self._terms.fetch and self._match.blocks else 0
 
     def _paths(self, most: int) -> Paths:
-        """Of fetches of so many leading blocks: as :class:`FetchPlanner` chooses their sources."""
+        """Of fetches of so many leading blocks, as :class:`FetchPlanner` chooses their sources: for who holds none of
+        them, and for who holds all that come before the last change of their holders."""
         pool = self._pool
         neighbours = pool.neighbours
         if not neighbours.mask and not neighbours.on_ssd:
             return _FAR
-        spans = self._match.spans(0, most, pool.sources.mask, SPANS_MAX)
-        memory = ssd = False
-        at_store: list[int] = []
-        at_host: list[int] = []
-        for _, end, holders in spans:
-            stores = holders & neighbours.stores
-            sources = stores or holders
-            ssd = ssd or sources & neighbours.on_ssd != 0
-            memory = memory or sources & ~neighbours.on_ssd != 0 or (end < most and len(spans) == SPANS_MAX)
+        asked, match = pool.sources.mask, self._match
+        spans = match.spans(0, most, asked, SPANS_MAX)
+        found = [holders & neighbours.stores or holders for _, _, holders in spans]
+        # who holds some of it needs the end alone, and more may hold that than the whole
+        ending = match.holders_of(most - 1) & asked
+        if ending != spans[-1][2]:
+            found.append(ending & neighbours.stores if spans[0][2] & neighbours.stores else ending)
+        memory = spans[-1][1] < most
+        ssd = False
+        at_store: list[vec[i64]] = []
+        at_host: list[vec[i64]] = []
+        for sources in found:
+            if neighbours.on_ssd:
+                ssd = ssd or sources & neighbours.on_ssd != 0
+                memory = memory or sources & ~neighbours.on_ssd != 0
+            else:
+                memory = True
             near = sources & neighbours.mask
-            found = at_store if stores else at_host
             left = NEAR_MAX
             while near and left:
                 bit = near & -near
                 near ^= bit
                 left -= 1
-                found.extend(pool.places_near(bit))
-        return Paths(NETWORK if memory else SSD, ssd and memory, len(spans) == 1 and not ssd, at_store, at_host)
+                if len(places := pool.places_near(bit)):
+                    (at_store if bit & neighbours.stores else at_host).append(places)
+        alone = len(found) == 1 and not ssd and bool(at_store) != bool(at_host)
+        return Paths(NETWORK if memory else SSD, ssd and memory, alone, at_store, at_host)
 
     def cheapest(self) -> int:
         """The place of the instance with the least cost, exactly of those that seemed to have it."""
@@ -331,10 +343,12 @@ class CostLoops(Costs):
         most = self._most()
         paths = self._paths(most) if most else _FAR
         told_apart = self._reach
-        for place in paths.at_store:
-            told_apart[place] = _AT_STORE
-        for place in paths.at_host:
-            told_apart[place] |= _AT_HOST
+        for places in paths.at_store:
+            for place in places:
+                told_apart[place] |= _AT_STORE
+        for places in paths.at_host:
+            for place in places:
+                told_apart[place] |= _AT_HOST
         self._fill(most, self._now_s, int(paths.far), paths.ssd, paths.alone)
         self._ranked_s = self._cost_s
         if self._gains_s is not None:
@@ -484,12 +498,12 @@ class CostArrays(Costs):
         if paths.ssd:
             start_s, byte_s = pool.transfers(SSD)
             transfer_s = np.minimum(transfer_s, start_s + byte_s * size)
-        if paths.alone:
-            transfer_s[paths.at_store + paths.at_host] = np.inf
-        for kind, places in ((STORE, paths.at_store), (HOST, paths.at_host)):
-            if places:
+        for kind, near in ((STORE, paths.at_store), (HOST, paths.at_host)):
+            if near:
+                places = np.concatenate([np.frombuffer(memoryview(each), np.int64) for each in near])
                 start_s, byte_s = pool.transfers(kind)
-                transfer_s[places] = np.minimum(transfer_s, start_s + byte_s * size)[places]
+                own_s = (start_s + byte_s * size)[places]
+                transfer_s[places] = own_s if paths.alone else np.minimum(transfer_s[places], own_s)
         tokens = self._request.prompt_tokens
         prefill_s = pool.prefills_s(tokens, self._request.reused_tokens(most, block_tokens))
         sooner = (missing > 0) & (transfer_s + prefill_s < self._prefill_s)

@@ -267,7 +267,7 @@ class Pool:
     _by_id: Mapping[str, InstanceState] | None = field(init=False, repr=False, compare=False)
     _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
     _pipelines: Sequence[int] | None = field(init=False, repr=False, compare=False)
-    _places_near: dict[int, list[int]] = field(init=False, repr=False, compare=False)
+    _places_near: dict[int, vec[i64]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("_rows", "_decode_rows", "_last_row", "_by_id", "_place_of", "_pipelines"):
@@ -329,13 +329,15 @@ class Pool:
             object.__setattr__(self, "_pipelines", places)
         return places
 
-    def places_near(self, bit: int) -> Sequence[int]:
+    def places_near(self, bit: int) -> vec[i64]:
         """Of the prefill instances on the host of the source with this bit, besides itself; some of very many."""
-        places = self._places_near.get(bit)
+        row = bit.bit_length()
+        places = self._places_near.get(row)
         if places is None:
             near = (each for each in self.neighbours.of(bit) if each.bit != bit)
             found = (self.place_of.get(each.info.instance_id) for each in near)
-            places = self._places_near[bit] = [*islice((each for each in found if each is not None), ON_HOST_MAX)]
+            places = vec[i64](list(islice((each for each in found if each is not None), ON_HOST_MAX)))
+            self._places_near[row] = places
         return places
 
     def stride(self, key_tokens: int) -> int:

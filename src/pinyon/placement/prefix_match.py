@@ -99,6 +99,13 @@ class PrefixMatch:
             self._leading = {each: end for mask, end in self._ends() for each in bits(mask)}
         return self._leading.get(bit, 0)
 
+    def holders_of(self, block: int) -> int:
+        """A mask of who holds this block, before :attr:`blocks`."""
+        for start, holders in reversed(self._runs):
+            if start <= block:
+                return holders
+        return 0
+
     def held_by_row(self, rows: int) -> NDArray[np.int64]:
         """The same of all holders, by the number of their bit, below ``rows``."""
         held = np.zeros(rows, np.int64)

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
+from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import EXPECTED_KEYS_MAX, InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceState
+from pinyon.placement.pairs import Pairs
+from pinyon.placement.pinyon import PinyonSettings
+from pinyon.placement.policy import PlacementRequest
 
 LAYOUT = KvLayout(layers=2, kv_heads=2, head_dim=16, block_tokens=16)
 PREFILL, DECODE, MIXED, STORE = Role
@@ -57,6 +61,15 @@ def member(fleet: Fleet, name: str) -> InstanceState:
     state = fleet.get(name)
     assert state is not None
     return state
+
+
+def id_of_pair(fleet: Fleet, places: set[int]) -> str:
+    """Of a request without keys for the model ``m``, whose pair of instances, by pinyon's defaults, is at these places
+    of the pool."""
+    options, (pool,) = PinyonSettings(), fleet.pools("m")
+    pairs = Pairs(HotnessSettings(), options.virtual_nodes, options.seed, options.key_tokens)
+    names = (f"r{number}" for number in range(1000))
+    return next(name for name in names if set(pairs.places_of(PlacementRequest(name, "m", 1), pool, 0.0)) == places)
 
 
 def hold(fleet: Fleet, name: str, numbers: Sequence[int]) -> None:

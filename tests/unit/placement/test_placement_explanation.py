@@ -11,12 +11,22 @@ from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.explanation import CANDIDATES_MAX, Explanation, explain
 from pinyon.placement.instances import InstanceLoad
-from pinyon.placement.pairs import Pairs
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
-from tests.on_compiled import REPLACES_METHODS
-from tests.unit.placement.conftest import DECODE, LAYOUT, MIXED, PREFILL, STORE, hold, info, keys, make_fleet, member
+from tests.unit.placement.conftest import (
+    DECODE,
+    LAYOUT,
+    MIXED,
+    PREFILL,
+    STORE,
+    hold,
+    id_of_pair,
+    info,
+    keys,
+    make_fleet,
+    member,
+)
 
 BLOCK = LAYOUT.block_tokens
 FETCHING = ("kvcache_centric", "algorithm1", "pinyon")
@@ -184,11 +194,11 @@ def test_the_limit_is_named_where_it_decided():
     )
 
 
-@REPLACES_METHODS
-def test_the_pair_is_named_where_it_decided(monkeypatch):
-    monkeypatch.setattr(Pairs, "places_of", lambda *_: (1, None))
-    said, _ = decide(make_fleet(("a", MIXED), ("b", MIXED)), "pinyon", PlacementRequest("r", "m", 33, keys(1, 2), 8))
-    assert said.because.startswith("went to b because of the pair of its prefix: it holds 0 of 2 blocks")
+def test_the_pair_is_named_where_it_decided():
+    fleet = make_fleet(("a", MIXED), ("b", MIXED), ("c", MIXED))
+    request_id = id_of_pair(fleet, {1, 2})
+    said, _ = decide(fleet, "pinyon", PlacementRequest(request_id, "m", 33, b"", 8))
+    assert said.because.startswith(("went to b because of the pair of its prefix: it", "went to c because of the pair"))
     assert "; a would have taken " in said.because
 
 

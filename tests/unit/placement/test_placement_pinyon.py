@@ -7,14 +7,13 @@ import pytest
 from pinyon.core.errors import Rejected
 from pinyon.core.layout import KvLayout
 from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon.placement.costs import CostArrays, CostLoops, Costs, CostTerms
 from pinyon.placement.fleet import Fleet
-from pinyon.placement.pairs import Pairs
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import TransferCostModel
-from tests.on_compiled import REPLACES_METHODS
-from tests.unit.placement.conftest import MIXED, STORE, hold, info, keys, make_fleet, member
+from tests.unit.placement.conftest import MIXED, STORE, hold, id_of_pair, info, keys, make_fleet, member
 
 NOW_S = 50.0
 BY_COST = PinyonSettings(pair=False)
@@ -37,8 +36,10 @@ def queues() -> Fleet:
     return fleet
 
 
-def placed(fleet: Fleet, policy: Pinyon, limit_s: float, *, named: bool = True) -> PlacementDecision:
-    request = PlacementRequest("r", "m", 10_000, b"", 8, ttft_slo_s=limit_s, ttft_slo_named=named)
+def placed(
+    fleet: Fleet, policy: Pinyon, limit_s: float, *, named: bool = True, request_id: str = "r"
+) -> PlacementDecision:
+    request = PlacementRequest(request_id, "m", 10_000, b"", 8, ttft_slo_s=limit_s, ttft_slo_named=named)
     return Scheduler(fleet, policy).schedule(request, NOW_S)
 
 
@@ -54,22 +55,21 @@ def test_others_time_decides_among_those_that_are_in_time() -> None:
         placed(queues(), Pinyon(BY_COST), 0.9)
 
 
-@REPLACES_METHODS
-def test_a_pair_has_nothing_that_would_be_late_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_has_nothing_that_would_be_late_there() -> None:
     """To be fetched later what is computed here would take 10 s, so the pair may cost as much more."""
     fleet = queues()
+    fleet.join(info("c", MIXED, short_first=True, max_context_tokens=0, capacity_blocks=0), 0.0)
+    fleet.loads.ends_s[member(fleet, "c").row] = NOW_S + 60.0
+    request_id = id_of_pair(fleet, {1, 2})
     for name in "ab":
         state = member(fleet, name)
         state.transfer_model = TransferCostModel(((10.0, 0.0),) * 4)
         state.transfers_learned()
-    at_b = (1, None)
-    monkeypatch.setattr(Pairs, "places_of", lambda *_: at_b)
     for _ in range(2):
         fleet.loads.dequeue(member(fleet, "a").row, 4_000_000)
-    assert placed(fleet, Pinyon(), 7.5).prefill.info.instance_id == "b"
-    assert placed(fleet, Pinyon(BY_COST), 7.5).prefill.info.instance_id == "a"
-    fleet.inflight.release("r")
-    assert placed(fleet, Pinyon(), 5.0).prefill.info.instance_id == "a"
+    for policy, limit_s, chosen in ((Pinyon(), 7.5, "b"), (Pinyon(BY_COST), 7.5, "a"), (Pinyon(), 5.0, "a")):
+        assert placed(fleet, policy, limit_s, request_id=request_id).prefill.info.instance_id == chosen
+        fleet.inflight.release(request_id)
 
 
 def hosts(network: float, host: float) -> Fleet:
@@ -99,3 +99,17 @@ def test_who_is_on_the_host_of_the_source_fetches_fastest(policy: Pinyon, networ
     assert decision.prefill.info.instance_id == "c"
     assert sum(each.block_count for each in decision.fetches) == 1000
     assert decision.transfer_s == pytest.approx(2e-4 + 16_000 * 57_344 / (host * GIB_S))
+
+
+@pytest.mark.parametrize("ways", [CostLoops, CostArrays])
+def test_a_neighbour_that_computes_for_another_model_is_none(ways: type[Costs]) -> None:
+    """Nor is the source its own one: it holds what it would fetch."""
+    fleet = hosts(1.0, 20.0)
+    fleet.leave("c")
+    fleet.join(info("other", MIXED, model="n", address="c:2"), 0.0)
+    (pool,) = fleet.pools("m")
+    request = PlacementRequest("r", "m", 16_010, keys(*range(1, 1001)), 8)
+    match = fleet.index.match(request.block_keys, 1000)
+    costs = ways(CostTerms(1.0, True, True), request, pool, match, 1.0, None)
+    over_the_network_s = 1e-3 + 16_000 * 57_344 / GIB_S
+    assert [costs.at(place).transfer_s for place in (0, 1)] == pytest.approx([over_the_network_s] * 2)
