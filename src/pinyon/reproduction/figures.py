@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pinyon.reproduction import dualmap_ablation, dualmap_balance, dualmap_elastic, dualmap_serving, dualmap_structure
+from pinyon.reproduction.feather_locality import FIG3_2, FIG3_4, FIG3_5, FIG3_6
 from pinyon.reproduction.figure import Figure
 from pinyon.reproduction.mooncake import FIG9, FIG10
 from pinyon.reproduction.mooncake_capacity import FIG1, FIG6, FIG7, FIG15
@@ -34,5 +35,6 @@ _DUALMAP = (
     dualmap_elastic.A6,
 )
 _WILD = *BY_RATIO, QTTFT, ABLATION, FIG29
+_FEATHER = FIG3_2, FIG3_4, FIG3_5, FIG3_6
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD)}
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD, *_FEATHER)}
