@@ -233,10 +233,10 @@ def _fig3_5(workloads: Sequence[Workload], tell: Tell) -> Result:
             "requests of a step. At 20 prefixes of 10,000 tokens memory is nearly full already",
         ),
     ]
-    groups = [str(each) for each in GROUPS]
+    names = [str(each) for each in GROUPS]
     panels = [
-        Bars("500 requests on so many prefixes", "tokens/s", groups, {"tokens/s": [*rate.values()]}, form=",.0f"),
-        Bars("the same", "requests of a step", groups, {"batch": [*batch.values()]}, form=".0f"),
+        Bars("500 requests on so many prefixes", "tokens/s", names, {"tokens/s": [*rate.values()]}, form=",.0f"),
+        Bars("the same", "requests of a step", names, {"batch": [*batch.values()]}, form=".0f"),
     ]
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.5: groups", panels))
 
