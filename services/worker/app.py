@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import StepSeen
+from pinyon.batching import BATCHING_POLICIES, StepSeen
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
@@ -89,7 +89,9 @@ class Worker:
         card = card or load_card(settings.model or None, settings.served_model_name or None)
         if engine is None:
             engine = create_engine(
-                *(settings.engine, card, settings.pool_blocks, settings.block_tokens), profile=settings.engine_profile
+                *(settings.engine, card, settings.pool_blocks, settings.block_tokens),
+                profile=settings.engine_profile,
+                kernel=settings.attention_kernel,
             )
         self.engine = engine
         facts = (engine.layout, engine.num_blocks, security.secret, engine.unsupported)
@@ -196,14 +198,18 @@ class Worker:
             decisions.eviction.switch(whole, clock())  # it makes one of its own: a journal holds no policies
             show_policy("eviction", choice)
 
+        def use_batching(choice: str, _: str) -> None:
+            self.switch_batching(choice)
+            show_policy("batching", choice)
+
         add_admin(
             self.server,
             [
                 changeable_flag("draining", lambda: self.parts.draining, self._set_draining),
                 changeable_policy(EVICTION_POLICIES, settings.eviction, use, make),
+                changeable_policy(BATCHING_POLICIES, settings.batching, use_batching, BATCHING_POLICIES.checked),
             ],
             fixed={
-                "batching": "what waits is in the policy's own order",
                 "service_order": "prompts that wait are in it",
                 "role": "the conductor knows an instance by it",
             },
@@ -228,6 +234,12 @@ class Worker:
             ledger.on_end = self.report.wake
             self.report.start()
         return self.address
+
+    def switch_batching(self, choice: str) -> None:
+        """Another batching policy, with all that wait and run here. Raises ``ValueError`` for an unknown one."""
+        self.parts.cache.switch(choice)
+        self.parts.members.switch(choice)
+        self.parts.engine_loop.wake()
 
     def _set_draining(self, draining: bool) -> None:
         """Take nothing new, or take it again; what is here goes on. The conductor hears of it at once."""

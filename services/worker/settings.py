@@ -43,6 +43,11 @@ class WorkerSettings(TransferSettings, JournalSettings):
     engine_profile: Annotated[str, AfterValidator(_profile)] = Field(
         "tiny", description=f"what a paced engine imitates: {', '.join(built_in_profiles())}, or a JSON file"
     )
+    attention_kernel: Literal["plain", "whole", "grouped"] = Field(
+        "grouped",
+        description="whose tokens read KV together in a step: nobody's, those of the whole batch, or those of any two "
+        "that share a prefix; it changes the time, never the answer (numpy engine)",
+    )
     pool_blocks: int = Field(
         1280, ge=2, le=1 << 20, description="KV blocks of the pool; with blocks of 32 the built-in model's context"
     )

@@ -215,6 +215,12 @@ class StepMembers:
         swapping = self._room.swapping(member.table for member in decodes)
         return EngineStep(plan, tokens, prefills, chunks, decodes, slots, swapping)
 
+    def switch(self, choice: str) -> None:
+        """See :meth:`pinyon.batching.StepScheduler.switch`."""
+        tables = {number: (list(member.table), member.position) for number, member in self._decodes.items()}
+        self._scheduler.switch(choice, tables)
+        self.formed = Formed()
+
     def observe(self, step: StepSeen) -> None:
         """See :meth:`pinyon.batching.StepScheduler.observe`."""
         self._scheduler.observe(step)

@@ -350,7 +350,7 @@ def test_an_admin_changes_what_runs_and_nobody_else(
 
     for role, address, changes, said in (
         ("conductor", conductor.endpoints["grpc"], ["placement=nonsense"], "no placement policy 'nonsense'"),
-        ("worker", worker.endpoints["grpc"], ["batching=fcfs"], "needs a restart"),
+        ("worker", worker.endpoints["grpc"], ["service_order=fifo"], "needs a restart"),
         ("kvstore", store.endpoints["grpc"], ["eviction=nonsense"], "known: lru, fifo"),
         ("lb", lb.endpoints["grpc"], [], "UNAUTHENTICATED"),  # the port of people's programs
     ):

@@ -134,6 +134,20 @@ async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, bloc
     await fleet.idle()
 
 
+async def test_tokens_are_exact_while_the_batching_policy_changes(fleet):
+    m = await fleet.start("mixed", "m0", blocks=32, max_batch=6, prefill_chunk_tokens=12)
+    client = await fleet.client(m)
+    asks = make_asks(60, seed=77)
+    answers = await client.submit(*(submission(prompt, sampling, prefill=m, decode=m) for prompt, sampling in asks))
+    choices = ["feather:stop=q_learning,chunk_blocks=1", "most_in_time", "feather:chunk_blocks=2", "fcfs"]
+    for place, answer in enumerate(answers):
+        if place % 5 == 0:
+            m.switch_batching(choices[place // 5 % len(choices)])
+        await answer.wait()
+    check(asks, answers)
+    await fleet.idle()
+
+
 async def test_short_prompts_pass_long_ones_that_wait_for_room(fleet):
     """In a pool that holds one long one at its end, and two before: the short ones have their first tokens first,
     and everybody ends, those that gave way among them."""

@@ -80,7 +80,7 @@ class GateEngine:
         self._engine = new_engine(blocks)
         self.config, self.layout = self._engine.config, self._engine.layout
         self.num_blocks, self.pool = blocks, self._engine.pool
-        self.unsupported = self._engine.unsupported
+        self.unsupported, self.kernel = self._engine.unsupported, self._engine.kernel
         self._open = threading.Event()
         self._open.set()
         self._entered = threading.Event()

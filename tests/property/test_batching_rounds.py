@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.batching import StepSeen
+from pinyon.batching.group_rounds import GroupRounds
 from pinyon.batching.policies import FeatherSettings, Learning
-from pinyon.batching.rounds import BATCHES_MAX, PrefixRounds
+from pinyon.batching.rounds import BATCHES_MAX, PrefixRounds, Rounds
 
 
 def path(random: Random) -> list[int]:
@@ -23,9 +24,12 @@ def path(random: Random) -> list[int]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(random=st.randoms(use_true_random=True), stop=st.sampled_from(Learning), seed=st.integers(0, 9))
-def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning, seed: int) -> None:
-    rounds = PrefixRounds(FeatherSettings(stop=stop, seed=seed).stopping(), 1)
+@given(random=st.randoms(use_true_random=True), stop=st.sampled_from([*Learning, None]), seed=st.integers(0, 9))
+def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning | None, seed: int) -> None:
+    """None: groups that the caller has named."""
+    rounds: Rounds = GroupRounds(1)
+    if stop is not None:
+        rounds = PrefixRounds(FeatherSettings(stop=stop, seed=seed).stopping(), 1)
     waited: dict[int, int] = {}
     new = 0
     for _ in range(150):

@@ -77,7 +77,7 @@ class Model(RuleBasedStateMachine):
             overtook = [each for each in self.waiting if each.number in before]
             passes = first.decodes and self.admission.claimant() != first.number
             assert not overtook or (passes and not any(each.decodes for each in overtook)), "somebody overtook"
-        for number, reservation in grants:
+        for number, reservation, _ in grants:
             (request,) = (each for each in self.waiting if each.number == number)
             assert not request.decodes or self.free_slots() > 0
             self.waiting.remove(request)
@@ -213,6 +213,11 @@ class Model(RuleBasedStateMachine):
         assert not self.reservations.end_lease(lease_id, self.now)
         self.admit()
 
+    @rule()
+    def switch(self) -> None:
+        """To the same policy anew: what waits and runs is all that it has to know."""
+        self.admission.switch("fcfs", self.now)
+
     @rule(seconds=st.integers(1, 3))
     def time_goes_by(self, seconds: int) -> None:
         self.now += seconds
@@ -274,7 +279,7 @@ def test_what_runs_comes_first_and_what_gave_way_comes_next() -> None:
     admission = Admission(Fcfs, pool, reservations, slots=9, headroom=1)
     for number in (1, 2):
         admission.enqueue(asked(number, 2))
-    (_, old), (_, young) = admission.admit(0.0)
+    (_, old, _), (_, young, _) = admission.admit(0.0)
     admission.enqueue(asked(3, 2))
     assert admission.admit(0.0) == [], "one block is left for those that run"
     for _ in range(2):
@@ -291,7 +296,7 @@ def test_what_runs_comes_first_and_what_gave_way_comes_next() -> None:
     assert admission.admit(0.0) == []
     admission.end(1)
     reservations.release(old.table, 0.0)
-    assert [number for number, _ in admission.admit(0.0)] == [2, 3]
+    assert [number for number, _, _ in admission.admit(0.0)] == [2, 3]
 
 
 def test_misuse_is_refused() -> None:
@@ -299,7 +304,7 @@ def test_misuse_is_refused() -> None:
     admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=9, headroom=0)
     admission.enqueue(asked(1, 2))
     (grant,) = admission.admit(0.0)
-    assert grant == Grant(1, Reservation(grant.reservation.table, 0))
+    assert grant == Grant(1, Reservation(grant.reservation.table, 0), 0.0)
     admission.enqueue(asked(2, 1))
     assert admission.admit(0.0) == []
     for number in (1, 2):
@@ -322,12 +327,12 @@ def test_what_one_that_waits_will_reuse_is_evicted_last(spares: bool) -> None:
     admission = Admission(Fcfs, pool, reservations, slots=1, headroom=0)
     for number, keys in enumerate((KEYS[:3], KEYS[3:])):
         admission.enqueue(asked(number, 3, keys))
-        ((_, reservation),) = admission.admit(0.0)
+        ((_, reservation, _),) = admission.admit(0.0)
         reservations.publish(reservation.table, keys, 0.0)
         admission.end(number)
         reservations.release(reservation.table, float(number))
     admission.enqueue(asked(2, 2))
-    ((_, running),) = admission.admit(2.0)
+    ((_, running, _),) = admission.admit(2.0)
     admission.enqueue(asked(3, 4, KEYS[:3]))
     assert admission.admit(2.0) == [], "there is one slot"
     for left in (3, 3, 3, 2) if spares else (2, 1, 0, 0):
@@ -337,6 +342,6 @@ def test_what_one_that_waits_will_reuse_is_evicted_last(spares: bool) -> None:
         assert pool.match_prefix(KEYS[:3]) == left, "and the deepest first"
     admission.end(2)
     reservations.release(running.table, 4.0)
-    ((_, entered),) = admission.admit(4.0)
+    ((_, entered, _),) = admission.admit(4.0)
     assert entered.held == (2 if spares else 0)
     assert pool.eviction.wanted == 0

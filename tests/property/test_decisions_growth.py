@@ -43,7 +43,7 @@ class Machine:
         self.reservations.release(table, self.now_s)
 
     def settle(self) -> None:
-        for number, reservation in self.admission.admit(self.now_s):
+        for number, reservation, _ in self.admission.admit(self.now_s):
             self.tables[number] = reservation.table
             self.sampled(number)
             if number in self.left:
@@ -135,7 +135,7 @@ def test_one_that_waits_gets_the_place_of_those_that_came_after_it() -> None:
     machine.settle()
     assert machine.admission.claimant() == 1
     assert make_room(machine.steps, machine.admission, machine, machine.tables.__getitem__) == [3, 2]
-    assert [number for number, _ in machine.admission.admit(machine.now_s)] == [1]
+    assert [grant.number for grant in machine.admission.admit(machine.now_s)] == [1]
 
 
 def test_nobody_gives_way_in_vain() -> None:

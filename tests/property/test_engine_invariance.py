@@ -25,7 +25,7 @@ from pinyon.core.logprobs import LogprobRows
 from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config
 from pinyon.model.card import load_card
-from services.worker.engines import numpy_llama
+from services.worker.engines import KERNELS, numpy_llama
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.weights import builtin_weights, load_weights
 from tests.long import usually
@@ -151,6 +151,73 @@ def test_company_does_not_matter(model: str, data: st.DataObject) -> None:
             out[i].append(token)
     assert out == expected
     assert [kv_of(engine, t, len(p) + new_tokens - 1) for t, p in zip(tables, prompts, strict=True)] == kvs
+
+
+@cache
+def kernel_of(model: str, kernel: str) -> NumpyLlamaEngine:
+    """The same model over the same pool."""
+    base = engine_of(model)
+    return NumpyLlamaEngine(base.config, base._weights, BLOCKS, BLOCK_TOKENS, base.pool, kernel=kernel, check=False)
+
+
+@seed(6)
+@settings(max_examples=usually(12, long=60))
+@given(
+    model=st.sampled_from(["builtin", "mha"]),
+    trunk=st.integers(0, 2),
+    branches=st.lists(st.integers(0, 1), min_size=2, max_size=4),
+    own=st.lists(st.integers(1, 40), min_size=4, max_size=4),
+    part=st.integers(0, 15),
+    beside=st.booleans(),
+)
+def test_shared_prefixes_do_not_matter(
+    model: str, trunk: int, branches: list[int], own: list[int], part: int, beside: bool
+) -> None:
+    """Requests that share ``trunk`` segments and some blocks, a branch of one segment with some, and nothing of what is
+    their own, decode together as each alone by ``plain`` does in blocks of its own."""
+    engine = engine_of(model)
+    texts, tables, block = {}, {}, 0
+    for name, tokens in ("trunk", 256 * trunk + 16 * part), (0, 256), (1, 272):
+        texts[name] = prompt_of(engine, tokens, 7)
+        tables[name] = list(range(block, block := block + tokens // BLOCK_TOKENS))
+    prompts = [
+        np.concatenate([texts["trunk"], texts[branch], prompt_of(engine, own[i], i)])
+        for i, branch in enumerate(branches)
+    ]
+    expected, kvs = [], []
+    alone = kernel_of(model, "plain")
+    samplings = [replace(SAMPLED, seed=i, logprobs=0) for i in range(len(branches))]
+    for prompt, sampling in zip(prompts, samplings, strict=True):
+        engine.pool[:] = np.nan
+        expected.append(run(alone, prompt, range(80), [], 3, sampling))
+        kvs.append(kv_of(engine, range(80), len(prompt) + 2))
+    mine = [
+        [*tables["trunk"], *tables[branch], *range(block + 5 * i, block + 5 * i + 5)]
+        for i, branch in enumerate(branches)
+    ]
+    guest, guest_table = prompt_of(engine, 20, 9), range(block + 20, block + 22)
+    assert block + 22 <= BLOCKS
+    for kernel in KERNELS:
+        sharing = kernel_of(model, kernel)
+        engine.pool[:] = np.nan
+        for i, prompt in enumerate(prompts):
+            sharing.step([PrefillChunk(prompt, 0, mine[i])], [])
+        out = [[expected[i][0]] for i in range(len(prompts))]
+        for turn in range(2):
+            slots = [
+                DecodeSlot(out[i][-1], len(prompt) + turn, mine[i], samplings[i], turn + 1)
+                for i, prompt in enumerate(prompts)
+            ]
+            chunks = [PrefillChunk(guest, 0, guest_table)] if beside else []
+            result = sharing.step(chunks, slots)
+            for tokens, token in zip(out, result.decode_tokens, strict=True):
+                tokens.append(token)
+            contexts = sum(slot.position + 1 for slot in slots)
+            saved = contexts - result.kv_tokens_read
+            assert saved >= (0 if kernel == "plain" else 256 * trunk * (len(prompts) - 1))
+            assert saved == 0 or kernel != "plain"
+        assert out == expected
+        assert [kv_of(engine, t, len(p) + 2) for t, p in zip(mine, prompts, strict=True)] == kvs
 
 
 @seed(3)

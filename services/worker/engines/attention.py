@@ -1,15 +1,16 @@
 """Causal attention over the paged pool, in products whose shapes depend on nothing but a query's absolute position.
 
-A query at position ``p`` sees a key range padded to ``L = padded_length(p)``, a function of ``p`` alone. Queries lie in
-the lanes of tiles: ``(L, head_dim) @ (head_dim, TILE)`` gives the scores, ``(head_dim, L) @ (L, TILE)`` the output.
-What the other lanes hold (other query heads of the same KV head, other positions of the chunk with the same ``L``,
-zeros) does not change a lane's bits. Keys after ``p`` weigh exactly zero.
+Keys are taken in segments (``segments.py``). Queries lie in the lanes of tiles: ``(L, head_dim) @ (head_dim, TILE)``
+gives the scores of a segment, ``(head_dim, L) @ (L, TILE)`` its part of the output, where ``L`` follows from the
+query's position. What the other lanes hold (other query heads of the same KV head, other positions of the chunk, other
+requests that share the segment, zeros) does not change a lane's bits. Keys after a query weigh exactly zero.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,44 +19,37 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.model.config import ModelConfig
 from services.worker.engines.blas import TILE, check_lanes_alike
+from services.worker.engines.decode_plan import STACK_TOKENS, DecodePlan, SharedRun, plan_decodes
+from services.worker.engines.segments import (
+    LENGTH_STEP,
+    SEGMENT_TOKENS,
+    blocks_of_lanes,
+    exp_of_softmax,
+    last_length,
+    merge,
+)
 
-__all__ = ["LENGTH_STEP", "DecodeGroup", "PagedAttention", "padded_length"]
+__all__ = ["PagedAttention"]
 
 _F32 = npt.NDArray[np.float32]
 _I64 = npt.NDArray[np.int64]
-
-LENGTH_STEP = 64
-"""Key ranges are padded to a multiple of this. A prompt's queries are computed in groups of as many positions."""
+_Queries = npt.NDArray[np.void]
+"""Elements of as many float32 as a KV head has query heads: what one query has in a row of a tile."""
 
 _KEYS = np.arange(LENGTH_STEP)
 
-
-def padded_length(position: int) -> int:
-    """Keys in the products of a query at ``position``."""
-    return (position // LENGTH_STEP + 1) * LENGTH_STEP
-
-
-GROUP_TOKENS_MAX = 1024
-"""Keys of one group of decoded tokens: short contexts share calls, long ones stay in the second-level cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Decoded tokens of several requests with the same padded length.
-
-    ``rows``: their rows in the step. ``ends``: position + 1 of each. ``blocks``: ``(requests, blocks)``.
-    """
-
-    rows: _I64
-    ends: list[int]
-    blocks: _I64
-    length: int
+_CALL_TILES = 8
+"""Tiles of queries over one segment that go through a call at once: their scores stay in the second-level cache."""
 
 
 class PagedAttention:
-    """Reads and writes the pool; its workspaces grow to the longest context met."""
+    """Reads and writes the pool; its workspaces grow to the longest context met.
 
-    def __init__(self, config: ModelConfig, layout: KvLayout, pool: _F32) -> None:
+    ``kernel``, one of :data:`services.worker.engines.decode_plan.KERNELS`, says who reads KV together in decode. It
+    changes the time, never the bits.
+    """
+
+    def __init__(self, config: ModelConfig, layout: KvLayout, pool: _F32, kernel: str) -> None:
         if config.group_size > TILE:
             raise InvalidArgument(
                 f"{config.group_size} query heads per KV head are not supported, at most {TILE} are",
@@ -63,17 +57,19 @@ class PagedAttention:
             )
         self._layout = layout
         self._pool = pool
-        # (block, layer, k|v) planes as rows, so that a gather is one np.take of whole planes
-        self._planes = pool.reshape(-1, layout.block_tokens * layout.kv_heads * layout.head_dim)
+        self._kernel = kernel
+        self._piece = math.gcd(layout.block_tokens, LENGTH_STEP)
+        self._pieces_of_block = layout.block_tokens // self._piece
+        # Pieces of (block, layer, k|v) planes as rows, so that a gather is one np.take of whole pieces.
+        self._planes = pool.reshape(-1, self._piece * layout.kv_heads * layout.head_dim)
         self._groups = config.group_size
         self._kv_heads = config.num_kv_heads
         self._dim = config.head_dim
-        # Positions per tile: as many as fit with all query heads of a KV head.
-        self._positions = TILE // self._groups
-        # Position within its tile of each lane; unused lanes count as its last position.
-        self._lane_positions = np.minimum(np.arange(TILE) // self._groups, self._positions - 1)
-        self._kv_space = np.empty((2, 0), np.float32)
+        self._slots = TILE // self._groups
+        """Queries per tile, positions of a chunk or requests: as many as fit with all query heads of a KV head."""
+        self._kv_space = np.empty(0, np.float32)
         self._score_space = np.empty(0, np.float32)
+        self._part_space = np.empty(0, np.float32)
 
     def write(self, layer: int, blocks: _I64, offsets: _I64, keys: _F32, values: _F32) -> None:
         """Stores K and V, ``(rows, kv_heads, head_dim)``, at the rows' places in the pool."""
@@ -87,182 +83,244 @@ class PagedAttention:
         """
         n = queries.shape[0]
         end = start + n
-        longest = padded_length(end - 1)
-        keys, values = self._gather(layer, table[None, : self._layout.blocks_for(end)], [end], longest)
+        longest = -(-end // LENGTH_STEP) * LENGTH_STEP
+        pieces = np.zeros((1, longest // self._piece), np.int64)
+        known = -(-end // self._piece)
+        pieces[0, :known] = self._pieces(table[: self._layout.blocks_for(end)])[:known]
+        keys, values = self._gather(layer, pieces, [end])
         done = 0
         while done < n:
-            length = padded_length(start + done)
-            count = min(n - done, length - start - done)
+            count = min(n - done, LENGTH_STEP - (start + done) % LENGTH_STEP)
             part = slice(done, done + count)
-            self._attend_positions(queries[part], start + done, keys[:, :length], values[:, :length], out[part])
+            self._attend_panel(queries[part], start + done, keys, values, out[part])
             done += count
 
-    def group(self, rows: Sequence[int], positions: Sequence[int], tables: Sequence[_I64]) -> list[DecodeGroup]:
-        """Decoded tokens, one per request, sorted into groups that :meth:`attend_group` takes at once."""
-        by_length: dict[int, list[int]] = {}
-        for i, position in enumerate(positions):
-            by_length.setdefault(padded_length(position), []).append(i)
-        groups = []
-        for length, members in by_length.items():
-            size = max(1, GROUP_TOKENS_MAX // length)
-            for first in range(0, len(members), size):
-                part = members[first : first + size]
-                ends = [positions[i] + 1 for i in part]
-                # Requests that need fewer blocks than the longest read block 0, and the gather zeroes what they read.
-                blocks = np.zeros((len(part), self._layout.blocks_for(max(ends))), np.int64)
-                for row, i in enumerate(part):
-                    need = self._layout.blocks_for(ends[row])
-                    blocks[row, :need] = tables[i][:need]
-                groups.append(DecodeGroup(np.array([rows[i] for i in part]), ends, blocks, length))
-        return groups
+    def plan(self, rows: Sequence[int], positions: Sequence[int], tables: Sequence[_I64]) -> DecodePlan:
+        """Decoded tokens, one per request, for :meth:`decode`."""
+        known = [
+            self._pieces(table[: self._layout.blocks_for(position + 1)])
+            for table, position in zip(tables, positions, strict=True)
+        ]
+        return plan_decodes(rows, positions, known, self._kernel, self._piece)
 
-    def attend_group(self, layer: int, queries: _F32, group: DecodeGroup, out: _F32) -> None:
-        """``queries`` (scaled) and ``out``: ``(all rows, heads, head_dim)``, of which the group has some."""
-        keys, values = self._gather(layer, group.blocks, group.ends, group.length)
-        count, groups, kv_heads, dim = len(group.ends), self._groups, self._kv_heads, self._dim
-        tiled = np.zeros((count, kv_heads, dim, TILE), np.float32)
-        tiled[..., :groups] = queries[group.rows].reshape(count, kv_heads, groups, dim).transpose(0, 1, 3, 2)
-        # Few lanes of a decoded token's tile are used: the softmax of the others is not worth its time.
-        # (Never one lane: NumPy would drop that axis and add along the keys in another order.)
-        result = self._softmax_product(tiled, max(2, groups), keys, values, ends=group.ends)
-        out[group.rows] = result[..., :groups].transpose(0, 1, 3, 2).reshape(count, kv_heads * groups, dim)
+    def decode(self, layer: int, queries: _F32, plan: DecodePlan, out: _F32) -> None:
+        """``queries`` (scaled) and ``out``: ``(all rows, heads, head_dim)``, of which the plan has some."""
+        heads = self._to_queries(queries[plan.rows])
+        parts = self._parts(plan.parts, self._groups)
+        kept = blocks_of_lanes(parts, self._groups)[..., 0]
+        for run in plan.shared:
+            self._decode_shared(layer, heads[run.first : run.first + run.count], run, kept)
+        tiles = np.zeros((len(heads), self._kv_heads, self._dim, 1, TILE), np.float32)
+        blocks_of_lanes(tiles, self._groups)[..., 0, 0] = heads
+        used = self._lanes_of(1)
+        for stack in plan.stacks:
+            keys, values = self._gather(layer, stack.pieces, stack.ends)
+            result = self._attend_segments(tiles[stack.requests], used, keys, values, ends=stack.ends)
+            kept[stack.places] = blocks_of_lanes(result, self._groups)[..., 0, 0]
+        for each in plan.merges:
+            requests = len(each.requests)
+            of_each = parts[each.place : each.place + each.segments * requests]
+            merged = merge(of_each.reshape(each.segments, requests, *parts.shape[1:]))
+            out[plan.rows[each.requests]] = self._from_queries(merged)
 
     def self_check(self) -> None:
-        """Raises :class:`FailedPrecondition` if a query's bits depend on its lane, at a few lengths."""
+        """Raises :class:`FailedPrecondition` if a query's bits depend on its lane, at every length that a segment of a
+        query may have."""
         rng = np.random.default_rng(LENGTH_STEP)
-        for length in (LENGTH_STEP, 2 * LENGTH_STEP, 7 * LENGTH_STEP, 16 * LENGTH_STEP):
+        for length in range(LENGTH_STEP, SEGMENT_TOKENS + 1, LENGTH_STEP):
             shape = (1, length, self._kv_heads, self._dim)
             keys = rng.standard_normal(shape, dtype=np.float32)
             values = rng.standard_normal(shape, dtype=np.float32)
 
             def one_tile(lanes: _F32, keys: _F32 = keys, values: _F32 = values) -> _F32:
-                tiled = np.broadcast_to(lanes, (1, self._kv_heads, self._dim, TILE))
-                everything = np.ascontiguousarray(tiled)
-                result = self._softmax_product(everything, TILE, keys, values, ends=[keys.shape[1]])
-                first_head: _F32 = result[0, 0]
-                return first_head
+                # Alone in its row of tiles and beside another: the tiles of a segment lie abreast.
+                tiled = np.zeros((1, self._kv_heads, self._dim, 3, TILE), np.float32)
+                tiled[0, :, :, 1] = lanes
+                beside = self._attend_segments(tiled, TILE, keys, values)[0, 0, :, 1]
+                alone: _F32 = self._attend_segments(np.ascontiguousarray(tiled[..., 1:2, :]), TILE, keys, values)[
+                    0, 0, :, 0
+                ]
+                return np.concatenate((alone, beside))
 
             check_lanes_alike(one_tile, self._dim, f"attention over {length} keys")
 
-    def _gather(self, layer: int, blocks: _I64, ends: Sequence[int], length: int) -> tuple[_F32, _F32]:
-        """K and V of positions ``[0, end)`` of each request, then zeros: ``(requests, length, kv_heads, head_dim)``.
+    def _pieces(self, blocks: _I64) -> _I64:
+        """Pieces of the pool that the blocks are made of, in order: ``block * pieces of a block + number in it``."""
+        if self._pieces_of_block == 1:
+            return blocks
+        each = blocks[:, None] * self._pieces_of_block + np.arange(self._pieces_of_block)
+        return each.reshape(-1)
 
-        ``blocks``: ``(requests, blocks of the longest)``.
-        """
-        layout = self._layout
-        requests, count = blocks.shape
-        width = layout.kv_heads * layout.head_dim
-        tokens = max(length, count * layout.block_tokens)
-        size = requests * tokens * width
-        if self._kv_space.shape[1] < size:
-            self._kv_space = np.empty((2, size + size // 2), np.float32)
-        rows = (blocks * layout.layers + layer) * 2
-        pair = []
+    def _gather(self, layer: int, pieces: _I64, ends: Sequence[int] | None) -> tuple[_F32, _F32]:
+        """K and V of pieces ``(n, pieces of each)``, of each what is before its ``end`` and zeros from there:
+        ``(n, tokens, kv_heads, head_dim)`` twice."""
+        layout, per_block = self._layout, self._pieces_of_block
+        n, count = pieces.shape
+        tokens, width = count * self._piece, layout.kv_heads * layout.head_dim
+        size = 2 * n * tokens * width
+        if self._kv_space.shape[0] < size:
+            self._kv_space = np.empty(size + size // 2, np.float32)
+        space = self._kv_space[:size].reshape(2, n, tokens, width)
+        if per_block == 1:
+            rows = (pieces * layout.layers + layer) * 2
+        else:
+            block, part = np.divmod(pieces, per_block)
+            rows = (block * layout.layers + layer) * (2 * per_block) + part
         for which in (0, 1):
-            space = self._kv_space[which, :size].reshape(requests, tokens, width)
-            for request in range(requests):
-                target = space[request, : count * layout.block_tokens].reshape(count, -1)
-                # mode="clip" writes straight into the workspace ("raise" would buffer); ids were checked before.
-                np.take(self._planes, rows[request] + which, axis=0, out=target, mode="clip")
+            # mode="clip" writes straight into the workspace ("raise" would buffer); ids were checked before.
+            target = space[which].reshape(n * count, -1)
+            np.take(self._planes, rows.reshape(-1) + which * per_block, axis=0, out=target, mode="clip")
+        if ends is not None:
+            for number, end in enumerate(ends):
                 # Never what the pool or the workspace held before: it may be NaN, and 0 * NaN is not 0.
-                space[request, ends[request] : length] = 0.0
-            pair.append(space.reshape(requests, tokens, layout.kv_heads, layout.head_dim)[:, :length])
-        return pair[0], pair[1]
+                space[:, number, end:] = 0.0
+        shape = (n, tokens, layout.kv_heads, layout.head_dim)
+        return space[0].reshape(shape), space[1].reshape(shape)
 
-    def _attend_positions(self, queries: _F32, start: int, keys: _F32, values: _F32, out: _F32) -> None:
-        """Neighbouring positions of one request whose padded length is the same: that of ``keys``."""
+    def _parts(self, count: int, lanes: int) -> _F32:
+        """Workspace for what queries have of each segment: ``(count, kv_heads, head_dim + 2, lanes)``."""
+        shape = (count, self._kv_heads, self._dim + 2, lanes)
+        size = math.prod(shape)
+        if self._part_space.shape[0] < size:
+            self._part_space = np.empty(size + size // 2, np.float32)
+        return self._part_space[:size].reshape(shape)
+
+    def _attend_panel(self, queries: _F32, start: int, keys: _F32, values: _F32, out: _F32) -> None:
+        """Neighbouring positions of one request between two multiples of ``LENGTH_STEP``."""
         n = queries.shape[0]
-        per_tile, groups, kv_heads, dim = self._positions, self._groups, self._kv_heads, self._dim
-        tiles = -(-n // per_tile)
-        whole = n // per_tile
-        rest = n - whole * per_tile
-        tiled = np.zeros((tiles, kv_heads, dim, TILE), np.float32)
-        # lane = position in tile * groups + query head of the group
-        lanes = tiled[..., : per_tile * groups].reshape(tiles, kv_heads, dim, per_tile, groups)
-        grouped = queries.reshape(n, kv_heads, groups, dim)
-        if whole:
-            full = grouped[: n - rest].reshape(whole, per_tile, kv_heads, groups, dim)
-            lanes[:whole] = full.transpose(0, 2, 4, 1, 3)
-        if rest:
-            lanes[whole, ..., :rest, :] = grouped[n - rest :].transpose(1, 3, 0, 2)
+        tiled = self._to_tiles(self._to_queries(queries))
+        tiles = tiled.shape[2]
+        own = start // SEGMENT_TOKENS
+        flat = self._parts(own + 1, tiles * TILE)
+        parts = flat.reshape(*flat.shape[:-1], tiles, TILE)
+        for segment in range(own + 1):
+            first = segment * SEGMENT_TOKENS
+            seen = slice(first, first + (SEGMENT_TOKENS if segment < own else last_length(start)))
+            after = start if segment == own else None
+            part = parts[segment : segment + 1]
+            self._attend_segments(tiled[None], TILE, keys[:, seen], values[:, seen], start=after, out=part)
+        merged = merge(flat).reshape(*tiled.shape)
+        lanes = np.ascontiguousarray(self._from_tiles(blocks_of_lanes(merged, self._groups), n))
+        out[...] = self._from_queries(lanes[..., None].view(np.float32))
 
-        result = self._softmax_product(tiled, TILE, keys, values, start=start)
-        lanes = result[..., : per_tile * groups].reshape(tiles, kv_heads, dim, per_tile, groups)
-        grouped = out.reshape(n, kv_heads, groups, dim)
-        if whole:
-            full = grouped[: n - rest].reshape(whole, per_tile, kv_heads, groups, dim)
-            full[...] = lanes[:whole].transpose(0, 3, 1, 4, 2)
-        if rest:
-            grouped[n - rest :] = lanes[whole, ..., :rest, :].transpose(2, 0, 3, 1)
+    def _decode_shared(self, layer: int, heads: _Queries, run: SharedRun, kept: _Queries) -> None:
+        """``heads``: queries of the run's requests. ``kept``: the plan's parts."""
+        tiled = self._to_tiles(heads)
+        tiles, slots = tiled.shape[2], self._slots
+        used = TILE if tiles > 1 else self._lanes_of(run.count)
+        size = max(1, min(_CALL_TILES // tiles, STACK_TOKENS // SEGMENT_TOKENS))
+        for at in range(0, len(run.pieces), size):
+            keys, values = self._gather(layer, run.pieces[at : at + size], None)
+            for first in range(0, tiles, _CALL_TILES):
+                part = tiled[None, :, :, first : first + _CALL_TILES]
+                result = self._attend_segments(part, used, keys, values)
+                places = run.places[at : at + size, first * slots : (first + _CALL_TILES) * slots]
+                kept[places] = self._from_tiles(blocks_of_lanes(result, self._groups), places.shape[1])
 
-    def _softmax_product(
+    def _lanes_of(self, queries: int) -> int:
+        """Lanes whose softmax is computed for so many queries of a tile: the others are not worth its time. More than
+        half of a tile is faster as a whole.
+
+        Never one: NumPy would drop that axis and add along the keys in another order.
+        """
+        lanes = max(2, queries * self._groups)
+        return lanes if lanes <= TILE // 2 else TILE
+
+    def _to_queries(self, queries: _F32) -> _Queries:
+        """``(n, heads, head_dim)`` to ``(n, kv_heads, head_dim)``."""
+        n, groups = queries.shape[0], self._groups
+        lanes = np.empty((n, self._kv_heads, self._dim, groups), np.float32)
+        by_head = queries.reshape(n, self._kv_heads, groups, self._dim)
+        for head in range(groups):
+            lanes[..., head] = by_head[:, :, head]
+        return blocks_of_lanes(lanes, groups)[..., 0]
+
+    def _from_queries(self, lanes: _F32) -> _F32:
+        """``(n, kv_heads, head_dim, query heads)`` to ``(n, heads, head_dim)``."""
+        n, groups = lanes.shape[0], self._groups
+        by_head = np.empty((n, self._kv_heads, groups, self._dim), np.float32)
+        for head in range(groups):
+            by_head[:, :, head] = lanes[..., head]
+        return by_head.reshape(n, self._kv_heads * groups, self._dim)
+
+    def _to_tiles(self, heads: _Queries) -> _F32:
+        """``(n, kv_heads, head_dim)`` to ``(kv_heads, head_dim, tiles, TILE)``: lane = query's place in its tile *
+        query heads + query head. Zeros in the lanes that are left over."""
+        n, kv_heads, dim = heads.shape
+        slots = self._slots
+        whole, rest = divmod(n, slots)
+        tiled = np.zeros((kv_heads, dim, whole + (rest > 0), TILE), np.float32)
+        lanes = blocks_of_lanes(tiled, self._groups)
+        lanes[:, :, :whole] = heads[: whole * slots].reshape(whole, slots, kv_heads, dim).transpose(2, 3, 0, 1)
+        if rest:
+            lanes[:, :, whole, :rest] = heads[whole * slots :].transpose(1, 2, 0)
+        return tiled
+
+    def _from_tiles(self, lanes: _Queries, n: int) -> _Queries:
+        """``(..., kv_heads, features, tiles, queries of a tile)`` to ``(..., n, kv_heads, features)``."""
+        *outer, kv_heads, features, tiles, slots = lanes.shape
+        by_query = np.moveaxis(lanes.reshape(*outer, kv_heads, features, tiles * slots)[..., :n], -1, -3)
+        return by_query
+
+    def _attend_segments(
         self,
         tiled: _F32,
         used: int,
         keys: _F32,
         values: _F32,
         *,
-        start: int = 0,
+        start: int | None = None,
         ends: Sequence[int] | None = None,
+        out: _F32 | None = None,
     ) -> _F32:
-        """``tiled`` queries ``(tiles, kv_heads, head_dim, TILE)``, of which ``used`` lanes count; same shape back.
+        """What queries have of segments, see :func:`merge`: ``(segments, kv_heads, head_dim + 2, tiles, TILE)``, also
+        ``out``. Sum and highest score are those of the first ``used`` lanes only, see :meth:`_lanes_of`; more than one
+        tile needs all.
 
-        ``keys`` and ``values``: ``(1 or tiles, length, kv_heads, head_dim)``. Tile ``i`` sees the keys before
-        ``ends[i]``; without ``ends`` the lanes are positions from ``start`` on and see those up to themselves.
+        ``tiled``: queries ``(1 or segments, kv_heads, head_dim, tiles, TILE)``. ``keys`` and ``values``: ``(segments,
+        length, kv_heads, head_dim)``. All tiles see all keys of their segment; with ``ends`` those before each one's
+        end; with ``start`` the lanes are positions from there on, and see those up to themselves.
         """
-        tiles, kv_heads, length = tiled.shape[0], self._kv_heads, keys.shape[1]
-        size = tiles * kv_heads * length * TILE
+        segments, length, kv_heads, dim = keys.shape
+        tiles = tiled.shape[3]
+        size = segments * kv_heads * length * tiles * TILE
         if self._score_space.shape[0] < size:
             self._score_space = np.empty(size + size // 2, np.float32)
-        scores = self._score_space[:size].reshape(tiles, kv_heads, length, TILE)
-        np.matmul(keys.transpose(0, 2, 1, 3), tiled, out=scores)
-        lanes = scores if used == TILE else np.ascontiguousarray(scores[..., :used])
-        if ends is None:
-            self._mask(lanes, start)
+        # The tiles lie abreast, so that NumPy's inner loops are long; each has a product of its own.
+        scores = self._score_space[:size].reshape(segments, kv_heads, length, tiles, TILE)
+        by_tile = scores.transpose(0, 1, 3, 2, 4)
+        result = np.empty((segments, kv_heads, dim + 2, tiles, TILE), np.float32) if out is None else out
+        np.matmul(keys.transpose(0, 2, 1, 3)[:, :, None], tiled.transpose(0, 1, 3, 2, 4), out=by_tile)
+        if used == TILE:
+            if start is not None:
+                own = scores[:, :, length - LENGTH_STEP :]
+                np.fmin(own, _seen(start % LENGTH_STEP, tiles, self._groups), out=own)
+            for number, end in enumerate(ends or ()):
+                scores[number, :, end:] = -np.inf
+            highest, totals = exp_of_softmax(scores.reshape(segments, kv_heads, length, tiles * TILE))
         else:
-            for tile, end in enumerate(ends):
-                lanes[tile, :, end:] = -np.inf
-        totals = _exp_of_softmax(lanes)
-        if lanes is not scores:
-            scores[..., :used] = lanes
-        result: _F32 = np.matmul(values.transpose(0, 2, 3, 1), scores)
-        result[..., :used] /= totals
+            # Keys first and all the rest abreast of them, for the same reason.
+            few = blocks_of_lanes(scores, used)[..., 0, 0]
+            lanes = np.ascontiguousarray(few.transpose(2, 0, 1))[..., None].view(np.float32)
+            for number, end in enumerate(ends or ()):
+                lanes[end:, number] = -np.inf
+            highest, totals = exp_of_softmax(lanes.reshape(length, -1))
+            few[...] = blocks_of_lanes(lanes, used)[..., 0].transpose(1, 2, 0)
+        shape = (segments, kv_heads, 1, tiles, used)
+        result[:, :, dim : dim + 1, :, :used] = totals.reshape(shape)
+        result[:, :, dim + 1 :, :, :used] = highest.reshape(shape)
+        output = result[:, :, :dim].transpose(0, 1, 3, 2, 4)
+        np.matmul(values.transpose(0, 2, 3, 1)[:, :, None], by_tile, out=output)
         return result
 
-    def _mask(self, scores: _F32, start: int) -> None:
-        """-inf where a key lies after the query. Only the last ``LENGTH_STEP`` keys can."""
-        tiles, _, length, lanes = scores.shape
-        first = length - LENGTH_STEP
-        # Lanes beyond the group's last position (padding of the last tile) see every key.
-        relative = (start - first) + np.arange(tiles)[:, None] * self._positions + self._lane_positions[:lanes]
-        future = _KEYS[:, None] > np.minimum(relative, LENGTH_STEP - 1)[:, None, None, :]
-        np.copyto(scores[:, :, first:], np.float32(-np.inf), where=future)
 
-
-def _exp_of_softmax(scores: _F32) -> _F32:
-    """``exp(scores - their highest)`` in place over ``(tiles, kv_heads, length, lanes)``; returns the sums over the
-    keys, ``(tiles, kv_heads, 1, lanes)``.
-
-    ``LENGTH_STEP`` keys are taken side by side: long inner loops, and still one fixed order of sums.
-    """
-    tiles, kv_heads, length, lanes = scores.shape
-    wide = scores.reshape(tiles, kv_heads, length // LENGTH_STEP, LENGTH_STEP * lanes)
-    highest = _reduce_keys(np.maximum, wide, lanes)
-    repeated = np.empty((tiles, kv_heads, LENGTH_STEP, lanes), np.float32)
-    repeated[...] = highest
-    wide -= repeated.reshape(tiles, kv_heads, 1, LENGTH_STEP * lanes)
-    np.exp(wide, out=wide)
-    return _reduce_keys(np.add, wide, lanes)
-
-
-def _reduce_keys(operation: np.ufunc, wide: _F32, lanes: int) -> _F32:
-    """``(tiles, kv_heads, length / 64, 64 * lanes)`` over all keys: ``(tiles, kv_heads, 1, lanes)``.
-
-    First over the multiples of 64, then 8 by 8. Each step runs over an outer axis, where NumPy goes one by one in
-    order: the order of the sums depends on the length only.
-    """
-    tiles, kv_heads = wide.shape[:2]
-    folded = operation.reduce(wide, axis=2)
-    folded = operation.reduce(folded.reshape(tiles, kv_heads, 8, 8 * lanes), axis=2)
-    result: _F32 = operation.reduce(folded.reshape(tiles, kv_heads, 8, lanes), axis=2, keepdims=True)
-    return result
+@functools.lru_cache(maxsize=LENGTH_STEP)
+def _seen(first: int, tiles: int, groups: int) -> _F32:
+    """Infinity where a query sees one of the ``LENGTH_STEP`` keys of its own panel, -infinity where the key lies after
+    it: ``(LENGTH_STEP, tiles, TILE)``. The panel's positions begin at ``first`` of these keys."""
+    slots = TILE // groups
+    # Lanes that are left over count as their tile's last query; those beyond the panel's last position see every key.
+    slot = np.minimum(np.arange(TILE) // groups, slots - 1)
+    position = first + np.arange(tiles)[:, None] * slots + slot
+    seen = _KEYS[:, None, None] <= np.minimum(position, LENGTH_STEP - 1)
+    return np.where(seen, np.float32(np.inf), np.float32(-np.inf))

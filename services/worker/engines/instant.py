@@ -33,6 +33,7 @@ class InstantEngine:
         self.layout: KvLayout = config.kv_layout(block_tokens)
         self.num_blocks = num_blocks
         self.unsupported = COMPUTES_NOTHING
+        self.kernel = ""
         self.pool = np.zeros((num_blocks, *self.layout.shape), np.float32) if pool is None else pool
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:

@@ -6,7 +6,8 @@ last one padded with zeros; activations are ``(tiles, features, TILE)``.
 
 - A linear layer is one BLAS product ``(outputs, inputs) @ (inputs, TILE)`` per tile. Lanes are the elements of BLAS's
   vector registers: each is computed by the same instructions in the same order, whatever is in the others.
-- Attention pads the key range to a length that follows from the query's position (``attention.py``).
+- Attention takes keys in segments and pads a query's last one to a length that follows from its position
+  (``attention.py``). Requests that share a segment may read it together.
 - Norms, rotary embeddings and activations work lane by lane.
 
 It rests on BLAS treating lanes alike, which :meth:`NumpyLlamaEngine.self_check` tests on the machine at hand with the
@@ -28,9 +29,10 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.logprobs import LogprobRows
 from pinyon.model.card import ModelCard
 from pinyon.model.config import ModelConfig
-from services.worker.engines.attention import DecodeGroup, PagedAttention
+from services.worker.engines.attention import PagedAttention
 from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
 from services.worker.engines.checks import check_step
+from services.worker.engines.decode_plan import KERNEL_DEFAULT, DecodePlan, check_kernel
 from services.worker.engines.logprobs import logprob_rows, token_logprob
 from services.worker.engines.protocol import StepLogprobs, StepResult
 from services.worker.engines.rope import RopeTable, rotate
@@ -57,7 +59,7 @@ class _Plan:
     """
 
     chunks: list[tuple[PrefillChunk, slice, _I64]]
-    groups: list[DecodeGroup]
+    decodes: DecodePlan | None
     tokens: _I64
     positions: _I64
     blocks: _I64
@@ -65,7 +67,8 @@ class _Plan:
 
 
 class NumpyLlamaEngine:
-    """See :class:`services.worker.engines.protocol.Engine`.
+    """See :class:`services.worker.engines.protocol.Engine`. ``kernel``: who reads KV together in decode, one of
+    :data:`services.worker.engines.decode_plan.KERNELS`; it changes the time only.
 
     ``pool``, if given, must be C-contiguous float32 of ``(num_blocks, *layout.shape)``, for instance shared memory.
     """
@@ -78,12 +81,14 @@ class NumpyLlamaEngine:
         block_tokens: int,
         pool: _F32 | None = None,
         *,
+        kernel: str = KERNEL_DEFAULT,
         check: bool = True,
     ) -> None:
         if num_blocks <= 0:
             raise InvalidArgument(f"num_blocks must be positive, got {num_blocks}", field="num_blocks")
         pin_blas_threads()
         self.config = config
+        self.kernel = check_kernel(kernel)
         self.layout: KvLayout = config.kv_layout(block_tokens)
         self.num_blocks = num_blocks
         self.unsupported: frozenset[str] = frozenset()
@@ -96,7 +101,7 @@ class NumpyLlamaEngine:
         self._weights = weights
         # No position beyond what the pool could hold is ever computed.
         self._rope = RopeTable(config, min(config.max_context, num_blocks * block_tokens))
-        self._attention = PagedAttention(config, self.layout, pool)
+        self._attention = PagedAttention(config, self.layout, pool, kernel)
         self._sampler = Sampler(config.vocab_size, config.suppress_tokens, config.eos_token_ids)
         self._scale = np.float32(config.head_dim**-0.5)
         if check:
@@ -104,10 +109,16 @@ class NumpyLlamaEngine:
 
     @classmethod
     def from_card(
-        cls, card: ModelCard, num_blocks: int, block_tokens: int, pool: _F32 | None = None
+        cls,
+        card: ModelCard,
+        num_blocks: int,
+        block_tokens: int,
+        pool: _F32 | None = None,
+        *,
+        kernel: str = KERNEL_DEFAULT,
     ) -> NumpyLlamaEngine:
         """Loads the card's weights. Raises :class:`InvalidArgument` naming what is wrong with the checkpoint."""
-        return cls(card.config, load_weights(card), num_blocks, block_tokens, pool)
+        return cls(card.config, load_weights(card), num_blocks, block_tokens, pool, kernel=kernel)
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
         """See :meth:`services.worker.engines.protocol.Engine.step`."""
@@ -136,7 +147,8 @@ class NumpyLlamaEngine:
             if slot.sampling.logprobs >= 0:
                 told.decodes[number] = token_logprob(rows[number], tokens[number], slot.sampling.logprobs)
         asked = told.prefills or told.decodes or told.prompts
-        return StepResult(first, tokens, told if asked else None)
+        read = plan.decodes.tokens_read if plan.decodes is not None else 0
+        return StepResult(first, tokens, told if asked else None, read)
 
     def prompt_logits(self, chunk: PrefillChunk) -> _F32:
         """Logits after every token of the chunk, ``(len(tokens), vocab)``: for tests and tools. Writes its KV."""
@@ -194,8 +206,8 @@ class NumpyLlamaEngine:
                 for chunk, _, _ in plan.chunks:
                     if chunk.on_layer is not None:
                         chunk.on_layer(number)
-                for group in plan.groups:
-                    attention.attend_group(number, queries, group, attended)
+                if plan.decodes is not None:
+                    attention.decode(number, queries, plan.decodes, attended)
                 for chunk, rows, table in plan.chunks:
                     attention.attend(number, queries[rows], chunk.start, table, attended[rows])
                 hidden += np.matmul(layer.output, _to_lanes(attended.reshape(count, -1)))
@@ -218,12 +230,12 @@ class NumpyLlamaEngine:
             row += n
         last = [slot.position for slot in decodes]
         tables = [np.asarray(slot.block_table, dtype=np.int64) for slot in decodes]
-        groups = self._attention.group(range(row, row + len(decodes)), last, tables)
+        own = self._attention.plan(range(row, row + len(decodes)), last, tables) if decodes else None
         tokens.append(np.array([slot.token for slot in decodes], dtype=np.int64))
         positions.append(np.array(last, dtype=np.int64))
         blocks.append(np.array([t[p // size] for t, p in zip(tables, last, strict=True)], dtype=np.int64))
         where = np.concatenate(positions)
-        return _Plan(chunks, groups, np.concatenate(tokens), where, np.concatenate(blocks), where % size)
+        return _Plan(chunks, own, np.concatenate(tokens), where, np.concatenate(blocks), where % size)
 
     def _project(
         self, layer: LayerWeights, hidden: _F32, turn: tuple[_F32, _F32], count: int

@@ -50,6 +50,7 @@ class PacedEngine:
         self.layout = KvLayout(config.num_layers, kv_heads=1, head_dim=1, block_tokens=block_tokens)
         self.num_blocks = num_blocks
         self.unsupported = COMPUTES_NOTHING
+        self.kernel = ""
         self.pool = np.zeros((num_blocks, *self.layout.shape), np.float32) if pool is None else pool
         self._profile = profile
         self._clock = clock
@@ -85,6 +86,7 @@ class PacedEngine:
                 for chunk in prefills
             ],
             [self._token(slot.sampling, slot.sample_index, slot.position) for slot in decodes],
+            kv_tokens_read=sum(slot.position + 1 for slot in decodes),
         )
 
     def _sleep_until(self, instant_s: float) -> None:

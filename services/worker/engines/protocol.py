@@ -41,6 +41,8 @@ class StepResult:
     decode_tokens: list[int]
     logprobs: StepLogprobs | None = None
     """None: nobody asks."""
+    kv_tokens_read: int = 0
+    """Tokens of KV that the decoded tokens read, per layer; what several requests read together counts once."""
 
 
 class Engine(Protocol):
@@ -65,6 +67,12 @@ class Engine(Protocol):
     def unsupported(self) -> frozenset[str]:
         """Fields of :class:`pinyon.core.request.SamplingParams` that it would not heed: requests that set one are
         refused before they get here."""
+        ...
+
+    @property
+    def kernel(self) -> str:
+        """Who reads KV together in decode, one of :data:`services.worker.engines.decode_plan.KERNELS`; "" if that is
+        not known."""
         ...
 
     @property

@@ -135,6 +135,11 @@ class KvCache:
         """See :meth:`Admission.observe`."""
         self.admission.observe(step)
 
+    def switch(self, choice: str) -> None:
+        """See :meth:`Admission.switch`."""
+        self.admission.switch(choice, self.clock())
+        self.settle()
+
     def settle(self) -> None:
         """What those that run have left goes to those that wait."""
         if self._waiting and not self._asking_back and not self._served():

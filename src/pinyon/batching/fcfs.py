@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pinyon.batching.admission_bound import AdmissionBound
 from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
 from pinyon.batching.waiting_line import ByNumber, WaitingLine
 
@@ -29,11 +30,15 @@ class Fcfs:
     would stand still. For the same reason such prompts pass one that is decoded, until others are to give way for it.
     Who lacks only a slot keeps nobody waiting who needs none.
 
-    Those that are decoded may stand in another ``line`` than that in which they came.
+    Those that are decoded may stand in another ``line`` than that in which they came. A ``bound`` may hold back slots
+    and room.
     """
 
-    def __init__(self, holdings: Holdings, line: WaitingLine | None = None) -> None:
+    def __init__(
+        self, holdings: Holdings, line: WaitingLine | None = None, bound: AdmissionBound | None = None
+    ) -> None:
         self._holdings = holdings
+        self._bound = bound
         self._decoded: WaitingLine = ByNumber() if line is None else line
         self._foreign: WaitingLine = ByNumber()
         self._running: dict[int, float | None] = {}
@@ -60,12 +65,21 @@ class Fcfs:
             raise ValueError(f"request {number} is enqueued already")
         self._line(request).add(request, again=number in self._gone)
 
+    def adopt(self, request: BatchRequest, now_s: float) -> None:
+        self._running[request.number] = now_s if request.decodes else None
+        if self._bound is not None:
+            self._bound.admitted(request)
+        if request.decodes:
+            self._decoded.adopt(request)
+
     def _line(self, request: BatchRequest) -> WaitingLine:
         return self._decoded if request.decodes else self._foreign
 
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         self._claimant = None
         self._measure(now_s)
+        if self._bound is not None:
+            slots, room_blocks = self._bound.within(slots, room_blocks)
         self._decoded.begin(now_s, room_blocks)
         chosen = self._choose(slots, room_blocks, now_s)
         self._decoded.end()
@@ -88,6 +102,8 @@ class Fcfs:
                 slots -= request.decodes
                 self._since_s.pop(number, None)
                 self._running[number] = self._gone.pop(number, now_s) if request.decodes else None
+                if self._bound is not None:
+                    self._bound.admitted(request)
                 chosen.append(number)
                 continue
             passed[request.decodes] += 1
@@ -136,10 +152,13 @@ class Fcfs:
         if number not in self._running:
             return False
         began_s = self._running.pop(number)
+        if self._bound is not None:
+            self._bound.ended(number)
         if began_s is not None:
             self._gone[number] = began_s
             self._decoded.ended(number)
         return True
 
     def observe(self, step: StepSeen) -> None:
-        """It does not depend on that."""
+        if self._bound is not None:
+            self._bound.observe(step)

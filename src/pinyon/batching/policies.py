@@ -4,52 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
+from pinyon.batching.cached_prefix_line import ByCachedPrefix, CachedPrefixSettings
+from pinyon.batching.dfs_weight import DfsWeight
+from pinyon.batching.double_counting import DoubleCounting
+from pinyon.batching.dynamic_batch import DynamicBatch, DynamicBatchSettings
 from pinyon.batching.fcfs import Fcfs
+from pinyon.batching.feather_settings import FeatherSettings, Learning
+from pinyon.batching.group_rounds import GroupRounds
+from pinyon.batching.longest_match import LongestMatch, LongestMatchSettings
 from pinyon.batching.policy import BatchingPolicy, Holdings
 from pinyon.batching.prefix_line import BySharedPrefix, SharedPrefixSettings
 from pinyon.batching.rounds import PrefixRounds, Rounds
 from pinyon.batching.service_order import MostInTime
-from pinyon.batching.stopping import (
-    Always,
-    Bandit,
-    BanditSettings,
-    Heuristic,
-    HeuristicSettings,
-    QLearning,
-    QLearningSettings,
-    StoppingPolicy,
-)
 from pinyon.batching.waiting_line import ByTurn, RoomInTimeSettings
 from pinyon.core.policies import NoSettings, Registry
 
 __all__ = ["BATCHING_DEFAULT", "BATCHING_POLICIES", "Batching", "FeatherSettings", "Learning"]
 
 
-class Learning(StrEnum):
-    """How ``feather`` decides that a batch stays as it is."""
-
-    BANDIT = "bandit"
-    Q_LEARNING = "q_learning"
-    HEURISTIC = "heuristic"
-    NEVER = "never"
-
-
 @dataclass(frozen=True, slots=True)
-class FeatherSettings(SharedPrefixSettings):
-    """``stop``: who says that the batch stays as it is. ``seed``: of Q-learning's explorations."""
+class OracleSettings:
+    """``group_blocks``: who has the same so many first blocks is of one group. ``passed_over_s``: as of ``feather``."""
 
-    stop: Learning = Learning.BANDIT
-    seed: int = 0
+    group_blocks: int = 4
+    passed_over_s: float = 10.0
 
-    def stopping(self) -> StoppingPolicy:
-        if self.stop is Learning.BANDIT:
-            return Bandit(BanditSettings())
-        if self.stop is Learning.Q_LEARNING:
-            return QLearning(QLearningSettings(seed=self.seed))
-        return Heuristic(HeuristicSettings()) if self.stop is Learning.HEURISTIC else Always()
+    def __post_init__(self) -> None:
+        if not 1 <= self.group_blocks <= 4096:
+            raise ValueError("group_blocks must be from 1 to 4096")
+        self.line()
+
+    def line(self) -> SharedPrefixSettings:
+        return SharedPrefixSettings(self.group_blocks, self.passed_over_s)
 
 
 class Batching(NamedTuple):
@@ -78,12 +66,45 @@ def _feather(settings: FeatherSettings) -> Batching:
     )
 
 
+def _oracle(settings: OracleSettings) -> Batching:
+    return Batching(
+        lambda holdings: Fcfs(holdings, BySharedPrefix(settings.line(), levels=1)),
+        lambda: GroupRounds(settings.group_blocks),
+    )
+
+
+def _lpm(settings: LongestMatchSettings) -> Batching:
+    return Batching(lambda holdings: Fcfs(holdings, ByCachedPrefix(LongestMatch(settings), settings)), _everybody)
+
+
+def _dfs_weight(settings: CachedPrefixSettings) -> Batching:
+    return Batching(lambda holdings: Fcfs(holdings, ByCachedPrefix(DfsWeight(), settings)), _everybody)
+
+
+def _double_counting(holdings: Holdings) -> BatchingPolicy:
+    counting = DoubleCounting(holdings)
+    return Fcfs(counting, bound=counting)
+
+
+def _sglang_fcfs(_: NoSettings) -> Batching:
+    return Batching(_double_counting, _everybody)
+
+
+def _dynamic(settings: DynamicBatchSettings) -> Batching:
+    return Batching(lambda holdings: Fcfs(holdings, bound=DynamicBatch(settings)), _everybody)
+
+
 BATCHING_POLICIES: Registry[Batching] = Registry(
     "batching",
     {
         "fcfs": (NoSettings, _fcfs),
         MostInTime.name: (RoomInTimeSettings, _most_in_time),
         "feather": (FeatherSettings, _feather),
+        "oracle": (OracleSettings, _oracle),
+        "lpm": (LongestMatchSettings, _lpm),
+        "dfs_weight": (CachedPrefixSettings, _dfs_weight),
+        "sglang_fcfs": (NoSettings, _sglang_fcfs),
+        "dynamic": (DynamicBatchSettings, _dynamic),
     },
 )
 BATCHING_DEFAULT = "fcfs"

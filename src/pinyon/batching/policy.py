@@ -89,6 +89,10 @@ class BatchingPolicy(Protocol):
         """It waits from now on. Raises ``ValueError`` if its number is known."""
         ...
 
+    def adopt(self, request: BatchRequest, now_s: float) -> None:
+        """It was admitted by the policy before this one, and runs."""
+        ...
+
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         """Choose waiting requests whose missing blocks are at most ``room_blocks`` together, at most ``slots`` of them
         that are decoded; they count as running from here on. Asked again until it chooses nobody."""

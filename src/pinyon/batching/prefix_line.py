@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from pinyon.batching.chunked_hash_tree import ChunkedHashTree
+from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import ByNumber
 
@@ -43,11 +43,13 @@ class SharedPrefixSettings:
 class BySharedPrefix:
     """See :class:`pinyon.batching.waiting_line.WaitingLine`. Who gave way comes first, as he came.
 
-    Where there is no room for whose turn it is, nobody else is asked.
+    Where there is no room for whose turn it is, nobody else is asked. Only the first ``levels`` of prompts are looked
+    at.
     """
 
-    def __init__(self, settings: SharedPrefixSettings) -> None:
+    def __init__(self, settings: SharedPrefixSettings, levels: int = LEVELS_MAX) -> None:
         self._settings = settings
+        self._levels = levels
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
         """Waiting: the new ones. Active: those that were taken."""
         self._again = ByNumber()
@@ -71,7 +73,7 @@ class BySharedPrefix:
 
     def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
         chunk = self._settings.chunk_blocks
-        return request.block_keys[chunk - 1 :: chunk]
+        return request.block_keys[chunk - 1 : chunk * self._levels : chunk]
 
     def add(self, request: BatchRequest, again: bool) -> None:
         if again:
@@ -112,6 +114,11 @@ class BySharedPrefix:
             return self._new[due[0][1]]
         best = self._tree.find_best()
         return None if best is None else self._new[best.request]
+
+    def adopt(self, request: BatchRequest) -> None:
+        self._tree.insert_hashes(request.number, self._path(request))
+        self._tree.add_to_batch(request.number)
+        self._running.add(request.number)
 
     def take(self, number: int, room_blocks: int) -> None:
         request = self._again.get(number)

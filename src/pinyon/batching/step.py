@@ -13,10 +13,11 @@ A decoded request's KV grows by a token in each step, so after ``fill`` and befo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pinyon.batching.chunking import plan_chunks
+from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.rounds import Formed, Rounds
 from pinyon.batching.service_order import Fifo, ServiceOrder
@@ -94,6 +95,8 @@ class StepScheduler:
         self._rounds = rounds
         self._paths: dict[int, Sequence[int]] = {}
         """Of those that wait, if there are rounds."""
+        self._planned: Rounds | None = None
+        """Those that made the last plan."""
         self._order: ServiceOrder[int] = Fifo() if order is None else order
         self._prompts: dict[int, _Prompt] = {}
         self._waiting: dict[int, int] = {}
@@ -183,6 +186,7 @@ class StepScheduler:
         """The next step, or None when there is nothing to do. Requires that nobody is left in :meth:`growth`."""
         if not self._running and not self._prompts:
             return None
+        self._planned = self._rounds
         decodes = list(self._running) if self._rounds is None else self._rounds.next()
         return StepPlan(self._chunks(len(decodes), now_s) if self._prompts else [], decodes)
 
@@ -230,12 +234,24 @@ class StepScheduler:
         for number in failed_decodes:
             self.remove_decode(number)
         running = self._running
-        if plan.decodes and self._rounds is not None:
+        if plan.decodes and self._rounds is not None and self._rounds is self._planned:
             self._rounds.done()
         decodes = [number for number in plan.decodes if number in running]
         for number in decodes:
             running[number] -= steps
         return StepPlan(self._advance(plan, failed_prefills) if plan.prefills else [], decodes)
+
+    def switch(self, choice: str, tables: Mapping[int, tuple[Sequence[int], int]]) -> None:
+        """Rounds of another batching policy. ``tables``: of each decoded request its blocks, and the tokens whose KV
+        is there. A step under way ends as it is. Raises ``ValueError`` for an unknown policy."""
+        self._rounds = BATCHING_POLICIES.make(choice).rounds()
+        self._paths = {}
+        if self._rounds is None:
+            return
+        for number in self._running:
+            self._rounds.add(number, self.path(*tables[number]))
+        for number in self._waiting:
+            self._paths[number] = self.path(*tables[number])
 
     @property
     def formed(self) -> Formed:

@@ -54,6 +54,9 @@ class WaitingLine(Protocol):
     def claims(self, number: int) -> bool:
         """Others that came after it should give way for it, if it waits for long."""
 
+    def adopt(self, request: BatchRequest) -> None:
+        """It was taken from another line, and runs."""
+
     def passed_over_s(self, number: int) -> float:
         """See :meth:`BatchingPolicy.passed_over_s`."""
 
@@ -104,6 +107,9 @@ class ByNumber:
 
     def claims(self, number: int) -> bool:
         return True
+
+    def adopt(self, request: BatchRequest) -> None:
+        pass
 
     def passed_over_s(self, number: int) -> float:
         return 0.0
@@ -210,6 +216,9 @@ class ByTurn:
 
     def claims(self, number: int) -> bool:
         return number in self._again
+
+    def adopt(self, request: BatchRequest) -> None:
+        pass
 
     def passed_over_s(self, number: int) -> float:
         return 0.0

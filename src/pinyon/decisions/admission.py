@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pinyon.batching import BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
+from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.eviction.policy import Use
 from pinyon.paging import BlockPool, Reservation, Reservations
 
@@ -48,6 +48,8 @@ class Admission:
         """Of each that waits, leading blocks that are spared for it."""
         self._decoded: set[int] = set()
         """Admitted ones that take a slot."""
+        self._requests: dict[int, BatchRequest] = {}
+        """The admitted ones, as they were admitted."""
         self._blocks: dict[int, int] = {}
         """Of each admitted one."""
         self._last = -1
@@ -81,7 +83,7 @@ class Admission:
         if number in self._waiting or not self._policy.remove(number):
             raise KeyError(number)
         self._decoded.discard(number)
-        del self._blocks[number]
+        del self._blocks[number], self._requests[number]
 
     def grow(self, number: int, count: int, now_s: float) -> list[int] | None:
         """So many more blocks for an admitted one; None when there is no room. Raises ``KeyError`` if it is none."""
@@ -112,6 +114,7 @@ class Admission:
         if request.decodes:
             self._decoded.add(number)
         self._blocks[number] = request.blocks
+        self._requests[number] = request
         self._last = max(self._last, number) if len(self._blocks) > 1 else number
         return Grant(number, reservation, self._policy.passed_over_s(number))
 
@@ -122,6 +125,16 @@ class Admission:
         """Blocks for those that enter."""
         pool = self._pool
         return max(0, pool.free + pool.cached - (self._headroom if pool.used else 0))
+
+    def switch(self, choice: str, now_s: float) -> None:
+        """Another policy, with all that wait, as they came, and all that are admitted. O(their keys). Raises
+        ``ValueError`` for an unknown one."""
+        policy = BATCHING_POLICIES.make(choice).policy(self)
+        for number in sorted(self._requests):
+            policy.adopt(self._requests[number], now_s)
+        for number in sorted(self._waiting):
+            policy.enqueue(self._waiting[number])
+        self._policy = policy
 
     def observe(self, step: StepSeen) -> None:
         """See :meth:`BatchingPolicy.observe`."""

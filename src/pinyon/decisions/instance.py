@@ -26,7 +26,7 @@ HEADROOM_SHARE = 100
 them away again."""
 
 INSTANCE_INPUTS = {
-    "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe"),
+    "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe", "switch"),
     "eviction": ("switch", "adopt"),
     "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue", "take_swaps", "swapped"),
     "prompts": ("add", "start", "waits_for_room", "has_room", "reserved", "published", "advanced", "end"),
@@ -40,6 +40,7 @@ INSTANCE_INPUTS = {
         "decide",
         "fold",
         "observe",
+        "switch",
     ),
 }
 """The methods that change something, by module."""

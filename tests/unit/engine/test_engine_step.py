@@ -16,10 +16,10 @@ from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config
 from pinyon.model.card import load_card
 from services.worker.engines import ENGINES, blas, create_engine
-from services.worker.engines.attention import LENGTH_STEP, padded_length
 from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.protocol import Engine
+from services.worker.engines.segments import LENGTH_STEP, SEGMENT_TOKENS, last_length
 from services.worker.engines.weights import builtin_weights
 
 GREEDY = SamplingParams()
@@ -210,11 +210,11 @@ def test_too_many_query_heads_per_kv_head_are_refused() -> None:
         NumpyLlamaEngine(config, builtin_weights(config), 8, 16)
 
 
-def test_padded_length_depends_on_the_position_only() -> None:
-    for position in range(300):
-        assert padded_length(position) > position
-        assert padded_length(position) % LENGTH_STEP == 0
-        assert padded_length(position) - position <= LENGTH_STEP
+def test_the_length_of_a_segment_depends_on_the_position_only() -> None:
+    for position in range(3 * SEGMENT_TOKENS):
+        in_segment = position % SEGMENT_TOKENS
+        assert last_length(position) % LENGTH_STEP == 0
+        assert 0 < last_length(position) - in_segment <= LENGTH_STEP
 
 
 def test_a_product_that_looks_at_the_lane_is_found() -> None:

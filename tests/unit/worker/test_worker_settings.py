@@ -11,7 +11,7 @@ from pinyon.model import load_card
 from pinyon.profiles.engine_profile import built_in_profiles
 from pinyon.runtime.settings import load_settings
 from services.cluster import ClusterSpec
-from services.worker.engines import ENGINES, create_engine
+from services.worker.engines import ENGINES, KERNEL_DEFAULT, KERNELS, create_engine
 from services.worker.settings import WorkerSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -22,6 +22,14 @@ def test_every_engine_can_be_chosen_and_made() -> None:
         settings = load_settings(WorkerSettings, ["--engine", name], {})
         engine = create_engine(settings.engine, load_card(), 8, 16, profile=settings.engine_profile)
         assert engine.num_blocks == 8
+
+
+def test_every_kernel_can_be_chosen_and_runs() -> None:
+    assert load_settings(WorkerSettings, [], {}).attention_kernel == KERNEL_DEFAULT
+    for name in KERNELS:
+        settings = load_settings(WorkerSettings, ["--attention-kernel", name], {})
+        assert create_engine("numpy", load_card(), 8, 16, kernel=settings.attention_kernel).kernel == name
+        assert create_engine("instant", load_card(), 8, 16, kernel=settings.attention_kernel).kernel == ""
 
 
 def test_the_built_in_model_s_whole_context_has_room_wherever_it_runs() -> None:
@@ -45,7 +53,11 @@ def test_every_profile_can_be_chosen() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "known"),
-    [(["--engine", "abacus"], ENGINES), (["--engine-profile", "abacus"], built_in_profiles())],
+    [
+        (["--engine", "abacus"], ENGINES),
+        (["--engine-profile", "abacus"], built_in_profiles()),
+        (["--attention-kernel", "abacus"], KERNELS),
+    ],
 )
 def test_nonsense_ends_with_status_2_and_a_list(arguments, known, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:

@@ -1,0 +1,264 @@
+"""Requests through the modules by which a worker decides and the NumPy engine, in this process: no network, no waiting.
+
+What is measured is processor time, of steps that decode only and of everything. The clock of the decisions is that
+time, so that a run does not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pinyon.batching import BatchRequest, DecodeSlot, PrefillChunk, PromptWork, StepSeen
+from pinyon.core.block_keys import chain_block_keys
+from pinyon.core.request import SamplingParams
+from pinyon.decisions import InstanceConfig, InstanceDecisions, make_room
+from services.worker.engines.protocol import Engine
+
+__all__ = ["Ask", "Outcome", "World", "grouped_asks"]
+
+ROOT = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request of a workload. ``at_step``: it comes before that step."""
+
+    tokens: npt.NDArray[np.uint32]
+    new_tokens: int
+    at_step: int = 0
+
+
+def grouped_asks(count: int, groups: int, prefix: int, own: int, new_tokens: int, seed: int) -> list[Ask]:
+    """Prompts of ``groups`` prefixes in random order, each with an end of its own; 0: no prefix is shared."""
+    rng = np.random.default_rng(seed)
+
+    def letters(length: int) -> npt.NDArray[np.uint32]:
+        return rng.integers(32, 127, length, np.uint32)
+
+    prefixes = [letters(prefix) for _ in range(groups)]
+    chosen = rng.permutation(np.arange(count) % groups) if groups else None
+    return [
+        Ask(np.concatenate([letters(prefix) if chosen is None else prefixes[chosen[place]], letters(own)]), new_tokens)
+        for place in range(count)
+    ]
+
+
+@dataclass(slots=True)
+class _Request:
+    ask: Ask
+    keys: tuple[bytes, ...]
+    table: list[int] = field(default_factory=list)
+    done: int = 0
+    """Prompt tokens whose KV is there."""
+    made: list[int] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        return len(self.ask.tokens) + len(self.made) - 1
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Seconds are of processor time."""
+
+    tokens: dict[int, list[int]]
+    """Generated, by place of the request."""
+    decode_tokens: int = 0
+    """In steps without prompts."""
+    decode_s: float = 0.0
+    steps: int = 0
+    decode_steps: int = 0
+    prefill_tokens: int = 0
+    scheduling_s: float = 0.0
+    total_s: float = 0.0
+    kv_tokens_read: int = 0
+    """Per layer, in steps without prompts."""
+    waits_s: dict[int, float] = field(default_factory=dict)
+    """From coming to the first token, by place."""
+    preempted: int = 0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second of decoding."""
+        return self.decode_tokens / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def batch(self) -> float:
+        """Mean requests of a step that only decodes."""
+        return self.decode_tokens / self.decode_steps if self.decode_steps else 0.0
+
+
+class World:
+    """One engine; :meth:`run` may be called again, with what the pool has cached."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        batching: str,
+        *,
+        max_batch: int = 64,
+        step_tokens: int = 512,
+        chunk_tokens: int = 256,
+        active_prefills: int = 8,
+    ) -> None:
+        block = engine.layout.block_tokens
+        config = InstanceConfig(
+            engine.num_blocks,
+            block,
+            max_batch,
+            step_tokens,
+            chunk_tokens,
+            active_prefills,
+            1 << 20,
+            batching=batching,
+            spare_queued=True,
+        )
+        self.decisions = InstanceDecisions(config)
+        self._engine = engine
+        self._block = block
+        self._active_prefills = active_prefills
+        self._number = 0
+        self._now_s = 0.0
+
+    # -- make_room's Room
+
+    def grow(self, number: int, count: int) -> list[int] | None:
+        return self.decisions.admission.grow(number, count, self._now_s)
+
+    def give_way(self, number: int, table: list[int]) -> None:
+        self.decisions.admission.end(number)
+        self.decisions.reservations.release(table, self._now_s)
+
+    # -- requests
+
+    def run(self, asks: Sequence[Ask]) -> Outcome:
+        """Until all have ended."""
+        decisions, outcome = self.decisions, Outcome({})
+        requests: dict[int, _Request] = {}
+        places: dict[int, int] = {}
+        came_s: dict[int, float] = {}
+        coming = sorted(range(len(asks)), key=lambda place: (asks[place].at_step, place))
+        coming.reverse()
+        waiting: list[int] = []
+        """Admitted, its prompt not begun."""
+        began_s = time.process_time()
+        while coming or requests:
+            mark = time.process_time()
+            while coming and (asks[coming[-1]].at_step <= outcome.steps or not requests):
+                place = coming.pop()
+                self._number += 1
+                number = self._number
+                tokens = asks[place].tokens
+                requests[number] = _Request(asks[place], tuple(chain_block_keys(ROOT, tokens.tobytes(), self._block)))
+                places[number], came_s[number] = place, self._now_s
+                self._enqueue(number, requests[number])
+            for grant in decisions.admission.admit(self._now_s):
+                request = requests[grant.number]
+                request.table = grant.reservation.table
+                request.done = min(grant.reservation.held * self._block, len(request.ask.tokens) - 1)
+                waiting.append(grant.number)
+            while waiting and decisions.steps.prefilling < self._active_prefills:
+                number = waiting.pop(0)
+                request = requests[number]
+                decisions.steps.add_prefill(PromptWork(number, request.done, len(request.ask.tokens)))
+            decisions.steps.fill()
+            for number in make_room(decisions.steps, decisions.admission, self, lambda number: requests[number].table):
+                request = requests[number]
+                outcome.preempted += 1
+                request.ask = Ask(
+                    np.concatenate([request.ask.tokens, np.array(request.made, np.uint32)]),
+                    request.ask.new_tokens - len(request.made),
+                )
+                raise RuntimeError("the pool is too small for this workload")
+            plan = decisions.steps.decide(self._now_s)
+            outcome.scheduling_s += time.process_time() - mark
+            if plan is None:
+                raise RuntimeError("nobody has room: the pool is too small for this workload")
+            chunks = [self._chunk(requests[number], start, end) for number, start, end in plan.prefills]
+            slots = [self._slot(requests[number]) for number in plan.decodes]
+            mark = time.process_time()
+            result = self._engine.step(chunks, slots)
+            seconds = time.process_time() - mark
+            self._now_s += seconds
+            mark = time.process_time()
+            decisions.steps.fold(plan)
+            seen = StepSeen(len(plan.decodes), plan.prompt_tokens, seconds)
+            decisions.admission.observe(seen)
+            decisions.steps.observe(seen)
+            outcome.scheduling_s += time.process_time() - mark
+            outcome.steps += 1
+            outcome.prefill_tokens += plan.prompt_tokens
+            if not plan.prefills:
+                outcome.decode_s += seconds
+                outcome.decode_tokens += len(slots)
+                outcome.decode_steps += 1
+                outcome.kv_tokens_read += result.kv_tokens_read
+            for (number, start, end), token in zip(plan.prefills, result.prefill_tokens, strict=True):
+                request = requests[number]
+                self._publish(request, start, end)
+                if token is not None:
+                    request.made.append(token)
+                    outcome.waits_s[places[number]] = self._now_s - came_s[number]
+                    held = len(request.ask.tokens)
+                    steps = decisions.steps
+                    steps.add_decode(number, held, len(request.table), steps.path(request.table, held))
+            for number, token in zip(plan.decodes, result.decode_tokens, strict=True):
+                requests[number].made.append(token)
+            for number in [*plan.decodes, *(number for number, _, _ in plan.prefills)]:
+                request = requests[number]
+                if len(request.made) >= request.ask.new_tokens:
+                    decisions.steps.remove_decode(number)
+                    self.give_way(number, request.table)
+                    outcome.tokens[places[number]] = request.made
+                    del requests[number]
+        outcome.total_s = time.process_time() - began_s
+        return outcome
+
+    def _enqueue(self, number: int, request: _Request) -> None:
+        tokens = len(request.ask.tokens)
+        self.decisions.admission.enqueue(
+            BatchRequest(
+                number,
+                tokens,
+                -(-(tokens + 1) // self._block),
+                request.keys,
+                reusable=(tokens - 1) // self._block,
+                max_new_tokens=request.ask.new_tokens,
+                arrived_s=self._now_s,
+            )
+        )
+
+    def _chunk(self, request: _Request, start: int, end: int) -> PrefillChunk:
+        last = end == len(request.ask.tokens)
+        return PrefillChunk(
+            request.ask.tokens[start:end], start, request.table, SamplingParams(temperature=0.0) if last else None
+        )
+
+    def _slot(self, request: _Request) -> DecodeSlot:
+        return DecodeSlot(
+            request.made[-1], request.position, request.table, SamplingParams(temperature=0.0), len(request.made)
+        )
+
+    def _publish(self, request: _Request, start: int, end: int) -> None:
+        """Full blocks may be reused from now on. Those that somebody else has published meanwhile are taken over."""
+        first, last = start // self._block, end // self._block
+        if first == last:
+            return
+        table = request.table
+        replaced = self.decisions.reservations.publish(
+            table[first:last],
+            request.keys[first:last],
+            self._now_s,
+            first=first,
+            after=request.keys[first - 1] if first else None,
+        )
+        own = []
+        for index, block in replaced:
+            own.append(table[first + index])
+            table[first + index] = block
+        self.decisions.reservations.release(own, self._now_s)

@@ -1,0 +1,82 @@
+"""Rounds whose batches are groups that the caller has named: FEATHER's oracle (§5.3.1), which finds out nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pinyon.batching.policy import StepSeen
+from pinyon.batching.rounds import BATCHES_MAX, Formed
+
+__all__ = ["GroupRounds"]
+
+NO_GROUP: Final = -1
+
+
+class GroupRounds:
+    """See :class:`pinyon.batching.rounds.Rounds`. A request's group is the first level of its path; those without one
+    are a group. The largest groups are a batch each, the last batch is of all others."""
+
+    def __init__(self, group_blocks: int) -> None:
+        self.chunk_blocks = group_blocks
+        self._paths: dict[int, Sequence[int]] = {}
+        """Of those that run."""
+        self._members: dict[int, dict[int, None]] = {}
+        """Of each group, as they came."""
+        self._batches: list[list[int]] = []
+        """Groups of the present round."""
+        self._place = 0
+
+    def add(self, number: int, path: Sequence[int]) -> None:
+        self._paths[number] = path
+        self._members.setdefault(_group(path), {})[number] = None
+
+    def remove(self, number: int) -> None:
+        path = self._paths.pop(number, None)
+        if path is None:
+            return
+        group = _group(path)
+        del self._members[group][number]
+        if not self._members[group]:
+            del self._members[group]
+
+    def next(self) -> list[int]:
+        while True:
+            if self._place >= len(self._batches):
+                if not self._members:
+                    return []
+                self._form()
+            if batch := self._batch():
+                return batch
+            self._place += 1
+
+    def done(self) -> None:
+        self._place += 1
+
+    def observe(self, step: StepSeen) -> None:
+        """Nothing is learned."""
+
+    @property
+    def formed(self) -> Formed:
+        if self._place >= len(self._batches):
+            return Formed()
+        groups, batch = self._batches[self._place], self._batch()
+        shared = len(groups) == 1 and groups[0] != NO_GROUP
+        levels = sum([len(self._paths[number]) for number in batch])
+        homogeneity = len(batch) / levels if shared and levels else 0.0
+        return Formed(len(self._batches), len(batch), self.chunk_blocks if shared else 0, homogeneity)
+
+    def _batch(self) -> list[int]:
+        return [number for group in self._batches[self._place] for number in self._members.get(group, ())]
+
+    def _form(self) -> None:
+        members = self._members
+        groups = sorted(members, key=lambda group: -len(members[group]))
+        self._batches = [[group] for group in groups[: BATCHES_MAX - 1]]
+        if len(groups) >= BATCHES_MAX:
+            self._batches.append(groups[BATCHES_MAX - 1 :])
+        self._place = 0
+
+
+def _group(path: Sequence[int]) -> int:
+    return path[0] if path else NO_GROUP

@@ -1,0 +1,108 @@
+"""SGLang's orders by hand: the longest match first, and through the tree in depth by weight."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed
+
+
+class Books:
+    """Who holds how much. Nothing is shared: the order is looked at here."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, BatchRequest] = {}
+
+    def need(self, request: BatchRequest) -> BlockNeed:
+        return BlockNeed(0, request.blocks)
+
+    def behind(self, number: int) -> int:
+        return sum(request.blocks for other, request in self.running.items() if other > number)
+
+
+def request(number: int, letters: str) -> BatchRequest:
+    keys = tuple(letters[: end + 1].encode() for end in range(len(letters)))
+    return BatchRequest(number, 16 * len(keys), 1, keys)
+
+
+def policy(choice: str, *prompts: str, cached: tuple[str, ...] = ()) -> BatchingPolicy:
+    """Those of the cached prompts came and went; the others wait, with numbers from 0 on."""
+    made = BATCHING_POLICIES.make(choice).policy(Books())
+    for number, letters in enumerate(cached, start=-len(cached)):
+        made.enqueue(request(number, letters))
+        assert made.admit(1, 1, 0.0) == [number]
+        made.remove(number)
+    for number, letters in enumerate(prompts):
+        made.enqueue(request(number, letters))
+    return made
+
+
+@pytest.mark.parametrize("name", ["lpm", "dfs_weight"])
+def test_where_nothing_is_cached_they_enter_as_they_came(name: str) -> None:
+    assert policy(name, "aa", "bb", "aa").admit(9, 9, 1.0) == [0, 1, 2]
+
+
+def test_whose_match_is_longest_enters_first() -> None:
+    """Matches of 1, 4, 0, 3 and 4."""
+    made = policy("lpm", "axxx", "abcd", "zzzz", "abcx", "abcde", cached=("abcd",))
+    assert made.admit(9, 9, 1.0) == [1, 4, 3, 0, 2]
+
+
+def test_what_was_just_admitted_is_cached_the_next_time() -> None:
+    made = policy("lpm", "bb", "aa", "bb", "aa", cached=("aa",))
+    assert made.admit(9, 1, 1.0) == [1]
+    assert made.admit(9, 2, 2.0) == [3, 0]
+    assert made.admit(9, 1, 3.0) == [2]
+
+
+def test_at_one_time_the_order_stands_until_somebody_comes() -> None:
+    made = policy("lpm", "bb", "aa", "bb", cached=("aa",))
+    assert made.admit(9, 2, 1.0) == [1, 0]
+    made.enqueue(request(3, "bb"))
+    made.enqueue(request(4, "aab"))
+    assert made.remove(2)
+    assert made.admit(9, 9, 1.0) == [3, 4]
+
+
+def test_where_many_wait_they_enter_as_they_came_unless_that_is_turned_off() -> None:
+    prompts = ("bb", "aa", "bb")
+    assert policy("lpm:fallback=2", *prompts, cached=("aa",)).admit(9, 9, 1.0) == [0, 1, 2]
+    assert policy("lpm:fallback=3", *prompts, cached=("aa",)).admit(9, 9, 1.0) == [1, 0, 2]
+    assert policy("lpm:fallback=0", *prompts, cached=("aa",)).admit(9, 9, 1.0) == [1, 0, 2]
+    many = policy("lpm", *["bb"] * 128, "aa", cached=("aa",))
+    assert many.admit(999, 1, 1.0) == [0]
+
+
+def test_the_heaviest_branch_comes_first_and_in_it_the_deepest() -> None:
+    """Cached: ab with cd and xy below, and m. Hanging: 0 at m, 1 at ab, 2 at ab-cd, 3 and 5 at ab-xy, 4 nowhere."""
+    made = policy("dfs_weight", "m", "ab", "abcd", "abxy", "z", "abxyz", cached=("abcd", "abxy", "m"))
+    assert made.admit(9, 9, 1.0) == [3, 5, 2, 1, 0, 4]
+
+
+def test_of_equal_branches_the_one_that_is_there_for_longest_comes_first() -> None:
+    made = policy("dfs_weight", "bb", "aa", cached=("aa", "bb"))
+    assert made.admit(9, 9, 1.0) == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["lpm", "dfs_weight"])
+def test_who_gave_way_comes_first_and_without_room_nobody_is_looked_at(name: str) -> None:
+    made = policy(name, "bb", "aa", cached=("aa",))
+    assert made.admit(9, 0, 1.0) == []
+    assert made.admit(9, 2, 1.0) == [1, 0]
+    made.enqueue(request(2, "aa"))
+    made.remove(0)
+    made.enqueue(request(0, "bb"))
+    assert made.admit(9, 9, 2.0) == [0, 2]
+
+
+@pytest.mark.parametrize("name", ["lpm", "dfs_weight"])
+def test_what_another_policy_admitted_is_cached_too(name: str) -> None:
+    made = policy(name, "bb", "aa")
+    made.adopt(request(-1, "aa"), 0.0)
+    assert made.admit(9, 9, 1.0) == [1, 0]
+
+
+@pytest.mark.parametrize("choice", ["lpm:fallback=-1", "lpm:tree_blocks=0", "dfs_weight:tree_blocks=0"])
+def test_bounds(choice: str) -> None:
+    with pytest.raises(ValueError, match="must be from"):
+        BATCHING_POLICIES.make(choice)

@@ -1,0 +1,94 @@
+"""The radix tree by hand: what matches, where edges are split, and what goes when it is full."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinyon.batching.radix_tree import RadixTree
+
+
+def keys(letters: str) -> tuple[bytes, ...]:
+    """Each letter is a block that is known by all before it."""
+    return tuple(letters[: end + 1].encode() for end in range(len(letters)))
+
+
+def tree(*prompts: str, limit: int = 100) -> RadixTree:
+    made = RadixTree(limit)
+    for letters in prompts:
+        made.insert(keys(letters))
+    return made
+
+
+def edges(made: RadixTree) -> list[str]:
+    """The last letter of each key of each edge."""
+    return sorted("".join(key.decode()[-1] for key in node.keys) for node in made.nodes()[1:])
+
+
+def test_an_edge_is_split_where_somebody_branches_off_or_ends() -> None:
+    assert edges(tree("abcd", "abxy")) == ["ab", "cd", "xy"]
+    assert edges(tree("abcd", "ab")) == ["ab", "cd"]
+    assert edges(tree("ab", "abcd")) == ["ab", "cd"]
+    assert edges(tree("ab", "ab")) == ["ab"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "inside"), [("", 0, 0), ("x", 0, 0), ("a", 1, 1), ("abc", 3, 1), ("abcdef", 4, 2), ("abz", 2, 2)]
+)
+def test_the_longest_beginning_matches_within_an_edge_too(asked: str, known: int, inside: int) -> None:
+    match = tree("abcd", "abxy").match(keys(asked))
+    assert (match.keys, match.inside) == (known, inside)
+
+
+def test_looking_splits_nothing() -> None:
+    made = tree("abcd")
+    made.match(keys("ab"))
+    assert edges(made) == ["abcd"]
+
+
+def test_when_it_is_full_what_was_passed_least_lately_goes_its_end_first() -> None:
+    made = tree("abcd", "abxy", "mnop", limit=10)
+    assert len(made) == 10
+    made.match(keys("abxy"))
+    made.insert(keys("q"))  # the eleventh: 8 are kept at most
+    # 11 - 2 (cd) = 9, and then the least of mnop and q: mnop.
+    assert edges(made) == ["ab", "q", "xy"]
+
+
+def test_of_more_than_the_limit_the_beginning_stays() -> None:
+    made = tree("xy", "abcdef", limit=4)
+    assert edges(made) == ["abcd"]
+
+
+def test_it_holds_a_key_at_least() -> None:
+    with pytest.raises(ValueError, match="at least one key"):
+        RadixTree(0)
+
+
+@given(random=st.randoms(use_true_random=True), limit=st.integers(1, 30))
+def test_it_never_holds_more_and_what_came_last_is_there(random: Random, limit: int) -> None:
+    made = RadixTree(limit)
+    for _ in range(30):
+        letters = "".join(random.choice("ab") for _ in range(random.randint(1, 8)))
+        made.insert(keys(letters))
+        assert len(made) == sum(len(node.keys) for node in made.nodes()) <= limit
+        assert made.match(keys(letters)).keys == min(len(letters), limit)
+        for node in made.nodes()[1:]:
+            assert node.parent is not None
+            assert node.keys
+            assert node.parent.children[node.keys[0]] is node
+
+
+@given(random=st.randoms(use_true_random=True))
+def test_it_matches_what_the_longest_common_beginning_is(random: Random) -> None:
+    made, prompts = RadixTree(10_000), []
+    for _ in range(20):
+        prompts.append("".join(random.choice("ab") for _ in range(random.randint(0, 8))))
+        made.insert(keys(prompts[-1]))
+        asked = "".join(random.choice("ab") for _ in range(random.randint(0, 10)))
+        assert made.match(keys(asked)).keys == sum(
+            any(each.startswith(asked[:end]) for each in prompts) for end in range(1, len(asked) + 1)
+        )
