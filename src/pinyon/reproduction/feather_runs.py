@@ -21,7 +21,11 @@ from pinyon.simulator.workload import Arrival
 
 __all__ = [
     "CHAPTER_3_NOTE",
+    "FCFS",
+    "MAX_BATCH",
     "MODEL_NOTE",
+    "NEVER",
+    "OWN_TOKENS",
     "PAPER",
     "POLICIES",
     "SERVED_NOTE",
@@ -58,12 +62,18 @@ WARM_S: Final = 100_000.0
 """Between the warm-up and what counts, and between batches that are run one after the other: all is over by then."""
 
 FCFS, NEVER = "fcfs", "never"
+BOUND: Final = f"passed_over_s={PASSED_OVER_S}"
 POLICIES: Final = {
     FCFS: "fcfs",
-    "bandit": f"feather:stop=bandit,passed_over_s={PASSED_OVER_S}",
-    "q_learning": f"feather:stop=q_learning,passed_over_s={PASSED_OVER_S}",
-    "heuristic": f"feather:stop=heuristic,passed_over_s={PASSED_OVER_S}",
-    NEVER: f"feather:stop=never,passed_over_s={PASSED_OVER_S}",
+    "bandit": f"feather:stop=bandit,{BOUND}",
+    "q_learning": f"feather:stop=q_learning,{BOUND}",
+    "heuristic": f"feather:stop=heuristic,{BOUND}",
+    NEVER: f"feather:stop=never,{BOUND}",
+    "oracle": f"oracle:{BOUND}",
+    "dynamic": "dynamic",
+    "sglang_fcfs": "sglang_fcfs",
+    "lpm": "lpm:fallback=0",
+    "dfs_weight": "dfs_weight",
 }
 
 CHAPTER_3_NOTE = (
@@ -86,7 +96,9 @@ SERVED_NOTE = (
 
 
 def label(policy: str) -> str:
-    return {FCFS: "fcfs", NEVER: "feather, never stops"}.get(policy, f"feather, {policy}")
+    if policy == NEVER:
+        return "feather, never stops"
+    return f"feather, {policy}" if POLICIES[policy].startswith("feather") else policy
 
 
 class Prompts:
@@ -218,8 +230,6 @@ class Load:
     """0: as many as all runs have."""
     levels: int = 1
     rates: tuple[tuple[float, float], ...] = ()
-    in_order: bool = False
-    """All are there at once, one prefix after the other: as homogeneous as can be."""
     seed: int = 0
 
     def arrivals(self) -> list[Arrival]:
@@ -227,8 +237,8 @@ class Load:
         arrivals = []
         for number, time_s in enumerate(self._times(rng)):
             parts = [*self._prefix(number, rng), (f"own {number}", OWN_TOKENS)]
-            arrivals.append(made.arrival(0.0 if self.in_order else time_s, parts, self.output_tokens))
-        return sorted(arrivals, key=lambda each: each.blocks) if self.in_order else arrivals
+            arrivals.append(made.arrival(time_s, parts, self.output_tokens))
+        return arrivals
 
     def _prefix(self, number: int, rng: Random) -> list[tuple[str, int]]:
         if not self.groups:
