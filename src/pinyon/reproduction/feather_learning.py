@@ -1,5 +1,5 @@
-"""FEATHER's learning: how it converges (Figs. 5.12, 5.13), where nothing is shared (Fig. 5.14), and what is left without
-it (Fig. 5.17)."""
+"""FEATHER's learning: how it converges (Figs. 5.12, 5.13), where nothing is shared (Fig. 5.14), and what is left
+without it (Fig. 5.17)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _mean(samples: Sequence[Sample], key: str) -> float:
     return sum(float(getattr(each, key)) for each in samples) / max(1, len(samples))
 
 
-def _courses(title: str, courses: Sequence[tuple[str, Sequence[Sample]]], marks: Sequence[float] = ()) -> Picture:
+def _courses(title: str, courses: Sequence[tuple[str, Sequence[Sample]]]) -> Picture:
     panels = [
         Courses(
             text,
@@ -86,12 +86,12 @@ def _courses(title: str, courses: Sequence[tuple[str, Sequence[Sample]]], marks:
 
 
 def _fig5_12(workloads: Sequence[Workload], tell: Tell) -> Result:
-    runs = {}
+    runs: dict[float, list[Sample]] = {}
     for rate in (CONVERGING.rate, 2 * CONVERGING.rate):
         load = Load(rate=rate, requests=round(CONVERGING_REQUESTS * rate / CONVERGING.rate))
         end_s = CONVERGING_REQUESTS / CONVERGING.rate
-        samples = served(load, Server(FEATHER), tell).samples
-        runs[rate] = [each for each in samples if each.time_s <= end_s]
+        taken = served(load, Server(FEATHER), tell).samples
+        runs[rate] = [each for each in taken if each.time_s <= end_s]
     rows = [row for rate, samples in runs.items() for row in _windows(samples, rate)]
     claims = []
     for rate, samples in runs.items():
@@ -160,9 +160,9 @@ def _fig5_13(workloads: Sequence[Workload], tell: Tell) -> Result:
             "from 300 to 350 seconds, the request rate reaches 20, and the batch size peaks",
             "§5.3.6",
             None,
-            f"{means[2]:.0f} requests",
+            f"{means[-1]:.0f} requests",
             Basis.MODELLED,
-            means[2] == max(means),
+            means[-1] == max(means),
             "mean of the phase",
         ),
     ]

@@ -4,6 +4,7 @@ many groups there are, and how they branch."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from pinyon.reproduction.feather_runs import (
     CHAPTER_3_NOTE,
@@ -130,7 +131,7 @@ def _fig3_4(workloads: Sequence[Workload], tell: Tell) -> Result:
     columns = [Column("fraction", "shared", ".0%"), DECODED, KV, EVICTED]
     rates = [number(each, "decode_tokens_s") for each in rows]
     gain = rates[-1] / rates[0] - 1
-    steps = [after / before - 1 for before, after in zip(rates, rates[1:], strict=False)]
+    steps = [after / before - 1 for before, after in pairwise(rates)]
     claims = [
         Claim(
             "reaching over 60% higher throughput at $f = 1$",

@@ -218,9 +218,8 @@ def batches(groups: Sequence[Sequence[Parts]], output_tokens: int, server: Serve
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """§5.2, its defaults. ``groups``: 0: nobody shares anything. ``levels``: of a tree, whose inner ones are a
-    quarter of the prefix each (Fig. 3.7), with so many leaves as ``groups`` where it is one. ``rates``: requests per
-    second, each for so many seconds, in place of ``rate``."""
+    """§5.2, its defaults. ``groups``: 0: nobody shares anything. ``levels``: more than 1: a tree (Fig. 3.7) in place
+    of groups. ``rates``: requests per second, each for so many seconds, in place of ``rate`` and ``requests``."""
 
     rate: float = 100.0
     groups: int = 5

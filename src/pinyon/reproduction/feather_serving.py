@@ -334,6 +334,7 @@ def _fig5_3(workloads: Sequence[Workload], tell: Tell) -> Result:
             Basis.MODELLED,
             close(value(rows, "200", FEATHER), 3800.0),
             f"{value(rows, '200', FEATHER) / best:.2f}× the best of lpm and sglang_fcfs. Batches of 500 on one prefix "
+            ""
             f"would have {apart(Load()):,.0f}",
         ),
         Claim(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pinyon.reproduction import dualmap_ablation, dualmap_balance, dualmap_elastic, dualmap_serving, dualmap_structure
+from pinyon.reproduction.feather_batches import FIG3_8, FIG3_9, FIG3_10, FIG3_11
 from pinyon.reproduction.feather_learning import FIG5_12, FIG5_13, FIG5_14, FIG5_17
 from pinyon.reproduction.feather_locality import FIG3_2, FIG3_4, FIG3_5, FIG3_6
 from pinyon.reproduction.feather_serving import FIG5_1, FIG5_2, FIG5_3, FIG5_4, FIG5_5, FIG5_6, FIG5_7, TABLE3_1
@@ -38,7 +39,7 @@ _DUALMAP = (
 )
 _WILD = *BY_RATIO, QTTFT, ABLATION, FIG29
 _FEATHER = (
-    *(FIG3_2, FIG3_4, FIG3_5, FIG3_6, TABLE3_1),
+    *(FIG3_2, FIG3_4, FIG3_5, FIG3_6, FIG3_8, FIG3_9, FIG3_10, FIG3_11, TABLE3_1),
     *(FIG5_1, FIG5_2, FIG5_3, FIG5_4, FIG5_5, FIG5_6, FIG5_7),
     *(FIG5_12, FIG5_13, FIG5_14, FIG5_17),
 )

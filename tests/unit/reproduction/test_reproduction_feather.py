@@ -9,7 +9,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon.reproduction import FIGURES, Result, feather_locality, feather_runs
+from pinyon.reproduction import (
+    FIGURES,
+    Result,
+    feather_batches,
+    feather_learning,
+    feather_locality,
+    feather_runs,
+    feather_serving,
+)
 from pinyon.reproduction.feather_runs import Load, Prompts, Server, batches, one_batch, served, tree
 from pinyon.reproduction.picture import svg
 
@@ -21,8 +29,20 @@ FEATHER = [name for name in FIGURES if name.startswith("feather-")]
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feather_runs, "REQUESTS", 60)
-        patch.setattr(feather_locality, "REQUESTS", 60)
-        patch.setattr(feather_locality, "OUTPUT_TOKENS", 10)
+        for module in (feather_locality, feather_batches):
+            patch.setattr(module, "REQUESTS", 60)
+            patch.setattr(module, "OUTPUT_TOKENS", 10)
+        patch.setattr(feather_locality, "GROUPS", (1, 2, 10, 20, 50, 100))
+        patch.setattr(feather_batches, "EACH", 8)
+        patch.setattr(feather_batches, "SPLITS", (1, 8, 16, 32))
+        patch.setattr(feather_batches, "OUTPUTS", (1, 10))
+        patch.setattr(feather_serving, "RATES", (10, 100))
+        patch.setattr(feather_serving, "OFFLINE_REQUESTS", 60)
+        patch.setattr(feather_learning, "CONVERGING_REQUESTS", 80)
+        patch.setattr(feather_learning, "ALONE_REQUESTS", 30)
+        patch.setattr(feather_learning, "ALONE_RATES", (2,))
+        patch.setattr(feather_learning, "PHASES", ((2.0, 20.0), (4.0, 10.0)))
+        patch.setattr(feather_learning, "LEARNING_RATES", (3, 10))
         yield
     feather_runs._served.cache_clear()
 
