@@ -42,7 +42,7 @@ def small() -> Iterator[None]:
         patch.setattr(feather_learning, "ALONE_REQUESTS", 30)
         patch.setattr(feather_learning, "ALONE_RATES", (2,))
         patch.setattr(feather_learning, "PHASES", ((2.0, 20.0), (4.0, 10.0)))
-        patch.setattr(feather_learning, "LEARNING_RATES", (3, 10))
+        patch.setattr(feather_learning, "LEARNING_RATES", (3, 10, 100))
         yield
     feather_runs._served.cache_clear()
 
