@@ -24,6 +24,7 @@ from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.simulator.attempt import Attempt
 from pinyon.simulator.cluster_settings import StepRule
+from pinyon.simulator.decode_sums import DecodeSums
 from pinyon.simulator.engine_memory import EngineMemory
 from pinyon.simulator.virtual_time import VirtualTime
 
@@ -99,6 +100,7 @@ class Engine(EngineMemory):
         self.decodes: dict[int, Attempt] = {}
         """Decoded requests, by number."""
         self.evicted = 0
+        self.decode_sums = DecodeSums()
         self.draining = False
         """It takes nothing new."""
         self._owner, self._fleet = owner, fleet
@@ -119,6 +121,8 @@ class Engine(EngineMemory):
         self._token_times = TokenTimes()
         self._kv_tokens = 0
         """That the last step read."""
+        self._kv_counted = 0.0
+        """The same as the profile counts them, where the batch shares some."""
 
     # -- prompts
 
@@ -191,10 +195,9 @@ class Engine(EngineMemory):
         now_s, profile = self._time.now_s, self._profile
         chunks = [(start, end) for _, start, end in plan.prefills]
         context = sum(self._context(number) for number in plan.decodes)
-        seconds = profile.seconds(
-            chunks, len(plan.decodes), profile.kv_read(context, len(plan.decodes), self._shared(plan))
-        )
-        self._kv_tokens = context
+        counted = profile.kv_read(context, len(plan.decodes), self._shared(plan))
+        seconds = profile.seconds(chunks, len(plan.decodes), counted)
+        self._kv_tokens, self._kv_counted = context, counted
         copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
         self._plan, self._began_s, self._count = plan, now_s + copies_s, 1
         self._turn += 1
@@ -302,6 +305,10 @@ class Engine(EngineMemory):
             self._passing += tokens
             self._time.at(effect_s, lambda: self._told_late(chunks, tokens))
         if counted.decodes:
+            decodes, kv_tokens = len(plan.decodes), self._kv_counted
+            decode_s = self._profile.seconds((), decodes, kv_tokens) if plan.prefills else seconds
+            grown = decodes * (count * (count - 1) // 2)
+            self.decode_sums.add(count, decodes, decode_s, count * kv_tokens + grown)
             self._kv_tokens += len(plan.decodes) * count // 2
             running = self.steps.running
             if len(plan.decodes) < running:  # others are decoded in other steps of the round

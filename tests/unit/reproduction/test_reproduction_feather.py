@@ -1,0 +1,191 @@
+"""FEATHER's figures on small workloads, and the paper's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pinyon.reproduction import (
+    FIGURES,
+    Result,
+    feather_batches,
+    feather_learning,
+    feather_locality,
+    feather_runs,
+    feather_serving,
+)
+from pinyon.reproduction.feather_runs import Load, Prompts, Server, batches, one_batch, served, tree
+from pinyon.reproduction.picture import svg
+
+SHARED = Path(__file__).resolve().parents[4] / "shared"
+FEATHER = [name for name in FIGURES if name.startswith("feather-")]
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feather_runs, "REQUESTS", 16)
+        for module in (feather_locality, feather_batches):
+            patch.setattr(module, "REQUESTS", 24)
+            patch.setattr(module, "OUTPUT_TOKENS", 10)
+        patch.setattr(feather_locality, "PREFIX", 1_000)
+        patch.setattr(feather_locality, "SHARES", (0.0, 0.1, 1.0))
+        patch.setattr(feather_locality, "FRACTIONS", (0.0, 0.5, 1.0))
+        patch.setattr(feather_locality, "GROUPS", (1, 2, 10, 20, 50, 100))
+        patch.setattr(feather_batches, "LENGTH", 1_000)
+        patch.setattr(feather_batches, "LENGTHS", (100, 1_000))
+        patch.setattr(feather_batches, "SIZES", (5, 20))
+        patch.setattr(feather_batches, "EACH", 8)
+        patch.setattr(feather_batches, "SPLITS", (1, 8, 16, 32))
+        patch.setattr(feather_batches, "OUTPUTS", (1, 10))
+        patch.setattr(feather_serving, "RATES", (10, 100))
+        patch.setattr(feather_serving, "OFFLINE_REQUESTS", 16)
+        patch.setattr(feather_serving, "MAX_BATCH", 16)
+        patch.setattr(feather_serving, "PREFIXES", (500, 1_000))
+        patch.setattr(feather_learning, "CONVERGING_REQUESTS", 40)
+        patch.setattr(feather_learning, "ALONE_REQUESTS", 30)
+        patch.setattr(feather_learning, "ALONE_RATES", (2,))
+        patch.setattr(feather_learning, "PHASES", ((2.0, 20.0), (4.0, 10.0)))
+        patch.setattr(feather_learning, "LEARNING_RATES", (3, 10, 100))
+        yield
+    feather_runs._served.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def made(small: None) -> dict[str, Result]:
+    return {name: FIGURES[name].make((), lambda _: None) for name in FEATHER}
+
+
+@pytest.mark.parametrize("name", FEATHER)
+def test_every_figure_is_made(made: dict[str, Result], name: str) -> None:
+    result = made[name]
+    assert result.claims
+    for row in result.rows:
+        assert all(row[column.key] is not None for column in result.columns)
+    ElementTree.fromstring(svg(result.picture))
+
+
+@pytest.mark.skipif(not (SHARED / "seeds").is_dir(), reason="the papers' texts are not here")
+@pytest.mark.parametrize("name", FEATHER)
+def test_quotes_are_in_the_paper(made: dict[str, Result], name: str) -> None:
+    text = plain((SHARED / "seeds" / "feather.txt").read_text())
+    for claim in made[name].claims:
+        assert plain(claim.said) in text, claim.said
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\s+", " ", text.replace("’", "'"))
+
+
+# -- workloads
+
+
+def test_prompts_share_the_blocks_of_what_they_begin_with() -> None:
+    made = Prompts()
+    first = made.blocks([("a", 40), ("x", 20)])
+    second = made.blocks([("a", 40), ("y", 20)])
+    third = made.blocks([("b", 40), ("x", 20)])
+    assert [len(each) for each in (first, second, third)] == [4, 4, 4], "of 60 tokens, the last one not full"
+    assert first[:2] == second[:2], "40 tokens are two blocks; the third has tokens of both parts"
+    assert len({*first, *second, *third}) == 2 + 2 + 2 + 4
+    assert made.blocks([("a", 40), ("x", 20)]) == first
+
+
+def test_a_tree_has_twice_the_branches_on_each_level() -> None:
+    paths = [tree(leaf, 3, 400) for leaf in range(4)]
+    assert [size for _, size in paths[0]] == [100, 100, 200]
+    assert [len({path[level] for path in paths}) for level in range(3)] == [1, 2, 4]
+    assert tree(0, 1, 400) == [("0: 0", 400)]
+
+
+def test_a_rate_that_changes_does_so_when_it_says() -> None:
+    times = [each.time_s for each in Load(rates=((1.0, 50.0), (10.0, 50.0)), groups=1).arrivals()]
+    assert times == sorted(times)
+    assert 30 < sum(time < 50 for time in times) < 75
+    assert 400 < sum(50 <= time < 100 for time in times) < 600
+
+
+# -- takeaways
+
+
+def shared_by(groups: int, requests: int = 60, tokens: int = 10_000) -> list[list[tuple[str, int]]]:
+    return [[(f"{place % groups}", tokens), (f"own {place}", 20)] for place in range(requests)]
+
+
+def test_one_stranger_takes_the_gain_from_all() -> None:
+    same = shared_by(1)
+    stranger = [*same[:-1], [("other", 10_000), ("own", 20)]]
+    halves = shared_by(2)
+    rates = [one_batch(each, 20, Server()).decode_tokens_s for each in (same, stranger, halves)]
+    assert rates[0] > 1.4 * rates[1], "takeaway 1"
+    assert rates[1] == pytest.approx(rates[2], rel=0.03), "takeaway 3: how many strangers is all the same"
+
+
+def test_more_of_a_shared_prefix_is_faster() -> None:
+    rates = [
+        one_batch([[("all", 500 * part), (f"own {n}", 2_000 - 500 * part + 16)] for n in range(40)], 20, Server())
+        for part in range(1, 5)
+    ]
+    assert [each.decode_tokens_s for each in rates] == sorted(each.decode_tokens_s for each in rates), "takeaway 2"
+
+
+def test_what_memory_does_not_hold_is_computed_again() -> None:
+    few, many = (one_batch(shared_by(groups), 20, Server()) for groups in (5, 30))
+    assert not few.evicted
+    assert many.evicted
+    assert many.tokens_s < few.tokens_s / 2, "takeaway 3"
+
+
+def test_the_first_level_counts_and_the_others_do_not() -> None:
+    rates = {}
+    for length in (1_000, 2_000):
+        for levels in (1, 2, 3):
+            prompts = [[*tree(n % (1 << levels - 1), levels, 4 * length), (f"own {n}", 20)] for n in range(40)]
+            rates[length, levels] = one_batch(prompts, 20, Server()).decode_tokens_s
+    for length in (1_000, 2_000):
+        assert rates[length, 1] > 1.2 * rates[length, 2], "takeaway 4"
+        assert rates[length, 2] == pytest.approx(rates[length, 3], rel=0.01)
+
+
+def test_the_gain_is_with_long_prefixes_only() -> None:
+    def gain(tokens: int) -> float:
+        one, two = (
+            one_batch(shared_by(groups, 200, tokens), 10, Server(machine="rtx6000ada-qwen-0.5b")) for groups in (1, 2)
+        )
+        return one.decode_tokens_s / two.decode_tokens_s - 1
+
+    assert gain(128) < 0.05, "experiment 5"
+    assert gain(10_000) > 0.25
+
+
+def test_batches_of_one_prefix_are_faster_than_one_of_many_unless_they_are_small_or_answers_short() -> None:
+    def rate(groups: int, split: int, output_tokens: int) -> float:
+        prompts = sorted(shared_by(groups, 160))
+        size = len(prompts) // split
+        parts = [prompts[at : at + size] for at in range(0, len(prompts), size)]
+        return batches(parts, output_tokens, Server()).tokens_s
+
+    assert rate(4, 4, 100) > 1.1 * rate(4, 1, 100), "takeaway 8"
+    assert rate(4, 32, 100) < rate(4, 4, 100), "takeaway 8"
+    assert rate(4, 4, 1) == pytest.approx(rate(4, 1, 1), rel=0.05), "prompts are all of it"
+
+
+def test_larger_batches_bring_less_and_less_and_later_where_a_prefix_is_shared() -> None:
+    def full_at(groups: int) -> int:
+        rates = {n: one_batch(shared_by(groups, n), 10, Server()).decode_tokens_s for n in (5, 10, 20, 40, 80, 160)}
+        return next(n for n in rates if rates[n] > 0.8 * rates[160])
+
+    assert full_at(5) < full_at(1), "takeaway 7"
+
+
+def test_a_run_is_the_same_again() -> None:
+    load = Load(requests=40, output_tokens=20)
+    first = served(load, Server("bandit"), lambda _: None)
+    feather_runs._served.cache_clear()
+    assert served(load, Server("bandit"), lambda _: None) == first
+    assert first.tokens_s > 0
+    assert first.batch <= 40
