@@ -34,7 +34,7 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
 from services.access import Access, role_of
-from services.free_port import next_port
+from services.free_port import is_free, next_port
 from services.process import INTERPRETER, Launch, ServiceProcess
 
 __all__ = ["POLICIES", "START_S", "ClusterSpec", "LocalCluster", "lb_ports"]
@@ -236,12 +236,18 @@ class LocalCluster:
             progress(f"{service.name} {' '.join(f'{key}={value}' for key, value in service.endpoints.items())}")
 
     def restart(self, name: str, wait: bool = True) -> ServiceProcess:
-        """Start a stopped or killed service again, on the gRPC port it had; without ``wait`` the caller waits."""
+        """Start a stopped or killed service again, on the gRPC port it had; without ``wait`` the caller waits.
+
+        An instance whose port somebody else has by now takes another one: the conductor learns it by registration."""
         service = self.services[name]
         if service.alive:
             raise RuntimeError(f"{name} is still running")
         address = service.endpoints["grpc"]
         index = service.arguments.index("--listen")
+        host, _, port = address.rpartition(":")
+        registers = name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore")
+        if registers and not is_free(host.strip("[]"), int(port)):
+            address = f"{host}:0"
         service.arguments[index + 1] = address
         if "http" in service.endpoints:
             service.arguments[service.arguments.index("--http-listen") + 1] = service.endpoints["http"]

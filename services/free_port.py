@@ -6,7 +6,7 @@ import socket
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["next_port"]
+__all__ = ["is_free", "next_port"]
 
 
 def next_port(host: str, after: int, taken: set[int]) -> int:
@@ -15,13 +15,14 @@ def next_port(host: str, after: int, taken: set[int]) -> int:
     if not after:
         return 0
     for port in range(after + 1, 1 << 16):
-        if port not in taken and _is_free(host, port):
+        if port not in taken and is_free(host, port):
             taken.add(port)
             return port
     raise InvalidArgument(f"no port after {after} is free; 0 takes any", field="lbs")
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Somebody could listen there now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

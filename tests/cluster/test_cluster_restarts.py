@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -136,6 +137,20 @@ def test_two_load_balancers_both_serve(tmp_path):
         assert [each["grpc"] for each in places] == [f"127.0.0.1:{first + 1}", f"127.0.0.1:{first + 3}"]
         for each in places:
             assert generate(each["http"]) == 200
+
+
+def test_an_instance_whose_port_was_taken_comes_back_on_another(tmp_path):
+    """While it is dead, a client's connection may have got its port from the system."""
+    spec = ClusterSpec(prefill=0, decode=0, mixed=1, stores=0, http_port=0, lb_port=0)
+    with LocalCluster(spec, tmp_path, forked) as cluster:
+        service = cluster.services["mixed-0"]
+        before = service.endpoints["grpc"]
+        service.kill()
+        with socket.create_server(("127.0.0.1", int(before.rpartition(":")[2]))):
+            cluster.restart("mixed-0")
+            assert service.endpoints["grpc"] != before
+            cluster.wait_serving(time.monotonic() + 30)
+            assert generate(cluster.services["lb-0"].endpoints["http"]) == 200
 
 
 def test_without_any_redis_the_suite_starts_without_its_store(tmp_path, monkeypatch):
