@@ -26,11 +26,10 @@ ROOT = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request of a workload. ``at_step``: it comes before that step."""
+    """A request of a workload."""
 
     tokens: npt.NDArray[np.uint32]
     new_tokens: int
-    at_step: int = 0
 
 
 def grouped_asks(count: int, groups: int, prefix: int, own: int, new_tokens: int, seed: int) -> list[Ask]:
@@ -71,16 +70,11 @@ class Outcome:
     decode_tokens: int = 0
     """In steps without prompts."""
     decode_s: float = 0.0
-    steps: int = 0
     decode_steps: int = 0
-    prefill_tokens: int = 0
     scheduling_s: float = 0.0
     total_s: float = 0.0
     kv_tokens_read: int = 0
     """Per layer, in steps without prompts."""
-    waits_s: dict[int, float] = field(default_factory=dict)
-    """From coming to the first token, by place."""
-    preempted: int = 0
 
     @property
     def decode_rate(self) -> float:
@@ -138,26 +132,20 @@ class World:
     # -- requests
 
     def run(self, asks: Sequence[Ask]) -> Outcome:
-        """Until all have ended."""
+        """All come at once; until all have ended."""
         decisions, outcome = self.decisions, Outcome({})
         requests: dict[int, _Request] = {}
         places: dict[int, int] = {}
-        came_s: dict[int, float] = {}
-        coming = sorted(range(len(asks)), key=lambda place: (asks[place].at_step, place))
-        coming.reverse()
         waiting: list[int] = []
         """Admitted, its prompt not begun."""
         began_s = time.process_time()
-        while coming or requests:
-            mark = time.process_time()
-            while coming and (asks[coming[-1]].at_step <= outcome.steps or not requests):
-                place = coming.pop()
-                self._number += 1
-                number = self._number
-                tokens = asks[place].tokens
-                requests[number] = _Request(asks[place], tuple(chain_block_keys(ROOT, tokens.tobytes(), self._block)))
-                places[number], came_s[number] = place, self._now_s
-                self._enqueue(number, requests[number])
+        mark = began_s
+        for place, ask in enumerate(asks):
+            self._number += 1
+            requests[self._number] = _Request(ask, tuple(chain_block_keys(ROOT, ask.tokens.tobytes(), self._block)))
+            places[self._number] = place
+            self._enqueue(self._number, requests[self._number])
+        while requests:
             for grant in decisions.admission.admit(self._now_s):
                 request = requests[grant.number]
                 request.table = grant.reservation.table
@@ -168,14 +156,8 @@ class World:
                 request = requests[number]
                 decisions.steps.add_prefill(PromptWork(number, request.done, len(request.ask.tokens)))
             decisions.steps.fill()
-            for number in make_room(decisions.steps, decisions.admission, self, lambda number: requests[number].table):
-                request = requests[number]
-                outcome.preempted += 1
-                request.ask = Ask(
-                    np.concatenate([request.ask.tokens, np.array(request.made, np.uint32)]),
-                    request.ask.new_tokens - len(request.made),
-                )
-                raise RuntimeError("the pool is too small for this workload")
+            if make_room(decisions.steps, decisions.admission, self, lambda number: requests[number].table):
+                raise RuntimeError("somebody had to give way: the pool is too small for this workload")
             plan = decisions.steps.decide(self._now_s)
             outcome.scheduling_s += time.process_time() - mark
             if plan is None:
@@ -192,8 +174,6 @@ class World:
             decisions.admission.observe(seen)
             decisions.steps.observe(seen)
             outcome.scheduling_s += time.process_time() - mark
-            outcome.steps += 1
-            outcome.prefill_tokens += plan.prompt_tokens
             if not plan.prefills:
                 outcome.decode_s += seconds
                 outcome.decode_tokens += len(slots)
@@ -204,7 +184,6 @@ class World:
                 self._publish(request, start, end)
                 if token is not None:
                     request.made.append(token)
-                    outcome.waits_s[places[number]] = self._now_s - came_s[number]
                     held = len(request.ask.tokens)
                     steps = decisions.steps
                     steps.add_decode(number, held, len(request.table), steps.path(request.table, held))
@@ -217,6 +196,7 @@ class World:
                     self.give_way(number, request.table)
                     outcome.tokens[places[number]] = request.made
                     del requests[number]
+            mark = time.process_time()
         outcome.total_s = time.process_time() - began_s
         return outcome
 
