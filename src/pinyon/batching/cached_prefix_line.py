@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.radix_tree import RadixTree
-from pinyon.batching.waiting_line import ByNumber
+from pinyon.batching.waiting_line import AgainFirst
 
 __all__ = ["ByCachedPrefix", "CachedPrefixSettings", "PrefixOrder"]
 
@@ -34,29 +34,21 @@ class PrefixOrder(Protocol):
         ...
 
 
-class ByCachedPrefix:
-    """See :class:`pinyon.batching.waiting_line.WaitingLine`. Who gave way comes first, as he came, and only he claims
-    the room of others.
+class ByCachedPrefix(AgainFirst):
+    """See :class:`pinyon.batching.waiting_line.WaitingLine`.
 
     The order is made anew at each time at which somebody could be admitted, as SGLang does before each of its batches.
     Nothing bounds how long somebody is passed over.
     """
 
     def __init__(self, order: PrefixOrder, settings: CachedPrefixSettings) -> None:
+        super().__init__()
         self._order = order
         self._tree = RadixTree(settings.tree_blocks)
-        self._again = ByNumber()
-        self._new: dict[int, BatchRequest] = {}
         self._ordered: list[int] = []
         """Of those, at this time; none: it was not asked for yet."""
         self._now_s = -1.0
         self._room = 0
-
-    def __len__(self) -> int:
-        return len(self._again) + len(self._new)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._new or number in self._again
 
     def add(self, request: BatchRequest, again: bool) -> None:
         if again:
@@ -98,17 +90,5 @@ class ByCachedPrefix:
             self._again.take(number, room_blocks)
         self._tree.insert(request.block_keys)
 
-    def end(self) -> None:
-        pass
-
-    def claims(self, number: int) -> bool:
-        return number in self._again
-
     def adopt(self, request: BatchRequest) -> None:
         self._tree.insert(request.block_keys)
-
-    def passed_over_s(self, number: int) -> float:
-        return 0.0
-
-    def ended(self, number: int) -> None:
-        """Its prompt stays in the tree, as in the cache."""

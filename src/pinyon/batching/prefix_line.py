@@ -14,7 +14,7 @@ from typing import Final
 
 from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
 from pinyon.batching.policy import BatchRequest
-from pinyon.batching.waiting_line import ByNumber
+from pinyon.batching.waiting_line import AgainFirst
 
 __all__ = ["SLO_SHARE", "BySharedPrefix", "SharedPrefixSettings"]
 
@@ -40,7 +40,7 @@ class SharedPrefixSettings:
             raise ValueError("passed_over_s must be from 0 to 3600")
 
 
-class BySharedPrefix:
+class BySharedPrefix(AgainFirst):
     """See :class:`pinyon.batching.waiting_line.WaitingLine`. Who gave way comes first, as he came.
 
     Where there is no room for whose turn it is, nobody else is asked. Only the first ``levels`` of prompts are looked
@@ -48,12 +48,11 @@ class BySharedPrefix:
     """
 
     def __init__(self, settings: SharedPrefixSettings, levels: int = LEVELS_MAX) -> None:
+        super().__init__()
         self._settings = settings
         self._levels = levels
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
         """Waiting: the new ones. Active: those that were taken."""
-        self._again = ByNumber()
-        self._new: dict[int, BatchRequest] = {}
         self._running: set[int] = set()
         self._unpassed: OrderedDict[int, None] = OrderedDict()
         """New ones that nobody who came later went before yet, as they came."""
@@ -64,12 +63,6 @@ class BySharedPrefix:
         self._now_s = 0.0
         self._waited_s: dict[int, float] = {}
         """How long those were passed over that were taken since they were last asked."""
-
-    def __len__(self) -> int:
-        return len(self._again) + len(self._new)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._new or number in self._again
 
     def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
         chunk = self._settings.chunk_blocks
@@ -146,14 +139,6 @@ class BySharedPrefix:
             if request.deadline_s:
                 limit_s = min(limit_s, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))
             heapq.heappush(self._due, (self._now_s + limit_s, first))
-
-    def end(self) -> None:
-        pass
-
-    def claims(self, number: int) -> bool:
-        """Who gave way. Who was passed over may have come before all that run, and would send them away; he has the
-        room that they give back."""
-        return number in self._again
 
     def ended(self, number: int) -> None:
         if number in self._running:

@@ -11,7 +11,7 @@ from typing import Protocol
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings, ServiceOrder
 
-__all__ = ["KEPT_S", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine"]
+__all__ = ["KEPT_S", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine"]
 
 KEPT_S = 0.05
 """So long it holds whose turn it is: each look at a long line costs a millisecond, and deadlines are seconds away."""
@@ -118,20 +118,49 @@ class ByNumber:
         pass
 
 
-class ByTurn:
-    """Those that gave way first, as they came; then as ``order`` says, of which this is the only user.
+class AgainFirst:
+    """What lines have in common where those that gave way come first, as they came, before the new ones.
 
     Only those that gave way claim the room of others. Who waits for his turn may have come long before those that had
-    theirs, and would send away everybody that the order let in before him.
+    theirs, and would send away everybody that the line let in before him.
+    """
+
+    def __init__(self) -> None:
+        self._again = ByNumber()
+        self._new: dict[int, BatchRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._again) + len(self._new)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._new or number in self._again
+
+    def end(self) -> None:
+        pass
+
+    def claims(self, number: int) -> bool:
+        return number in self._again
+
+    def adopt(self, request: BatchRequest) -> None:
+        pass
+
+    def passed_over_s(self, number: int) -> float:
+        return 0.0
+
+    def ended(self, number: int) -> None:
+        pass
+
+
+class ByTurn(AgainFirst):
+    """Those that gave way first, as they came; then as ``order`` says, of which this is the only user.
 
     It is asked at every release, and nearly always there is room for nobody. So turns are asked for only while
     somebody could fit, and hold for ``KEPT_S``, or until somebody has come to whom it could make a difference.
     """
 
     def __init__(self, order: ServiceOrder[int]) -> None:
-        self._again = ByNumber()
+        super().__init__()
         self._order = order
-        self._new: dict[int, BatchRequest] = {}
         self._least: list[int] = []
         """Of each of them, the blocks that it takes out of the room at least; in order."""
         self._now_s = 0.0
@@ -146,12 +175,6 @@ class ByTurn:
         self._newcomer: int | None = None
         """The least that anybody takes who came since."""
         self._taken: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._again) + len(self._new)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._new or number in self._again
 
     def add(self, request: BatchRequest, again: bool) -> None:
         if again:
@@ -218,18 +241,6 @@ class ByTurn:
             self._order.take(number, self._now_s)
         self._turns = None
         self._taken.clear()
-
-    def claims(self, number: int) -> bool:
-        return number in self._again
-
-    def adopt(self, request: BatchRequest) -> None:
-        pass
-
-    def passed_over_s(self, number: int) -> float:
-        return 0.0
-
-    def ended(self, number: int) -> None:
-        pass
 
 
 def _least_blocks(request: BatchRequest) -> int:
