@@ -72,7 +72,7 @@ def watch(condition: Callable[[], bool], what: str) -> None:
 
 
 def until_hit(faults: Chaos | Siege, rounds: int, hits: int) -> int:
-    """``rounds`` of them, and more until ``hits`` came in mid-transfer (a busy machine strikes late); how many in all."""
+    """``rounds`` of them, more until ``hits`` came in mid-transfer (a busy machine strikes late); how many in all."""
     for number in range(4 * rounds):
         if number >= rounds and faults.hits >= hits:
             return number
