@@ -191,13 +191,21 @@ class PrefixRounds:
 
     def _stands(self) -> bool:
         """Asked again, the policy says the same. Those that have left make a batch smaller, not worse."""
-        told: dict[BatchState, bool] = {}
+        told: dict[tuple[int, ...], bool] = {}
         for state, action in self._decisions:
-            if state not in told:
-                told[state] = self.stopping.adds(state)
-            if told[state] != (action == ADD):
+            if self._adds(state, told) != (action == ADD):
                 return False
         return bool(self._batches)
+
+    def _adds(self, state: BatchState, told: dict[tuple[int, ...], bool]) -> bool:
+        """In a round it says the same of what it sees as the same: a trial is one of all batches like that. One that
+        is left as it is among others that are not shows nothing of what it would be worth (it reads its prefix for
+        itself then, and the others read theirs as before)."""
+        seen = self.stopping.seen(state)
+        adds = told.get(seen)
+        if adds is None:
+            adds = told[seen] = self.stopping.adds(state)
+        return adds
 
     def _form(self) -> None:
         self._changed = False
@@ -205,7 +213,7 @@ class PrefixRounds:
         batches: list[list[int]] = []
         depths: list[int] = []
         decisions: list[Taken] = []
-        told: dict[BatchState, bool] = {}
+        told: dict[tuple[int, ...], bool] = {}
         while tree.waiting:
             batch = self._batch(tree.branches()[0], len(batches) + 1 >= BATCHES_MAX, decisions, told)
             depths.append(tree.tip_depth)
@@ -216,7 +224,7 @@ class PrefixRounds:
         for number, path in self._paths.items():
             tree.insert_hashes(number, path)
 
-    def _batch(self, first: int, last: bool, decisions: list[Taken], told: dict[BatchState, bool]) -> list[int]:
+    def _batch(self, first: int, last: bool, decisions: list[Taken], told: dict[tuple[int, ...], bool]) -> list[int]:
         tree = self._tree
         tree.add_to_batch(first)
         batch = [first]
@@ -226,9 +234,7 @@ class PrefixRounds:
                 return batch
             if not last:
                 state = BatchState(len(batch), best.depth_before - best.depth_after, best.peers - 1)
-                adds = told.get(state)
-                if adds is None:
-                    adds = told[state] = self.stopping.adds(state)
+                adds = self._adds(state, told)
                 decisions.append(Taken(state, ADD if adds else STOP))
                 if not adds:
                     return batch

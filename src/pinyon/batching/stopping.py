@@ -74,6 +74,10 @@ class StoppingPolicy(Protocol):
         """How often what was known stopped being true."""
         ...
 
+    def seen(self, state: BatchState) -> tuple[int, ...]:
+        """What it sees of that: states that are equal to it then are one."""
+        ...
+
     def adds(self, state: BatchState) -> bool:
         """The request enters; False: the batch is left as it is."""
         ...
@@ -109,6 +113,9 @@ class Always:
 
     exploring = 0.0
     shifts = 0
+
+    def seen(self, state: BatchState) -> tuple[int, ...]:
+        return state
 
     def adds(self, state: BatchState) -> bool:
         return True
@@ -184,6 +191,10 @@ class _Arm:
     def mean(self) -> float:
         return self.total / self.count
 
+    def fade(self, keep: float) -> None:
+        self.count *= keep
+        self.total *= keep
+
     def weigh(self, count: float) -> None:
         """As if it had been tried so often at most, with the same mean."""
         if self.count > count:
@@ -194,11 +205,13 @@ class _Arm:
 @dataclass(frozen=True, slots=True)
 class BanditSettings:
     """``exploration``: the paper's c, as a share of the mean reward (it has 200 tokens/s at some 4,000).
-    ``memory``: a state and action counts as tried so often at most, so that what was long ago fades.
+    ``memory``: with each decision in a state what is known of both its actions fades by one in so many. So what was
+    tried long ago is tried again at some time: a first reward from other times (a smaller batch of the same bin) could
+    keep it from that for good.
     ``doubt``: as so often after a shift."""
 
     exploration: float = 0.05
-    memory: float = 200.0
+    memory: float = 100.0
     doubt: float = 1.0
 
     def __post_init__(self) -> None:
@@ -229,6 +242,9 @@ class Bandit:
     def shifts(self) -> int:
         return self._drift.shifts
 
+    def seen(self, state: BatchState) -> tuple[int, ...]:
+        return binned(state)
+
     def adds(self, state: BatchState) -> bool:
         stop, add = self._of(binned(state))
         # Of what was never tried adding comes first: it is what others do.
@@ -251,16 +267,19 @@ class Bandit:
         return arms
 
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
-        memory = self._settings.memory
+        keep = 1.0 - 1.0 / self._settings.memory
         self._scale += (SCALE_WEIGHT if self._scale else 1.0) * (tokens_s - self._scale)
         for state, action in episode:
-            arm = self._of(binned(state))[action]
+            arms = self._of(binned(state))
+            arm = arms[action]
             if arm.count >= KNOWN_MIN and arm.total > 0 and self._drift.shifted(arm.mean(), tokens_s):
                 self._forget()
-            arm.weigh(memory - 1.0)
+            for each in arms:
+                self._total -= each.count * (1.0 - keep)
+                each.fade(keep)
             arm.count += 1.0
             arm.total += tokens_s
-            self._total = min(self._total + 1.0, memory * 2.0 * len(self._arms))
+            self._total += 1.0
 
     def _forget(self) -> None:
         """The means stay a first guess, and everything is tried anew."""
@@ -324,11 +343,17 @@ class QLearning:
     def shifts(self) -> int:
         return self._drift.shifts
 
+    def seen(self, state: BatchState) -> tuple[int, ...]:
+        return binned(state)
+
     def adds(self, state: BatchState) -> bool:
+        values = self._values.get(binned(state))
+        # Of what was never tried adding comes first: it is what others do.
+        if values is None or values[ADD] < 0.0 or values[STOP] < 0.0:
+            return values is None or values[ADD] < 0.0
         if self._random.random() < self._explore:
             return self._random.random() < 0.5
-        values = self._values.get(binned(state))
-        return values is None or values[ADD] >= values[STOP]
+        return values[ADD] >= values[STOP]
 
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
         settings = self._settings

@@ -22,6 +22,9 @@ class Told:
         self.asked: list[BatchState] = []
         self.learned: list[tuple[list[Taken], float]] = []
 
+    def seen(self, state: BatchState) -> tuple[int, ...]:
+        return state
+
     def adds(self, state: BatchState) -> bool:
         self.asked.append(state)
         return self._adds(state)
@@ -166,3 +169,26 @@ def test_a_round_with_a_step_of_unknown_time_teaches_nothing() -> None:
     steps(made, 2)
     made.next()
     assert [tokens_s for _, tokens_s in told.learned] == [1.0]
+
+
+class Coarse(Told):
+    """Knows the batch's size to the power of two."""
+
+    def seen(self, state: BatchState) -> tuple[int, ...]:
+        return (state.batch.bit_length(),)
+
+
+def test_in_a_round_it_is_asked_once_about_all_that_it_cannot_tell_apart() -> None:
+    answers = iter([False, True, True])
+    policy = Coarse(lambda state: next(answers))
+    made = PrefixRounds(policy, 1)
+    for number, text in enumerate(("aab", "aac", "bbd", "bbe", "bbf", "ccg", "cch")):
+        made.add(number, path(text))
+    round_of = []
+    for _ in range(3):
+        round_of.append(sorted(made.next()))
+        made.done()
+    # Of one: the prefix's peers would come; of two or three: others. One answer each.
+    assert len({state.batch.bit_length() for state in policy.asked}) == len(policy.asked)
+    assert len({state.batch for state in policy.asked}) <= 2
+    assert round_of[0] == [2]  # the largest branch's first, left as it is: so is everybody

@@ -101,6 +101,29 @@ def test_when_the_workload_shifts_it_looks_around_again(stop: Learning) -> None:
     assert settle(policy, {STOP: 400.0, ADD: 600.0}, 800, random) > 0.9
 
 
+@pytest.mark.parametrize(("stop", "bad"), [(Learning.BANDIT, 600.0), (Learning.Q_LEARNING, 800.0)])
+def test_what_was_bad_once_is_tried_again_without_a_shift(stop: Learning, bad: float) -> None:
+    random = Random(8)
+    policy = FeatherSettings(stop=stop, seed=1).stopping()
+    # Stopping was tried while the batch was small, and the same bin has larger ones now.
+    assert settle(policy, {STOP: bad, ADD: 1000.0}, 400, random) > 0.9
+    assert policy.shifts == 0
+    assert settle(policy, {STOP: 1150.0, ADD: 1000.0}, 2000, random) > 0.9
+    assert policy.shifts == 0
+
+
+@pytest.mark.parametrize("stop", LEARNING)
+def test_of_a_new_state_both_actions_are_tried(stop: Learning) -> None:
+    policy = FeatherSettings(stop=stop, seed=1).stopping()
+    for _ in range(400):  # until nothing is tried at random any more
+        policy.learn([Taken(PEER, ADD)], 100.0)
+    for action in (STOP, ADD):
+        other = FeatherSettings(stop=stop, seed=1).stopping()
+        other.restore(policy.table())
+        other.learn([Taken(STRANGER, action)], 100.0)
+        assert other.adds(STRANGER) == (action == STOP)
+
+
 def test_a_batch_that_is_left_as_it_is_ends_an_episode_of_q_learning() -> None:
     policy = QLearning(QLearningSettings(rate=1.0, discount=0.5))
     policy.learn([Taken(PEER, ADD), Taken(STRANGER, STOP), Taken(PEER, ADD)], 100.0)
