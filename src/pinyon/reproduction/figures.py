@@ -5,8 +5,11 @@ from __future__ import annotations
 from pinyon.reproduction import dualmap_ablation, dualmap_balance, dualmap_elastic, dualmap_serving, dualmap_structure
 from pinyon.reproduction.feather_batches import FIG3_8, FIG3_9, FIG3_10, FIG3_11
 from pinyon.reproduction.feather_learning import FIG5_12, FIG5_13, FIG5_14, FIG5_17
+from pinyon.reproduction.feather_load import FIG5_1, FIG5_2
 from pinyon.reproduction.feather_locality import FIG3_2, FIG3_4, FIG3_5, FIG3_6
-from pinyon.reproduction.feather_serving import FIG5_1, FIG5_2, FIG5_3, FIG5_4, FIG5_5, FIG5_6, FIG5_7, TABLE3_1
+from pinyon.reproduction.feather_models import FIG5_6, FIG5_7
+from pinyon.reproduction.feather_offline import TABLE3_1
+from pinyon.reproduction.feather_requests import FIG5_3, FIG5_4, FIG5_5
 from pinyon.reproduction.figure import Figure
 from pinyon.reproduction.mooncake import FIG9, FIG10
 from pinyon.reproduction.mooncake_capacity import FIG1, FIG6, FIG7, FIG15

@@ -14,9 +14,12 @@ from pinyon.reproduction import (
     Result,
     feather_batches,
     feather_learning,
+    feather_load,
     feather_locality,
+    feather_offline,
+    feather_requests,
     feather_runs,
-    feather_serving,
+    feather_sweeps,
 )
 from pinyon.reproduction.feather_runs import Load, Prompts, Server, batches, one_batch, served, tree
 from pinyon.reproduction.picture import svg
@@ -42,10 +45,10 @@ def small() -> Iterator[None]:
         patch.setattr(feather_batches, "EACH", 8)
         patch.setattr(feather_batches, "SPLITS", (1, 8, 16, 32))
         patch.setattr(feather_batches, "OUTPUTS", (1, 10))
-        patch.setattr(feather_serving, "RATES", (10, 100))
-        patch.setattr(feather_serving, "OFFLINE_REQUESTS", 16)
-        patch.setattr(feather_serving, "MAX_BATCH", 16)
-        patch.setattr(feather_serving, "PREFIXES", (500, 1_000))
+        patch.setattr(feather_load, "RATES", (10, 100))
+        patch.setattr(feather_offline, "OFFLINE_REQUESTS", 16)
+        patch.setattr(feather_sweeps, "MAX_BATCH", 16)
+        patch.setattr(feather_requests, "PREFIXES", (500, 1_000))
         patch.setattr(feather_learning, "CONVERGING_REQUESTS", 40)
         patch.setattr(feather_learning, "ALONE_REQUESTS", 30)
         patch.setattr(feather_learning, "ALONE_RATES", (2,))
