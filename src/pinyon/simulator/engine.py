@@ -206,7 +206,7 @@ class Engine(EngineMemory):
         seconds = profile.seconds(chunks, len(plan.decodes), counted)
         self._kv_tokens, self._kv_counted = context, counted
         copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
-        stall_s = self._scheduling.of(self.admission.waiting)
+        stall_s = self._scheduling.of(self.admission.waiting + self.steps.waiting)
         self._plan, self._leap = plan, Leap(now_s + copies_s + stall_s, seconds, stall_s=stall_s)
         self._turn += 1
         if len(self._stages) > 1:

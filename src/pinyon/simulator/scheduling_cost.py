@@ -15,7 +15,7 @@ class SchedulingCost:
 
     step_s: float = 0.0
     waiting_s: float = 0.0
-    """More for each request that waits for KV memory then."""
+    """More for each request that waits for KV memory, or for a place among those that are decoded, then."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
