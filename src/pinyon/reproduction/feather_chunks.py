@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pinyon.reproduction.feather_costs import COSTS_NOTE, SEED, tokens_round
-from pinyon.reproduction.feather_runs import BLOCK, MODEL_NOTE, PAPER, SERVED_NOTE, Load, Server, served
+from pinyon.reproduction.feather_runs import BLOCK, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Server, served
 from pinyon.reproduction.feather_sweeps import FEATHER
 from pinyon.reproduction.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
 from pinyon.reproduction.picture import Bars, Picture
@@ -129,7 +129,7 @@ def _fig5_11(tell: Tell, clock: Clock) -> Result:
             form=",.0f",
         ),
     ]
-    notes = [CHUNKS_NOTE, MODEL_NOTE, SERVED_NOTE, COSTS_NOTE]
+    notes = [CHUNKS_NOTE, SERVER_NOTE, SERVED_NOTE, COSTS_NOTE]
     return Result(columns, rows, claims, notes, Picture("FEATHER Fig. 5.11: chunks", panels))
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "PAPER",
     "POLICIES",
     "SERVED_NOTE",
+    "SERVER_NOTE",
     "BatchRun",
     "Load",
     "Prompts",
@@ -86,10 +87,11 @@ CHAPTER_3_NOTE = (
     "the whole batch shares counts. What follows from that with other lengths, groups, trees, models and batch "
     "sizes, and what memory does, is what comes out."
 )
-MODEL_NOTE = (
+SERVER_NOTE = (
     "Modelled: one instance by the profile named, batches of 500, steps of 32,768 tokens; who is admitted, what a "
-    "step decodes, and the cache are the code that serves. What decisions take on the CPU is left out. "
+    "step decodes, and the cache are the code that serves."
 )
+MODEL_NOTE = f"{SERVER_NOTE} What decisions take on the CPU is left out."
 SERVED_NOTE = (
     "Poisson arrivals (seed 0), 32 tokens of each request's own behind its prefix, so many requests as the table has "
     "in its note; throughput is all output tokens over the time from the first arrival to the last end. TBT is the "
