@@ -3,12 +3,13 @@ scheduling by each policy, by length of the prefix (Figure 5.9)."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from bench.batching_rounds import RoundLoad, engine_s, round_costs
-from bench.batching_tree import PRINTED_US, TreeLoad, tree_costs
-from bench.report import Aim, Report, parser, progress
-from pinyon.profiles.engine_profile import load_profile
+from bench.report import Aim, Report, parser, progress, summary
+from pinyon.profiles.engine_profile import EngineProfile, load_profile
+from pinyon.reproduction.round_costs import CHOICES, PER_TOKEN, RoundLoad, engine_s, round_costs
+from pinyon.reproduction.tree_costs import PRINTED_US, TreeLoad, tree_costs
 
 TREE_TOKENS = 5_000
 TREE_OWN = 64
@@ -18,18 +19,11 @@ TREE_MAIN = "5 groups, chunk 50"
 
 PROFILE = "rtx6000ada-llama-8b"
 PREFIXES = (1_000, 5_000, 10_000, 20_000)
-CHOICES = {
-    "fcfs": "fcfs",
-    "oracle": "oracle",
-    "feather": "feather",
-    "lpm": "lpm:fallback=0,tree_blocks=1048576",
-    "dfs_weight": "dfs_weight:tree_blocks=1048576",
-}
-"""SGLang's cache has room for everything, and ``lpm`` does not fall back: as in the paper."""
-PER_TOKEN = ("lpm", "dfs_weight")
-"""SGLang's trees are of tokens, not of blocks: both are measured."""
 ENGINE_SHARE_PERCENT = 1.0
 """FEATHER takes less, at any length (§5.3.1)."""
+
+
+CLOCK = time.thread_time_ns
 
 
 def tree_loads(requests: int) -> dict[str, TreeLoad]:
@@ -49,7 +43,7 @@ def main() -> None:
     tree = {"tree_requests": requests, "tree_tokens": TREE_TOKENS, "tree_own_tokens": TREE_OWN}
     report = Report("batching", {**tree, "engine": PROFILE, "seed": arguments.seed})
     for label, load in tree_loads(requests).items():
-        costs = tree_costs(load, arguments.seed, rounds)
+        costs = {key: each._asdict() for key, each in tree_costs(load, arguments.seed, rounds, CLOCK).items()}
         report.results[f"tree: {label}"] = costs
         means = ", ".join(f"{operation} {cost['mean_us']}" for operation, cost in costs.items())
         progress(f"{label}: mean µs: {means}")
@@ -61,15 +55,25 @@ def main() -> None:
     report.emit()
 
 
+def _round(choice: str, load: RoundLoad, profile: EngineProfile, seed: int, rounds: int) -> dict[str, Any]:
+    costs = round_costs(choice, load, profile, seed, rounds, CLOCK)
+    share_percent = round(100 * costs.of_engine_time, 3)
+    return {
+        "cpu_ms": summary(costs.cpu_ms, 3),
+        "rounds": len(costs.cpu_ms),
+        "of_engine_time_percent": share_percent,
+    }
+
+
 def _rounds(report: Report, quick: bool) -> None:
     profile, seed, rounds = load_profile(PROFILE), report.config["seed"], 10 if quick else 40
     for tokens in PREFIXES[:3:2] if quick else PREFIXES:
         figures: dict[str, Any] = {"engine_ms_modelled": round(1e3 * engine_s(RoundLoad(tokens), profile), 1)}
         for name, choice in CHOICES.items():
-            figures[name] = round_costs(choice, RoundLoad(tokens), profile, seed, rounds)
+            figures[name] = _round(choice, RoundLoad(tokens), profile, seed, rounds)
         for name in PER_TOKEN:
             load = RoundLoad(tokens, key_tokens=1)
-            figures[f"{name}, per token"] = round_costs(CHOICES[name], load, profile, seed, rounds)
+            figures[f"{name}, per token"] = _round(CHOICES[name], load, profile, seed, rounds)
         report.results[f"rounds: {tokens} tokens"] = figures
         share, why = figures["feather"]["of_engine_time_percent"], "the engine's time is modelled"
         report.aims.append(Aim(f"feather, {tokens} tokens, of engine time, %", ENGINE_SHARE_PERCENT, share, reason=why))

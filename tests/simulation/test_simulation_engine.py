@@ -16,6 +16,7 @@ from pinyon.simulator import engine as engine_module
 from pinyon.simulator.cluster import Cluster
 from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.outcome import Outcome, longest_tenth
+from pinyon.simulator.scheduling_cost import SchedulingCost
 from pinyon.simulator.workload import Arrival
 from tests.simulation.plain_instance import serve
 from tests.simulation.worlds import World, random_plan
@@ -64,12 +65,20 @@ def test_one_instance_is_the_plain_one_row_by_row(rule: StepRule, per_s: float, 
     assert [each.tbt_s for each in mine] == pytest.approx(tbts, rel=0.01)  # a leap has one mean
 
 
-def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheduling", [SchedulingCost(), SchedulingCost(1e-3, 2e-4)])
+def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch, scheduling: SchedulingCost) -> None:
     """On one instance: where there are more, a leap tells its load later, and placements differ."""
 
     def outcomes(seed: int) -> list[Outcome]:
         plan = random_plan(seed)
-        settings = replace(plan.settings, roles=(Role.MIXED,), hbm_tokens=96 * BLOCK, ttft_slo_s=0.0, tbt_slo_s=0.0)
+        settings = replace(
+            plan.settings,
+            roles=(Role.MIXED,),
+            hbm_tokens=96 * BLOCK,
+            ttft_slo_s=0.0,
+            tbt_slo_s=0.0,
+            scheduling=scheduling,
+        )
         world = World(replace(plan, settings=settings, policy="least_loaded", deaths=0, failed_steps=0.0), seed)
         world.run()
         return world.outcomes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
     files = _files(figure, arguments.traces, arguments.trace)
     workloads = [_read(name, path) for name, path in files.items()]
     with Console(stderr=True).status("reading") as status:
-        result = figure.make(workloads, status.update)
+        result = figure.make(workloads, status.update, time.thread_time_ns)
     described = {
         "name": "reproduce",
         "figure": figure.name,

@@ -57,7 +57,11 @@ class EngineProfile:
 
     def kv_read(self, kv_tokens: float, decodes: int, shared: int) -> float:
         """Tokens that count, of those that a batch reads together, if all of it share the first ``shared`` ones."""
-        return kv_tokens - (1.0 - self.decode_shared_share) * shared * max(0, decodes - 1)
+        return self.kv_counted(kv_tokens, shared * max(0, decodes - 1))
+
+    def kv_counted(self, kv_tokens: float, again: int) -> float:
+        """The same, where so many of them are read by a request after another one."""
+        return kv_tokens - (1.0 - self.decode_shared_share) * again
 
     def step_seconds(self, chunks: Iterable[tuple[int, int]], contexts: Iterable[int]) -> float:
         """Length of a step of prompt chunks at ``[start, end)`` and of decoded requests that read so many tokens each.

@@ -13,6 +13,7 @@ from pinyon.reproduction.feather_locality import (
     OVERALL,
     REQUESTS,
     SUFFIX,
+    grouped,
     row,
 )
 from pinyon.reproduction.feather_runs import CHAPTER_3_NOTE, PAPER, Parts, Server, batches, one_batch
@@ -32,17 +33,13 @@ SHORT, DROP = 0.05, 0.2
 """Ours: what is no drop, and what is one."""
 
 
-def _grouped(count: int, groups: int, prefix: int) -> list[Parts]:
-    return [[(f"prefix {place % groups}", prefix), (f"own {place}", SUFFIX)] for place in range(count)]
-
-
 def _fig3_8(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     rate: dict[tuple[int, int], float] = {}
     for length in LENGTHS:
         for groups in GROUPS:
             tell(f"{groups} prefixes of {length} tokens")
-            run = one_batch(_grouped(REQUESTS, groups, length), OUTPUT_TOKENS, Server(machine=SMALL_MODEL))
+            run = one_batch(grouped(REQUESTS, groups, length), OUTPUT_TOKENS, Server(machine=SMALL_MODEL))
             rate[length, groups] = run.decode_tokens_s
             rows.append(row(run, length=length, groups=groups, mb=12_288 * length * groups / 1e6))
     columns = [
@@ -194,7 +191,7 @@ def _fig3_10(workloads: Sequence[Workload], tell: Tell) -> Result:
     for kind, groups in KINDS.items():
         for size in SIZES:
             tell(f"{kind}, {size} requests")
-            run = one_batch(_grouped(size, groups, LENGTH), OUTPUT_TOKENS, Server())
+            run = one_batch(grouped(size, groups, LENGTH), OUTPUT_TOKENS, Server())
             rate[kind][size] = run.decode_tokens_s
             rows.append(row(run, kind=kind, size=size))
     columns = [Column("kind", "batch"), Column("size", "requests", "d"), DECODED]

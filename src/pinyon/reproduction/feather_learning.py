@@ -10,20 +10,17 @@ from pinyon.reproduction.feather_runs import (
     MODEL_NOTE,
     NEVER,
     PAPER,
-    SERVED_NOTE,
     Load,
     Sample,
     Server,
     served,
 )
-from pinyon.reproduction.feather_serving import FEATHER, columns, here, picture, ratios, sweep, told, value
+from pinyon.reproduction.feather_sweeps import FEATHER, NOTES, columns, here, picture, ratios, sweep, told, value
 from pinyon.reproduction.figure import Basis, Claim, Column, Figure, Result, Tell, Value
 from pinyon.reproduction.picture import Course, Courses, Picture
 from pinyon.reproduction.workload import Workload
 
 __all__ = ["FIG5_12", "FIG5_13", "FIG5_14", "FIG5_17"]
-
-NOTES = [MODEL_NOTE, SERVED_NOTE]
 
 # -- Fig. 5.12
 

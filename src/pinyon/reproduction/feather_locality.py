@@ -180,15 +180,15 @@ FIG3_4 = Figure("feather-fig3.4", PAPER, "§3.2, Fig. 3.4", "how much of the pro
 GROUPS = (1, 2, 5, 10, 20, 50, 100)
 
 
-def _grouped(groups: int, prefix: int = PREFIX) -> list[Parts]:
-    return [[(f"prefix {place % groups}", prefix), (f"own {place}", SUFFIX)] for place in range(REQUESTS)]
+def grouped(count: int, groups: int, prefix: int) -> list[Parts]:
+    return [[(f"prefix {place % groups}", prefix), (f"own {place}", SUFFIX)] for place in range(count)]
 
 
 def _fig3_5(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = []
     for groups in GROUPS:
         tell(f"{groups} prefixes")
-        rows.append(row(one_batch(_grouped(groups), OUTPUT_TOKENS, Server()), groups=groups))
+        rows.append(row(one_batch(grouped(REQUESTS, groups, PREFIX), OUTPUT_TOKENS, Server()), groups=groups))
     columns = [Column("groups", "prefixes", "d"), OVERALL, DECODED, BATCH, EVICTED]
     by = {int(number(each, "groups")): each for each in rows}
     rate = {groups: number(each, "tokens_s") for groups, each in by.items()}

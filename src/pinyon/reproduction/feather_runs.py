@@ -17,11 +17,14 @@ from pinyon.simulator.cluster import Cluster
 from pinyon.simulator.cluster_settings import ClusterSettings
 from pinyon.simulator.models import ClusterModel
 from pinyon.simulator.outcome import FINISHED, Outcome
+from pinyon.simulator.scheduling_cost import NO_COST, SchedulingCost
 from pinyon.simulator.workload import Arrival
 
 __all__ = [
+    "BLOCK",
     "CHAPTER_3_NOTE",
     "FCFS",
+    "MACHINE",
     "MAX_BATCH",
     "MODEL_NOTE",
     "NEVER",
@@ -29,6 +32,7 @@ __all__ = [
     "PAPER",
     "POLICIES",
     "SERVED_NOTE",
+    "SERVER_NOTE",
     "BatchRun",
     "Load",
     "Prompts",
@@ -83,10 +87,11 @@ CHAPTER_3_NOTE = (
     "the whole batch shares counts. What follows from that with other lengths, groups, trees, models and batch "
     "sizes, and what memory does, is what comes out."
 )
-MODEL_NOTE = (
+SERVER_NOTE = (
     "Modelled: one instance by the profile named, batches of 500, steps of 32,768 tokens; who is admitted, what a "
-    "step decodes, and the cache are the code that serves. What decisions take on the CPU is left out. "
+    "step decodes, and the cache are the code that serves."
 )
+MODEL_NOTE = f"{SERVER_NOTE} What decisions take on the CPU is left out."
 SERVED_NOTE = (
     "Poisson arrivals (seed 0), 32 tokens of each request's own behind its prefix, so many requests as the table has "
     "in its note; throughput is all output tokens over the time from the first arrival to the last end. TBT is the "
@@ -139,9 +144,15 @@ class Server:
     policy: str = FCFS
     machine: str = MACHINE
     max_batch: int = MAX_BATCH
+    kernel: str = ""
+    """See :attr:`ClusterSettings.kernel`."""
+    chunk_blocks: int = 0
+    """Of ``feather``; 0: its own."""
+    scheduling: SchedulingCost = NO_COST
 
     def cluster(self) -> Cluster:
         machine = load_machine(self.machine)
+        chunks = f",chunk_blocks={self.chunk_blocks}" if self.chunk_blocks else ""
         settings = ClusterSettings(
             (Role.MIXED,),
             BLOCK,
@@ -150,9 +161,11 @@ class Server:
             step_tokens=BUDGET,
             chunk_tokens=BUDGET,
             active_prefills=ACTIVE_PREFILLS,
-            batching=POLICIES[self.policy],
+            batching=POLICIES[self.policy] + chunks,
             service_order="fifo",
             slo_s=1e6,
+            kernel=self.kernel,
+            scheduling=self.scheduling,
         )
         return ClusterModel(settings, machine, load_profile(machine.engine), "round_robin").cluster()
 
@@ -296,7 +309,20 @@ class Served(NamedTuple):
     computed: float
     """Of all prompts' tokens, those that nothing held."""
     seconds: float
+    step_s: float
+    """Of decoding, on average, without waits for the scheduler."""
+    stalled: float
+    """Share of the time in which the engine waits for its scheduler."""
+    read_s: float
+    """That memory takes at its full bandwidth for weights and KV, as the profile counts it, that decoding reads."""
+    computing: float
+    """Share of the time that all computed tokens, of prompts and answers, would take at the rate of prompts."""
     samples: tuple[Sample, ...]
+
+    @property
+    def reading(self) -> float:
+        """Share of the time in which memory is read."""
+        return self.read_s / self.seconds
 
 
 class _Samples:
@@ -342,7 +368,7 @@ def _served(load: Load, server: Server) -> Served:
     outcomes = cluster.run(load.arrivals())
     assert all(each.end == FINISHED for each in outcomes)
     (engine,) = cluster.members.engines.values()
-    sums = engine.decode_sums
+    sums, profile = engine.decode_sums, load_profile(load_machine(server.machine).engine)
     seconds = max(each.arrived_s + each.e2e_s for each in outcomes) - outcomes[0].arrived_s
     return Served(
         sum(each.output_tokens for each in outcomes) / seconds,
@@ -352,6 +378,10 @@ def _served(load: Load, server: Server) -> Served:
         cluster.evicted,
         1.0 - sum(each.hit_tokens for each in outcomes) / sum(each.tokens for each in outcomes),
         seconds,
+        sums.seconds / max(1, sums.steps),
+        engine.stalled_s / seconds,
+        sums.steps * profile.decode_step_s + sums.kv_tokens * profile.decode_kv_token_s,
+        (engine.prompt_tokens + sums.tokens) * profile.prefill_token_s / seconds,
         tuple(samples.taken),
     )
 

@@ -14,18 +14,21 @@ from typing import Any
 from pinyon.reproduction.picture import Picture
 from pinyon.reproduction.workload import Workload
 
-__all__ = ["Basis", "Claim", "Column", "Figure", "Result", "Tell", "Value"]
+__all__ = ["Basis", "Claim", "Clock", "Column", "Figure", "Measure", "Result", "Tell", "Value"]
 
 Value = str | int | float | None
 Tell = Callable[[str], None]
 """Hears what is being done."""
+Clock = Callable[[], int]
+"""CPU time of the calling thread, in ns. Nothing here reads one by itself."""
 
 
 class Basis(StrEnum):
     """What a number of ours rests on."""
 
     MEASURED = "measured"
-    """Counted in a replay of a trace that somebody recorded or published, by the code that serves."""
+    """Counted in a replay of a trace that somebody recorded or published, by the code that serves; or CPU time that
+    this code took, on the machine at hand."""
     MODELLED = "modelled"
     """A formula stands in for a machine."""
     CONSTRUCTION = "by construction"
@@ -76,6 +79,13 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """Of CPU time, from which a figure is made."""
+
+    make: Callable[[Tell, Clock], Result]
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """``needs`` and ``likes`` are names of workloads: those that it cannot and can be made without."""
 
@@ -85,4 +95,12 @@ class Figure:
     title: str
     needs: tuple[str, ...]
     likes: tuple[str, ...]
-    make: Callable[[Sequence[Workload], Tell], Result]
+    by: Callable[[Sequence[Workload], Tell], Result] | Measure
+
+    def make(self, workloads: Sequence[Workload], tell: Tell, clock: Clock | None = None) -> Result:
+        """Raises ``ValueError`` if it measures, and there is no clock."""
+        if not isinstance(self.by, Measure):
+            return self.by(workloads, tell)
+        if clock is None:
+            raise ValueError(f"{self.name} measures CPU time and needs a clock")
+        return self.by.make(tell, clock)

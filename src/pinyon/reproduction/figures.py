@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from pinyon.reproduction import dualmap_ablation, dualmap_balance, dualmap_elastic, dualmap_serving, dualmap_structure
 from pinyon.reproduction.feather_batches import FIG3_8, FIG3_9, FIG3_10, FIG3_11
+from pinyon.reproduction.feather_chunks import FIG5_11
+from pinyon.reproduction.feather_costs import FIG5_9, TABLE5_1
+from pinyon.reproduction.feather_kernels import FIG5_8
 from pinyon.reproduction.feather_learning import FIG5_12, FIG5_13, FIG5_14, FIG5_17
+from pinyon.reproduction.feather_load import FIG5_1, FIG5_2
 from pinyon.reproduction.feather_locality import FIG3_2, FIG3_4, FIG3_5, FIG3_6
-from pinyon.reproduction.feather_serving import FIG5_1, FIG5_2, FIG5_3, FIG5_4, FIG5_5, FIG5_6, FIG5_7, TABLE3_1
+from pinyon.reproduction.feather_models import FIG5_6, FIG5_7
+from pinyon.reproduction.feather_offline import TABLE3_1
+from pinyon.reproduction.feather_requests import FIG5_3, FIG5_4, FIG5_5
+from pinyon.reproduction.feather_stalls import FIG5_10, FIG5_15, FIG5_16
 from pinyon.reproduction.figure import Figure
 from pinyon.reproduction.mooncake import FIG9, FIG10
 from pinyon.reproduction.mooncake_capacity import FIG1, FIG6, FIG7, FIG15
@@ -41,7 +48,8 @@ _WILD = *BY_RATIO, QTTFT, ABLATION, FIG29
 _FEATHER = (
     *(FIG3_2, FIG3_4, FIG3_5, FIG3_6, FIG3_8, FIG3_9, FIG3_10, FIG3_11, TABLE3_1),
     *(FIG5_1, FIG5_2, FIG5_3, FIG5_4, FIG5_5, FIG5_6, FIG5_7),
-    *(FIG5_12, FIG5_13, FIG5_14, FIG5_17),
+    *(FIG5_8, FIG5_9, FIG5_10, FIG5_11, TABLE5_1),
+    *(FIG5_12, FIG5_13, FIG5_14, FIG5_15, FIG5_16, FIG5_17),
 )
 
 FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD, *_FEATHER)}

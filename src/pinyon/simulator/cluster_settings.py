@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from pinyon.batching import BATCHING_DEFAULT
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT
 from pinyon.core.request import Role
 from pinyon.decisions import InstanceConfig
 from pinyon.placement.scaling import ScalingSettings
+from pinyon.simulator.scheduling_cost import NO_COST, SchedulingCost
 
-__all__ = ["ClusterSettings", "StepRule"]
+__all__ = ["GROUPED", "ClusterSettings", "StepRule"]
+
+GROUPED: Final = "grouped"
 
 
 class StepRule(StrEnum):
@@ -56,6 +60,11 @@ class ClusterSettings:
     pool_eviction: str = "lru"
     batching: str = BATCHING_DEFAULT
     service_order: str = SERVICE_ORDER_DEFAULT
+    kernel: str = ""
+    """How decode attention reads shared KV: what the whole batch shares gains by it (""), or what each group of it does
+    (``grouped``), groups by the first blocks of prompts; as much as the engine's ``decode_shared_share`` says."""
+    scheduling: SchedulingCost = NO_COST
+    """What decisions take; as they are, none."""
     slo_s: float = 5.0
     """By which first tokens should be there: orders of service look at it."""
     ttft_slo_s: float = 0.0
@@ -80,6 +89,10 @@ class ClusterSettings:
     room_wait_s: float = 600.0
     """For KV memory of a prompt that is decoded elsewhere."""
 
+    def __post_init__(self) -> None:
+        if self.kernel not in ("", GROUPED):
+            raise ValueError(f"kernel must be '' or {GROUPED!r}, not {self.kernel!r}")
+
     def nodes(self, role: Role) -> int:
         """Of an instance."""
         return self.pipeline if role is Role.PREFILL else 1
@@ -98,6 +111,7 @@ class ClusterSettings:
             eviction=self.eviction,
             batching=self.batching,
             service_order=self.service_order,
+            kernel=self.kernel,
             spare_queued=True,
             dram_blocks=nodes * self.dram_tokens // self.block_tokens,
         )

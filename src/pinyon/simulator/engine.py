@@ -7,25 +7,27 @@ which something comes up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from math import ceil, sqrt
 from typing import Protocol
 
-from pinyon.batching import StepPlan
+from pinyon.batching import BatchRequest, StepPlan
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.shared_blocks import shared_blocks
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.block_keys import pack_keys
 from pinyon.core.journal import Journal
 from pinyon.decisions import InstanceConfig, InstanceDecisions, make_room
+from pinyon.paging import Reservation
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.simulator.attempt import Attempt
-from pinyon.simulator.cluster_settings import StepRule
+from pinyon.simulator.cluster_settings import GROUPED, StepRule
 from pinyon.simulator.decode_sums import DecodeSums
 from pinyon.simulator.engine_memory import EngineMemory
+from pinyon.simulator.leap import Leap
+from pinyon.simulator.scheduling_cost import NO_COST, SchedulingCost
 from pinyon.simulator.virtual_time import VirtualTime
 
 __all__ = ["Engine", "Faults", "Owner"]
@@ -86,6 +88,7 @@ class Engine(EngineMemory):
         whole_tokens: int = 1 << 30,
         kv_token_bytes: int = 0,
         dram_bytes_s: float = 0.0,
+        scheduling: SchedulingCost = NO_COST,
         faults: Faults | None = None,
         journal: Journal | None = None,
     ) -> None:
@@ -101,11 +104,16 @@ class Engine(EngineMemory):
         """Decoded requests, by number."""
         self.evicted = 0
         self.decode_sums = DecodeSums()
+        self.stalled_s = 0.0
+        """That it has waited for its scheduler, in all."""
+        self.prompt_tokens = 0
+        """That were computed."""
         self.draining = False
         """It takes nothing new."""
         self._owner, self._fleet = owner, fleet
         self._profile, self._rule, self._faults = profile, rule, faults
         self._whole_tokens = whole_tokens
+        self._scheduling, self._grouped = scheduling, config.kernel == GROUPED
         self._block_tokens = config.block_tokens
         self._stages = [0.0] * info.stages
         """When each is free."""
@@ -113,8 +121,7 @@ class Engine(EngineMemory):
         """Prompt tokens that the first one has computed and not all."""
         self._plan: StepPlan | None = None
         """Of the step or leap under way."""
-        self._began_s = self._step_s = self._growth_s = 0.0
-        self._count = 0
+        self._leap = Leap(0.0, 0.0)
         self._turn = 0
         self._busy = False
         self._seq = 0
@@ -195,28 +202,33 @@ class Engine(EngineMemory):
         now_s, profile = self._time.now_s, self._profile
         chunks = [(start, end) for _, start, end in plan.prefills]
         context = sum(self._context(number) for number in plan.decodes)
-        counted = profile.kv_read(context, len(plan.decodes), self._shared(plan))
+        counted = profile.kv_counted(context, self._again(plan))
         seconds = profile.seconds(chunks, len(plan.decodes), counted)
         self._kv_tokens, self._kv_counted = context, counted
         copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
-        self._plan, self._began_s, self._count = plan, now_s + copies_s, 1
+        stall_s = self._scheduling.of(self.admission.waiting + self.steps.waiting)
+        self._plan, self._leap = plan, Leap(now_s + copies_s + stall_s, seconds, stall_s=stall_s)
         self._turn += 1
-        self._step_s, self._growth_s = seconds, 0.0
         if len(self._stages) > 1:
             self._begin_stages(plan, seconds)
             return
         for number, _, end in plan.prefills:
             self._owner.computing(self, self.jobs[number], end)
         if not plan.prefills:
-            self._growth_s = profile.decode_kv_token_s * len(plan.decodes)
-            self._count = self._leap(plan)
+            self._leap.growth_s = profile.decode_kv_token_s * len(plan.decodes)
+            self._leap.count = self._steps_until_change(plan)
         self._await()
 
-    def _shared(self, plan: StepPlan) -> int:
-        """Tokens whose KV all that are decoded share."""
+    def _again(self, plan: StepPlan) -> int:
+        """Tokens of KV that a request reads after another one, of what a batch or, with the kernel ``grouped``, each
+        group of it shares."""
         if self._profile.decode_shared_share == 1.0 or len(plan.decodes) < 2:
             return 0
-        return self._block_tokens * shared_blocks([self._table(number) for number in plan.decodes])
+        groups: dict[int, list[list[int]]] = {}
+        for number in plan.decodes:
+            table = self._table(number)
+            groups.setdefault(table[0] if self._grouped else 0, []).append(table)
+        return self._block_tokens * sum([shared_blocks(tables) * (len(tables) - 1) for tables in groups.values()])
 
     def _together(self, plan: StepPlan) -> int:
         """How many whole prompts are computed at once: the first one, and what has room beside it."""
@@ -227,49 +239,47 @@ class Engine(EngineMemory):
         request = self.decodes[number].request
         return request.tokens + request.generated
 
-    def _leap(self, plan: StepPlan) -> int:
+    def _steps_until_change(self, plan: StepPlan) -> int:
         """Steps until the first of them is done or needs a block."""
         room = self.steps.room
         if len(plan.decodes) < self.steps.running:
             return 1  # others are decoded in the next one
         most = min(min(self._left(number), room(number)) for number in plan.decodes)
         limit_s = WAITING_LEAP_S if self._wanted else LEAP_S
-        return max(1, min(most, int(limit_s / self._step_s) if self._step_s else most))
+        step_s = self._leap.step_s
+        return max(1, min(most, int(limit_s / step_s) if step_s else most))
 
     def _left(self, number: int) -> int:
         request = self.decodes[number].request
         return request.max_tokens - request.generated
 
-    def _lasts(self, steps: int) -> float:
-        """So many steps of the leap."""
-        return steps * self._step_s + self._growth_s * (steps * (steps - 1) / 2)
-
     def _await(self) -> None:
         turn = self._turn
-        self._time.at(self._began_s + self._lasts(self._count), lambda: self._stepped(turn))
+        self._time.at(self._leap.end_s, lambda: self._stepped(turn))
 
     def _shorten(self) -> None:
         """Something comes up: what is under way ends with the present step."""
-        if self._count <= 1 or self._plan is None:
-            return
-        past_s, step_s, growth_s = self._time.now_s - self._began_s, self._step_s, self._growth_s
-        if growth_s > 0:
-            half = step_s - growth_s / 2
-            steps = (-half + sqrt(half * half + 2 * growth_s * max(0.0, past_s))) / growth_s
-        else:
-            steps = past_s / step_s if step_s else 0.0
-        count = min(self._count, max(1, ceil(steps)))
-        while count < self._count and self._lasts(count) < past_s:  # of rounding
-            count += 1
-        if count < self._count:
-            self._count = count
+        if self._plan is not None and self._leap.shorten(self._time.now_s):
             self._turn += 1
             self._await()
+
+    def want(self, request: BatchRequest, then: Callable[[Reservation], None], *, new: bool = True) -> None:
+        super().want(request, then, new=new)
+        self._line_changed()
+
+    def unwant(self, number: int) -> None:
+        super().unwant(number)
+        self._line_changed()
+
+    def _line_changed(self) -> None:
+        """Where each that waits costs time, steps are not equal any more."""
+        if self._scheduling.waiting_s:
+            self._shorten()
 
     def _begin_stages(self, plan: StepPlan, seconds: float) -> None:
         """A chunk passes through the nodes one after the other; the next one follows when the first node is free."""
         stages, part_s = self._stages, seconds / len(self._stages)
-        end_s = self._began_s
+        end_s = self._leap.began_s
         for stage, free_s in enumerate(stages):
             stages[stage] = end_s = max(end_s, free_s) + part_s
         for number, _, end in plan.prefills:
@@ -281,9 +291,12 @@ class Engine(EngineMemory):
         """The step, or leap, is over; with ``effect_s``, for the first node of several."""
         if turn != self._turn or not self.alive:
             return
-        plan, count = self._plan, self._count
+        plan, count = self._plan, self._leap.count
         assert plan is not None
-        seconds = self._time.now_s - self._began_s
+        lasted_s, stall_s = self._time.now_s - self._leap.began_s, self._leap.stall_s
+        seconds = lasted_s - (count - 1) * stall_s
+        between_s = (seconds + count * stall_s) / count
+        self.stalled_s += count * stall_s
         failed_prefills, failed_decodes = self._failures(plan)
         failed = [self.jobs[number] for number in failed_prefills if number in self.jobs]
         failed += [self.decodes[number] for number in failed_decodes if number in self.decodes]
@@ -291,6 +304,7 @@ class Engine(EngineMemory):
         self._plan, self._busy = None, True  # the next step is decided when all of this one is told
         self.free_late()
         tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
+        self.prompt_tokens += tokens
         seen = StepSeen(count * len(counted.decodes), tokens, seconds, count)
         self.admission.observe(seen)
         self.steps.observe(seen)
@@ -313,10 +327,10 @@ class Engine(EngineMemory):
             running = self.steps.running
             if len(plan.decodes) < running:  # others are decoded in other steps of the round
                 self._kv_tokens = sum(map(self._context, self.decodes))
-            self._token_times.decoded(len(plan.decodes), seconds / count, self._kv_tokens, count, running)
+            self._token_times.decoded(len(plan.decodes), between_s, self._kv_tokens, count, running)
         for number in counted.decodes:
             if number in self.decodes:
-                self._owner.decoded(self, self.decodes[number], count, seconds / count)
+                self._owner.decoded(self, self.decodes[number], count, between_s)
         for attempt in failed:
             if not attempt.over:
                 self._owner.failed(self, attempt)

@@ -84,6 +84,7 @@ class Members:
             whole_tokens=settings.whole_tokens,
             kv_token_bytes=self._machine.kv_token_bytes,
             dram_bytes_s=nodes * self._machine.dram_bytes_s,
+            scheduling=settings.scheduling,
             faults=self._faults,
             journal=self._journal(boot, config),
         )

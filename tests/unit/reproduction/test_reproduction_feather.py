@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,16 +14,33 @@ from pinyon.reproduction import (
     FIGURES,
     Result,
     feather_batches,
+    feather_chunks,
+    feather_costs,
+    feather_kernels,
     feather_learning,
+    feather_load,
     feather_locality,
+    feather_offline,
+    feather_requests,
     feather_runs,
-    feather_serving,
+    feather_stalls,
+    feather_sweeps,
 )
 from pinyon.reproduction.feather_runs import Load, Prompts, Server, batches, one_batch, served, tree
+from pinyon.reproduction.figure import Clock, Measure
 from pinyon.reproduction.picture import svg
+from pinyon.reproduction.tree_costs import TreeLoad
+from pinyon.simulator.cluster_settings import GROUPED
+from pinyon.simulator.scheduling_cost import SchedulingCost
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 FEATHER = [name for name in FIGURES if name.startswith("feather-")]
+
+
+def ticking() -> Clock:
+    """Each look at it takes a µs."""
+    ticks = count()
+    return lambda: 1_000 * next(ticks)
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +60,31 @@ def small() -> Iterator[None]:
         patch.setattr(feather_batches, "EACH", 8)
         patch.setattr(feather_batches, "SPLITS", (1, 8, 16, 32))
         patch.setattr(feather_batches, "OUTPUTS", (1, 10))
-        patch.setattr(feather_serving, "RATES", (10, 100))
-        patch.setattr(feather_serving, "OFFLINE_REQUESTS", 16)
-        patch.setattr(feather_serving, "MAX_BATCH", 16)
-        patch.setattr(feather_serving, "PREFIXES", (500, 1_000))
+        patch.setattr(feather_load, "RATES", (10, 100))
+        patch.setattr(feather_offline, "OFFLINE_REQUESTS", 16)
+        patch.setattr(feather_sweeps, "MAX_BATCH", 16)
+        patch.setattr(feather_requests, "PREFIXES", (500, 1_000))
         patch.setattr(feather_learning, "CONVERGING_REQUESTS", 40)
         patch.setattr(feather_learning, "ALONE_REQUESTS", 30)
         patch.setattr(feather_learning, "ALONE_RATES", (2,))
         patch.setattr(feather_learning, "PHASES", ((2.0, 20.0), (4.0, 10.0)))
         patch.setattr(feather_learning, "LEARNING_RATES", (3, 10, 100))
+        patch.setattr(feather_costs, "REQUESTS", 20)
+        patch.setattr(feather_costs, "LENGTHS", (320, 640))
+        patch.setattr(feather_costs, "TREE", TreeLoad(20, 300, 60, 50))
+        patch.setattr(feather_chunks, "REQUESTS", 20)
+        patch.setattr(feather_kernels, "RATES", (100,))
+        patch.setattr(feather_stalls, "RATES", (10, 100))
+        for module in (feather_chunks, feather_stalls):
+            patch.setattr(module, "PREFIXES", (320, 640))
+        patch.setattr(feather_stalls, "TREE_PREFIXES", (320, 640))
         yield
     feather_runs._served.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def made(small: None) -> dict[str, Result]:
-    return {name: FIGURES[name].make((), lambda _: None) for name in FEATHER}
+    return {name: FIGURES[name].make((), lambda _: None, ticking()) for name in FEATHER}
 
 
 @pytest.mark.parametrize("name", FEATHER)
@@ -189,3 +216,45 @@ def test_a_run_is_the_same_again() -> None:
     assert served(load, Server("bandit"), lambda _: None) == first
     assert first.tokens_s > 0
     assert first.batch <= 40
+
+
+# -- what scheduling costs
+
+
+def test_what_measures_needs_a_clock_and_says_the_same_by_the_same_one(made: dict[str, Result]) -> None:
+    measuring = [name for name in FEATHER if isinstance(FIGURES[name].by, Measure)]
+    assert len(measuring) == 6
+    for name in measuring:
+        with pytest.raises(ValueError, match=f"{name} measures CPU time and needs a clock"):
+            FIGURES[name].make((), lambda _: None)
+    again = FIGURES["feather-fig5.9"].make((), lambda _: None, ticking())
+    assert again.rows == made["feather-fig5.9"].rows
+
+
+def test_a_server_waits_for_its_scheduler_as_long_as_was_measured(small: None) -> None:
+    """Of all policies before each step, of an order of the line also for each that waits."""
+    costs = feather_costs.waits(("fcfs", "bandit", "lpm", feather_costs.RADIX), 320, lambda _: None, ticking())
+    assert all(each.step_s > 0 for each in costs.values())
+    assert [name for name, each in costs.items() if each.waiting_s] == ["lpm", feather_costs.RADIX]
+    assert costs[feather_costs.RADIX].step_s == costs["bandit"].step_s
+
+
+def test_waiting_for_a_scheduler_takes_throughput_and_makes_tokens_later() -> None:
+    load = Load(requests=60, output_tokens=20, prefix_tokens=640)
+    free, slow = (
+        served(load, Server(max_batch=20, scheduling=cost), lambda _: None)
+        for cost in (SchedulingCost(), SchedulingCost(0.0, 2e-3))
+    )
+    assert free.stalled == 0
+    assert slow.stalled > 0.1, "forty wait while twenty run"
+    assert slow.tokens_s < 0.9 * free.tokens_s
+    assert slow.tbt_s > 1.1 * free.tbt_s
+    assert slow.reading < free.reading
+    assert slow.computing < free.computing
+
+
+def test_a_kernel_that_reads_each_group_once_makes_mixed_batches_as_good() -> None:
+    load = Load(requests=60, output_tokens=50)
+    plain, grouped = (served(load, Server(kernel=kernel), lambda _: None) for kernel in ("", GROUPED))
+    assert grouped.tokens_s > 1.1 * plain.tokens_s
+    assert grouped.read_s < plain.read_s

@@ -8,17 +8,16 @@ some: the first time after a change it is looked for, then it is known.
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.report import percentile
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree, chunk_hashes
+from pinyon.reproduction.figure import Clock
 
-__all__ = ["ASKED", "OPERATIONS", "PRINTED_US", "TreeLoad", "tree_costs"]
+__all__ = ["ASKED", "OPERATIONS", "PRINTED_US", "OperationCost", "TreeLoad", "tree_costs"]
 
 PRINTED_US = {"insert": 153.714, "add": 11.143, "finish": 38.952, "find": 6.641}
 """Mean times of Table 5.1, in C++: 5,000 requests of 5,000 tokens."""
@@ -46,7 +45,8 @@ class TreeLoad:
 class _Asked:
     """A tree, and the CPU time of each operation, in ns, that of reading the clock with it."""
 
-    def __init__(self, load: TreeLoad) -> None:
+    def __init__(self, load: TreeLoad, clock: Clock) -> None:
+        self._clock = clock
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(load.chunk)
         self._hashed = load.hashed
         self.taken_ns: dict[str, list[int]] = {operation: [] for operation in OPERATIONS}
@@ -58,7 +58,7 @@ class _Asked:
 
     def insert(self, number: int, tokens: npt.NDArray[np.uint32]) -> None:
         hashes = chunk_hashes(tokens, self._tree.chunk) if self._hashed else []
-        began = time.thread_time_ns()
+        began = self._clock()
         if self._hashed:
             self._tree.insert_hashes(number, hashes)
         else:
@@ -66,33 +66,33 @@ class _Asked:
         self._took("insert", began)
 
     def find(self) -> int:
-        began = time.thread_time_ns()
+        began = self._clock()
         best = self._tree.find_best()
-        took = time.thread_time_ns() - began
+        took = self._clock() - began
         self.taken_ns["find"].append(took)
         self.taken_ns["find_first" if self._changed else "find_known"].append(took)
         self._changed = False
         return -1 if best is None else best.request
 
     def add(self, number: int) -> None:
-        began = time.thread_time_ns()
+        began = self._clock()
         self._tree.add_to_batch(number)
         self._took("add", began)
 
     def finish(self, number: int) -> None:
-        began = time.thread_time_ns()
+        began = self._clock()
         self._tree.finish(number)
         self._took("finish", began)
 
     def _took(self, operation: str, began: int) -> None:
-        self.taken_ns[operation].append(time.thread_time_ns() - began)
+        self.taken_ns[operation].append(self._clock() - began)
         self._changed = True
 
 
-def _run(load: TreeLoad, seed: int) -> dict[str, list[int]]:
+def _run(load: TreeLoad, seed: int, clock: Clock) -> dict[str, list[int]]:
     rng = np.random.default_rng(seed)
     shared = rng.integers(0, VOCABULARY, (load.groups, load.tokens - load.own), dtype=np.uint32)
-    asked = _Asked(load)
+    asked = _Asked(load, clock)
     for number in range(load.requests):
         own = rng.integers(0, VOCABULARY, load.own, dtype=np.uint32)
         asked.insert(number, np.concatenate([shared[rng.integers(load.groups)], own]))
@@ -108,28 +108,37 @@ def _run(load: TreeLoad, seed: int) -> dict[str, list[int]]:
     return asked.taken_ns
 
 
-def tree_costs(load: TreeLoad, seed: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Of each operation the number of calls, and in µs mean, median and 99th percentile: medians of the rounds."""
-    every = [_run(load, seed + each) for each in range(rounds)]
-    own_ns = _clock_ns()
+class OperationCost(NamedTuple):
+    """In µs, medians of the rounds."""
+
+    calls: int
+    mean_us: float
+    p50_us: float
+    p99_us: float
+
+
+def tree_costs(load: TreeLoad, seed: int, rounds: int, clock: Clock) -> dict[str, OperationCost]:
+    """Of each operation. What reading the clock takes is taken off."""
+    every = [_run(load, seed + each, clock) for each in range(rounds)]
+    own_ns = _clock_ns(clock)
     costs = {}
     for operation in OPERATIONS:
         runs = [taken[operation] for taken in every]
-        costs[operation] = {
-            "calls": len(runs[0]),
-            "mean_us": _us([statistics.fmean(taken) for taken in runs], own_ns),
-            "p50_us": _us([statistics.median(taken) for taken in runs], own_ns),
-            "p99_us": _us([percentile(taken, 99) for taken in runs], own_ns),
-        }
+        costs[operation] = OperationCost(
+            len(runs[0]),
+            _us([statistics.fmean(taken) for taken in runs], own_ns),
+            _us([statistics.median(taken) for taken in runs], own_ns),
+            _us([float(np.percentile(taken, 99, method="nearest")) for taken in runs], own_ns),
+        )
     return costs
 
 
-def _clock_ns() -> float:
+def _clock_ns(clock: Clock) -> float:
     """What reading the clock twice takes of the time in between: a system call, and more than some operations."""
     taken = []
     for _ in range(CLOCK_READS):
-        began = time.thread_time_ns()
-        taken.append(time.thread_time_ns() - began)
+        began = clock()
+        taken.append(clock() - began)
     return statistics.median(taken)
 
 

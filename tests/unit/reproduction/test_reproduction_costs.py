@@ -1,26 +1,35 @@
-"""What the benchmark of batches asks for, and how often."""
+"""What is measured of scheduling, how often, and by a clock that is given."""
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
-from bench.batching import CHOICES, PROFILE
-from bench.batching_rounds import RoundLoad, engine_s, round_costs
-from bench.batching_tree import ASKED, OPERATIONS, TreeLoad, tree_costs
 from pinyon.profiles.engine_profile import load_profile
+from pinyon.reproduction.round_costs import CHOICES, RoundLoad, engine_s, round_costs
+from pinyon.reproduction.tree_costs import ASKED, OPERATIONS, TreeLoad, tree_costs
+
+PROFILE = "rtx6000ada-llama-8b"
+
+
+def ticking():
+    """Each look at it takes a µs."""
+    ticks = count()
+    return lambda: 1_000 * next(ticks)
 
 
 @pytest.mark.parametrize("hashed", [False, True])
 def test_each_request_enters_and_leaves_once(hashed):
     """And for each the best one is looked for twice: when it enters and after, all other times it is known."""
-    costs = tree_costs(TreeLoad(20, 30, 10, 5, groups=2, batch=4, hashed=hashed), seed=1, rounds=2)
+    costs = tree_costs(TreeLoad(20, 30, 10, 5, groups=2, batch=4, hashed=hashed), seed=1, rounds=2, clock=ticking())
     assert tuple(costs) == OPERATIONS
-    calls = {operation: cost["calls"] for operation, cost in costs.items()}
+    calls = {operation: cost.calls for operation, cost in costs.items()}
     assert (calls["insert"], calls["add"], calls["finish"]) == (20, 20, 20)
     assert calls["find"] == 20 * ASKED == calls["find_first"] + calls["find_known"]
     # After the insertions and each of the 20 additions, and after each end before which somebody waited: 16.
     assert calls["find_first"] == 1 + 20 + 16
-    assert all(cost["p50_us"] <= cost["p99_us"] for cost in costs.values())
+    assert {cost.p99_us for cost in costs.values()} == {0.0}, "reading the clock is all it took, and does not count"
 
 
 LOAD = RoundLoad(320, requests=20, groups=2)
@@ -39,7 +48,8 @@ def test_a_round_of_the_engine_by_hand():
 @pytest.mark.parametrize("key_tokens", [1, 16])
 def test_rounds_are_measured_whatever_the_policy(choice, key_tokens):
     load = RoundLoad(320, requests=20, groups=2, key_tokens=key_tokens)
-    costs = round_costs(choice, load, load_profile(PROFILE), seed=1, rounds_max=12)
-    assert costs["rounds"] == 12
-    assert 0 < costs["cpu_ms"]["min"] <= costs["cpu_ms"]["median"] <= costs["cpu_ms"]["max"]
-    assert costs["of_engine_time_percent"] > 0
+    costs = round_costs(choice, load, load_profile(PROFILE), seed=1, rounds_max=12, clock=ticking())
+    assert len(costs.cpu_ms) == 12
+    assert 0.003 <= costs.median_s * 1e3 <= 0.1, "as many µs as it was looked at in a round"
+    assert costs.of_engine_time == costs.median_s / engine_s(load, load_profile(PROFILE))
+    assert costs.steps >= 1

@@ -9,19 +9,28 @@ of blocks. Block keys are known already: the load balancer makes them.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import NamedTuple
 
-from bench.report import summary
 from pinyon.batching import BATCHING_POLICIES, BatchRequest, BlockNeed, StepLimits, StepScheduler, StepSeen
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.reproduction.figure import Clock
 
-__all__ = ["RoundLoad", "engine_s", "round_costs"]
+__all__ = ["CHOICES", "PER_TOKEN", "RoundCosts", "RoundLoad", "engine_s", "round_costs"]
 
+CHOICES = {
+    "fcfs": "fcfs",
+    "oracle": "oracle",
+    "feather": "feather",
+    "lpm": "lpm:fallback=0,tree_blocks=1048576",
+    "dfs_weight": "dfs_weight:tree_blocks=1048576",
+}
+"""SGLang's cache has room for everything, and ``lpm`` does not fall back: as in the paper."""
+PER_TOKEN = ("lpm", "dfs_weight")
+"""SGLang's trees are of tokens, not of blocks: both are measured."""
 BLOCK_TOKENS = 16
 OWN_TOKENS = 64
 OUT_TOKENS = 200
@@ -64,8 +73,8 @@ class _Books:
 class _Instance:
     """A policy and a step scheduler, what they are told and asked, and what that takes."""
 
-    def __init__(self, choice: str, load: RoundLoad, profile: EngineProfile, random: Random) -> None:
-        self._load, self._profile, self._random = load, profile, random
+    def __init__(self, choice: str, load: RoundLoad, profile: EngineProfile, random: Random, clock: Clock) -> None:
+        self._load, self._profile, self._random, self._clock = load, profile, random, clock
         batching = BATCHING_POLICIES.make(choice)
         self._policy = batching.policy(_Books())
         limits = StepLimits(load.requests, 32_768, 32_768, BLOCK_TOKENS)
@@ -78,6 +87,8 @@ class _Instance:
         self._number = 0
         self._now_s = 0.0
         self._cpu_ns = 0
+        self.decided = 0
+        """Steps."""
 
     def _keys(self, tokens: int) -> int:
         return tokens // self._load.key_tokens
@@ -100,12 +111,12 @@ class _Instance:
         )
 
     def enqueue(self, request: BatchRequest) -> None:
-        began = time.thread_time_ns()
+        began = self._clock()
         self._policy.enqueue(request)
         self._took(began)
 
     def admit(self) -> None:
-        began = time.thread_time_ns()
+        began = self._clock()
         load, steps = self._load, self._steps
         while chosen := self._policy.admit(load.requests - len(self._running), ROOM_BLOCKS, self._now_s):
             for number in chosen:
@@ -117,7 +128,7 @@ class _Instance:
 
     def leave(self) -> None:
         number = self._running.pop(self._random.randrange(len(self._running)))
-        began = time.thread_time_ns()
+        began = self._clock()
         self._policy.remove(number)
         self._steps.remove_decode(number)
         self._took(began)
@@ -127,17 +138,18 @@ class _Instance:
         """Steps until as many were decoded as run."""
         decoded = 0
         while decoded < self._load.requests:
-            began = time.thread_time_ns()
+            began = self._clock()
             plan = self._steps.decide(self._now_s)
             assert plan is not None
             self._steps.fold(plan)
             self._took(began)
             seen = StepSeen(len(plan.decodes), 0, self._seconds(plan.decodes))
-            began = time.thread_time_ns()
+            began = self._clock()
             self._policy.observe(seen)
             self._steps.observe(seen)
             self._took(began)
             decoded += seen.decoded
+            self.decided += 1
             self._now_s += seen.seconds
 
     def _seconds(self, decodes: Sequence[int]) -> float:
@@ -148,7 +160,7 @@ class _Instance:
         return self._profile.seconds((), count, self._profile.kv_read(load.tokens * count, count, shared))
 
     def _took(self, began_ns: int) -> None:
-        self._cpu_ns += time.thread_time_ns() - began_ns
+        self._cpu_ns += self._clock() - began_ns
 
     def taken_ms(self) -> float:
         """CPU time since this was last asked."""
@@ -166,9 +178,27 @@ def engine_s(load: RoundLoad, profile: EngineProfile) -> float:
     return load.groups * profile.seconds((), each, read) + enter * own_s
 
 
-def round_costs(choice: str, load: RoundLoad, profile: EngineProfile, seed: int, rounds_max: int) -> dict[str, Any]:
-    """CPU ms per round, and as a share of what the engine computes meanwhile."""
-    instance = _Instance(choice, load, profile, Random(seed))
+class RoundCosts(NamedTuple):
+    cpu_ms: list[float]
+    """Of each round."""
+    steps: float
+    """Of a round, on average."""
+    engine_s: float
+    """What the engine takes for a round of the oracle, modelled."""
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.cpu_ms) / 1e3
+
+    @property
+    def of_engine_time(self) -> float:
+        return self.median_s / self.engine_s
+
+
+def round_costs(
+    choice: str, load: RoundLoad, profile: EngineProfile, seed: int, rounds_max: int, clock: Clock
+) -> RoundCosts:
+    instance = _Instance(choice, load, profile, Random(seed), clock)
     for _ in range(load.requests):
         instance.enqueue(instance.come())
     instance.admit()
@@ -187,6 +217,4 @@ def round_costs(choice: str, load: RoundLoad, profile: EngineProfile, seed: int,
         instance.round()
         taken_ms.append(instance.taken_ms())
         ends -= len(come)
-    measured = taken_ms[WARM_ROUNDS:] or taken_ms
-    share = statistics.median(measured) / (1e3 * engine_s(load, profile))
-    return {"cpu_ms": summary(measured, 3), "rounds": len(measured), "of_engine_time_percent": round(100 * share, 3)}
+    return RoundCosts(taken_ms[WARM_ROUNDS:] or taken_ms, instance.decided / len(taken_ms), engine_s(load, profile))

@@ -1,0 +1,130 @@
+"""A server under load in a table: the same columns for each run, and what is read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pinyon.reproduction.feather_runs import (
+    FCFS,
+    MAX_BATCH,
+    MODEL_NOTE,
+    OWN_TOKENS,
+    SERVED_NOTE,
+    Load,
+    Served,
+    Server,
+    batches,
+    label,
+    served,
+)
+from pinyon.reproduction.figure import Basis, Column, Tell, Value
+from pinyon.reproduction.picture import Bars, Picture
+from pinyon.reproduction.rows import number
+
+__all__ = [
+    "FEATHER",
+    "MACHINE",
+    "NOTES",
+    "SERVED",
+    "SOME",
+    "Points",
+    "Rows",
+    "apart",
+    "columns",
+    "here",
+    "numbers",
+    "picture",
+    "ratios",
+    "sweep",
+    "told",
+    "value",
+]
+
+Rows = Sequence[Mapping[str, Value]]
+Points = Mapping[str, tuple[Load, str]]
+"""By what the figure varies, as text: a load, and a machine."""
+
+FEATHER = "bandit"
+"""§5.2: what the paper's results are of."""
+MACHINE = Server().machine
+SOME = (FCFS, "bandit", "sglang_fcfs", "lpm")
+"""Policies, where not all are compared."""
+
+SERVED = [
+    Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED),
+    Column("batch", "batch", ".0f", Basis.MODELLED),
+    Column("tbt_ms", "TBT, ms", ",.0f", Basis.MODELLED),
+    Column("ttft_s", "TTFT P50, s", ".1f", Basis.MODELLED),
+    Column("evicted", "evicted blocks", ",d", Basis.MODELLED),
+    Column("computed", "prompt tokens computed", ".1%", Basis.MODELLED),
+]
+
+
+def sweep(points: Points, policies: Sequence[str], tell: Tell) -> list[dict[str, Value]]:
+    rows: list[dict[str, Value]] = []
+    for at, (load, machine) in points.items():
+        for policy in policies:
+            run = served(load, Server(policy, machine), tell)
+            rows.append({"at": at, "policy": label(policy), **numbers(run)})
+    return rows
+
+
+def numbers(run: Served) -> dict[str, Value]:
+    found: dict[str, Value] = {**run._asdict(), "tbt_ms": 1e3 * run.tbt_s}
+    return {column.key: found[column.key] for column in SERVED}
+
+
+def here(load: Load) -> tuple[Load, str]:
+    return load, MACHINE
+
+
+def columns(varied: str) -> list[Column]:
+    return [Column("at", varied), Column("policy", "policy"), *SERVED]
+
+
+def value(rows: Rows, at: str, policy: str, key: str = "tokens_s") -> float:
+    (row,) = [each for each in rows if each["at"] == at and each["policy"] == label(policy)]
+    return number(row, key)
+
+
+def picture(title: str, rows: Rows, varied: str, keys: Sequence[str] = ("tokens_s", "batch", "tbt_ms")) -> Picture:
+    titles = {column.key: column.title for column in SERVED}
+    at = list(dict.fromkeys(str(row["at"]) for row in rows))
+    policies = list(dict.fromkeys(str(row["policy"]) for row in rows))
+    panels = [
+        Bars(
+            f"by {varied}",
+            titles[key],
+            at,
+            {
+                policy: [
+                    next((number(row, key) for row in rows if row["at"] == each and row["policy"] == policy), None)
+                    for each in at
+                ]
+                for policy in policies
+            },
+            form=",.0f",
+        )
+        for key in keys
+    ]
+    return Picture(title, panels)
+
+
+def ratios(rows: Rows, policy: str = FEATHER, to: str = FCFS, key: str = "tokens_s") -> dict[str, float]:
+    """By point."""
+    at = dict.fromkeys(str(row["at"]) for row in rows)
+    return {each: value(rows, each, policy, key) / value(rows, each, to, key) for each in at}
+
+
+def told(found: Mapping[str, float], form: str = ".2f") -> str:
+    return ", ".join(f"{at}: {format(ratio, form)}" for at, ratio in found.items())
+
+
+def apart(load: Load) -> float:
+    """Output tokens per second if one prefix is served after the other, a full batch of each: nothing more homogeneous
+    is possible."""
+    group = [[("prefix", load.prefix_tokens), (f"own {each}", OWN_TOKENS)] for each in range(MAX_BATCH)]
+    return batches([group], load.output_tokens, Server()).tokens_s
+
+
+NOTES = [MODEL_NOTE, SERVED_NOTE]
