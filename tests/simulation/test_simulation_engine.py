@@ -70,6 +70,7 @@ def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def outcomes(seed: int) -> list[Outcome]:
         plan = random_plan(seed)
         settings = replace(plan.settings, roles=(Role.MIXED,), hbm_tokens=96 * BLOCK, ttft_slo_s=0.0, tbt_slo_s=0.0)
+        settings = replace(settings, step_tbt_s=(0.0, 0.005)[seed % 2])
         world = World(replace(plan, settings=settings, policy="least_loaded", deaths=0, failed_steps=0.0), seed)
         world.run()
         return world.outcomes

@@ -70,6 +70,8 @@ class StepSeen(NamedTuple):
     prefill_tokens: int
     seconds: float
     steps: int = 1
+    growth_s: float = 0.0
+    """By which each of several was longer than the one before it."""
 
 
 class BatchingPolicy(Protocol):

@@ -71,6 +71,8 @@ class InstanceConfig:
     first_lease_id: int = 1
     dram_blocks: int = 0
     """Of the second tier; 0: there is none."""
+    step_tbt_s: float = 0.0
+    """See :class:`StepLimits`."""
 
 
 class InstanceDecisions:
@@ -82,7 +84,9 @@ class InstanceDecisions:
         Raises ``ValueError`` for an unknown policy.
         """
         self._apart = apart
-        limits = StepLimits(config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens)
+        limits = StepLimits(
+            config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens, config.step_tbt_s
+        )
         make = functools.partial(EVICTION_POLICIES.make, config.eviction)
         below = SecondTier(config.dram_blocks, make(), self._refit(config, both=True)) if config.dram_blocks else None
         refit = self._refit(config, both=False)

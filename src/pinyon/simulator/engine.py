@@ -291,7 +291,7 @@ class Engine(EngineMemory):
         self._plan, self._busy = None, True  # the next step is decided when all of this one is told
         self.free_late()
         tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
-        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count)
+        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count, self._growth_s)
         self.admission.observe(seen)
         self.steps.observe(seen)
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
