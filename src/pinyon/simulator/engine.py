@@ -40,7 +40,7 @@ class Owner(Protocol):
     """Hears what becomes of an engine's members."""
 
     def started(self, engine: Engine, attempt: Attempt) -> None:
-        """Its prompt has left the queue: it may move KV, and then compute."""
+        """Its prompt has left the queue: it may move KV, and then compute. Told again if it was held back then."""
 
     def computing(self, engine: Engine, attempt: Attempt, end: int) -> None:
         """The prompt's tokens up to ``end`` are being computed."""
