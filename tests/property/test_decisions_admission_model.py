@@ -46,7 +46,7 @@ class Model(RuleBasedStateMachine):
         self.overdue: set[int] = set()
         self.held: list[list[int]] = []
         self.promised: dict[bytes, int] = {}
-        """Blocks that somebody who computes has for a key, and of some that are not so any more."""
+        """Blocks without content that somebody has who will compute it: of each key the first one."""
 
     def references(self) -> Counter[int]:
         taken = [reservation.table for reservation, _ in self.granted.values()]
@@ -69,14 +69,19 @@ class Model(RuleBasedStateMachine):
 
     def promises(self, request: BatchRequest, held: int) -> list[int]:
         """Of its blocks, those behind the ``held`` ones that others have without content."""
-        used = self.references()
         blocks: list[int] = []
         for key in request.block_keys[held : min(request.reusable, request.blocks)] if request.computes else ():
             block = self.promised.get(key)
-            if block is None or not used[block] or self.content(key) == block:
+            if block is None:
                 break
             blocks.append(block)
         return blocks
+
+    def forget_promises(self) -> None:
+        """Those that were kept, and those of blocks that nobody has."""
+        used = self.references()
+        kept = {key: block for key, block in self.promised.items() if used[block] and self.content(key) != block}
+        self.promised = kept
 
     def content(self, key: bytes) -> int:
         """The block that holds it; -1: none."""
@@ -91,6 +96,7 @@ class Model(RuleBasedStateMachine):
     def admit(self) -> list[Grant]:
         """Nobody overtakes the first one if that would have room without those that came after it; but prompts for
         other instances pass one that is decoded, until others are to give way for it."""
+        self.forget_promises()
         first = self.first()
         kept_waiting = first is not None and self.missing(first) <= max(0, self.room()) + sum(
             len(reservation.table) for number, (reservation, _) in self.granted.items() if number > first.number
@@ -113,7 +119,8 @@ class Model(RuleBasedStateMachine):
             assert reservation.table[reservation.held : end] == shared, "what others compute is there once"
             assert not set(reservation.table[end:]) & self.references().keys()
             if request.computes:
-                self.promised.update(zip(request.block_keys[end:], reservation.table[end:], strict=False))
+                for key, block in zip(request.block_keys[end:], reservation.table[end:], strict=False):
+                    self.promised.setdefault(key, block)
             self.granted[number] = (reservation, request)
         first = self.first()
         assert first is None or self.missing(first) > self.room(), "somebody waits for what is there"
@@ -267,6 +274,7 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self) -> None:
+        self.forget_promises()
         self.admission.check_integrity()
         assert (self.admission.waiting, self.admission.admitted) == (len(self.waiting), len(self.granted))
         assert self.reservations.leases == len(self.leases)
