@@ -307,6 +307,7 @@ class Worker:
             refits_apart=True,
             first_lease_id=1 + secrets.randbits(48),
             dram_blocks=settings.dram_blocks,
+            step_tbt_s=settings.step_tbt_s,
         )
         header = journal_header(config, service="worker", instance_id=served.instance_id, role=served.role.value)
         self._journal = settings.open_journal(JOURNAL_TYPES, header, self._clock)

@@ -230,6 +230,10 @@ def register_gauges(
                     "Requests that gave up their KV blocks for others and are computed again.",
                     lambda: parts.members.preemptions,
                 ),
+                "pinyon_worker_cut_steps": (
+                    "Steps in which prompts got less, so that running requests do not wait for their tokens.",
+                    lambda: parts.members.cut_steps,
+                ),
                 "pinyon_worker_scheduling_seconds": (
                     "Time that choosing what steps compute has taken.",
                     lambda: parts.members.scheduling_s,

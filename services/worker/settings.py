@@ -77,6 +77,13 @@ class WorkerSettings(TransferSettings, JournalSettings):
     max_batch: int = Field(32, ge=1, le=4096, description="requests decoded in one step at most")
     prefill_chunk_tokens: int = Field(256, ge=1, le=16384, description="prompt tokens of one request in one step")
     step_tokens: int = Field(512, ge=1, le=32768, description="tokens in one step; decoded ones go first")
+    step_tbt_s: float = Field(
+        0.1,
+        ge=0,
+        le=60,
+        description="seconds that a step with running requests and chunks of prompts should take at most, as earlier "
+        "steps have shown; 0: only the tokens bound it",
+    )
     max_requests: int = Field(4096, ge=1, le=65536, description="requests owned at once, waiting ones included")
     max_prefills: int = Field(4096, ge=1, le=65536, description="prompts accepted and not finished")
     active_prefills: int = Field(

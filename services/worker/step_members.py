@@ -154,6 +154,11 @@ class StepMembers:
         return self._scheduler.running
 
     @property
+    def cut_steps(self) -> int:
+        """See :class:`pinyon.batching.StepScheduler`."""
+        return self._scheduler.cut_steps
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens whose KV the batch, and what waits to enter it, reads."""
         return sum(member.position for member in self._decodes.values())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
+from pinyon.batching import Prompt
 from pinyon.core.request import SamplingParams
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, gauge, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, gauge, reference, submission, until
 from tests.unit.worker.caches import Holder
 
 COMMON = 6
@@ -65,6 +66,63 @@ async def test_equal_tokens_that_are_generated_together_are_held_once(fleet):
     gate.open()
     for answer in answers:
         assert (await answer.wait()).tokens == reference(PROMPT, SAMPLING)
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("first_ends", [False, True], ids=["all stay", "the first is cancelled"])
+async def test_what_came_together_has_room_for_its_prefix_once(fleet, first_ends):
+    """A pool that would hold the prompts of two, and has room for five that share theirs."""
+    blocks = 2 * (COMMON + OWN) + 2
+    m = await fleet.start("mixed", "m0", blocks=blocks, prefill_chunk_tokens=BLOCK_TOKENS)
+    client = await fleet.client(m)
+    sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+    prompts = [[*PROMPT, 40 + number] for number in range(5)]
+    m.engine.hold()
+    answers = await client.submit(*(submission(each, sampling, prefill=m, decode=m) for each in prompts))
+    await m.engine.entered()
+    assert gauge(m, "used_blocks") == COMMON + 5 * OWN, "all are admitted before anything is computed"
+    if first_ends:
+        await client.cancel(answers[0])
+    m.engine.release()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = (await answer.wait()).tokens
+        assert tokens == reference(prompt, sampling) or (first_ends and answer is answers[0])
+    computed = sum(prefill for prefill, _ in m.engine.steps)
+    assert computed <= len(PROMPT) + 5 * OWN + first_ends * len(PROMPT), "the prefix once"
+    await fleet.idle()
+
+
+async def test_who_got_room_late_takes_what_another_one_began_with_meanwhile(fleet):
+    """Else it would compute the same prefix beside it."""
+    p, d = await fleet.pair(blocks=24)
+    client = await fleet.client(d)
+    queue, cache = p.prefills.queue, p.parts.cache
+    held = Holder(cache, [], 24)
+    (answer,) = await client.submit(submission([*PROMPT, 40], SAMPLING, prefill=p, decode=d))
+    await until(lambda: gauge(p, "room_waiters") == 1)
+    keys = tuple(next(iter(p.prefills._jobs.values())).order.keys)
+    other = 1 << 30
+    queue.add(Prompt(other, len(PROMPT) + 1, keys, COMMON, owned=True), 0.0)
+    assert queue.start(0.0) == [other]
+    held.end()
+    await until(lambda: queue.waiting_for_others == 1)
+    mine = Holder(cache, keys, COMMON)
+    # What the other one computes: as an engine alone would, so the answer shows that it was used.
+    computed = await fleet.start("mixed", "m9")
+    (once,) = await (await fleet.client(computed)).submit(submission([*PROMPT, 41], SAMPLING))
+    await once.wait()
+    found = computed.parts.cache.hold(keys)
+    assert len(found) == COMMON
+    for (_, block), own in zip(found, mine.table, strict=True):
+        p.engine.pool[own] = computed.engine.pool[block]
+    computed.parts.cache.release([block for _, block in found])
+    assert cache.publish(mine.table, keys) == []
+    queue.published(other, keys)
+    queue.end(other)
+    p.prefills._wake()
+    assert (await answer.wait()).tokens == reference([*PROMPT, 40], SAMPLING)
+    assert sum(prefill for prefill, _ in p.engine.steps) == 1, "its last token alone"
+    mine.end()
     await fleet.idle()
 
 

@@ -31,6 +31,7 @@ class Model(RuleBasedStateMachine):
         self.waiting: list[int] = []
         self.running: list[int] = []
         self.roomless: set[int] = set()
+        self.back: list[int] = []
         self.claims: dict[int, set[bytes]] = {}
         self.left: dict[int, int] = {}
         self.wanted: Counter[bytes] = Counter()
@@ -75,9 +76,35 @@ class Model(RuleBasedStateMachine):
         self.left[self.next] = tokens
         self.next += 1
 
+    def behind(self, number: int) -> bool:
+        prompt = self.prompts[number]
+        keys = prompt.keys[: prompt.reusable]
+        held = self.match_prefix(keys)
+        others = set().union(*(claims for other, claims in self.claims.items() if other != number))
+        return held < len(keys) and keys[held] in others
+
+    def claim_more(self, number: int) -> None:
+        before = self.claims[number]
+        self.claim(number)
+        self.claims[number] |= before
+
+    @precondition(lambda self: set(self.running) - self.roomless - set(self.back))
+    @rule(data=st.data())
+    def held_back(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(set(self.running) - self.roomless - set(self.back))))
+        self.claim_more(number)
+        assert self.queue.held_back(number) == self.behind(number)
+        if self.behind(number):
+            self.back.append(number)
+
     @rule()
     def start(self) -> None:
         started = []
+        for number in list(self.back):
+            if not self.behind(number):
+                self.claim_more(number)
+                self.back.remove(number)
+                started.append(number)
         for number in list(self.waiting):
             if len(self.running) - len(self.roomless) >= ACTIVE:
                 break
@@ -93,10 +120,10 @@ class Model(RuleBasedStateMachine):
             started.append(number)
         assert self.queue.start(0.0) == started
 
-    @precondition(lambda self: set(self.running) - self.roomless)
+    @precondition(lambda self: set(self.running) - self.roomless - set(self.back))
     @rule(data=st.data())
     def waits_for_room(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(set(self.running) - self.roomless)))
+        number = data.draw(st.sampled_from(sorted(set(self.running) - self.roomless - set(self.back))))
         self.queue.waits_for_room(number)
         self.roomless.add(number)
         self.claims[number] = set()
@@ -146,6 +173,8 @@ class Model(RuleBasedStateMachine):
         self.claims.pop(number, None)
         self.wants.pop(number, None)
         self.roomless.discard(number)
+        if number in self.back:
+            self.back.remove(number)
         (self.waiting if number in self.waiting else self.running).remove(number)
 
     @invariant()
@@ -153,6 +182,7 @@ class Model(RuleBasedStateMachine):
         queue = self.queue
         queue.check_integrity()
         assert (queue.queued, queue.active) == (len(self.waiting), len(self.running))
+        assert queue.waiting_for_others == len(self.back)
         assert queue.foreign == sum(not prompt.owned for prompt in self.prompts.values())
         assert queue.pending_tokens == sum(self.left.values())
         assert +self.wanted == Counter(key for keys in self.wants.values() for key in keys)
@@ -162,7 +192,7 @@ class Model(RuleBasedStateMachine):
         for number in sorted(self.roomless):
             self.queue.has_room(number)
         while self.prompts:
-            self.running += self.queue.start(0.0)
+            self.running += [number for number in self.queue.start(0.0) if number not in self.running]
             self.waiting = [number for number in self.waiting if number not in self.running]
             assert self.running, "prompts wait for nobody"
             number = self.running.pop(0)

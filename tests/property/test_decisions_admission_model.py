@@ -19,8 +19,14 @@ KEYS = [bytes([n]) * 16 for n in range(6)]
 key_runs = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(lambda run: KEYS[run[0] : run[0] + run[1]])
 
 
-def asked(number: int, blocks: int, keys: list[bytes] = [], decodes: bool = True) -> BatchRequest:  # noqa: B006
-    return BatchRequest(number, 1, blocks, tuple(keys), len(keys), decodes)
+def asked(
+    number: int,
+    blocks: int,
+    keys: list[bytes] = [],  # noqa: B006
+    decodes: bool = True,
+    computes: bool = False,
+) -> BatchRequest:
+    return BatchRequest(number, 1, blocks, tuple(keys), len(keys), decodes, computes=computes)
 
 
 class Model(RuleBasedStateMachine):
@@ -39,6 +45,8 @@ class Model(RuleBasedStateMachine):
         self.leases: dict[int, tuple[float, list[int]]] = {}
         self.overdue: set[int] = set()
         self.held: list[list[int]] = []
+        self.promised: dict[bytes, int] = {}
+        """Blocks without content that somebody has who will compute it: of each key the first one."""
 
     def references(self) -> Counter[int]:
         taken = [reservation.table for reservation, _ in self.granted.values()]
@@ -57,7 +65,29 @@ class Model(RuleBasedStateMachine):
         used = self.references().keys()
         held = [block for _, block in self.pool.acquire(request.block_keys[: min(request.reusable, request.blocks)])]
         self.pool.release(held)
-        return request.blocks - len(used & set(held))
+        return request.blocks - len(used & set(held)) - len(self.promises(request, len(held)))
+
+    def promises(self, request: BatchRequest, held: int) -> list[int]:
+        """Of its blocks, those behind the ``held`` ones that others have without content."""
+        blocks: list[int] = []
+        for key in request.block_keys[held : min(request.reusable, request.blocks)] if request.computes else ():
+            block = self.promised.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def forget_promises(self) -> None:
+        """Those that were kept, and those of blocks that nobody has."""
+        used = self.references()
+        kept = {key: block for key, block in self.promised.items() if used[block] and self.content(key) != block}
+        self.promised = kept
+
+    def content(self, key: bytes) -> int:
+        """The block that holds it; -1: none."""
+        blocks = [block for _, block in self.pool.acquire([key])]
+        self.pool.release(blocks)
+        return blocks[0] if blocks else -1
 
     def room(self) -> int:
         used = self.references()
@@ -66,6 +96,7 @@ class Model(RuleBasedStateMachine):
     def admit(self) -> list[Grant]:
         """Nobody overtakes the first one if that would have room without those that came after it; but prompts for
         other instances pass one that is decoded, until others are to give way for it."""
+        self.forget_promises()
         first = self.first()
         kept_waiting = first is not None and self.missing(first) <= max(0, self.room()) + sum(
             len(reservation.table) for number, (reservation, _) in self.granted.items() if number > first.number
@@ -83,16 +114,22 @@ class Model(RuleBasedStateMachine):
             self.waiting.remove(request)
             assert len(set(reservation.table)) == len(reservation.table) == request.blocks
             assert reservation.held <= min(request.reusable, request.blocks)
-            assert not set(reservation.table[reservation.held :]) & self.references().keys()
+            shared = self.promises(request, reservation.held)
+            end = reservation.held + len(shared)
+            assert reservation.table[reservation.held : end] == shared, "what others compute is there once"
+            assert not set(reservation.table[end:]) & self.references().keys()
+            if request.computes:
+                for key, block in zip(request.block_keys[end:], reservation.table[end:], strict=False):
+                    self.promised.setdefault(key, block)
             self.granted[number] = (reservation, request)
         first = self.first()
         assert first is None or self.missing(first) > self.room(), "somebody waits for what is there"
         return grants
 
-    @rule(keys=key_runs, total=st.integers(1, BLOCKS), decodes=st.booleans())
-    def reserve(self, keys: list[bytes], total: int, decodes: bool) -> None:
+    @rule(keys=key_runs, total=st.integers(1, BLOCKS), decodes=st.booleans(), computes=st.booleans())
+    def reserve(self, keys: list[bytes], total: int, decodes: bool, computes: bool) -> None:
         held = self.pool.match_prefix(keys[:total])
-        request = asked(self.next, total, keys, decodes)
+        request = asked(self.next, total, keys, decodes, computes)
         self.waiting.append(request)
         self.admission.enqueue(request)
         grants = self.admit()
@@ -133,7 +170,7 @@ class Model(RuleBasedStateMachine):
             victim = max(self.granted)
             request = self.granted[victim][1]
             table = self.end(victim).table
-            again = asked(victim, min(len(table), BLOCKS), list(request.block_keys), request.decodes)
+            again = asked(victim, min(len(table), BLOCKS), list(request.block_keys), request.decodes, request.computes)
             self.waiting.append(again)
             self.waiting.sort(key=lambda waiter: waiter.number)
             self.admission.enqueue(again)
@@ -150,7 +187,9 @@ class Model(RuleBasedStateMachine):
         at, table = reservation.held, reservation.table
         end = min(len(keys), len(table), at + data.draw(st.integers(1, 3)))
         if at < end:
-            there = [index for index, key in enumerate(keys[at:end]) if key in self.pool]
+            there = [
+                index for index, key in enumerate(keys[at:end]) if self.content(key) not in (-1, table[at + index])
+            ]
             swaps = self.reservations.publish(table[at:end], keys[at:end], self.now)
             assert [index for index, _ in swaps] == there
             duplicates = [table[at + index] for index, _ in swaps]
@@ -235,6 +274,7 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self) -> None:
+        self.forget_promises()
         self.admission.check_integrity()
         assert (self.admission.waiting, self.admission.admitted) == (len(self.waiting), len(self.granted))
         assert self.reservations.leases == len(self.leases)
@@ -345,3 +385,36 @@ def test_what_one_that_waits_will_reuse_is_evicted_last(spares: bool) -> None:
     ((_, entered, _),) = admission.admit(4.0)
     assert entered.held == (2 if spares else 0)
     assert pool.eviction.wanted == 0
+
+
+def test_what_requests_that_wait_together_share_counts_once() -> None:
+    """Four with a prefix of four blocks that nobody has computed yet and one of their own each, in a pool of eight."""
+    for computes, admitted in ((True, 4), (False, 1)):
+        pool = BlockPool(8, Lru())
+        reservations = Reservations(pool, LeaseTable())
+        admission = Admission(Fcfs, pool, reservations, slots=9, headroom=0)
+        for number in range(4):
+            admission.enqueue(asked(number, 5, KEYS[:4], computes=computes))
+        grants = admission.admit(0.0)
+        assert len(grants) == admitted
+        assert pool.used == (8 if computes else 5)
+        if not computes:
+            continue
+        # The first one goes before it has computed anything: the next one has its blocks.
+        tables = [grant.reservation.table for grant in grants]
+        admission.end(0)
+        reservations.release(tables[0], 0.0)
+        assert pool.used == 7
+        assert reservations.publish(tables[1][:4], KEYS[:4], 0.0) == []
+        for grant in grants[2:]:
+            assert reservations.extend(grant.reservation, KEYS[:4], 0.0) == 4
+        assert pool.used == 7
+        pool.check_integrity()
+        for grant in grants[1:]:
+            admission.end(grant.number)
+            reservations.release(grant.reservation.table, 0.0)
+        assert (pool.used, pool.cached) == (0, 4)
+        pool.check_integrity()
+        admission.enqueue(asked(9, 8, computes=True))
+        assert len(admission.admit(1.0)) == 1, "what was promised and evicted is promised no more"
+        pool.check_integrity()

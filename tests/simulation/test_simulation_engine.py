@@ -78,6 +78,7 @@ def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch, scheduling: Sched
             ttft_slo_s=0.0,
             tbt_slo_s=0.0,
             scheduling=scheduling,
+            step_tbt_s=(0.0, 0.005)[seed % 2],
         )
         world = World(replace(plan, settings=settings, policy="least_loaded", deaths=0, failed_steps=0.0), seed)
         world.run()

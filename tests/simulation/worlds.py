@@ -187,6 +187,7 @@ def random_plan(seed: int) -> Plan:
         eviction=rng.choice(["lru", "fifo", "workload_aware"]),
         ttft_slo_s=rng.choice([0.0, 1.5]),
         tbt_slo_s=rng.choice([0.0, 0.0, 0.012]),
+        step_tbt_s=rng.choice([0.0, 0.004]),
         path_s=rng.choice([0.0, 0.02]),
         scaling=rng.choice(
             [None, None, None, ScalingSettings(1, 5, 0.2, hold_s=0.0, settle_s=0.1, between_s=0.1, idle_window_s=0.2)]

@@ -172,17 +172,19 @@ class DecodeRequest:
         # Computed here, the last token needs its logits; computed elsewhere, all whole blocks may be kept.
         usable = tokens if self._elsewhere else tokens - 1
         tells_prompt = order.tells_prompt and not self._started
+        reusable = 0 if order.no_reuse or tells_prompt else min(len(self._keys), usable // layout.block_tokens)
         request = BatchRequest(
             number=self.number,
             prompt_tokens=tokens,
             blocks=layout.blocks_for(tokens + more),
             block_keys=tuple(self._keys),
-            reusable=0 if order.no_reuse or tells_prompt else min(len(self._keys), usable // layout.block_tokens),
+            reusable=reusable,
             max_new_tokens=order.sampling.max_tokens - self._transcript.count,
             arrived_s=self._arrived_s,
             request_class=order.request_class,
             seconds=order.prefill_s,
             deadline_s=0.0 if order.ttft_left_s == math.inf else self._arrived_s + order.ttft_left_s,
+            computes=reusable > 0 and order.shares and not self._elsewhere,
         )
         self._waiting = parts.cache.reserve(request, at_once=at_once)
 

@@ -65,6 +65,8 @@ class PrefillJob:
         self._number = 0
         """Under which it has blocks of its own."""
         self._push: Push | None = None
+        self._behind: asyncio.Future[None] | None = None
+        """Done when nobody computes what it needs next."""
         self._finishing: asyncio.Task[None] | None = None
         self._layered: LayeredFetch | None = None
         self._swapping: Swapping | None = None
@@ -120,6 +122,11 @@ class PrefillJob:
             self._told_begun = True
             self._parts.ledger.prefill_begun(self.order.request_id)
 
+    def go_on(self) -> None:
+        """It was held back, and need not wait any more."""
+        if self._behind is not None and not self._behind.done():
+            self._behind.set_result(None)
+
     def finish(self, outcome: PrefillOutcome | None, error: PinyonError) -> None:
         if self.done.done():
             return
@@ -139,6 +146,10 @@ class PrefillJob:
         queue_s = parts.clock() - self.prompt.arrived_s
         reservation = await self._reserve()
         self._queue.reserved(self.prompt.number)
+        while self._queue.held_back(self.prompt.number):
+            self._behind = asyncio.get_running_loop().create_future()
+            await self.abort.wait(self._behind)
+            parts.cache.extend(reservation, self._reusable, self._traits)
         local = reservation.held
         parts.storage.reused(self._reusable[:local], reservation.table, self._runs, order.request_class)
         fetched = await self._fetch(reservation, span)

@@ -99,7 +99,7 @@ class Prefills:
 
     def _wake(self) -> None:
         """Prompts may be able to leave the queue: looked at once in this turn of the event loop."""
-        if self.queue.queued and not self._scheduled:
+        if (self.queue.queued or self.queue.waiting_for_others) and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._start)
 
@@ -107,6 +107,9 @@ class Prefills:
         self._scheduled = False
         for number in self.queue.start(self.parts.clock()):
             job = self._jobs[number]
+            if number in self._tasks:
+                job.go_on()
+                continue
             task = asyncio.get_running_loop().create_task(job.run(), name="prefill")
             self._tasks[number] = task
             task.add_done_callback(functools.partial(self._finished, job))

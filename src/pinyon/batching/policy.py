@@ -39,6 +39,9 @@ class BatchRequest:
     """Computing its prompt takes about so long; 0: nobody said."""
     deadline_s: float = 0.0
     """When its first token should be there, by the same clock; 0: nobody said."""
+    computes: bool = False
+    """Its ``reusable`` keys are computed here, where others have not done so, and published: blocks that another such
+    request has for them already are not counted, and not held, twice."""
 
 
 class BlockNeed(NamedTuple):
@@ -70,6 +73,8 @@ class StepSeen(NamedTuple):
     prefill_tokens: int
     seconds: float
     steps: int = 1
+    growth_s: float = 0.0
+    """By which each of several was longer than the one before it."""
 
 
 class BatchingPolicy(Protocol):

@@ -81,6 +81,8 @@ class PromptQueue:
         """Of the queue, those that brought their KV memory along, as they came."""
         self._active: dict[int, Prompt] = {}
         self._roomless: set[int] = set()
+        self._back: dict[int, None] = {}
+        """Those on their way that wait for what another one computes."""
         self._claims: dict[BlockKey, int] = {}
         self._left: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
@@ -96,6 +98,11 @@ class PromptQueue:
     @property
     def active(self) -> int:
         return len(self._active)
+
+    @property
+    def waiting_for_others(self) -> int:
+        """Prompts on their way that are held back: see :meth:`held_back`."""
+        return len(self._back)
 
     @property
     def foreign(self) -> int:
@@ -137,8 +144,10 @@ class PromptQueue:
         self._pending_tokens += prompt.tokens
 
     def start(self, now_s: float) -> list[int]:
-        """Numbers of the prompts that leave the queue now, in this order."""
+        """Numbers of the prompts that leave the queue now, in this order; before them, of those that were held back and
+        need not wait any more."""
         started: list[int] = []
+        back = self._let_go() if self._back else []
         room = self._slots - (len(self._active) - len(self._roomless))
         if room > 0 and self._queue:
             for number in self._next(now_s):  # each turn has its price: of those alone that are looked at
@@ -154,7 +163,18 @@ class PromptQueue:
                 del self._queue[number]
                 self._owned.pop(number, None)
                 self._order.take(number, now_s)
-        return started
+        return back + started
+
+    def _let_go(self) -> list[int]:
+        gone: list[int] = []
+        for number in self._back:
+            prompt = self._active[number]
+            if not self._behind(prompt):
+                self._claim(prompt)
+                gone.append(number)
+        for number in gone:
+            del self._back[number]
+        return gone
 
     def _next(self, now_s: float) -> Iterator[int]:
         """Those that are looked at. While others wait for KV memory, only who brought it along may start, however many
@@ -165,12 +185,14 @@ class PromptQueue:
 
     def _may_start(self, prompt: Prompt) -> bool:
         """False: what it needs next is being computed by another one, or others wait for KV memory before it."""
-        if self._roomless and not prompt.owned:
-            return False
+        return (prompt.owned or not self._roomless) and not self._behind(prompt)
+
+    def _behind(self, prompt: Prompt) -> bool:
+        """Another one computes (or fetches) what it needs next."""
         if not prompt.reusable:
-            return True
+            return False
         held = self._prefixes.match_prefix(prompt.keys)
-        return held >= prompt.reusable or prompt.keys[held] not in self._claims
+        return held < prompt.reusable and self._claims.get(prompt.keys[held], prompt.number) != prompt.number
 
     def waits(self, number: int) -> bool:
         """It has not left the queue."""
@@ -189,6 +211,17 @@ class PromptQueue:
     def reserved(self, number: int) -> None:
         """What is held of it is its own now."""
         self._unwant(self._active[number])
+
+    def held_back(self, number: int) -> bool:
+        """Asked when it has its blocks: while it waited for room others may have begun with what it needs next, or
+        something that was held is not any more. True: it waits until :meth:`start` says its number again, and then
+        looks for what is held once more."""
+        prompt = self._active[number]
+        self._claim(prompt)
+        behind = self._behind(prompt)
+        if behind:
+            self._back[number] = None
+        return behind
 
     def _unwant(self, prompt: Prompt) -> None:
         self._prefixes.unwant(prompt.keys[: self._wanted.pop(prompt.number, 0)])
@@ -215,6 +248,7 @@ class PromptQueue:
             if prompt is None:
                 return False
             self._roomless.discard(number)
+            self._back.pop(number, None)
             self._unclaim(prompt)
         self._pending_tokens -= self._left.pop(number)
         self._unwant(prompt)
@@ -244,6 +278,7 @@ class PromptQueue:
             (self._pending_tokens != sum(self._left.values()), "pending tokens are not the sum of what is left"),
             (not self._wanted.keys() <= self._left.keys(), "blocks are spared for prompts that are not here"),
             (not self._roomless <= self._active.keys(), "a prompt that waits for room is not on its way"),
+            (not self._back.keys() <= self._active.keys() - self._roomless, "a prompt is held back that has no room"),
             (
                 not set(self._claims.values()) <= self._active.keys() - self._roomless,
                 "a claim of a prompt that is not being computed",

@@ -21,6 +21,7 @@ from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.rounds import Formed, Rounds
 from pinyon.batching.service_order import Fifo, ServiceOrder
+from pinyon.batching.step_cost import StepCost
 
 __all__ = ["PromptWork", "StepLimits", "StepPlan", "StepScheduler"]
 
@@ -41,12 +42,15 @@ class PromptWork:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """All in tokens, except ``max_batch`` (requests)."""
+    """All in tokens, except ``max_batch`` (requests) and ``tbt_s``."""
 
     max_batch: int
     step_tokens: int
     chunk_tokens: int
     block_tokens: int
+    tbt_s: float = 0.0
+    """Seconds between the tokens of those that run, as far as chunks of prompts decide: see
+    :meth:`StepScheduler.decide`. 0: chunks are as large as the other limits allow."""
 
 
 @dataclass(slots=True)  # not frozen: two are made in each step, and that takes three times as long
@@ -107,6 +111,12 @@ class StepScheduler:
         self._waiting: dict[int, int] = {}
         self._running: dict[int, int] = {}
         """Both in the order in which they came. The values are the room left: tokens that the blocks held take yet."""
+        self._cost = StepCost()
+        """Told only where there is a limit for it."""
+        self._asked: list[tuple[int, int]] = []
+        """The chunks of the last plan."""
+        self.cut_steps = 0
+        """Steps in which prompts got less, so that those that run do not wait for their tokens."""
 
     @property
     def waiting(self) -> int:
@@ -188,23 +198,34 @@ class StepScheduler:
         return [*self._running, *self._waiting]
 
     def decide(self, now_s: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to do. Requires that nobody is left in :meth:`growth`."""
+        """The next step, or None when there is nothing to do. Requires that nobody is left in :meth:`growth`.
+
+        Everybody of the batch is decoded; prompts have what is left of the limits: of tokens and, while anybody runs,
+        of the time between tokens. They have a block in any case, and of the time a share (:data:`PROMPT_SHARE` of what
+        decoding takes), so neither starves the other. In a round of several batches each has its part of the time.
+        """
         if not self._running and not self._prompts:
             return None
         self._planned = self._rounds
         decodes = list(self._running) if self._rounds is None else self._rounds.next()
-        return StepPlan(self._chunks(len(decodes), now_s) if self._prompts else [], decodes)
+        chunks = self._chunks(len(decodes), now_s) if self._prompts else []
+        if self._limits.tbt_s:
+            self._asked = [(start, end) for _, start, end in chunks]
+        return StepPlan(chunks, decodes)
 
     def _chunks(self, decodes: int, now_s: float) -> list[tuple[int, int, int]]:
         limits = self._limits
         asked: list[int] = []
+        time = self._cost.left(limits.tbt_s / max(1, self.formed.batches)) if limits.tbt_s and decodes else None
         # Prompts always advance: a full batch must not starve them.
         takes = plan_chunks(
             self._spans(now_s, asked),
             budget_tokens=max(limits.step_tokens - decodes, min(limits.block_tokens, limits.chunk_tokens)),
             chunk_tokens=limits.chunk_tokens,
             block_tokens=limits.block_tokens,
+            time=time,
         )
+        self.cut_steps += time is not None and time.cut
         chunks = []
         for number, take in zip(asked, takes, strict=False):
             prompt = self._prompts[number]
@@ -276,6 +297,8 @@ class StepScheduler:
 
     def observe(self, step: StepSeen) -> None:
         """What the last step has brought."""
+        if self._limits.tbt_s:
+            self._cost.saw(self._asked, step)
         if self._rounds is not None:
             self._rounds.observe(step)
 

@@ -63,6 +63,7 @@ _RANGES = (
     ("max_batch", 1, 1 << 16),
     ("step_tokens", 1, 1 << 24),
     ("chunk_tokens", 1, 1 << 24),
+    ("step_tbt", 0.0, 60.0),
     ("whole_tokens", 1, 1 << 24),
     ("active_prefills", 1, 1 << 16),
     ("utilisation", 1e-3, 1.0),
@@ -89,6 +90,7 @@ WHOLE_ALONE: Mapping[str, object] = {
     "steps": StepRule.MIXED,
     "step_tokens": 2048,
     "chunk_tokens": None,
+    "step_tbt": 0.0,
     "whole_tokens": 32_768,
     "active_prefills": 8,
     "max_batch": 256,
@@ -148,6 +150,13 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
     )
     whole.add_argument("--step-tokens", type=int, default=2048, metavar="N", help="of a mixed step (default 2048)")
     whole.add_argument("--chunk-tokens", type=int, metavar="N", help="of one prompt in a step (default: --step-tokens)")
+    whole.add_argument(
+        "--step-tbt",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds that a mixed step should take at most: chunks are cut to that (default 0: they are not)",
+    )
     whole.add_argument(
         "--whole-tokens",
         type=int,
@@ -308,6 +317,7 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
         max_batch=arguments.max_batch,
         step_tokens=arguments.step_tokens,
         chunk_tokens=arguments.chunk_tokens or arguments.step_tokens,
+        step_tbt_s=arguments.step_tbt,
         whole_tokens=arguments.whole_tokens,
         active_prefills=arguments.active_prefills,
         pipeline=arguments.pipeline,

@@ -106,7 +106,11 @@ class Admission:
     def _grant(self, number: int, now_s: float) -> Grant:
         request = self._waiting.pop(number)
         reservation = self._reservations.reserve(
-            request.block_keys[: request.reusable], request.blocks, now_s, Use.of(request.request_class).traits
+            request.block_keys[: request.reusable],
+            request.blocks,
+            now_s,
+            Use.of(request.request_class).traits,
+            computes=request.computes,
         )
         if reservation is None:
             raise RuntimeError("the batching policy admitted somebody for whom there is no room")
@@ -159,7 +163,8 @@ class Admission:
 
     def need(self, request: BatchRequest) -> BlockNeed:
         """See :class:`pinyon.batching.policy.Holdings`."""
-        return BlockNeed(*self._pool.need(request.block_keys[: request.reusable], request.blocks))
+        keys = request.block_keys[: request.reusable]
+        return BlockNeed(*self._pool.need(keys, request.blocks, promised=request.computes))
 
     def behind(self, number: int) -> int:
         """See :class:`pinyon.batching.policy.Holdings`."""

@@ -29,7 +29,7 @@ INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe", "switch"),
     "eviction": ("switch", "adopt"),
     "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue", "take_swaps", "swapped"),
-    "prompts": ("add", "start", "waits_for_room", "has_room", "reserved", "published", "advanced", "end"),
+    "prompts": ("add", "start", "waits_for_room", "has_room", "reserved", "held_back", "published", "advanced", "end"),
     "steps": (
         "add_prefill",
         "remove_prefill",
@@ -71,6 +71,8 @@ class InstanceConfig:
     first_lease_id: int = 1
     dram_blocks: int = 0
     """Of the second tier; 0: there is none."""
+    step_tbt_s: float = 0.0
+    """See :class:`StepLimits`."""
 
 
 class InstanceDecisions:
@@ -82,7 +84,9 @@ class InstanceDecisions:
         Raises ``ValueError`` for an unknown policy.
         """
         self._apart = apart
-        limits = StepLimits(config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens)
+        limits = StepLimits(
+            config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens, config.step_tbt_s
+        )
         make = functools.partial(EVICTION_POLICIES.make, config.eviction)
         below = SecondTier(config.dram_blocks, make(), self._refit(config, both=True)) if config.dram_blocks else None
         refit = self._refit(config, both=False)

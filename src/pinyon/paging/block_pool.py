@@ -21,6 +21,7 @@ from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Known, Refit, Trai
 from pinyon.paging.contents import Contents
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.pool_faults import pool_faults
+from pinyon.paging.promises import Promises
 from pinyon.paging.second_tier import SecondTier
 
 __all__ = ["BlockPool"]
@@ -59,6 +60,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
         self._contents = Contents(num_blocks)
+        self._promises = Promises()
         self._changes = KeyChanges()
         self._hits = 0
 
@@ -72,9 +74,10 @@ class BlockPool:
                 return index
         return len(keys)
 
-    def need(self, keys: Sequence[bytes], total: int) -> tuple[int, int]:
-        """Of ``total`` blocks, of which the first ones are the leading run of ``keys`` that is held: how many that are,
-        and by how many fewer blocks can be had afterwards."""
+    def need(self, keys: Sequence[bytes], total: int, *, promised: bool = False) -> tuple[int, int]:
+        """Of ``total`` blocks, of which the first ones are the leading run of ``keys`` that is held and, if
+        ``promised``, those that follow it and are promised: how many are held, and by how many fewer blocks can be had
+        afterwards."""
         by_key, refs, below = self._contents.block_of, self._refs, self.below or ()
         held = used = 0
         for key in keys[:total]:
@@ -84,6 +87,8 @@ class BlockPool:
             elif key not in below:  # one that is needs a block
                 break
             held += 1
+        if promised and len(self._promises):
+            used += len(self._promises.run(keys[held:total]))
         return held, total - used
 
     def acquire(
@@ -193,6 +198,19 @@ class BlockPool:
 
     # -- writing
 
+    def promise(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Whoever has these blocks, without content yet, will publish them under these keys, or leave that to those
+        who have :meth:`share` d them."""
+        self._promises.add(keys, blocks)
+
+    def share(self, keys: Sequence[bytes]) -> list[int]:
+        """The promised blocks of the leading run of ``keys``, with one reference more each. One who has them computes
+        their content while the others wait for it."""
+        blocks = self._promises.run(keys)
+        for block in blocks:
+            self._refs[block] += 1
+        return blocks
+
     def allocate(self, count: int, *, now_s: float = 0.0) -> list[int] | None:
         """``count`` blocks without a key, one reference each. Evicts cached blocks as needed.
 
@@ -267,6 +285,7 @@ class BlockPool:
                     continue
                 if present[block] is None:
                     self._contents.put(block, key, traits, first + index, keys[index - 1] if index else after)
+                    self._promises.end(block)
                     put.append(index)
                     if self.below is not None and self.below.forget(key):
                         came_up.append(index)
@@ -301,6 +320,7 @@ class BlockPool:
                 if not left:
                     key = keys[block]
                     if key is None:
+                        self._promises.end(block)
                         self._free.append(block)
                     else:
                         cached.append(key)
@@ -391,5 +411,8 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
         broken = pool_faults(self._free, self._refs, self._contents, self.eviction, self.below)
+        key_of, promised = self._contents.key_of, self._promises.blocks()
+        if any(key_of[block] is not None or not self._refs[block] for block in promised):
+            broken.append("a block is promised that has content, or that nobody has")
         if broken:
             raise RuntimeError(f"block pool: {'; '.join(broken)}")

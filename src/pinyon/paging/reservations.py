@@ -40,16 +40,34 @@ class Reservations:
     # -- reservations
 
     def reserve(
-        self, keys: Sequence[BlockKey], total: int, now_s: float, traits: Traits | None = None
+        self,
+        keys: Sequence[BlockKey],
+        total: int,
+        now_s: float,
+        traits: Traits | None = None,
+        *,
+        computes: bool = False,
     ) -> Reservation | None:
         """``total`` blocks, of which the leading run of ``keys`` that is held here comes with content: the request with
-        these ``traits`` uses it. None when there is no room."""
-        held = [block for _, block in self._pool.acquire(keys[:total], now_s=now_s, use=Use(traits))]
-        fresh = self._pool.allocate(total - len(held), now_s=now_s)
+        these ``traits`` uses it. None when there is no room.
+
+        ``computes``: it will compute and publish the rest of the keys here, if nobody else has before. Blocks that
+        others reserved so are the same for all of them, so that each is there once. Of those that have a block, one at
+        a time may write to it: :class:`pinyon.batching.PromptQueue` has the others wait.
+        """
+        table = [block for _, block in self._pool.acquire(keys[:total], now_s=now_s, use=Use(traits))]
+        held = len(table)
+        if computes:
+            table += self._pool.share(keys[held:total])
+        shared = len(table)
+        fresh = self._pool.allocate(total - shared, now_s=now_s)
         if fresh is None:
-            self._pool.release(held, now_s=now_s)
+            self._pool.release(table, now_s=now_s)
             return None
-        return Reservation(held + fresh, len(held))
+        table += fresh
+        if computes:
+            self._pool.promise(keys[shared:total], table[shared : len(keys)])
+        return Reservation(table, held)
 
     def grow(self, count: int, now_s: float) -> list[int] | None:
         """So many more blocks for one that runs; None when there is no room."""

@@ -69,6 +69,7 @@ class AttemptLifecycle:
             request_class=request.request_class,
             seconds=attempt.decision.prefill_s + attempt.decision.drain_s,
             deadline_s=request.arrived_s + self._settings.slo_s,
+            computes=attempt.together,
         )
         self._boots[attempt.decode].want(asked, lambda room: self._decode_room(attempt, room), new=new)
 
@@ -99,9 +100,8 @@ class AttemptLifecycle:
         self.movable.pop(attempt.id, None)
         block_tokens = self._settings.block_tokens
         reusable = attempt.reusable(block_tokens)
-        if attempt.together:
-            room = attempt.room
-            assert room is not None
+        room = attempt.room if attempt.together else attempt.job_room  # that is here if it was held back
+        if room is not None:
             keys = attempt.request.keys[:reusable]
             engine.reservations.extend(room, keys, self._time.now_s, attempt.request.traits)
             engine.settle()
@@ -134,6 +134,8 @@ class AttemptLifecycle:
             engine.prompts.has_room(attempt.job)
         engine.prompts.reserved(attempt.job)
         attempt.job_room = room
+        if engine.prompts.held_back(attempt.job):
+            return
         if attempt.request.attempts <= 1 and not attempt.request.generated:
             attempt.request.hit_tokens = room.held * self._settings.block_tokens
         self.moves.fetch(attempt, engine, lambda: self._compute(engine, attempt))

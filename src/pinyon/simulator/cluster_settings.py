@@ -48,6 +48,9 @@ class ClusterSettings:
     max_batch: int = 256
     step_tokens: int = 2048
     chunk_tokens: int = 2048
+    step_tbt_s: float = 0.0
+    """Chunks beside what is decoded are as large as steps stay within it; 0: as their tokens say
+    (:attr:`StepRule.MIXED`)."""
     whole_tokens: int = 32_768
     """Of whole prompts in one step (:attr:`StepRule.PREFILL_FIRST`); one alone may be longer. vLLM takes the model's
     context for it, so that any prompt fits."""
@@ -114,4 +117,5 @@ class ClusterSettings:
             kernel=self.kernel,
             spare_queued=True,
             dram_blocks=nodes * self.dram_tokens // self.block_tokens,
+            step_tbt_s=0.0 if whole else self.step_tbt_s,
         )

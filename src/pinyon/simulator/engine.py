@@ -42,7 +42,7 @@ class Owner(Protocol):
     """Hears what becomes of an engine's members."""
 
     def started(self, engine: Engine, attempt: Attempt) -> None:
-        """Its prompt has left the queue: it may move KV, and then compute."""
+        """Its prompt has left the queue: it may move KV, and then compute. Told again if it was held back then."""
 
     def computing(self, engine: Engine, attempt: Attempt, end: int) -> None:
         """The prompt's tokens up to ``end`` are being computed."""
@@ -305,7 +305,7 @@ class Engine(EngineMemory):
         self.free_late()
         tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
         self.prompt_tokens += tokens
-        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count)
+        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count, self._leap.growth_s)
         self.admission.observe(seen)
         self.steps.observe(seen)
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]

@@ -212,3 +212,48 @@ def test_only_turns_that_are_looked_at_are_asked_for() -> None:
     assert queue.start(0.0) == [0, 1]
     assert asked == [0, 1]
     queue.check_integrity()
+
+
+def test_who_got_room_late_waits_for_who_began_with_its_prefix_meanwhile(queue, held):
+    """Both would compute it otherwise."""
+    queue.add(prompt(0, A, B), 0.0)
+    assert queue.start(0.0) == [0]
+    queue.waits_for_room(0)
+    queue.add(prompt(1, A, C, owned=True), 0.0)
+    assert queue.start(0.0) == [1]
+    assert not queue.held_back(1)
+    queue.has_room(0)
+    assert queue.held_back(0)
+    assert queue.waiting_for_others == 1
+    assert queue.start(0.0) == []
+    held.keys.add(A)
+    queue.published(1, [A])
+    assert queue.start(0.0) == [0]
+    assert not queue.held_back(0)
+    assert queue.waiting_for_others == 0
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_whoever_is_held_back_goes_on_when_the_other_one_ends(queue, gone):
+    for number in (0, 1):
+        queue.add(prompt(number, A, B), 0.0)
+    assert queue.start(0.0) == [0]
+    queue.waits_for_room(0)
+    queue.add(prompt(2, A, owned=True), 0.0)
+    assert queue.start(0.0) == [2]
+    queue.has_room(0)
+    assert queue.held_back(0)
+    queue.end(2 if gone else 0)
+    queue.check_integrity()
+    assert queue.start(0.0) == ([0] if gone else [])
+    assert queue.waiting_for_others == 0
+
+
+def test_what_was_held_and_is_evicted_before_it_has_its_blocks_is_claimed(queue, held):
+    held.keys.add(A)
+    queue.add(prompt(0, A, B), 0.0)
+    assert queue.start(0.0) == [0]
+    held.keys.remove(A)
+    assert not queue.held_back(0)
+    queue.add(prompt(1, A, C), 0.0)
+    assert queue.start(0.0) == [], "0 computes it"

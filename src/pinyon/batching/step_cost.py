@@ -1,0 +1,128 @@
+"""How long a step takes with a chunk of a prompt in it, as far as steps so far have shown, and the chunk that keeps it
+within a limit.
+
+Those that are decoded get their next tokens when the step is over, so a chunk's time is added to the time between their
+tokens (Sarathi-Serve bounds it by a number of tokens, but with the depth at which a chunk stands what a token costs
+grows: by attention). Nothing is known of the engine beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from pinyon.batching.policy import StepSeen
+
+__all__ = ["PROMPT_SHARE", "StepCost", "TimeLeft"]
+
+PROMPT_SHARE: Final = 0.25
+"""Of what decoding takes in a step, for prompts, even if the limit leaves less: else a batch that takes all of the
+limit by itself would all but stop them."""
+OTHER_WEIGHT: Final = 0.25
+"""Of the last step without prompts: whom it decodes changes slowly from one to the next."""
+KEPT: Final = 0.97
+"""Of the weight of what earlier chunks have shown: about thirty count."""
+FLAT: Final = 1e-6
+"""Chunks stood at so much the same depth (variance of depth, by its square) that it explains nothing."""
+
+
+class StepCost:
+    """Told of each step what was in it and how long it took. What decoding takes is the mean of the last steps that did
+    nothing else; the rest of a step is its chunks', so much for each token and so much more for each token before it:
+    a straight line through what was seen, where what is older weighs less."""
+
+    def __init__(self) -> None:
+        self._decode_s = 0.0
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        """Sums over steps with chunks: depth in tokens, seconds for each token."""
+
+    @property
+    def known(self) -> bool:
+        """Some chunk was seen."""
+        return self._weight > 0.0
+
+    @property
+    def decode_s(self) -> float:
+        """Of a step without prompts; 0: there was none yet."""
+        return self._decode_s
+
+    def saw(self, chunks: Iterable[tuple[int, int]], step: StepSeen) -> None:
+        """``chunks``: ``[start, end)`` of each that was in the step."""
+        tokens, depth = 0, 0.0
+        for start, end in chunks:
+            tokens += end - start
+            depth += (end - start) * (start + end) / 2
+        if not tokens:
+            if step.decoded:
+                self._decoded(step)
+            return
+        seconds = step.seconds - self._decode_s if step.decoded else step.seconds
+        x, y = depth / tokens, max(0.0, seconds) / tokens
+        self._weight = KEPT * self._weight + 1.0
+        self._x = KEPT * self._x + x
+        self._y = KEPT * self._y + y
+        self._xx = KEPT * self._xx + x * x
+        self._xy = KEPT * self._xy + x * y
+
+    def _decoded(self, step: StepSeen) -> None:
+        """As if each of the steps were told by itself, each longer than the one before by the same time."""
+        steps, growth_s = step.steps, step.growth_s
+        first_s = step.seconds / steps - growth_s * (steps - 1) / 2
+        if self._decode_s <= 0.0:
+            self._decode_s = first_s
+            first_s += growth_s
+            steps -= 1
+            if not steps:
+                return
+        rest = 1.0 - OTHER_WEIGHT
+        lag_s = growth_s * rest / OTHER_WEIGHT  # so far the mean of many such steps is behind the last one
+        last_s = first_s + growth_s * (steps - 1)
+        self._decode_s = last_s - lag_s + rest**steps * (self._decode_s - (first_s - growth_s - lag_s))
+
+    def line(self) -> tuple[float, float]:
+        """Seconds of a prompt token at the start of a prompt, and by how much more for each token before it."""
+        if not self._weight:
+            return 0.0, 0.0
+        x, y = self._x / self._weight, self._y / self._weight
+        spread = self._xx / self._weight - x * x
+        slope_s = 0.0
+        if spread > FLAT * x * x:
+            slope_s = max(0.0, (self._xy / self._weight - x * y) / spread)
+        if slope_s * x > y:
+            return 0.0, y / x
+        return y - slope_s * x, slope_s
+
+    def left(self, limit_s: float) -> TimeLeft:
+        """For the chunks of a step that decodes and is to take ``limit_s``."""
+        if not self.known:
+            return TimeLeft(0.0, 0.0, 0.0)
+        return TimeLeft(max(limit_s - self._decode_s, PROMPT_SHARE * self._decode_s), *self.line())
+
+
+class TimeLeft:
+    """What a step has for chunks, ``left_s``; a token costs ``token_s``, and ``slope_s`` more for each before it."""
+
+    def __init__(self, left_s: float, token_s: float, slope_s: float) -> None:
+        self._left_s, self._token_s, self._slope_s = left_s, token_s, slope_s
+        self.cut = False
+        """Somebody gets less than he would have without."""
+
+    def tokens(self, position: int, most: int) -> int:
+        """How many there is time for, of ``most`` from ``position`` on."""
+        slope_s = self._slope_s
+        token_s = self._token_s + slope_s * position
+        if self._left_s <= 0.0:
+            fits = 0
+        elif self._cost_s(position, most) <= self._left_s:
+            return most
+        else:  # token_s n + slope_s n² / 2 = left_s
+            fits = int(2.0 * self._left_s / (token_s + math.sqrt(token_s * token_s + 2.0 * slope_s * self._left_s)))
+        self.cut = True
+        return min(most, fits)
+
+    def spend(self, position: int, tokens: int) -> None:
+        self._left_s -= self._cost_s(position, tokens)
+
+    def _cost_s(self, position: int, tokens: int) -> float:
+        return tokens * (self._token_s + self._slope_s * (position + tokens / 2))

@@ -1,0 +1,44 @@
+"""Blocks in use whose content is on its way: who waits for room may count on them, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["Promises"]
+
+
+class Promises:
+    """Keys, each with the block that will hold it: until it does, or nobody has the block any more."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def run(self, keys: Sequence[bytes]) -> list[int]:
+        """The blocks of the leading keys that are promised."""
+        blocks: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def add(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Keys that are promised already stay with their blocks."""
+        for key, block in zip(keys, blocks, strict=True):
+            if key not in self._block_of:
+                self._block_of[key] = block
+                self._key_of[block] = key
+
+    def end(self, block: int) -> None:
+        """It has its content, or nobody uses it."""
+        key = self._key_of.pop(block, None)
+        if key is not None:
+            del self._block_of[key]
+
+    def blocks(self) -> list[int]:
+        return list(self._key_of)
