@@ -70,6 +70,8 @@ class ClusterSettings:
     """When instances that compute prompts come and go; None: they do not."""
     boot_s: float = 10.0
     """Until one that was added is there."""
+    decode_sharing: bool = True
+    """Who decodes is chosen, too, by who decodes others of the prompt's prefix."""
     path_s: float = 0.0
     """Of a request through the services to its instance and of its first token back, where nobody waits."""
     attempts: int = 3

@@ -381,6 +381,8 @@ class Engine(EngineMemory):
             kv_tokens=self._kv_tokens if self.steps.running else 0,
             room_wait_ms=self.room_waits.wait_s(self._time.now_s) * 1e3,
             draining=self.draining,
+            level_blocks=self.steps.level_blocks,
+            shared=self.admission.shared(),
         )
         self._fleet.set_load(self.state, load, self._time.now_s)
 
