@@ -56,6 +56,9 @@ class ClusterSettings:
     pool_eviction: str = "lru"
     batching: str = BATCHING_DEFAULT
     service_order: str = SERVICE_ORDER_DEFAULT
+    attention_kernel: str = "whole"
+    """Of engines whose profile gains by it: ``whole`` reads once what the whole batch shares, ``grouped`` what each group
+    of it does, too."""
     slo_s: float = 5.0
     """By which first tokens should be there: orders of service look at it."""
     ttft_slo_s: float = 0.0
@@ -100,6 +103,7 @@ class ClusterSettings:
             eviction=self.eviction,
             batching=self.batching,
             service_order=self.service_order,
+            kernel=self.attention_kernel,
             spare_queued=True,
             dram_blocks=nodes * self.dram_tokens // self.block_tokens,
         )

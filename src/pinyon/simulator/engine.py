@@ -13,6 +13,7 @@ from math import ceil, sqrt
 from typing import Protocol
 
 from pinyon.batching import StepPlan
+from pinyon.batching.feather_settings import GROUPED
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.shared_blocks import shared_blocks
 from pinyon.batching.token_times import TokenTimes
@@ -107,6 +108,7 @@ class Engine(EngineMemory):
         self._profile, self._rule, self._faults = profile, rule, faults
         self._whole_tokens = whole_tokens
         self._block_tokens = config.block_tokens
+        self._grouped = config.kernel == GROUPED
         self._stages = [0.0] * info.stages
         """When each is free."""
         self._passing = 0
@@ -195,7 +197,7 @@ class Engine(EngineMemory):
         now_s, profile = self._time.now_s, self._profile
         chunks = [(start, end) for _, start, end in plan.prefills]
         context = sum(self._context(number) for number in plan.decodes)
-        counted = profile.kv_read(context, len(plan.decodes), self._shared(plan))
+        counted = profile.kv_read(context, self._read_again(plan))
         seconds = profile.seconds(chunks, len(plan.decodes), counted)
         self._kv_tokens, self._kv_counted = context, counted
         copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
@@ -212,11 +214,15 @@ class Engine(EngineMemory):
             self._count = self._leap(plan)
         self._await()
 
-    def _shared(self, plan: StepPlan) -> int:
-        """Tokens whose KV all that are decoded share."""
+    def _read_again(self, plan: StepPlan) -> int:
+        """Tokens of KV that the step has read for another request already: of blocks that all that are decoded share,
+        or that some do, where the kernel reads those once, too."""
         if self._profile.decode_shared_share == 1.0 or len(plan.decodes) < 2:
             return 0
-        return self._block_tokens * shared_blocks([self._table(number) for number in plan.decodes])
+        tables = [self._table(number) for number in plan.decodes]
+        if self._grouped:
+            return self._block_tokens * (sum(map(len, tables)) - len(set().union(*tables)))
+        return self._block_tokens * shared_blocks(tables) * (len(tables) - 1)
 
     def _together(self, plan: StepPlan) -> int:
         """How many whole prompts are computed at once: the first one, and what has room beside it."""
