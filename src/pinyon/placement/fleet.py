@@ -142,7 +142,9 @@ class Fleet:
         state.send_rate.look(now_s)
         batch = load.mean_batch or load.running_requests
         if load.mean_tbt_ms > 0 and batch:
-            state.decode_model.observe(batch, load.mean_kv_tokens or load.kv_tokens, load.mean_tbt_ms * 1e-3)
+            layout = state.info.layout
+            read = load.read_once(load.mean_kv_tokens or load.kv_tokens, 1 if layout is None else layout.block_tokens)
+            state.decode_model.observe(batch, read, load.mean_tbt_ms * 1e-3)
             state.decode_learned(now_s)
         state.reported()
         if state.schedulable != was:

@@ -82,6 +82,15 @@ class InstanceLoad:
     shared: tuple[SharedPrefix, ...] = ()
     """What requests that it decodes have in common."""
 
+    def read_once(self, kv_tokens: float, block_tokens: int) -> float:
+        """Of so many tokens of KV that the batch has, those that it reads if it reads once what was reported to be
+        shared. Who waits for a place in the batch counts in ``shared``, too."""
+        if not self.shared:
+            return kv_tokens
+        again = sum([(each.requests - 1) * each.blocks for each in self.shared]) * block_tokens
+        present = self.running_requests / max(1, self.running_requests + self.pending_requests)
+        return max(0.0, kv_tokens - again * present)
+
 
 NO_LOAD = InstanceLoad()
 COUNT_MAX: Final = 1 << 52
@@ -257,9 +266,10 @@ class InstanceState:
         the batch is not read meanwhile."""
         wanted = self.decoding_requests() + 1
         batch = min(wanted, self.info.max_batch or BATCH_DEFAULT)
-        tokens = self.load.kv_tokens
+        block_tokens = 1 if self.info.layout is None else self.info.layout.block_tokens
+        tokens = self.load.read_once(self.load.kv_tokens, block_tokens)
         if self.inflight_decodes > COMING_MAX * self.load.running_requests and self.info.layout is not None:
-            tokens = max(tokens, self.inflight_decode_blocks * self.info.layout.block_tokens)
+            tokens = max(tokens, self.inflight_decode_blocks * block_tokens)
         base, per_request, per_token = self.decode_model.coefficients
         token_s = per_token * (batch / wanted)
         return base + per_request * batch + token_s * tokens, token_s

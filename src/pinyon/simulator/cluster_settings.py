@@ -57,8 +57,8 @@ class ClusterSettings:
     batching: str = BATCHING_DEFAULT
     service_order: str = SERVICE_ORDER_DEFAULT
     attention_kernel: str = "whole"
-    """Of engines whose profile gains by it: ``whole`` reads once what the whole batch shares, ``grouped`` what each group
-    of it does, too."""
+    """Of engines whose profile gains by it: ``whole`` reads once what the whole batch shares, ``grouped`` what each
+    group of it does, too."""
     slo_s: float = 5.0
     """By which first tokens should be there: orders of service look at it."""
     ttft_slo_s: float = 0.0

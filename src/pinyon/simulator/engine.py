@@ -375,6 +375,7 @@ class Engine(EngineMemory):
             self._fleet.index.apply_delta(self.state, self._seq, pack_keys(stored), pack_keys(removed))
         pending = len(self.decodes) + len(self._wanted) - self.steps.running
         tbt_ms, batch, kv_tokens = self._token_times.take(idle=not self.steps.running)
+        level_blocks = self.steps.shared_level_blocks
         load = InstanceLoad(
             max(0, pending),
             self.steps.running,
@@ -387,8 +388,8 @@ class Engine(EngineMemory):
             kv_tokens=self._kv_tokens if self.steps.running else 0,
             room_wait_ms=self.room_waits.wait_s(self._time.now_s) * 1e3,
             draining=self.draining,
-            level_blocks=self.steps.level_blocks,
-            shared=self.admission.shared(),
+            level_blocks=level_blocks,
+            shared=self.admission.shared() if level_blocks else (),
         )
         self._fleet.set_load(self.state, load, self._time.now_s)
 
