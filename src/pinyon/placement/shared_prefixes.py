@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.shared_prefix import SharedPrefix
@@ -19,15 +19,14 @@ __all__ = ["DEPTHS_MAX", "FOUND_MAX", "MARKS_MAX", "Mark", "SharedPrefixes"]
 DEPTHS_MAX: Final = 64
 """Different ones that are looked at for a request: what is reported at others counts for nothing. Placements have as
 many again."""
-FOUND_MAX: Final = 32
+FOUND_MAX: Final = 8
 """Instances that one request is told of. Where more decode its prefix, it hardly matters which of them it comes to."""
 MARKS_MAX: Final = 1 << 18
 """Of placements, ~60 MB. Those beyond it only look as if they shared nothing."""
 
 
-class Mark(NamedTuple):
-    blocks: int
-    key: BlockKey
+Mark = tuple[int, BlockKey]
+"""A depth in blocks and the key there. No named tuple: one is made for each, and those are slow to make."""
 
 
 class SharedPrefixes:
@@ -66,14 +65,15 @@ class SharedPrefixes:
         if level_blocks <= 0:
             return
         self._levels[row], self._said[row] = level_blocks, shared
-        marks = [Mark(each.blocks, each.key) for each in shared]
+        marks = [(each.blocks, each.key) for each in shared]
         self._counted[row] = [mark for mark in marks if self._count(row, mark, 1, DEPTHS_MAX)]
 
     def placed(self, row: int, block_keys: bytes) -> Sequence[Mark]:
         """A request with these packed keys is decoded there. Returns what :meth:`ended` wants to know."""
-        depth, marks = self._levels.get(row, 0), []
+        depth = self._levels.get(row, 0)
+        marks: list[Mark] = []
         while 0 < depth * KEY_BYTES <= len(block_keys) and self._marks < MARKS_MAX:
-            mark = Mark(depth, block_keys[(depth - 1) * KEY_BYTES : depth * KEY_BYTES])
+            mark = depth, block_keys[(depth - 1) * KEY_BYTES : depth * KEY_BYTES]
             if self._count(row, mark, 1, 2 * DEPTHS_MAX):
                 marks.append(mark)
                 self._marks += 1
