@@ -60,6 +60,16 @@ class ConductorMetrics:
             registry=registry,
         )
         self._errors = PredictionErrors()
+        self.shared_placements = Counter(
+            "pinyon_conductor_shared_decode_placements_total",
+            "Placed requests that are decoded where others decode which begin as they do",
+            registry=registry,
+        )
+        self.shared_tokens = Counter(
+            "pinyon_conductor_shared_decode_tokens_total",
+            "Prompt tokens that these have in common with those: their KV need not be read once more in each step",
+            registry=registry,
+        )
         self.deltas = Counter("pinyon_conductor_deltas_total", "Cache changes applied", registry=registry)
         self.snapshots = Counter("pinyon_conductor_snapshots_total", "Cache snapshots completed", registry=registry)
         self.gaps = Counter(
@@ -94,6 +104,11 @@ class ConductorMetrics:
             lambda: fleet.index.refused,
         )
         gauge("pinyon_conductor_settling", "1: instances may be unknown yet", lambda: float(fleet.settling))
+        gauge(
+            "pinyon_conductor_shared_prefixes",
+            "Prefixes, each at a depth, of what instances decode that batch by them",
+            lambda: len(fleet.loads.prefixes),
+        )
         inflight = fleet.inflight
         gauge("pinyon_conductor_inflight_prefills", "Placements not yet prefilled", lambda: inflight.prefills)
         gauge("pinyon_conductor_inflight_placements", "Placements not ended", lambda: inflight.decodes)

@@ -94,6 +94,9 @@ class Placer:
         self._look_at_moves(request, decision)
         if self._sizing is not None:
             self._sizing.placed(request, decision)
+        if decision.shared_blocks and (layout := decision.decode.info.layout) is not None:
+            self._metrics.shared_placements.inc()
+            self._metrics.shared_tokens.inc(decision.shared_blocks * layout.block_tokens)
         self._metrics.placed.inc()
         self._metrics.predicted_ttft.observe(decision.ttft_s)
         self._metrics.schedule_latency.observe(time.perf_counter() - started)

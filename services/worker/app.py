@@ -315,11 +315,13 @@ class Worker:
 
     def load(self) -> InstanceLoad:
         """How busy it is now."""
-        pool = self.parts.cache.pool
+        pool, level_blocks = self.parts.cache.pool, self.parts.members.shared_level_blocks
         return InstanceLoad(
             pending_requests=self.decodes.pending + self.prefills.queue.foreign,
             running_requests=self.parts.members.running,
             kv_tokens=self.parts.members.kv_tokens,
+            level_blocks=level_blocks,
+            shared=self.parts.cache.shared() if level_blocks else (),
             pending_prefill_tokens=self.prefills.queue.pending_tokens,
             room_wait_ms=self.parts.cache.room_wait_s() * 1e3,
             used_blocks=pool.used,

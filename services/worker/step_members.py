@@ -163,6 +163,11 @@ class StepMembers:
         """Tokens whose KV the batch, and what waits to enter it, reads."""
         return sum(member.position for member in self._decodes.values())
 
+    @property
+    def shared_level_blocks(self) -> int:
+        """See :attr:`pinyon.batching.StepScheduler.shared_level_blocks`."""
+        return self._scheduler.shared_level_blocks
+
     def add_prefill(self, member: PrefillMember) -> None:
         when = member.arrived_s, member.seconds, member.deadline_s
         self._scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens), *when))

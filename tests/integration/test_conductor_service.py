@@ -200,6 +200,12 @@ async def test_bad_registrations_name_the_field(world, change, field):
     assert await world.names() == {}
 
 
+def shares(count: int, prefix_level_blocks: int = 4, block_key: bytes = b"k" * 16, blocks: int = 8):
+    """A load with so many prefixes."""
+    each = conductor_pb2.SharedPrefix(block_key=block_key, blocks=blocks, requests=2)
+    return conductor_pb2.InstanceLoad(prefix_level_blocks=prefix_level_blocks, shared_prefixes=[each] * count)
+
+
 @pytest.mark.parametrize(
     ("report", "field"),
     [
@@ -208,6 +214,11 @@ async def test_bad_registrations_name_the_field(world, change, field):
         ({"load": conductor_pb2.InstanceLoad(mean_tbt_ms=1e300)}, "load.mean_tbt_ms"),
         ({"load": conductor_pb2.InstanceLoad(room_wait_ms=1e9)}, "load.room_wait_ms"),
         ({"load": conductor_pb2.InstanceLoad(failed_source_addresses=["a:1"] * 65)}, "load.failed_source_addresses"),
+        ({"load": conductor_pb2.InstanceLoad(prefix_level_blocks=4097)}, "load.prefix_level_blocks"),
+        ({"load": shares(1, prefix_level_blocks=0)}, "load.shared_prefixes"),
+        ({"load": shares(5)}, "load.shared_prefixes"),
+        ({"load": shares(1, block_key=b"k" * 15)}, "load.shared_prefixes.block_key"),
+        ({"load": shares(1, blocks=0)}, "load.shared_prefixes.blocks"),
         ({"snapshot": conductor_pb2.CacheSnapshot(keys=b"short", first=True)}, "snapshot.keys"),
         ({"deltas": [conductor_pb2.CacheDelta(seq=1, stored_keys=b"x")]}, "deltas.stored_keys"),
         ({"deltas": [conductor_pb2.CacheDelta(seq=1, removed_keys=b"x")]}, "deltas.removed_keys"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
+from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
+from pinyon.core.shared_prefix import SharedPrefix
 from services.worker.kv.push import Push
 from services.worker.report import WorkerReport
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 OTHER = PROMPT[::-1]
@@ -96,3 +98,27 @@ async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet
     assert 0 < told.compute_us <= told.ttft_us
     assert not report.drain_first_tokens()
     await fleet.idle()
+
+
+@pytest.mark.parametrize("batching", ["feather:chunk_blocks=1", "fcfs"])
+async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_prompts(fleet, batching):
+    mixed = await fleet.start("mixed", "m0", batching=batching, conductor=await fleet.start_conductor())
+    gate = Gate(lambda decodes: len(decodes) == 2, mixed.engine)
+    client = await fleet.client(mixed)
+    common = PROMPT[: 3 * BLOCK_TOKENS]
+    asked = [submission([*common, *range(own, own + 2 * BLOCK_TOKENS)], SamplingParams(max_tokens=32, ignore_eos=True),
+                        prefill=mixed, decode=mixed, request_id=f"r{own}") for own in (120, 180)]  # fmt: skip
+    answers = await client.submit(*asked)
+    await gate.reached()
+    state = await fleet.known("m0", lambda state: state.load.running_requests == 2)
+    said = mixed.load()
+    start = namespace(mixed.served.card.fingerprint, mixed.served.layout.layout_id, "")
+    keys = chain_block_keys(start, tokens_to_bytes(common), BLOCK_TOKENS)
+    expected = (SharedPrefix(keys[-1], 3, 2),) if batching != "fcfs" else ()
+    assert (said.level_blocks, said.shared) == (len(expected), expected)
+    assert (state.load.level_blocks, state.load.shared) == (len(expected), expected)
+    gate.open()
+    for answer in answers:
+        await answer.wait()
+    await fleet.idle()
+    assert mixed.load().shared == ()

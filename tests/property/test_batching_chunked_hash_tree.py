@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.batching import ChunkedHashTree
+from pinyon.batching.chunked_hash_tree import chunk_hashes
 
 EXAMPLES = 125
 OPERATIONS = 200
@@ -45,6 +47,13 @@ class Plain:
         while levels and all(len(each) > depth and each[depth] == levels[0][depth] for each in levels):
             depth += 1
         return depth
+
+    def saved(self, passed: Counter[tuple[Tokens, int]], above: Tokens = (), depth: int = 0) -> int:
+        """The most levels of groups that do not overlap that need not be read once more."""
+        own = (passed[above, depth] - 1) * depth if depth else 0
+        whole = len(above) == depth * self.chunk  # nothing goes on behind a short last chunk
+        below = [each for each, level in passed if whole and level == depth + 1 and each[: len(above)] == above]
+        return max(own, sum(self.saved(passed, each, depth + 1) for each in below))
 
     def find_best(self) -> tuple[int, int, int, int] | None:
         if not self.waiting:
@@ -96,6 +105,18 @@ def step(tree: ChunkedHashTree[int], plain: Plain, random: Random, letters: int,
         plain.remove(request)
 
 
+def check_groups(tree: ChunkedHashTree[int], plain: Plain) -> None:
+    """Those that save most, by their hashes."""
+    groups = tree.groups(1000)
+    passed = Counter((prefix, depth) for levels in plain.active.values() for depth, prefix in enumerate(levels, 1))
+    tips = {chunk_hashes(prefix, plain.chunk)[-1]: (prefix, depth) for prefix, depth in passed}
+    assert [passed[tips[group.tip]] for group in groups] == [group.requests for group in groups]
+    assert [tips[group.tip][1] for group in groups] == [group.depth for group in groups]
+    saved = [(group.requests - 1) * group.depth for group in groups]
+    assert sum(saved) == plain.saved(passed)
+    assert [(group.requests - 1) * group.depth for group in tree.groups(1)] == sorted(saved)[-1:]
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 16, 50])
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(random=st.randoms(use_true_random=True), letters=st.integers(1, 3), busy=st.floats(0.1, 1))
@@ -110,6 +131,8 @@ def test_every_answer_is_that_of_plain_sets(chunk: int, random: Random, letters:
             assert tree.find_best() == plain.find_best()
         assert (tree.waiting, tree.active) == (len(plain.waiting), len(plain.active))
         assert tree.tip_depth == plain.shared([])
+        if random.random() < 0.05:
+            check_groups(tree, plain)
 
 
 @settings(max_examples=50, deadline=None)

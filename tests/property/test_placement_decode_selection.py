@@ -6,13 +6,16 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinyon.core.block_keys import unpack_keys
 from pinyon.core.request import Role
+from pinyon.core.shared_prefix import SharedPrefix
 from pinyon.placement.decode_selection import (
     NEAR_SHARE,
     chosen_by_arrays,
     chosen_in_loop,
     decode_blocks,
     select_decode,
+    shared_at,
 )
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
@@ -22,14 +25,18 @@ BLOCK = LAYOUT.block_tokens
 NOW_S = 100.0
 
 
-def tbt_s(state, request) -> float:
+def tbt_s(state, request, shared=0) -> float:
     """With the request added."""
     wanted = state.decoding_requests() + 1
     batch = min(wanted, state.info.max_batch or 256)
-    tokens = state.load.kv_tokens
+    load = state.load
+    twice = sum((each.requests - 1) * each.blocks * BLOCK for each in load.shared)
+    tokens = load.kv_tokens
+    if twice:  # those in the batch read it once
+        tokens = max(0, tokens - twice * load.running_requests / max(1, load.running_requests + load.pending_requests))
     if state.inflight_decodes > 2 * state.load.running_requests:  # most of it is still to come
         tokens = max(tokens, BLOCK * state.inflight_decode_blocks)
-    tokens += BLOCK * decode_blocks(request, BLOCK)
+    tokens += BLOCK * (decode_blocks(request, BLOCK) - shared)
     return state.decode_model.predict_s(batch, tokens * batch / wanted)
 
 
@@ -56,11 +63,55 @@ def oracle(request, pool, match, prefill):
         loads.append((share, state))
     least = min(share for share, _ in loads)
     bound = least if least > 1 else min(1.0, least + NEAR_SHARE)
-    return min(
+    least_loaded = min(
         (state is not prefill, -match.held_by(state), share, index, state)
         for index, (share, state) in enumerate(loads)
         if share <= bound
     )[4]
+    return cheaper(request, pool, prefill, least_loaded)
+
+
+def cost_s(state, request, shared) -> float:
+    """Its own time between tokens, and what those that are there lose."""
+    _, per_request, per_token = state.decode_model.coefficients
+    wanted, most = state.decoding_requests() + 1, state.info.max_batch or 256
+    tokens = BLOCK * (decode_blocks(request, BLOCK) - shared)
+    more_s = per_request + per_token * (min(wanted, most) / wanted) * tokens
+    return tbt_s(state, request, shared) + state.decoding_requests() * more_s
+
+
+def cheaper(request, pool, prefill, least_loaded):
+    """One that decodes some of the same prefix, if it costs less."""
+    if least_loaded is prefill or request.no_reuse:
+        return least_loaded
+    limit_s = request.tbt_slo_s or float("inf")
+    best, best_s = least_loaded, cost_s(least_loaded, request, shares(least_loaded, request))
+    if tbt_s(least_loaded, request, shares(least_loaded, request)) > limit_s:
+        if due(least_loaded):
+            return least_loaded
+        best_s = float("inf")
+    for state in pool.decodes:
+        shared = shares(state, request)
+        share = (state.decoding_requests() + 1) / (state.info.max_batch or 256)
+        if state.info.capacity_blocks:
+            blocks = state.blocks_in_use() + decode_blocks(request, BLOCK) - shared
+            share = max(share, blocks / state.info.capacity_blocks)
+        if not shared or share > 1 or state.load.room_wait_ms > 0 or tbt_s(state, request, shared) > limit_s:
+            continue
+        if cost_s(state, request, shared) < best_s:
+            best, best_s = state, cost_s(state, request, shared)
+    return best
+
+
+def shares(state, request) -> int:
+    """Blocks that it would share."""
+    ours = set(unpack_keys(request.block_keys))
+    said = [each.blocks for each in state.load.shared if each.key in ours]
+    return max([*said, *PLACED.get(state.info.instance_id, [])], default=0)
+
+
+PLACED: dict[str, list[int]] = {}
+"""By instance, the depths that a placement which is there counts at."""
 
 
 LOADS = st.builds(
@@ -84,6 +135,9 @@ def instances(draw):
         draw(st.sampled_from((0.0, 0.01, 0.03))),  # time between tokens that it reported
         draw(st.sampled_from((0.0, 98.0))),  # and when
         draw(st.lists(st.integers(1, 12), max_size=4)),  # blocks of what was placed there
+        draw(st.sampled_from((0, 0, 1, 2))),  # blocks of the levels that its batches are made by
+        draw(st.integers(0, 6)),  # of the prompt, that it says it decodes
+        draw(st.integers(0, 6)),  # the same, of what was placed there
     )
 
 
@@ -91,32 +145,47 @@ def instances(draw):
     st.lists(instances(), min_size=1, max_size=8),
     st.sampled_from((0.0, 0.005, 0.0101, 0.012, 0.05)),
     st.booleans(),
+    st.booleans(),
     st.integers(0, 1 << 16),
 )
-def test_as_the_loop_over_instances(members, tbt_slo_s, together, seed):
+def test_as_the_loop_over_instances(members, tbt_slo_s, together, no_reuse, seed):
+    PLACED.clear()
     fleet = make_fleet(("p0", Role.PREFILL))
     fleet.together = together
-    for number, (role, batch, capacity, load, held, tbt, when_s, placed) in enumerate(members):
+    for number, (role, batch, capacity, load, held, tbt, when_s, placed, level, said, theirs) in enumerate(members):
         name = f"d{number}"
         state = fleet.join(replace(info(name, role), max_batch=batch, capacity_blocks=capacity), 0.0)
         hold(fleet, name, range(held))
         if tbt:
             seen = InstanceLoad(running_requests=1, mean_tbt_ms=1e3 * tbt)
             fleet.set_load(state, seen, when_s)
-        fleet.set_load(state, load, when_s)
+        shared = (SharedPrefix(keys(*range(said))[-16:], said, 3),) if level and said else ()
+        fleet.set_load(state, replace(load, level_blocks=level, shared=shared), when_s)
         prefill = fleet.get("p0")
         for each, blocks in enumerate(placed):
             decision = PlacementDecision(prefill, state, 0, (), 0.0, 0.0, 0.0, 0.0, "")
             fleet.inflight.add(f"{name}-{each}", decision, blocks, 0.0)
+        if level:
+            decision = PlacementDecision(prefill, state, 0, (), 0.0, 0.0, 0.0, 0.0, "")
+            fleet.inflight.add(f"{name}-same", decision, 1, 0.0, decoded_keys=keys(*range(theirs)))
+            PLACED[name] = [depth for depth in (level, 2 * level, 4 * level) if depth <= theirs]
     for each in range(0, len(members), 2):  # some have ended
         fleet.inflight.release(f"d{each}-0")
     (pool,) = fleet.pools("m")
-    request = PlacementRequest("r", "m", 6 * BLOCK + 1, keys(*range(6)), 16, tbt_slo_s=tbt_slo_s)
+    request = PlacementRequest("r", "m", 6 * BLOCK + 1, keys(*range(6)), 16, tbt_slo_s=tbt_slo_s, no_reuse=no_reuse)
     match = fleet.index.match(request.block_keys, 6, fleet.inflight.expected)
     prefill = Random(seed).choice(pool.prefills)
-    chosen, predicted_s = select_decode(request, pool, match, prefill, NOW_S)
+    chosen, predicted_s, shared = select_decode(request, pool, match, prefill, NOW_S)
     assert chosen is oracle(request, pool, match, prefill)
     if not together:
         asked = request, pool, match, prefill, NOW_S, decode_blocks(request, BLOCK)
-        assert [pool.decodes[way(*asked)] for way in (chosen_by_arrays, chosen_in_loop)] == [chosen, chosen]
-    assert abs(predicted_s - tbt_s(chosen, request)) < 1e-12
+        places = [way(*asked) for way in (chosen_by_arrays, chosen_in_loop)]
+        common = request, pool, prefill, NOW_S, decode_blocks(request, BLOCK)
+        found = [place if no_reuse else shared_at(*common, place)[0] for place in places]
+        assert [pool.decodes[place] for place in found] == [chosen, chosen]
+    assert shared == (0 if no_reuse else shares(chosen, request))
+    assert abs(predicted_s - tbt_s(chosen, request, shared)) < 1e-12
+    fleet.loads.prefixes.check_integrity()
+    for state in fleet.instances():
+        fleet.leave(state.info.instance_id)
+    assert fleet.loads.prefixes.empty

@@ -239,3 +239,54 @@ def test_eviction_is_told_of_requests_wherever_they_use_blocks() -> None:
     (engine,) = played.members.engines.values()
     held = engine.pool.keys()
     assert [engine.pool._known_of(key).traits for key in held].count(second) == 9, "all that was used again"
+
+
+@pytest.mark.parametrize(("kernel", "batching"), [("grouped", "feather"), ("whole", "feather"), ("grouped", "fcfs")])
+def test_an_instance_says_what_its_batch_shares(kernel: str, batching: str) -> None:
+    settings = replace(ONE, batching=batching, attention_kernel=kernel, max_batch=32)
+    mine = cluster(settings, replace(ENGINE, decode_shared_share=0.0))
+    one = [alone(20 * BLOCK, 300, 0.1 * number)._replace(blocks=(*range(16), *range(100 * number, 100 * number + 4)))
+           for number in range(1, 4)]  # fmt: skip
+    two = [alone(12 * BLOCK, 300, 0.05 * number, 9000) for number in range(1, 3)]
+    said = []
+    state = mine.members.engines["mixed-0000"].state
+    mine.time.at(1.0, lambda: said.append(state.load))
+    outcomes = mine.run(sorted([*one, *two]))
+    (load,) = said
+    assert {each.end for each in outcomes} == {"finished"}
+    assert load.level_blocks == (4 if (kernel, batching) == ("grouped", "feather") else 0)
+    assert [each[1:] for each in load.shared] == ([(16, 3), (12, 2)] if load.level_blocks else [])
+    assert not state.load.shared
+    assert mine.fleet.loads.prefixes.empty
+
+
+def test_a_kernel_by_groups_reads_once_what_some_share() -> None:
+    arrivals = [alone(8 * BLOCK + 1, 1001, 0.0, first) for first in (0, 0, 9000, 9000)]
+    ends = {}
+    for kernel in ("whole", "grouped"):
+        run = cluster(replace(ONE, batching="feather:stop=never", attention_kernel=kernel, step_tokens=1 << 10),
+                      replace(ENGINE, decode_kv_token_s=1e-5, decode_shared_share=0.0))  # fmt: skip
+        ends[kernel] = max(each.e2e_s for each in run.run(arrivals))
+    assert ends["whole"] - ends["grouped"] == pytest.approx(1000 * 1e-5 * 2 * 8 * BLOCK, rel=0.05)
+
+
+def test_what_begins_alike_is_decoded_by_the_same_instance() -> None:
+    rng = random.Random(5)
+    arrivals = []
+    for number in range(240):
+        group, own = rng.randrange(8), 1 << 30 | number << 8
+        blocks = (*range(group * 1000, group * 1000 + 128), *range(own, own + 4))
+        arrivals.append(Arrival(number * 0.04, 132 * BLOCK, 100, blocks, NO_TRAITS))
+    roles = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE, Role.DECODE, Role.DECODE)
+    engine = replace(ENGINE, decode_kv_token_s=1e-6, decode_shared_share=0.0)
+    kept = {}
+    for sharing in (False, True):
+        settings = replace(ONE, roles=roles, batching="feather:stop=never", attention_kernel="grouped",
+                           max_batch=64, decode_sharing=sharing)  # fmt: skip
+        run = cluster(settings, engine)
+        run.run(arrivals)
+        run.check_over()
+        assert run.fleet.loads.prefixes.empty
+        sums = [each.decode_sums for name, each in run.members.engines.items() if name.startswith("decode")]
+        kept[sharing] = sum(each.kv_tokens for each in sums) / sum(each.tokens for each in sums)
+    assert kept[True] < 0.92 * kept[False], kept

@@ -24,8 +24,8 @@ TENANTS = 3
 BATCHING = (
     *("fcfs", "most_in_time:age_s=0.1", "oracle:group_blocks=1", "lpm:fallback=4"),
     *("dfs_weight:tree_blocks=64", "sglang_fcfs", "dynamic:tbt_s=0.005"),
+    *("feather:chunk_blocks=1", "feather:stop=q_learning,chunk_blocks=1", "feather:stop=heuristic,chunk_blocks=1"),
 )
-"""But ``feather``: a leap teaches it one thing, single steps several, so what it does differs."""
 ENGINE = EngineProfile("s", "", "", 3e-3, 2e-5, 0.0, 0.0, 2e-4, 1e-8)
 MACHINE = MachineProfile("s", "", "", "tiny", 1024, 1536, 0, 1e9, 4e7, 2e7)
 SMALL = ClusterSettings(

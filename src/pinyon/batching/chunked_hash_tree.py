@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["LEVELS_MAX", "BestRequest", "ChunkedHashTree", "chunk_hashes"]
+__all__ = ["LEVELS_MAX", "ActiveGroup", "BestRequest", "ChunkedHashTree", "chunk_hashes"]
 
 R = TypeVar("R", bound=Hashable)
 
@@ -47,6 +47,16 @@ class BestRequest(NamedTuple, Generic[R]):
     """The same with this request; its own levels if there are no others."""
     peers: int
     """Waiting requests that are equal to it at ``depth_after``, itself included (Algorithm 4, line 12)."""
+
+
+class ActiveGroup(NamedTuple):
+    """Active requests that share a prefix."""
+
+    tip: Hashable
+    """Its last hash."""
+    depth: int
+    """Its levels."""
+    requests: int
 
 
 class _Node:
@@ -208,6 +218,32 @@ class ChunkedHashTree(Generic[R]):
         nodes.sort(key=_most_waiting)
         first = [self._by_arrival[node.best & _ARRIVALS] for node in nodes]
         return [*first, *[self._by_arrival[rank & _ARRIVALS] for rank in sorted(self._root.ranks)]]
+
+    def groups(self, most: int) -> list[ActiveGroup]:
+        """Prefixes that at least two active requests share each, none of them a part of another one: those by which
+        most levels are read once instead of once for each request, at most so many, the largest group first.
+        O(nodes that two active requests pass)."""
+        order = [node for node in self._root.children.values() if node.active > 1]
+        for node in order:  # which grows meanwhile: parents before their children
+            order.extend([child for child in node.children.values() if child.active > 1])
+        saved: dict[_Node, int] = {}
+        below: dict[_Node, int] = {}
+        for node in reversed(order):
+            saved[node] = max((node.active - 1) * node.level, below.get(node, 0))
+            if node.parent is not None:
+                below[node.parent] = below.get(node.parent, 0) + saved[node]
+        tips: list[_Node] = []
+        nodes = [node for node in self._root.children.values() if node.active > 1]
+        while nodes:
+            node = nodes.pop()
+            if saved[node] > below.get(node, 0):
+                tips.append(node)
+            else:
+                nodes.extend([child for child in node.children.values() if child.active > 1])
+        tips.sort(key=_least_saved)
+        found = [ActiveGroup(node.hashes[len(node.hashes) - 1], node.level, node.active) for node in tips[:most]]
+        found.sort(key=_fewest_requests)
+        return found
 
     def add_to_batch(self, request: R) -> None:
         """It was waiting and is active now."""
@@ -413,6 +449,14 @@ class ChunkedHashTree(Generic[R]):
                 del self._by_hash[each]
             self._nodes -= 1
             node = parent
+
+
+def _least_saved(node: _Node) -> int:
+    return (1 - node.active) * node.level
+
+
+def _fewest_requests(group: ActiveGroup) -> int:
+    return -group.requests
 
 
 def _most_waiting(node: _Node) -> tuple[int, int]:

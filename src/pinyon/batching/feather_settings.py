@@ -17,10 +17,11 @@ from pinyon.batching.stopping import (
     StoppingPolicy,
 )
 
-__all__ = ["FeatherSettings", "Learning"]
+__all__ = ["GROUPED", "FeatherSettings", "Learning"]
 
 
 GROUPED = "grouped"
+"""The kernel that reads what each group of a batch shares once."""
 
 
 class Learning(StrEnum):

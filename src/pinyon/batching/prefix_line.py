@@ -15,6 +15,7 @@ from typing import Final
 from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import AgainFirst
+from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 
 __all__ = ["SLO_SHARE", "BySharedPrefix", "SharedPrefixSettings"]
 
@@ -63,6 +64,8 @@ class BySharedPrefix(AgainFirst):
         self._now_s = 0.0
         self._waited_s: dict[int, float] = {}
         """How long those were passed over that were taken since they were last asked."""
+        self._shared: tuple[SharedPrefix, ...] | None = ()
+        """None: others run since that was looked up."""
 
     def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
         chunk = self._settings.chunk_blocks
@@ -110,8 +113,12 @@ class BySharedPrefix(AgainFirst):
 
     def adopt(self, request: BatchRequest) -> None:
         self._tree.insert_hashes(request.number, self._path(request))
-        self._tree.add_to_batch(request.number)
-        self._running.add(request.number)
+        self._run(request.number)
+
+    def _run(self, number: int) -> None:
+        self._tree.add_to_batch(number)
+        self._running.add(number)
+        self._shared = None
 
     def take(self, number: int, room_blocks: int) -> None:
         request = self._again.get(number)
@@ -124,8 +131,7 @@ class BySharedPrefix(AgainFirst):
         else:
             self._again.take(number, room_blocks)
             self._tree.insert_hashes(number, self._path(request))
-        self._tree.add_to_batch(number)
-        self._running.add(number)
+        self._run(number)
 
     def _pass_over_before(self, number: int) -> None:
         """It went before these. Each is passed over for the first time once."""
@@ -144,3 +150,16 @@ class BySharedPrefix(AgainFirst):
         if number in self._running:
             self._running.remove(number)
             self._tree.finish(number)
+            self._shared = None
+
+    def shared(self) -> tuple[SharedPrefix, ...]:
+        if self._shared is None:
+            chunk = self._settings.chunk_blocks
+            self._shared = tuple(
+                [
+                    SharedPrefix(group.tip, group.depth * chunk, group.requests)
+                    for group in self._tree.groups(SHARED_PREFIXES_MAX)
+                    if isinstance(group.tip, bytes)
+                ]
+            )
+        return self._shared

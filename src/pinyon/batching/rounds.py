@@ -73,6 +73,11 @@ class Rounds(Protocol):
         ...
 
     @property
+    def share(self) -> bool:
+        """There is a batch of the present round in which all share something."""
+        ...
+
+    @property
     def formed(self) -> Formed: ...
 
 
@@ -133,6 +138,10 @@ class PrefixRounds:
     def remove(self, number: int) -> None:
         if self._paths.pop(number, None) is not None:
             self._tree.remove(number)
+
+    @property
+    def share(self) -> bool:
+        return any(self._depths)
 
     @property
     def formed(self) -> Formed:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pinyon.batching.chunking import plan_chunks
+from pinyon.batching.feather_settings import GROUPED
 from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.rounds import Formed, Rounds
@@ -149,6 +150,13 @@ class StepScheduler:
     def level_blocks(self) -> int:
         """Blocks of one level of a ``path``; 0: paths are not looked at."""
         return 0 if self._rounds is None else self._rounds.chunk_blocks
+
+    @property
+    def shared_level_blocks(self) -> int:
+        """The same, 0 as well while the kernel reads nothing once: of a batch in which not all share something only the
+        one that reads by groups has a gain."""
+        rounds = self._rounds
+        return 0 if rounds is None or not (self._kernel == GROUPED or rounds.share) else rounds.chunk_blocks
 
     def path(self, table: Sequence[int], tokens: int) -> tuple[int, ...]:
         """Of a request whose KV of so many tokens is in these blocks: the last block of each level of full ones, by
@@ -289,6 +297,11 @@ class StepScheduler:
             self._rounds.stopping.restore(table)
         elif table:
             raise ValueError("a policy that does not learn has no table")
+
+    @property
+    def learns(self) -> bool:
+        """What a step brings may change whom the next one decodes."""
+        return self._rounds is not None and self._rounds.stopping.learns
 
     @property
     def formed(self) -> Formed:

@@ -64,6 +64,9 @@ class Taken(NamedTuple):
 class StoppingPolicy(Protocol):
     """Not thread-safe; the same calls have the same answers."""
 
+    learns: bool
+    """What it says may be another thing after each round."""
+
     @property
     def exploring(self) -> float:
         """Share of the last decisions that were for the sake of knowing more."""
@@ -111,6 +114,7 @@ def binned(state: BatchState) -> Bins:
 class Always:
     """Never stops: what is left without learning (§5.4.2). The order is that of the tree."""
 
+    learns = False
     exploring = 0.0
     shifts = 0
 
@@ -225,6 +229,7 @@ class Bandit:
     """Upper confidence bounds (§4.3.3): the mean reward, and more for what was tried less."""
 
     def __init__(self, settings: BanditSettings) -> None:
+        self.learns = True
         self._settings = settings
         self._arms: dict[Bins, tuple[_Arm, _Arm]] = {}
         """Stop, add."""
@@ -327,6 +332,7 @@ class QLearning:
     adding is not worth more for being followed by more decisions."""
 
     def __init__(self, settings: QLearningSettings) -> None:
+        self.learns = True
         self._settings = settings
         self._random = Random(settings.seed)
         self._values: dict[Bins, list[float]] = {}

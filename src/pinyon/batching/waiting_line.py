@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings, ServiceOrder
+from pinyon.core.shared_prefix import SharedPrefix
 
 __all__ = ["KEPT_S", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine"]
 
@@ -62,6 +63,9 @@ class WaitingLine(Protocol):
 
     def ended(self, number: int) -> None:
         """One that was taken is not among those that run any more; it may be added again."""
+
+    def shared(self) -> tuple[SharedPrefix, ...]:
+        """See :meth:`BatchingPolicy.shared`."""
 
 
 class ByNumber:
@@ -117,6 +121,9 @@ class ByNumber:
     def ended(self, number: int) -> None:
         pass
 
+    def shared(self) -> tuple[SharedPrefix, ...]:
+        return ()
+
 
 class AgainFirst:
     """What lines have in common where those that gave way come first, as they came, before the new ones.
@@ -149,6 +156,9 @@ class AgainFirst:
 
     def ended(self, number: int) -> None:
         pass
+
+    def shared(self) -> tuple[SharedPrefix, ...]:
+        return ()
 
 
 class ByTurn(AgainFirst):

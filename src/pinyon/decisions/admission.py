@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
+from pinyon.core.shared_prefix import SharedPrefix
 from pinyon.eviction.policy import Use
 from pinyon.paging import BlockPool, Reservation, Reservations
 
@@ -143,6 +144,10 @@ class Admission:
     def observe(self, step: StepSeen) -> None:
         """See :meth:`BatchingPolicy.observe`."""
         self._policy.observe(step)
+
+    def shared(self) -> tuple[SharedPrefix, ...]:
+        """See :meth:`BatchingPolicy.shared`."""
+        return self._policy.shared()
 
     # -- who gives way to one that waits
 

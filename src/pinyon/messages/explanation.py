@@ -41,6 +41,7 @@ def explained_to_proto(
     if (seen := logged.seen) is not None:
         limit_s = logged.request.ttft_limit_s(seen.decision.own_s)
         message.ttft_limit_ms = limit_s * 1e3 if isfinite(limit_s) else 0.0
+        message.shared_blocks = seen.decision.shared_blocks
         message.block_tokens = seen.pool.layout.block_tokens
         message.placement.CopyFrom(placement_to_proto(seen.decision, logged.ttft_slo_s, logged.number))
         if seen.decision.alternate is not None:

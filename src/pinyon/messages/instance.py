@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.address import parse_address
+from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
+from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_id, check_text
 from pinyon.messages.layout import layout_from_proto, layout_to_proto
 from pinyon.messages.role import role_from_proto, role_to_proto
@@ -20,12 +22,15 @@ LOAD_MS_MAX = 3.6e6
 BATCH_MAX = 1 << 32
 KV_TOKENS_MAX = 1 << 48
 """More than all memory there is."""
+LEVEL_BLOCKS_MAX = 4096
+PREFIX_BLOCKS_MAX = 1 << 24
 _RANGES = (
     ("mean_tbt_ms", LOAD_MS_MAX),
     ("room_wait_ms", LOAD_MS_MAX),
     ("mean_batch", BATCH_MAX),
     ("mean_kv_tokens", KV_TOKENS_MAX),
     ("kv_tokens", KV_TOKENS_MAX),
+    ("prefix_level_blocks", LEVEL_BLOCKS_MAX),
 )
 
 
@@ -95,6 +100,11 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
         room_wait_ms=load.room_wait_ms,
         draining=load.draining,
         failed_source_addresses=sorted(load.failed_sources),
+        prefix_level_blocks=load.level_blocks,
+        shared_prefixes=[
+            conductor_pb2.SharedPrefix(block_key=each.key, blocks=each.blocks, requests=each.requests)
+            for each in load.shared
+        ],
     )
 
 
@@ -121,7 +131,22 @@ def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
             check_text(each, "load.failed_source_addresses", ADDRESS_CHARS_MAX)
             for each in message.failed_source_addresses
         ),
+        level_blocks=message.prefix_level_blocks,
+        shared=_shared_from_proto(message),
     )
+
+
+def _shared_from_proto(message: conductor_pb2.InstanceLoad) -> tuple[SharedPrefix, ...]:
+    if len(message.shared_prefixes) > (SHARED_PREFIXES_MAX if message.prefix_level_blocks else 0):
+        raise InvalidArgument(
+            f"must be at most {SHARED_PREFIXES_MAX}, and none without prefix_level_blocks", field="load.shared_prefixes"
+        )
+    for each in message.shared_prefixes:
+        if len(each.block_key) != KEY_BYTES:
+            raise InvalidArgument(f"must have {KEY_BYTES} bytes", field="load.shared_prefixes.block_key")
+        if not 1 <= each.blocks <= PREFIX_BLOCKS_MAX:
+            raise InvalidArgument(f"must be from 1 to {PREFIX_BLOCKS_MAX}", field="load.shared_prefixes.blocks")
+    return tuple(SharedPrefix(each.block_key, each.blocks, each.requests) for each in message.shared_prefixes)
 
 
 def instance_to_proto(state: InstanceState, indexed_blocks: int, report_age_s: float) -> conductor_pb2.Instance:

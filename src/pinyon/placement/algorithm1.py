@@ -68,5 +68,6 @@ class Algorithm1:
         state, prefix, queue_s, transfer_s, prefill_s = chosen
         local = held[state]
         fetches = (Fetch(best_instance, local, prefix - local),) if prefix > local else ()
-        decode, tbt_s = select_decode(request, pool, match, state, now_s)
-        return PlacementDecision(state, decode, local, fetches, queue_s, transfer_s, prefill_s, tbt_s, self.name)
+        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
+        times = queue_s, transfer_s, prefill_s, tbt_s
+        return PlacementDecision(state, decode, local, fetches, *times, self.name, shared_blocks=shared)

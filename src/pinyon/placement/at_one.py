@@ -23,6 +23,6 @@ def at_one(
     local = match.soon.held_by(prefill)
     reused = request.reused_tokens(local, pool.layout.block_tokens)
     prefill_s = prefill.prefill_model.predict_s(request.prompt_tokens, reused)
-    decode, tbt_s = select_decode(request, pool, match, prefill, now_s)
-    queue_s = prefill.prefill_queue_s(now_s)
-    return PlacementDecision(prefill, decode, local, (), queue_s, 0.0, prefill_s, tbt_s, name, alternate)
+    decode, tbt_s, shared = select_decode(request, pool, match, prefill, now_s)
+    times = prefill.prefill_queue_s(now_s), 0.0, prefill_s, tbt_s
+    return PlacementDecision(prefill, decode, local, (), *times, name, alternate, shared_blocks=shared)

@@ -206,7 +206,9 @@ def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list
         return f"refused: {logged.error}; {name} would have been the one: {_state(chosen, blocks)}"
     where = f"went to {name}"
     if decision.decode is not decision.prefill:
-        where += f" (decodes on {decision.decode.info.instance_id})"
+        where += f" (decodes on {decision.decode.info.instance_id}{_with_others(logged, seen)})"
+    elif decision.shared_blocks:
+        where += f" (decodes there{_with_others(logged, seen)})"
     if probe:
         return f"{where} although it was predicted to be late or slow there: it had not been measured for some time"
     if not others:
@@ -234,6 +236,14 @@ def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list
     if abs(chosen.ttft_s - best.ttft_s) <= NANO_S and not best.about:
         return f"{where} because {why}{said}; {best.instance_id} would have taken as long"
     return f"{where} because {why}{said}; {_other(best, blocks)}"
+
+
+def _with_others(logged: LoggedDecision, seen: Seen) -> str:
+    """What its decoding shares."""
+    shared = seen.decision.shared_blocks * seen.pool.layout.block_tokens
+    if not shared:
+        return ""
+    return f" beside others that begin with the same {shared} of {logged.prompt_tokens} tokens, whose KV is read once"
 
 
 def _taken(each: Candidate, blocks: int) -> str:

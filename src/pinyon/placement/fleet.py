@@ -44,10 +44,12 @@ class Fleet:
         together: bool = False,
         priors: Mapping[str, CostPriors] = {},
         stride_tokens: int = 1,
+        decode_sharing: bool = True,
     ) -> None:
         """``together``: who prefills also decodes. ``priors``: what costs are taken to be before they are measured, by
         model; ``""`` is for all others. ``stride_tokens``: how many lie between two blocks that the index is told of,
-        on average and at most; 1: it is told of all."""
+        on average and at most; 1: it is told of all. ``decode_sharing``: whether who decodes is chosen, too, by
+        who decodes others of the prompt's prefix."""
         self.together = together
         self._priors = priors
         self._stride_tokens = stride_tokens
@@ -59,6 +61,7 @@ class Fleet:
         self._by_id: dict[str, InstanceState] = {}
         self._groups: dict[KvGroup, dict[str, InstanceState]] = {}
         self.loads = LoadTable()
+        self.loads.prefixes.used = decode_sharing
         self._pools: dict[str, tuple[Pool, ...]] = {}
         self._block_tokens: frozenset[int] = frozenset()
         """Of the layouts that there are."""
@@ -124,6 +127,7 @@ class Fleet:
         state.gone = True
         self.index.drop(state)
         self.inflight.drop_instance(state)
+        self.loads.prefixes.reported(state.row, 0, ())
         self._changed()
 
     def set_connected(self, state: InstanceState, connected: bool) -> None:
@@ -138,7 +142,9 @@ class Fleet:
         state.send_rate.look(now_s)
         batch = load.mean_batch or load.running_requests
         if load.mean_tbt_ms > 0 and batch:
-            state.decode_model.observe(batch, load.mean_kv_tokens or load.kv_tokens, load.mean_tbt_ms * 1e-3)
+            layout = state.info.layout
+            read = load.read_once(load.mean_kv_tokens or load.kv_tokens, 1 if layout is None else layout.block_tokens)
+            state.decode_model.observe(batch, read, load.mean_tbt_ms * 1e-3)
             state.decode_learned(now_s)
         state.reported()
         if state.schedulable != was:

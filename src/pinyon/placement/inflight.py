@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.load_table import whole_us
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Waiting
+from pinyon.placement.shared_prefixes import Mark
 from pinyon.placement.transfer_cost import NETWORK, SSD
 
 __all__ = ["EXPECTED_KEYS_MAX", "InFlightTable"]
@@ -55,10 +56,10 @@ class _Prefill:
 
 
 class _Decode:
-    __slots__ = ("blocks", "placed_s", "state")
+    __slots__ = ("blocks", "marks", "placed_s", "state")
 
-    def __init__(self, state: InstanceState, blocks: int, placed_s: float) -> None:
-        self.state, self.blocks, self.placed_s = state, blocks, placed_s
+    def __init__(self, state: InstanceState, blocks: int, placed_s: float, marks: Sequence[Mark]) -> None:
+        self.state, self.blocks, self.placed_s, self.marks = state, blocks, placed_s, marks
 
 
 class InFlightTable:
@@ -127,11 +128,14 @@ class InFlightTable:
         expected: bytes = b"",
         request: PlacementRequest | None = None,
         first_s: float | None = None,
+        decoded_keys: bytes = b"",
     ) -> None:
         """Count a placement; one of the same id that is still counted is replaced (the request was placed again).
 
         ``expected``: packed keys of the blocks that the prefill instance does not hold yet, and others may reuse then.
         ``request``: for :meth:`waiting`; ``first_s``: when it was placed first, if it was elsewhere before.
+        ``decoded_keys``: packed keys of the blocks that others may share while it is decoded; ``decode_blocks`` less
+        those that it shares there itself.
         """
         self.release(request_id)
         prefill, decode = decision.prefill, decision.decode
@@ -154,7 +158,8 @@ class InFlightTable:
         prefill.loads.enqueue(prefill.row, prefill_us)
         prefill.inflight_transfer_us += transfer_us
         self._count_reads(part, 1)
-        self._decodes[request_id] = _Decode(decode, decode_blocks, now_s)
+        marks = decode.loads.prefixes.placed(decode.row, decoded_keys) if decoded_keys else ()
+        self._decodes[request_id] = _Decode(decode, decode_blocks, now_s, marks)
         self._unclaimed[request_id] = now_s
         decode.decodes_changed(1, decode_blocks)
 
@@ -284,6 +289,8 @@ class InFlightTable:
         part = self._decodes.pop(request_id)
         self._unclaimed.pop(request_id, None)
         part.state.decodes_changed(-1, -part.blocks)
+        if part.marks:
+            part.state.loads.prefixes.ended(part.state.row, part.marks)
         prefill = self._prefills.get(request_id)
         if prefill is None or prefill.state is not part.state:
             self._forget(request_id, part.state)

@@ -9,6 +9,7 @@ import xxhash
 
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
+from pinyon.core.shared_prefix import SharedPrefix
 from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel
 from pinyon.placement.load_table import LoadTable
 from pinyon.placement.transfer_cost import PathKind, SendRate, TransferCostModel
@@ -76,6 +77,19 @@ class InstanceLoad:
     draining: bool = False
     failed_sources: frozenset[str] = frozenset()
     """Addresses that it leaves alone as sources of KV, because what it asked of them did not come."""
+    level_blocks: int = 0
+    """Its batches are made by what requests share, in steps of so many blocks; 0: they are not."""
+    shared: tuple[SharedPrefix, ...] = ()
+    """What requests that it decodes have in common."""
+
+    def read_once(self, kv_tokens: float, block_tokens: int) -> float:
+        """Of so many tokens of KV that the batch has, those that it reads if it reads once what was reported to be
+        shared. Who waits for a place in the batch counts in ``shared``, too."""
+        if not self.shared:
+            return kv_tokens
+        again = sum([(each.requests - 1) * each.blocks for each in self.shared]) * block_tokens
+        present = self.running_requests / max(1, self.running_requests + self.pending_requests)
+        return max(0.0, kv_tokens - again * present)
 
 
 NO_LOAD = InstanceLoad()
@@ -202,6 +216,8 @@ class InstanceState:
         self.loads.reported_s[row] = self.prefill_model.backlog_s(tokens) if tokens else 0.0
         self.loads.room_s[row] = load.room_wait_ms * 1e-3
         self.loads.decoding[row] = load.running_requests + load.pending_requests
+        if not self.gone:
+            self.loads.prefixes.reported(row, load.level_blocks, load.shared)
         self.decodes_changed(0, 0)
 
     def transfers_learned(self) -> None:
@@ -238,6 +254,7 @@ class InstanceState:
         loads.blocks[row] = float(min(self.blocks_in_use(), COUNT_MAX))
         loads.slots[row] = share if self.load.room_wait_ms <= 0 else max(share, OVERFULL)
         loads.tbt_s[row], loads.tbt_token_s[row] = self._tbt()
+        loads.tbt_request_s[row] = self.decode_model.coefficients[1]
 
     def decode_s(self, new_tokens: int) -> float:
         """As :meth:`LoadTable.decodes_s`, of this one."""
@@ -249,9 +266,10 @@ class InstanceState:
         the batch is not read meanwhile."""
         wanted = self.decoding_requests() + 1
         batch = min(wanted, self.info.max_batch or BATCH_DEFAULT)
-        tokens = self.load.kv_tokens
+        block_tokens = 1 if self.info.layout is None else self.info.layout.block_tokens
+        tokens = self.load.read_once(self.load.kv_tokens, block_tokens)
         if self.inflight_decodes > COMING_MAX * self.load.running_requests and self.info.layout is not None:
-            tokens = max(tokens, self.inflight_decode_blocks * self.info.layout.block_tokens)
+            tokens = max(tokens, self.inflight_decode_blocks * block_tokens)
         base, per_request, per_token = self.decode_model.coefficients
         token_s = per_token * (batch / wanted)
         return base + per_request * batch + token_s * tokens, token_s

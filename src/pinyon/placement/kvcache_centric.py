@@ -149,11 +149,13 @@ class KvCacheCentric:
         fetches: tuple[Fetch, ...] = ()
         if prefix > local:
             fetches = planner.plan(state, local, prefix)
-        decode, tbt_s = select_decode(request, pool, match, state, now_s)
+        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
         times = queue_s, transfer_s, prefill_s, tbt_s
         trial = None if self._tuner is None else (threshold, state.prefill_model.predict_s(tokens, 0))
         doubts = doubted is not None
-        return PlacementDecision(state, decode, local, fetches, *times, self.name, doubts_transfer=doubts, trial=trial)
+        return PlacementDecision(
+            state, decode, local, fetches, *times, self.name, doubts_transfer=doubts, trial=trial, shared_blocks=shared
+        )
 
     def _worth_waiting(self, request: PlacementRequest, sharing: _Option, best: _Option) -> bool:
         """It saves computing, and costs the request little enough."""

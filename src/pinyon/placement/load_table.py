@@ -16,6 +16,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 from numpy.typing import NDArray
 
+from pinyon.placement.shared_prefixes import SharedPrefixes
 from pinyon.placement.transfer_cost import PATH_KINDS
 
 __all__ = [
@@ -147,6 +148,8 @@ class LoadTable:
         """Between tokens with one request more that brings no KV."""
         self.tbt_token_s: vec[float] = _seconds(rows)
         """For each token of KV that it brings."""
+        self.tbt_request_s: vec[float] = _seconds(rows)
+        """For each further request that is decoded."""
         self.decode_learned_s: vec[float] = _seconds(rows)
         """When the time between tokens was measured last, or should have been."""
         self.host: vec[i64] = _numbers(rows)
@@ -158,6 +161,8 @@ class LoadTable:
         self.readings: vec[float] = _seconds(rows)
         """How many those are."""
         self.arrays = LoadArrays(self)
+        self.prefixes = SharedPrefixes()
+        """What is decoded together, by row."""
         self._lent = False
         """Somebody keeps the coefficients as they are: before they change they are copied."""
 
@@ -172,7 +177,7 @@ class LoadTable:
             numbers[number] = 0
         for seconds in (
             *(self.ends_s, self.reported_s, self.room_s, self.blocks, self.slots, self.tbt_s, self.tbt_token_s),
-            *(self.decode_learned_s, self.reading_bytes, self.readings),
+            *(self.tbt_request_s, self.decode_learned_s, self.reading_bytes, self.readings),
         ):
             seconds[number] = 0.0
         self.short_first[number] = False
@@ -193,6 +198,7 @@ class LoadTable:
         self.room_s, self.blocks = _longer(self.room_s, rows), _longer(self.blocks, rows)
         self.blocks_max, self.slots = _longer(self.blocks_max, rows), _longer(self.slots, rows)
         self.tbt_s, self.tbt_token_s = _longer(self.tbt_s, rows), _longer(self.tbt_token_s, rows)
+        self.tbt_request_s = _longer(self.tbt_request_s, rows)
         self.decode_learned_s = _longer(self.decode_learned_s, rows)
         self.reading_bytes, self.readings = _longer(self.reading_bytes, rows), _longer(self.readings, rows)
         self.coefficients = _longer(self.coefficients, rows * COEFFICIENTS)

@@ -138,10 +138,11 @@ class Pinyon:
         if doubted is not None:
             reach, transfer_s, prefill_s = doubted
         fetches = costs.planner.plan(state, cost.local, reach) if reach > cost.local else ()
-        decode, tbt_s = select_decode(request, pool, match, state, now_s)
+        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
         return PlacementDecision(
             state, decode, cost.local, fetches, cost.wait_s, transfer_s, prefill_s, tbt_s, self.name,
             doubts_transfer=doubted is not None, considered=costs.considered(cheapest, in_time),
+            shared_blocks=shared,
         )  # fmt: skip
 
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:

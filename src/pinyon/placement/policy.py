@@ -165,12 +165,13 @@ class PlacementDecision:
     None: the policy looked at no arrays. ``drain_s``: until all nodes of a pipeline have computed their part of the
     prompt, after the first one has: ``prefill_s`` is how long others wait for it. Not a policy's business: those it
     chooses from are alike in it. ``room_s``: wait for KV blocks: the decode instance's come first, then those of a
-    prefill instance elsewhere.
+    prefill instance elsewhere. ``shared_blocks``: leading ones of the prompt that are there for others, and that
+    a step reads once for all of them, as ``tbt_s`` has it.
     """
 
     __slots__ = (
         "alternate", "considered", "decode", "doubts_transfer", "drain_s", "fetches", "local_blocks", "policy",
-        "prefill", "prefill_s", "queue_s", "room_s", "tbt_s", "transfer_s", "trial",
+        "prefill", "prefill_s", "queue_s", "room_s", "shared_blocks", "tbt_s", "transfer_s", "trial",
     )  # fmt: skip
 
     # written out: one is made for each request, and what ``dataclass`` makes is never compiled
@@ -190,12 +191,14 @@ class PlacementDecision:
         trial: tuple[float, float] | None = None,
         considered: Considered | None = None,
         drain_s: float = 0.0,
+        shared_blocks: int = 0,
     ) -> None:
         self.prefill, self.decode = prefill, decode
         self.local_blocks, self.fetches = local_blocks, fetches
         self.queue_s, self.transfer_s, self.prefill_s, self.tbt_s = queue_s, transfer_s, prefill_s, tbt_s
         self.policy, self.alternate, self.doubts_transfer = policy, alternate, doubts_transfer
         self.trial, self.considered, self.drain_s = trial, considered, drain_s
+        self.shared_blocks = shared_blocks
         waits_ms = decode.load.room_wait_ms
         self.room_s = (waits_ms if prefill is decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
 
@@ -218,6 +221,7 @@ class PlacementDecision:
         return PlacementDecision(
             self.prefill, self.decode, self.local_blocks, fetches, self.queue_s, self.transfer_s, self.prefill_s,
             self.tbt_s, self.policy, self.alternate, self.doubts_transfer, self.trial, self.considered, drain_s,
+            self.shared_blocks,
         )  # fmt: skip
 
     @property
@@ -266,11 +270,12 @@ class Pool:
     _last_row: int | None = field(init=False, repr=False, compare=False)
     _by_id: Mapping[str, InstanceState] | None = field(init=False, repr=False, compare=False)
     _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
+    _decode_place_of: Mapping[int, int] | None = field(init=False, repr=False, compare=False)
     _pipelines: Sequence[int] | None = field(init=False, repr=False, compare=False)
     _places_near: dict[int, vec[i64]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("_rows", "_decode_rows", "_last_row", "_by_id", "_place_of", "_pipelines"):
+        for name in ("_rows", "_decode_rows", "_last_row", "_by_id", "_place_of", "_decode_place_of", "_pipelines"):
             object.__setattr__(self, name, None)
         object.__setattr__(self, "_places_near", {})
         object.__setattr__(self, "row_numbers", vec[i64]([state.row for state in self.prefills]))
@@ -318,6 +323,15 @@ class Pool:
         if places is None:
             places = {state.info.instance_id: place for place, state in enumerate(self.prefills)}
             object.__setattr__(self, "_place_of", places)
+        return places
+
+    @property
+    def decode_place_of(self) -> Mapping[int, int]:
+        """Places of the decode instances, by their rows in the load table."""
+        places = self._decode_place_of
+        if places is None:
+            places = {state.row: place for place, state in enumerate(self.decodes)}
+            object.__setattr__(self, "_decode_place_of", places)
         return places
 
     @property

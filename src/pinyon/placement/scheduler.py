@@ -62,14 +62,14 @@ class Scheduler:
         if decision.doubts_transfer:  # the next one is later, even if nothing is learned from this one
             decision.prefill.transfer_learned_s = now_s
         block_tokens = pool.layout.block_tokens
-        blocks = decode_blocks(request, block_tokens)
+        blocks = decode_blocks(request, block_tokens) - decision.shared_blocks
         held = match.held_by(decision.prefill)
-        if request.no_reuse or request.request_class.no_store:
-            expected = b""
-        else:
+        expected = shared = b""
+        if not (request.no_reuse or request.request_class.no_store):
             expected = key_sample(request.block_keys, fleet.sample_of(pool.layout), held)
+            shared = request.block_keys
         kept = request if decision.alternate is not None else None  # only such a one may move
-        fleet.inflight.add(request.request_id, decision, blocks, now_s, expected, kept)
+        fleet.inflight.add(request.request_id, decision, blocks, now_s, expected, kept, decoded_keys=shared)
         return decision
 
     def decide(self, request: PlacementRequest, now_s: float) -> PlacementDecision:

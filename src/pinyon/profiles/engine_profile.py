@@ -40,8 +40,8 @@ class EngineProfile:
     decode_kv_token_s: float
     """Every token whose KV the batch reads."""
     decode_shared_share: float = 1.0
-    """Of a token whose KV the *whole* batch shares (FEATHER §3.2): what each further request pays for it. 1: as much as
-    the first, nothing is gained."""
+    """Of a token whose KV is shared by the *whole* batch (FEATHER §3.2), or by some of it where the kernel reads what
+    each group shares once: what each further request pays for it. 1: as much as the first, nothing is gained."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -55,12 +55,9 @@ class EngineProfile:
             elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SECONDS_MAX:
                 raise _bad(f"{field.name} must be seconds from 0 to {SECONDS_MAX:.0f}, got {value!r}")
 
-    def kv_read(self, kv_tokens: float, decodes: int, shared: int) -> float:
-        """Tokens that count, of those that a batch reads together, if all of it share the first ``shared`` ones."""
-        return self.kv_counted(kv_tokens, shared * max(0, decodes - 1))
-
-    def kv_counted(self, kv_tokens: float, again: int) -> float:
-        """The same, where so many of them are read by a request after another one."""
+    def kv_read(self, kv_tokens: float, again: float) -> float:
+        """Tokens that count, of those that a batch reads together, if so many of them were read for another one of its
+        requests in the same step."""
         return kv_tokens - (1.0 - self.decode_shared_share) * again
 
     def step_seconds(self, chunks: Iterable[tuple[int, int]], contexts: Iterable[int]) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pinyon.batching.feather_settings import GROUPED
 from pinyon.reproduction.feather_runs import FCFS, MODEL_NOTE, PAPER, SERVED_NOTE, Load, Served, Server, served
 from pinyon.reproduction.feather_stalls import drawn, table
 from pinyon.reproduction.feather_sweeps import FEATHER, told
 from pinyon.reproduction.figure import Basis, Claim, Figure, Result, Tell
 from pinyon.reproduction.workload import Workload
-from pinyon.simulator.cluster_settings import GROUPED
 from pinyon.simulator.scheduling_cost import SchedulingCost
 
 __all__ = ["FIG5_8"]

@@ -144,8 +144,8 @@ class Server:
     policy: str = FCFS
     machine: str = MACHINE
     max_batch: int = MAX_BATCH
-    kernel: str = ""
-    """See :attr:`ClusterSettings.kernel`."""
+    kernel: str = "whole"
+    """See :attr:`ClusterSettings.attention_kernel`."""
     chunk_blocks: int = 0
     """Of ``feather``; 0: its own."""
     scheduling: SchedulingCost = NO_COST
@@ -164,7 +164,7 @@ class Server:
             batching=POLICIES[self.policy] + chunks,
             service_order="fifo",
             slo_s=1e6,
-            kernel=self.kernel,
+            attention_kernel=self.kernel,
             scheduling=self.scheduling,
         )
         return ClusterModel(settings, machine, load_profile(machine.engine), "round_robin").cluster()

@@ -157,7 +157,7 @@ class _Instance:
         load, count = self._load, len(decodes)
         groups = {self._tables[number][0] for number in decodes}
         shared = load.prefix_tokens if len(groups) == 1 else 0
-        return self._profile.seconds((), count, self._profile.kv_read(load.tokens * count, count, shared))
+        return self._profile.seconds((), count, self._profile.kv_read(load.tokens * count, shared * (count - 1)))
 
     def _took(self, began_ns: int) -> None:
         self._cpu_ns += self._clock() - began_ns
@@ -172,7 +172,7 @@ def engine_s(load: RoundLoad, profile: EngineProfile) -> float:
     """A round of the oracle, modelled: a step for each group, and the own tokens of those that enter."""
     each = load.requests // load.groups
     context = load.tokens + OUT_TOKENS // 2
-    read = profile.kv_read(context * each, each, load.prefix_tokens)
+    read = profile.kv_read(context * each, load.prefix_tokens * (each - 1))
     enter = load.requests / OUT_TOKENS
     own_s = profile.seconds([(load.prefix_tokens, load.tokens)], 0, 0.0)
     return load.groups * profile.seconds((), each, read) + enter * own_s

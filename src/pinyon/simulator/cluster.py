@@ -68,7 +68,8 @@ class Cluster:
         self.front = Front(self.time, settings, decisions, self._place, self._withdraw, self.log)
         inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
         together = all(role is Role.MIXED for role in settings.roles)
-        self.fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together)
+        sharing = settings.decode_sharing
+        self.fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together, decode_sharing=sharing)
         self.scheduler = Scheduler(self.fleet, policy, Random(seed))
         self._numbers = count(1)
         self._attempts = AttemptLifecycle(
@@ -217,9 +218,10 @@ class Cluster:
         asked = replace(move.request, request_id=f"{request.number}~{number}")
         decision = self.scheduler.decide_at(asked, move.target, move.source, self.time.now_s)
         expected = asked.block_keys[decision.local_blocks * KEY_BYTES :]
-        blocks = decode_blocks(asked, self.settings.block_tokens)
+        blocks = decode_blocks(asked, self.settings.block_tokens) - decision.shared_blocks
         now_s, first_s = self.time.now_s, request.placed_s
-        self.fleet.inflight.add(asked.request_id, decision, blocks, now_s, expected, asked, first_s)
+        keys = asked.block_keys
+        self.fleet.inflight.add(asked.request_id, decision, blocks, now_s, expected, asked, first_s, keys)
         self.counts["moved"] += 1
         self._attempt(request, number, job, decision)
 

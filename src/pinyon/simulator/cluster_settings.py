@@ -7,15 +7,16 @@ from enum import StrEnum
 from typing import Final
 
 from pinyon.batching import BATCHING_DEFAULT
+from pinyon.batching.feather_settings import GROUPED
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT
 from pinyon.core.request import Role
 from pinyon.decisions import InstanceConfig
 from pinyon.placement.scaling import ScalingSettings
 from pinyon.simulator.scheduling_cost import NO_COST, SchedulingCost
 
-__all__ = ["GROUPED", "ClusterSettings", "StepRule"]
+__all__ = ["ClusterSettings", "StepRule"]
 
-GROUPED: Final = "grouped"
+KERNELS: Final = ("whole", GROUPED)
 
 
 class StepRule(StrEnum):
@@ -63,9 +64,9 @@ class ClusterSettings:
     pool_eviction: str = "lru"
     batching: str = BATCHING_DEFAULT
     service_order: str = SERVICE_ORDER_DEFAULT
-    kernel: str = ""
-    """How decode attention reads shared KV: what the whole batch shares gains by it (""), or what each group of it does
-    (``grouped``), groups by the first blocks of prompts; as much as the engine's ``decode_shared_share`` says."""
+    attention_kernel: str = "whole"
+    """Of engines whose profile gains by it: ``whole`` reads once what the whole batch shares, ``grouped`` (as PAT) what
+    some of it do, too."""
     scheduling: SchedulingCost = NO_COST
     """What decisions take; as they are, none."""
     slo_s: float = 5.0
@@ -82,6 +83,8 @@ class ClusterSettings:
     """When instances that compute prompts come and go; None: they do not."""
     boot_s: float = 10.0
     """Until one that was added is there."""
+    decode_sharing: bool = True
+    """Who decodes is chosen, too, by who decodes others of the prompt's prefix."""
     path_s: float = 0.0
     """Of a request through the services to its instance and of its first token back, where nobody waits."""
     attempts: int = 3
@@ -93,8 +96,8 @@ class ClusterSettings:
     """For KV memory of a prompt that is decoded elsewhere."""
 
     def __post_init__(self) -> None:
-        if self.kernel not in ("", GROUPED):
-            raise ValueError(f"kernel must be '' or {GROUPED!r}, not {self.kernel!r}")
+        if self.attention_kernel not in KERNELS:
+            raise ValueError(f"attention_kernel must be one of {', '.join(KERNELS)}, not {self.attention_kernel!r}")
 
     def nodes(self, role: Role) -> int:
         """Of an instance."""
@@ -114,7 +117,7 @@ class ClusterSettings:
             eviction=self.eviction,
             batching=self.batching,
             service_order=self.service_order,
-            kernel=self.kernel,
+            kernel=self.attention_kernel,
             spare_queued=True,
             dram_blocks=nodes * self.dram_tokens // self.block_tokens,
             step_tbt_s=0.0 if whole else self.step_tbt_s,

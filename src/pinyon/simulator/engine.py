@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from pinyon.batching import BatchRequest, StepPlan
+from pinyon.batching.feather_settings import GROUPED
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.shared_blocks import shared_blocks
 from pinyon.batching.token_times import TokenTimes
@@ -23,7 +24,7 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.simulator.attempt import Attempt
-from pinyon.simulator.cluster_settings import GROUPED, StepRule
+from pinyon.simulator.cluster_settings import StepRule
 from pinyon.simulator.decode_sums import DecodeSums
 from pinyon.simulator.engine_memory import EngineMemory
 from pinyon.simulator.leap import Leap
@@ -113,8 +114,9 @@ class Engine(EngineMemory):
         self._owner, self._fleet = owner, fleet
         self._profile, self._rule, self._faults = profile, rule, faults
         self._whole_tokens = whole_tokens
-        self._scheduling, self._grouped = scheduling, config.kernel == GROUPED
+        self._scheduling = scheduling
         self._block_tokens = config.block_tokens
+        self._grouped = config.kernel == GROUPED
         self._stages = [0.0] * info.stages
         """When each is free."""
         self._passing = 0
@@ -202,7 +204,7 @@ class Engine(EngineMemory):
         now_s, profile = self._time.now_s, self._profile
         chunks = [(start, end) for _, start, end in plan.prefills]
         context = sum(self._context(number) for number in plan.decodes)
-        counted = profile.kv_counted(context, self._again(plan))
+        counted = profile.kv_read(context, self._read_again(plan))
         seconds = profile.seconds(chunks, len(plan.decodes), counted)
         self._kv_tokens, self._kv_counted = context, counted
         copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
@@ -219,16 +221,15 @@ class Engine(EngineMemory):
             self._leap.count = self._steps_until_change(plan)
         self._await()
 
-    def _again(self, plan: StepPlan) -> int:
-        """Tokens of KV that a request reads after another one, of what a batch or, with the kernel ``grouped``, each
-        group of it shares."""
+    def _read_again(self, plan: StepPlan) -> int:
+        """Tokens of KV that the step has read for another request already: of blocks that all that are decoded share,
+        or that some do, where the kernel reads those once, too."""
         if self._profile.decode_shared_share == 1.0 or len(plan.decodes) < 2:
             return 0
-        groups: dict[int, list[list[int]]] = {}
-        for number in plan.decodes:
-            table = self._table(number)
-            groups.setdefault(table[0] if self._grouped else 0, []).append(table)
-        return self._block_tokens * sum([shared_blocks(tables) * (len(tables) - 1) for tables in groups.values()])
+        tables = [self._table(number) for number in plan.decodes]
+        if self._grouped:
+            return self._block_tokens * (sum(map(len, tables)) - len(set().union(*tables)))
+        return self._block_tokens * shared_blocks(tables) * (len(tables) - 1)
 
     def _together(self, plan: StepPlan) -> int:
         """How many whole prompts are computed at once: the first one, and what has room beside it."""
@@ -242,8 +243,8 @@ class Engine(EngineMemory):
     def _steps_until_change(self, plan: StepPlan) -> int:
         """Steps until the first of them is done or needs a block."""
         room = self.steps.room
-        if len(plan.decodes) < self.steps.running:
-            return 1  # others are decoded in the next one
+        if len(plan.decodes) < self.steps.running or self.steps.learns:
+            return 1  # others may be decoded in the next one
         most = min(min(self._left(number), room(number)) for number in plan.decodes)
         limit_s = WAITING_LEAP_S if self._wanted else LEAP_S
         step_s = self._leap.step_s
@@ -383,6 +384,7 @@ class Engine(EngineMemory):
             self._fleet.index.apply_delta(self.state, self._seq, pack_keys(stored), pack_keys(removed))
         pending = len(self.decodes) + len(self._wanted) - self.steps.running
         tbt_ms, batch, kv_tokens = self._token_times.take(idle=not self.steps.running)
+        level_blocks = self.steps.shared_level_blocks
         load = InstanceLoad(
             max(0, pending),
             self.steps.running,
@@ -395,6 +397,8 @@ class Engine(EngineMemory):
             kv_tokens=self._kv_tokens if self.steps.running else 0,
             room_wait_ms=self.room_waits.wait_s(self._time.now_s) * 1e3,
             draining=self.draining,
+            level_blocks=level_blocks,
+            shared=self.admission.shared() if level_blocks else (),
         )
         self._fleet.set_load(self.state, load, self._time.now_s)
 

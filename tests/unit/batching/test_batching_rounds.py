@@ -14,6 +14,7 @@ from pinyon.batching.stopping import Always, BatchState, Taken
 class Told:
     """Says what it is told to, and keeps what it hears."""
 
+    learns = False
     exploring = 0.0
     shifts = 0
 

@@ -38,6 +38,7 @@ READS = {
     "formed",
     "full",
     "growth",
+    "shared",
     "held",
     "learned",
     "path",

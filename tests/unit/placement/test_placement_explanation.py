@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.errors import PinyonError
+from pinyon.core.shared_prefix import SharedPrefix
 from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.explanation import CANDIDATES_MAX, Explanation, explain
@@ -133,6 +134,15 @@ def test_the_words():
     said, _ = decide(fleet, "min_ttft", request)
     assert said.because.startswith("went to a because it holds 10 of 12 blocks and nobody waits there, first token in ")
     assert "; b would have taken 1.5 s (queue 1.5 s, holds 0 of 12 blocks)" in said.because
+
+
+def test_what_its_decoding_shares_is_said():
+    fleet = make_fleet(("p", PREFILL), ("d", DECODE))
+    shared = (SharedPrefix(keys(*range(10))[-16:], 10, 3),)
+    fleet.set_load(member(fleet, "d"), InstanceLoad(running_requests=3, level_blocks=4, shared=shared), 0.0)
+    said, _ = decide(fleet, "min_ttft", PlacementRequest("r", "m", 16 * 12, keys(*range(12)), 8))
+    words = "(decodes on d beside others that begin with the same 160 of 192 tokens, whose KV is read once)"
+    assert words in said.because
 
 
 def test_one_that_is_not_the_soonest_was_chosen_by_its_policy():

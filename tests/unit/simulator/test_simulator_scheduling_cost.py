@@ -45,15 +45,15 @@ def test_groups_of_a_batch_read_their_own_prefixes_with_the_kernel_for_it() -> N
     prompts = [(1 + group, 10 * group + each) for group in (1, 2) for each in (1, 2)]
 
     def read(kernel: str) -> float:
-        one = cluster(ClusterSettings((Role.MIXED,), 16, 16_384, kernel=kernel))
+        one = cluster(ClusterSettings((Role.MIXED,), 16, 16_384, attention_kernel=kernel))
         rounds = (0.0, 1), (9.0, 4)
         one.run([Arrival(time_s, 32, tokens, each, NO_TRAITS) for time_s, tokens in rounds for each in prompts])
         (engine,) = one.members.engines.values()
         assert engine.decode_sums.steps == 4
         return engine.decode_sums.kv_tokens
 
-    assert read("") == 4 * (33 + 34 + 35)
-    assert read("grouped") == read("") - (2 + 2 + 1) * 0.5 * 16
+    assert read("whole") == 4 * (33 + 34 + 35)
+    assert read("grouped") == read("whole") - (2 + 2 + 1) * 0.5 * 16
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -61,8 +61,8 @@ def test_what_cannot_be_is_refused() -> None:
         SchedulingCost(0.0, -1.0)
     with pytest.raises(ValueError, match="step_s of scheduling"):
         SchedulingCost(61.0)
-    with pytest.raises(ValueError, match="kernel must be"):
-        ClusterSettings((Role.MIXED,), 16, 32, kernel="fast")
+    with pytest.raises(ValueError, match="attention_kernel must be"):
+        ClusterSettings((Role.MIXED,), 16, 32, attention_kernel="fast")
 
 
 @pytest.mark.parametrize("growth_s", [0.0, 0.5])

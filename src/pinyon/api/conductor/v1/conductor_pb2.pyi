@@ -128,7 +128,7 @@ class InstanceInfo(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., geography: _Optional[str] = ..., key_secret_id: _Optional[str] = ..., short_first: _Optional[bool] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
-    __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining", "failed_source_addresses", "room_wait_ms", "mean_batch", "mean_kv_tokens", "kv_tokens")
+    __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining", "failed_source_addresses", "room_wait_ms", "mean_batch", "mean_kv_tokens", "kv_tokens", "prefix_level_blocks", "shared_prefixes")
     PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PENDING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,8 @@ class InstanceLoad(_message.Message):
     MEAN_BATCH_FIELD_NUMBER: _ClassVar[int]
     MEAN_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_LEVEL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     pending_requests: int
     running_requests: int
     pending_prefill_tokens: int
@@ -153,7 +155,19 @@ class InstanceLoad(_message.Message):
     mean_batch: float
     mean_kv_tokens: float
     kv_tokens: int
-    def __init__(self, pending_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., mean_tbt_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., failed_source_addresses: _Optional[_Iterable[str]] = ..., room_wait_ms: _Optional[float] = ..., mean_batch: _Optional[float] = ..., mean_kv_tokens: _Optional[float] = ..., kv_tokens: _Optional[int] = ...) -> None: ...
+    prefix_level_blocks: int
+    shared_prefixes: _containers.RepeatedCompositeFieldContainer[SharedPrefix]
+    def __init__(self, pending_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., mean_tbt_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., failed_source_addresses: _Optional[_Iterable[str]] = ..., room_wait_ms: _Optional[float] = ..., mean_batch: _Optional[float] = ..., mean_kv_tokens: _Optional[float] = ..., kv_tokens: _Optional[int] = ..., prefix_level_blocks: _Optional[int] = ..., shared_prefixes: _Optional[_Iterable[_Union[SharedPrefix, _Mapping]]] = ...) -> None: ...
+
+class SharedPrefix(_message.Message):
+    __slots__ = ("block_key", "blocks", "requests")
+    BLOCK_KEY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    block_key: bytes
+    blocks: int
+    requests: int
+    def __init__(self, block_key: _Optional[bytes] = ..., blocks: _Optional[int] = ..., requests: _Optional[int] = ...) -> None: ...
 
 class LookupBlocksRequest(_message.Message):
     __slots__ = ("block_keys",)
@@ -316,7 +330,7 @@ class ExplainResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[ExplainedDecision, _Mapping]]] = ...) -> None: ...
 
 class ExplainedDecision(_message.Message):
-    __slots__ = ("request_id", "age_ms", "model", "prompt_tokens", "block_tokens", "max_tokens", "kind", "turn", "priority", "no_reuse", "exclude_instance_ids", "because", "placement", "error", "probe", "alternate_instance_id", "ttft_limit_ms", "tbt_limit_ms", "chosen", "others", "candidates", "first_token")
+    __slots__ = ("request_id", "age_ms", "model", "prompt_tokens", "block_tokens", "max_tokens", "kind", "turn", "priority", "no_reuse", "exclude_instance_ids", "because", "placement", "error", "probe", "alternate_instance_id", "ttft_limit_ms", "tbt_limit_ms", "chosen", "others", "candidates", "first_token", "shared_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +353,7 @@ class ExplainedDecision(_message.Message):
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     age_ms: int
     model: str
@@ -361,7 +376,8 @@ class ExplainedDecision(_message.Message):
     others: _containers.RepeatedCompositeFieldContainer[Candidate]
     candidates: int
     first_token: FirstTokenMeasurement
-    def __init__(self, request_id: _Optional[str] = ..., age_ms: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., kind: _Optional[str] = ..., turn: _Optional[int] = ..., priority: _Optional[int] = ..., no_reuse: _Optional[bool] = ..., exclude_instance_ids: _Optional[_Iterable[str]] = ..., because: _Optional[str] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., probe: _Optional[bool] = ..., alternate_instance_id: _Optional[str] = ..., ttft_limit_ms: _Optional[float] = ..., tbt_limit_ms: _Optional[float] = ..., chosen: _Optional[_Union[Candidate, _Mapping]] = ..., others: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., candidates: _Optional[int] = ..., first_token: _Optional[_Union[FirstTokenMeasurement, _Mapping]] = ...) -> None: ...
+    shared_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., age_ms: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., kind: _Optional[str] = ..., turn: _Optional[int] = ..., priority: _Optional[int] = ..., no_reuse: _Optional[bool] = ..., exclude_instance_ids: _Optional[_Iterable[str]] = ..., because: _Optional[str] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., probe: _Optional[bool] = ..., alternate_instance_id: _Optional[str] = ..., ttft_limit_ms: _Optional[float] = ..., tbt_limit_ms: _Optional[float] = ..., chosen: _Optional[_Union[Candidate, _Mapping]] = ..., others: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., candidates: _Optional[int] = ..., first_token: _Optional[_Union[FirstTokenMeasurement, _Mapping]] = ..., shared_blocks: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("instance_id", "held_blocks", "expected_blocks", "fetched_blocks", "room_ms", "queue_ms", "transfer_ms", "prefill_ms", "drain_ms", "ttft_ms", "others_ms", "about")

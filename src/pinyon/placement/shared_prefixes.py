@@ -1,0 +1,138 @@
+"""Which instances decode requests of which prefix: there another one of it costs a batch little more to read.
+
+What an instance says, of the largest groups, and what was placed there and has not ended. Of a placement nobody knows
+yet what others will share with it, so it counts at depths that double: what is found is at least half of what is
+shared, as far as whole levels go. An instance whose batches are not made by prefixes is not here.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from typing import Final
+
+from pinyon.core.block_keys import KEY_BYTES, BlockKey
+from pinyon.core.shared_prefix import SharedPrefix
+
+__all__ = ["DEPTHS_MAX", "FOUND_MAX", "MARKS_MAX", "Mark", "SharedPrefixes"]
+
+DEPTHS_MAX: Final = 64
+"""Different ones that are looked at for a request: what is reported at others counts for nothing. Placements have as
+many again."""
+FOUND_MAX: Final = 8
+"""Instances that one request is told of. Where more decode its prefix, it hardly matters which of them it comes to."""
+MARKS_MAX: Final = 1 << 18
+"""Of placements, ~60 MB. Those beyond it only look as if they shared nothing."""
+
+
+Mark = tuple[int, BlockKey]
+"""A depth in blocks and the key there. No named tuple: one is made for each, and those are slow to make."""
+
+
+class SharedPrefixes:
+    """By rows of the load table. ``used``: False where nobody asks, then nothing is kept."""
+
+    def __init__(self) -> None:
+        self.used = True
+        self._depths: list[int] = []
+        """In order, those of what is here."""
+        self._rows: dict[int, dict[BlockKey, dict[int, int]]] = {}
+        """By depth in blocks and by the key there, and how often a row is here: by a report, and by placements."""
+        self._levels: dict[int, int] = {}
+        """Blocks of a level, of the rows whose batches are made by prefixes."""
+        self._said: dict[int, tuple[SharedPrefix, ...]] = {}
+        """The last report of each."""
+        self._counted: dict[int, list[Mark]] = {}
+        """Of it, what is counted."""
+        self._marks = 0
+
+    def __len__(self) -> int:
+        """Prefixes at their depths."""
+        return sum([len(keys) for keys in self._rows.values()])
+
+    @property
+    def empty(self) -> bool:
+        return not self._depths
+
+    def reported(self, row: int, level_blocks: int, shared: tuple[SharedPrefix, ...]) -> None:
+        """What the instance says now; of a level of 0 nothing is kept."""
+        if not self.used or (level_blocks == self._levels.get(row, 0) and shared == self._said.get(row, ())):
+            return
+        for mark in self._counted.pop(row, ()):
+            self._count(row, mark, -1)
+        self._levels.pop(row, None)
+        self._said.pop(row, None)
+        if level_blocks <= 0:
+            return
+        self._levels[row], self._said[row] = level_blocks, shared
+        marks = [(each.blocks, each.key) for each in shared]
+        self._counted[row] = [mark for mark in marks if self._count(row, mark, 1, DEPTHS_MAX)]
+
+    def placed(self, row: int, block_keys: bytes) -> Sequence[Mark]:
+        """A request with these packed keys is decoded there. Returns what :meth:`ended` wants to know."""
+        depth = self._levels.get(row, 0)
+        marks: list[Mark] = []
+        while 0 < depth * KEY_BYTES <= len(block_keys) and self._marks < MARKS_MAX:
+            mark = depth, block_keys[(depth - 1) * KEY_BYTES : depth * KEY_BYTES]
+            if self._count(row, mark, 1, 2 * DEPTHS_MAX):
+                marks.append(mark)
+                self._marks += 1
+            depth *= 2
+        return marks
+
+    def ended(self, row: int, marks: Sequence[Mark]) -> None:
+        for mark in marks:
+            self._count(row, mark, -1)
+        self._marks -= len(marks)
+
+    def found(self, block_keys: bytes, row: int) -> dict[int, int]:
+        """Blocks that a request with these packed keys would share, by rows that decode such requests: at most
+        :data:`FOUND_MAX`, those that share most, and always ``row``."""
+        found: dict[int, int] = {}
+        depths = self._depths
+        for place in range(len(depths) - 1, -1, -1):
+            end = depths[place] * KEY_BYTES
+            if end > len(block_keys):
+                continue
+            rows = self._rows[depths[place]].get(block_keys[end - KEY_BYTES : end])
+            if rows is None:
+                continue
+            if row in rows and row not in found:
+                found[row] = depths[place]
+            for each in rows:
+                if len(found) >= FOUND_MAX:
+                    break
+                if each not in found:
+                    found[each] = depths[place]
+        return found
+
+    def _count(self, row: int, mark: Mark, sign: int, depths_max: int = 0) -> bool:
+        """Once more, or once less. False: it is at one depth too many."""
+        depth, key = mark
+        keys = self._rows.get(depth)
+        if keys is None:
+            if len(self._depths) >= depths_max:
+                return False
+            keys = self._rows[depth] = {}
+            insort(self._depths, depth)
+        rows = keys.get(key)
+        if rows is None:
+            rows = keys[key] = {}
+        left = rows.get(row, 0) + sign
+        if left:
+            rows[row] = left
+            return True
+        del rows[row]
+        if not rows:
+            del keys[key]
+            if not keys:
+                del self._rows[depth]
+                self._depths.remove(depth)
+        return True
+
+    def check_integrity(self) -> None:
+        """Assert that the books agree (for tests and idle times)."""
+        assert self._depths == sorted(self._rows)
+        assert all(keys and all(keys.values()) for keys in self._rows.values())
+        counts = sum([sum(rows.values()) for keys in self._rows.values() for rows in keys.values()])
+        assert counts == self._marks + sum([len(marks) for marks in self._counted.values()])
