@@ -170,7 +170,8 @@ class World:
             self._now_s += seconds
             mark = time.process_time()
             decisions.steps.fold(plan)
-            seen = StepSeen(len(plan.decodes), plan.prompt_tokens, seconds)
+            decode_s = result.decode_share * seconds
+            seen = StepSeen(len(plan.decodes), plan.prompt_tokens, seconds, decode_s=decode_s)
             decisions.admission.observe(seen)
             decisions.steps.observe(seen)
             outcome.scheduling_s += time.process_time() - mark

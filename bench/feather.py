@@ -4,6 +4,9 @@ Requests of some prefixes that are cached (a warm-up run, as in FEATHER §3.2), 
 a worker and its engine in this process; decode throughput in processor time of the steps that only decode. Each policy
 runs twice in the same world, and the second run counts: what it learns, it has learned by then. All combinations take
 turns, so that ratios are of the same minutes. All tokens must be those of the first combination.
+
+Then the workload shifts under a policy that has learned: from prefixes that are worth steps of their own to ones that
+are not, and back, three runs of each, all of which count.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ COMBINATIONS = (
 )
 FIXED = ("fcfs", "never", "heuristic")
 LEARNED = ("bandit", "q_learning")
+SHIFTING = (*FIXED, *LEARNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,40 @@ def measure(workload: Workload, repeats: int, seed: int) -> dict[tuple[str, str]
     return outcomes
 
 
+def shifting(policy: str, phases: tuple[Workload, ...], runs: int, seed: int) -> list[float]:
+    """Decode throughput in each phase, all of its runs, of one policy that goes on."""
+    engine = create_engine("numpy", load_card(), sum(phase.blocks for phase in phases), BLOCK, kernel="whole")
+    world = World(engine, POLICIES[policy])
+    rates = []
+    for number, phase in enumerate(phases):
+        asks = grouped_asks(phase.count, phase.groups, phase.prefix, phase.own, phase.new_tokens, seed + number % 2)
+        outcomes = [world.run(asks) for _ in range(runs)]
+        rates.append(sum(each.decode_tokens for each in outcomes) / sum(each.decode_s for each in outcomes))
+    return rates
+
+
+def measure_shift(report: Report, phases: tuple[Workload, ...], repeats: int, runs: int, seed: int) -> None:
+    """Raises nothing: what is missed is an aim that is not met."""
+    report.config["shift"] = "; ".join(phase.described for phase in phases)
+    progress(f"shift: {report.config['shift']}")
+    rates: dict[str, list[list[float]]] = {policy: [] for policy in SHIFTING}
+    for repeat in range(repeats):
+        for policy in SHIFTING:
+            rates[policy].append(shifting(policy, phases, runs, seed + 10 * repeat))
+            progress(f"  {policy:11}" + "".join(f"{rate:8.0f}" for rate in rates[policy][-1]) + " tokens/s")
+    for policy, of_runs in rates.items():
+        report.results[f"shift_{policy}_tokens_s"] = [
+            round(statistics.median(phase)) for phase in zip(*of_runs, strict=True)
+        ]
+    for policy in LEARNED:
+        # Each phase counts as much: the time that a token takes, on average.
+        gains = [
+            statistics.mean(1 / rate for rate in other) / statistics.mean(1 / rate for rate in one)
+            for one, other in zip(rates[policy], rates["heuristic"], strict=True)
+        ]
+        report.aims.append(Aim(f"shift_{policy}_to_heuristic_ratio", 1.0, round(statistics.median(gains), 3), False))
+
+
 def ratio(outcomes: dict[tuple[str, str], list[Outcome]], of: tuple[str, str], to: tuple[str, str]) -> float:
     """Median of the runs' ratios of decode throughput."""
     pairs = zip(outcomes[of], outcomes[to], strict=True)
@@ -130,6 +168,9 @@ def main(argv: list[str]) -> int:
             report.results["shared_whole_bandit_to_grouped_fcfs_ratio"] = round(
                 ratio(outcomes, ("whole", "bandit"), ("grouped", "fcfs")), 3
             )
+    apart = Workload(5, 20, 1024, 20, 24) if quick else Workload(5, 40, 4096, 20, 60)
+    together = Workload(10, 20, 400, 20, 24) if quick else Workload(20, 40, 480, 20, 60)
+    measure_shift(report, (apart, together, apart, together), repeats, 2 if quick else 3, seed)
     report.results["to_fcfs_on_the_same_kernel_ratio"] = {name: round(value, 3) for name, value in ratios.items()}
     report.aims.append(Aim("shared_whole_bandit_to_fcfs_ratio", 2.0, round(ratios["shared_whole_bandit"], 3), False))
     for kernel in ("whole", "grouped"):

@@ -343,7 +343,7 @@ class Worker:
     def _observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._metrics.step(step, outcome, sampled)
         decodes = len(step.decodes)
-        seen = StepSeen(decodes, step.tokens - decodes, outcome.elapsed_s)
+        seen = StepSeen(decodes, step.tokens - decodes, outcome.elapsed_s, decode_s=outcome.decode_s)
         self.parts.cache.observe(seen)
         self.parts.members.observe(seen)
         if not decodes:

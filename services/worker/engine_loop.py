@@ -174,7 +174,8 @@ class EngineLoop:
             _settle(step)
             result = self._compute(step.chunks, step.slots)
             seconds = time.perf_counter() - start
-            return StepOutcome(result.prefill_tokens, result.decode_tokens, seconds, True, result.logprobs)
+            tokens = result.prefill_tokens, result.decode_tokens
+            return StepOutcome(*tokens, seconds, True, result.logprobs, result.decode_share * seconds)
         except Exception as error:
             if len(step.chunks) + len(step.slots) == 1:
                 _report(error)

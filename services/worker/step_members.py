@@ -119,6 +119,8 @@ class StepOutcome:
     whole: bool = False
     """Surely none failed."""
     logprobs: StepLogprobs | None = None
+    decode_s: float = 0.0
+    """See :class:`pinyon.batching.StepSeen`."""
 
 
 class StepRoom(Room, Protocol):

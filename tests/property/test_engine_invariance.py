@@ -216,6 +216,7 @@ def test_shared_prefixes_do_not_matter(
             saved = contexts - result.kv_tokens_read
             assert saved >= (0 if kernel == "plain" else 256 * trunk * (len(prompts) - 1))
             assert saved == 0 or kernel != "plain"
+            assert 0.0 < result.decode_share < 1.0 if beside else result.decode_share == 0.0
         assert out == expected
         assert [kv_of(engine, t, len(p) + 2) for t, p in zip(mine, prompts, strict=True)] == kvs
 

@@ -17,6 +17,7 @@ model's own shapes.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,28 @@ class _Plan:
     positions: _I64
     blocks: _I64
     offsets: _I64
+
+
+class _Parts:
+    """What a step's time went into. Decoded tokens and those of prompts are in the same products, and have their part
+    of those by their number; what prompts wait for while their KV arrives is theirs."""
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+        self._decodes_s = self._chunks_s = 0.0
+
+    def attended(self, decodes_s: float, chunks_s: float) -> None:
+        self._decodes_s += decodes_s
+        self._chunks_s += chunks_s
+
+    def waited(self, seconds: float) -> None:
+        self._chunks_s += seconds
+
+    def decode_share(self, decodes: int, tokens: int) -> float:
+        """Of the time so far, of so many tokens of which so many are decoded."""
+        seconds = time.perf_counter() - self._began_s
+        common_s = max(0.0, seconds - self._decodes_s - self._chunks_s)
+        return (self._decodes_s + common_s * decodes / tokens) / seconds if seconds > 0.0 else 0.0
 
 
 class NumpyLlamaEngine:
@@ -126,7 +149,9 @@ class NumpyLlamaEngine:
         if not prefills and not decodes:
             return StepResult([], [])
         plan = self._plan(prefills, decodes)
-        hidden = self._forward(plan)
+        parts = _Parts() if prefills and decodes else None
+        hidden = self._forward(plan, parts)
+        decode_share = 0.0 if parts is None else parts.decode_share(len(decodes), len(plan.tokens))
         last = [rows.stop - 1 for chunk, rows, _ in plan.chunks if chunk.sampling is not None]
         last += range(len(plan.tokens) - len(decodes), len(plan.tokens))
         told = StepLogprobs(prompts=self._prompt_logprobs(hidden, plan))
@@ -148,7 +173,7 @@ class NumpyLlamaEngine:
                 told.decodes[number] = token_logprob(rows[number], tokens[number], slot.sampling.logprobs)
         asked = told.prefills or told.decodes or told.prompts
         read = plan.decodes.tokens_read if plan.decodes is not None else 0
-        return StepResult(first, tokens, told if asked else None, read)
+        return StepResult(first, tokens, told if asked else None, read, decode_share)
 
     def prompt_logits(self, chunk: PrefillChunk) -> _F32:
         """Logits after every token of the chunk, ``(len(tokens), vocab)``: for tests and tools. Writes its KV."""
@@ -186,8 +211,9 @@ class NumpyLlamaEngine:
             check_lanes_alike(functools.partial(np.matmul, matrix), matrix.shape[1], f"the {name} product")
         self._attention.self_check()
 
-    def _forward(self, plan: _Plan) -> _F32:
-        """Hidden states after the last layer, ``(tiles, hidden, TILE)``, before the final norm."""
+    def _forward(self, plan: _Plan, parts: _Parts | None = None) -> _F32:
+        """Hidden states after the last layer, ``(tiles, hidden, TILE)``, before the final norm. ``parts``, if given,
+        learn how long which part took."""
         config, count = self.config, len(plan.tokens)
         hidden = _to_lanes(self._weights.embedding[plan.tokens])
         padded = np.zeros(hidden.shape[0] * TILE, np.int64)
@@ -201,15 +227,22 @@ class NumpyLlamaEngine:
                 queries, keys, values = self._project(layer, hidden, turn, count)
                 for chunk, _, _ in plan.chunks:
                     if chunk.wait_layer is not None:
+                        waits_s = time.perf_counter()
                         chunk.wait_layer(number)
+                        if parts is not None:
+                            parts.waited(time.perf_counter() - waits_s)
                 attention.write(number, plan.blocks, plan.offsets, keys, values)
                 for chunk, _, _ in plan.chunks:
                     if chunk.on_layer is not None:
                         chunk.on_layer(number)
+                began_s = time.perf_counter()
                 if plan.decodes is not None:
                     attention.decode(number, queries, plan.decodes, attended)
+                decoded_s = time.perf_counter()
                 for chunk, rows, table in plan.chunks:
                     attention.attend(number, queries[rows], chunk.start, table, attended[rows])
+                if parts is not None:
+                    parts.attended(decoded_s - began_s, time.perf_counter() - decoded_s)
                 hidden += np.matmul(layer.output, _to_lanes(attended.reshape(count, -1)))
                 self._feed_forward(layer, hidden)
         return hidden

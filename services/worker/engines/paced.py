@@ -59,10 +59,10 @@ class PacedEngine:
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
         check_step(self.config, self.layout, self.num_blocks, prefills, decodes)
-        seconds = self._profile.step_seconds(
-            ((chunk.start, chunk.start + len(chunk.tokens)) for chunk in prefills),
-            (slot.position + 1 for slot in decodes),
-        )
+        chunks = [(chunk.start, chunk.start + len(chunk.tokens)) for chunk in prefills]
+        contexts = [slot.position + 1 for slot in decodes]
+        seconds = self._profile.step_seconds(chunks, contexts)
+        share = self._profile.step_seconds((), contexts) / seconds if chunks and contexts and seconds else 0.0
         now_s = self._clock()
         end_s = (self._ended_s if now_s - self._ended_s < CATCH_UP_S else now_s) + seconds
         hooked = [chunk for chunk in prefills if chunk.wait_layer is not None or chunk.on_layer is not None]
@@ -86,7 +86,8 @@ class PacedEngine:
                 for chunk in prefills
             ],
             [self._token(slot.sampling, slot.sample_index, slot.position) for slot in decodes],
-            kv_tokens_read=sum(slot.position + 1 for slot in decodes),
+            kv_tokens_read=sum(contexts),
+            decode_share=share,
         )
 
     def _sleep_until(self, instant_s: float) -> None:

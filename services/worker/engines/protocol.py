@@ -43,6 +43,8 @@ class StepResult:
     """None: nobody asks."""
     kv_tokens_read: int = 0
     """Tokens of KV that the decoded tokens read, per layer; what several requests read together counts once."""
+    decode_share: float = 0.0
+    """Of the time of a step with both, what the decoded tokens took; 0: that cannot be said."""
 
 
 class Engine(Protocol):

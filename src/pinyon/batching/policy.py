@@ -76,6 +76,8 @@ class StepSeen(NamedTuple):
     steps: int = 1
     growth_s: float = 0.0
     """By which each of several was longer than the one before it."""
+    decode_s: float = 0.0
+    """Of a step with both, what decoding took of it, if the engine knows; 0: it does not say."""
 
 
 class BatchingPolicy(Protocol):

@@ -82,8 +82,8 @@ class Rounds(Protocol):
 
 
 class DecodeTime:
-    """How long a step's decodes took of it. What its prompt tokens took is known from steps that had nothing else: a
-    step with prompts would speak against whoever was added to it, otherwise."""
+    """How long a step's decodes took of it: a step with prompts would speak against whoever was added to it, otherwise.
+    Where the engine does not say, what prompt tokens take is known from steps that had nothing else."""
 
     def __init__(self) -> None:
         self._prompt_token_s = 0.0
@@ -98,6 +98,8 @@ class DecodeTime:
             return 0.0
         if not step.prefill_tokens:
             return step.seconds
+        if step.decode_s > 0.0:
+            return step.decode_s
         if not self._prompt_token_s:
             return 0.0
         return max(0.0, step.seconds - self._prompt_token_s * step.prefill_tokens)

@@ -29,8 +29,8 @@ FLAT: Final = 1e-6
 
 class StepCost:
     """Told of each step what was in it and how long it took. What decoding takes is the mean of the last steps that did
-    nothing else; the rest of a step is its chunks', so much for each token and so much more for each token before it:
-    a straight line through what was seen, where what is older weighs less."""
+    nothing else, or whose engine told it; the rest of a step is its chunks', so much for each token and so much more
+    for each token before it: a straight line through what was seen, where what is older weighs less."""
 
     def __init__(self) -> None:
         self._decode_s = 0.0
@@ -57,7 +57,11 @@ class StepCost:
             if step.decoded:
                 self._decoded(step)
             return
-        seconds = step.seconds - self._decode_s if step.decoded else step.seconds
+        if step.decode_s > 0.0:
+            self._decode_s += (OTHER_WEIGHT if self._decode_s else 1.0) * (step.decode_s - self._decode_s)
+            seconds = step.seconds - step.decode_s
+        else:
+            seconds = step.seconds - self._decode_s if step.decoded else step.seconds
         x, y = depth / tokens, max(0.0, seconds) / tokens
         self._weight = KEPT * self._weight + 1.0
         self._x = KEPT * self._x + x

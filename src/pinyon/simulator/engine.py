@@ -306,7 +306,10 @@ class Engine(EngineMemory):
         self.free_late()
         tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
         self.prompt_tokens += tokens
-        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count, self._leap.growth_s)
+        decode_s = seconds
+        if plan.prefills and plan.decodes:
+            decode_s = self._profile.seconds((), len(plan.decodes), self._kv_counted)
+        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count, self._leap.growth_s, decode_s)
         self.admission.observe(seen)
         self.steps.observe(seen)
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
@@ -321,7 +324,6 @@ class Engine(EngineMemory):
             self._time.at(effect_s, lambda: self._told_late(chunks, tokens))
         if counted.decodes:
             decodes, kv_tokens = len(plan.decodes), self._kv_counted
-            decode_s = self._profile.seconds((), decodes, kv_tokens) if plan.prefills else seconds
             grown = decodes * (count * (count - 1) // 2)
             self.decode_sums.add(count, decodes, decode_s, count * kv_tokens + grown)
             self._kv_tokens += len(plan.decodes) * count // 2

@@ -156,6 +156,7 @@ def test_the_time_of_prompts_is_taken_out() -> None:
     assert decode.of(StepSeen(0, 100, 0.2)) == 0.0
     assert decode.of(StepSeen(4, 100, 0.5)) == pytest.approx(0.3)
     assert decode.of(StepSeen(4, 1000, 0.5)) == 0.0  # less than its prompts: nothing is to be said
+    assert decode.of(StepSeen(4, 1000, 0.5, decode_s=0.125)) == 0.125  # but the engine can say it
 
 
 def test_a_round_with_a_step_of_unknown_time_teaches_nothing() -> None:

@@ -157,6 +157,17 @@ def test_several_steps_told_at_once_are_as_good_as_each_by_itself() -> None:
         assert together.decode_s == pytest.approx(alone.decode_s, rel=1e-12)
 
 
+def test_an_engine_that_says_what_decoding_takes_is_believed() -> None:
+    """A batch that doubles while there are prompts in every step."""
+    cost = StepCost()
+    for decoded in (8, 16):
+        for _ in range(12):
+            decode_s, prompt_s = 0.001 * decoded, 0.1
+            cost.saw([(0, 100)], StepSeen(decoded, 100, decode_s + prompt_s, decode_s=decode_s))
+        assert cost.decode_s == pytest.approx(decode_s, rel=0.05)
+        assert cost.line()[0] * 100 == pytest.approx(prompt_s)
+
+
 def test_what_a_token_costs_is_a_line_over_what_is_before_it() -> None:
     cost = StepCost()
     cost.saw([], StepSeen(8, 0, 0.02))

@@ -59,6 +59,9 @@ def test_a_step_by_hand() -> None:
     prefill = 0.001 * 110 + 1e-6 * (200**2 - 100**2 + 10**2)
     decode = 0.25 + 0.125 * 2 + 0.01 * (100 + 200)
     assert time.now_s - 1000 == pytest.approx(0.5 + prefill + decode)
+    assert result.decode_share == pytest.approx((0.5 + decode) / (0.5 + prefill + decode))
+    assert time.engine().step([chunk(0, 10)], []).decode_share == 0.0
+    assert time.engine().step([], [slot(99)]).decode_share == 0.0
 
 
 seconds = st.floats(0, 10)
