@@ -2,8 +2,8 @@
 
 Requests of some prefixes that are cached (a warm-up run, as in FEATHER §3.2), all there at once, through the modules of
 a worker and its engine in this process; decode throughput in processor time of the steps that only decode. Each policy
-runs several times in the same world, and the last run counts: what it learns, it has learned by then. All combinations take
-turns, so that ratios are of the same minutes. All tokens must be those of the first combination.
+runs several times in the same world, and the last run counts: what it learns, it has learned by then. All combinations
+take turns, so that ratios are of the same minutes. All tokens must be those of the first combination.
 
 Then the workload shifts under a policy that has learned: from prefixes that are worth steps of their own to ones that
 are not, and back, three runs of each, all of which count.
