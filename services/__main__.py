@@ -51,6 +51,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     )
     for name, registry in POLICIES.items():
         add(f"--{name}", default="", help=f"{name} policy: {registry.described}")
+    kernels = "whose tokens read KV together in a step: nobody's, the whole batch's, any two's (default grouped)"
+    add("--attention-kernel", default="", choices=("plain", "whole", "grouped"), help=kernels)
     add(
         "--pool-blocks",
         type=int,

@@ -77,6 +77,7 @@ class ClusterSpec:
     placement: str = ""
     routing: str = ""
     batching: str = ""
+    attention_kernel: str = ""
     service_order: str = ""
     eviction: str = ""
     pool_blocks: int = 1280
@@ -376,7 +377,7 @@ class LocalCluster:
             *(
                 "--transfer-listen",
                 f"{spec.host}:0",
-                *self._chosen("engine_profile", "batching", "service_order", "eviction"),
+                *self._chosen("engine_profile", "batching", "attention_kernel", "service_order", "eviction"),
             ),
             *(*self._common("worker", name), *self._journal(name)),
             *spec.extra.get(role, ()),

@@ -20,7 +20,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
-from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
 from pinyon.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows
 from pinyon.simulator.prefill_reference import ReferenceSettings
 from pinyon.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
@@ -96,6 +96,7 @@ WHOLE_ALONE: Mapping[str, object] = {
     "max_batch": 256,
     "pipeline": 1,
     "batching": BATCHING_DEFAULT,
+    "attention_kernel": "whole",
     "utilisation": 1.0,
     "path_ms": 0.0,
     "sizes": "",
@@ -181,6 +182,13 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
     )
     described = f"who gets KV memory: {BATCHING_POLICIES.described} (default {BATCHING_DEFAULT}, as a worker's)"
     whole.add_argument("--batching", default=BATCHING_DEFAULT, help=described)
+    whole.add_argument(
+        "--attention-kernel",
+        choices=KERNELS,
+        default="whole",
+        help="of profiles that gain by it: what the whole batch shares, or what any two of it share, is read once "
+        "(default whole)",
+    )
     whole.add_argument(
         "--utilisation",
         type=float,
@@ -324,6 +332,7 @@ def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, inst
         eviction=eviction,
         pool_eviction=eviction,
         batching=_choice(BATCHING_POLICIES, arguments.batching, "batching"),
+        attention_kernel=arguments.attention_kernel,
         service_order=order,
         slo_s=arguments.slo,
         scaling=_scaling(arguments),

@@ -14,9 +14,10 @@ from pinyon.decisions import InstanceConfig
 from pinyon.placement.scaling import ScalingSettings
 from pinyon.simulator.scheduling_cost import NO_COST, SchedulingCost
 
-__all__ = ["ClusterSettings", "StepRule"]
+__all__ = ["KERNELS", "ClusterSettings", "StepRule"]
 
 KERNELS: Final = ("whole", GROUPED)
+"""Attention kernels that profiles tell apart."""
 
 
 class StepRule(StrEnum):

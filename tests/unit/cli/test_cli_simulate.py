@@ -176,3 +176,27 @@ def test_what_cannot_be_sent_is_said_before_anything_is(
 ) -> None:
     assert main(["replay", trace, *SHORT, *option]) == 1
     assert "pinyon: " in capsys.readouterr().err
+
+
+def test_the_attention_kernel_says_who_gains_by_a_shared_prefix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two conversations at once: by groups each reads its prefix once, as a whole batch nobody does."""
+    path = tmp_path / "two.jsonl"
+    rows = [
+        {
+            "timestamp": number,
+            "input_length": 4096,
+            "output_length": 400,
+            "hash_ids": [*range(8 * each, 8 * each + 7), 100 + number],
+        }
+        for number in range(16)
+        for each in [number % 2]
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    means = {}
+    for kernel in ("whole", "grouped"):
+        asked = ["simulate", str(path), "--model", "rtx6000ada-llama-8b", "--instances", "1", "--warm-up", "0"]
+        assert main([*asked, "--attention-kernel", kernel, "--json"]) == 0
+        means[kernel] = json.loads(capsys.readouterr().out.splitlines()[-1])["tbt_p50_s"]
+    assert means["grouped"] < 0.97 * means["whole"]
