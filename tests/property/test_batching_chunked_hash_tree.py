@@ -55,6 +55,13 @@ class Plain:
         below = [each for each, level in passed if whole and level == depth + 1 and each[: len(above)] == above]
         return max(own, sum(self.saved(passed, each, depth + 1) for each in below))
 
+    def find_by_tip(self) -> int | None:
+        def cost(number: int) -> tuple[int, int, int]:
+            came, levels = self.waiting[number]
+            return -self.shared([levels]) if self.active else 0, len(levels), came
+
+        return min(self.waiting, key=cost) if self.waiting else None
+
     def find_best(self) -> tuple[int, int, int, int] | None:
         if not self.waiting:
             return None
@@ -129,6 +136,8 @@ def test_every_answer_is_that_of_plain_sets(chunk: int, random: Random, letters:
         if random.random() < 0.7:
             assert tree.find_best() == plain.find_best()
             assert tree.find_best() == plain.find_best()
+            by_tip = tree.find_by_tip()
+            assert (None if by_tip is None else by_tip.request) == plain.find_by_tip()
         assert (tree.waiting, tree.active) == (len(plain.waiting), len(plain.active))
         assert tree.tip_depth == plain.shared([])
         if random.random() < 0.05:

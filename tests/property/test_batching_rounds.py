@@ -29,7 +29,7 @@ def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning | No
     """None: groups that the caller has named."""
     rounds: Rounds = GroupRounds(1)
     if stop is not None:
-        rounds = PrefixRounds(FeatherSettings(stop=stop, seed=seed).stopping(), 1)
+        rounds = PrefixRounds(FeatherSettings(stop=stop, seed=seed).stopping(), 1, by_tip=seed % 2 == 1)
     waited: dict[int, int] = {}
     new = 0
     for _ in range(150):

@@ -189,6 +189,16 @@ class ChunkedHashTree(Generic[R]):
             self._found = self._find()
         return self._found
 
+    def find_by_tip(self) -> BestRequest[R] | None:
+        """The other measure of appendix A.9, for comparison: of those that wait the one by which the shared prefix
+        loses least, of equals the shortest, of those the first to come."""
+        if not self._root.waiting:
+            return None
+        node = self._tip
+        while not node.waiting and node.parent is not None:
+            node = node.parent
+        return self.look(self._by_arrival[node.best & _ARRIVALS])
+
     def look(self, request: R) -> BestRequest[R]:
         """What :meth:`find_best` would say of this one, which waits."""
         entry = self._entries[request]

@@ -62,8 +62,8 @@ def _most_in_time(settings: RoomInTimeSettings) -> Batching:
 
 def _feather(settings: FeatherSettings) -> Batching:
     return Batching(
-        lambda holdings: Fcfs(holdings, BySharedPrefix(settings)),
-        lambda kernel: PrefixRounds(settings.stopping(kernel), settings.chunk_blocks),
+        lambda holdings: Fcfs(holdings, BySharedPrefix(settings, by_tip=settings.by_tip)),
+        lambda kernel: PrefixRounds(settings.stopping(kernel), settings.chunk_blocks, settings.by_tip),
     )
 
 

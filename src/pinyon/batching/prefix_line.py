@@ -48,10 +48,11 @@ class BySharedPrefix(AgainFirst):
     at.
     """
 
-    def __init__(self, settings: SharedPrefixSettings, levels: int = LEVELS_MAX) -> None:
+    def __init__(self, settings: SharedPrefixSettings, levels: int = LEVELS_MAX, by_tip: bool = False) -> None:
         super().__init__()
         self._settings = settings
         self._levels = levels
+        self._by_tip = by_tip
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
         """Waiting: the new ones. Active: those that were taken."""
         self._running: set[int] = set()
@@ -108,7 +109,7 @@ class BySharedPrefix(AgainFirst):
             heapq.heappop(due)
         if due and self._now_s >= due[0][0]:
             return self._new[due[0][1]]
-        best = self._tree.find_best()
+        best = self._tree.find_by_tip() if self._by_tip else self._tree.find_best()
         return None if best is None else self._new[best.request]
 
     def adopt(self, request: BatchRequest) -> None:

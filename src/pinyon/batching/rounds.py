@@ -108,8 +108,10 @@ class DecodeTime:
 class PrefixRounds:
     """See :class:`Rounds`."""
 
-    def __init__(self, stopping: StoppingPolicy, chunk_blocks: int) -> None:
+    def __init__(self, stopping: StoppingPolicy, chunk_blocks: int, by_tip: bool = False) -> None:
+        """``by_tip``: who is offered next costs the shared prefix least (A.9), not what the batch covers."""
         self.chunk_blocks = chunk_blocks
+        self._by_tip = by_tip
         self.stopping = stopping
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
         """All waiting, but while batches are made."""
@@ -240,7 +242,7 @@ class PrefixRounds:
         tree.add_to_batch(first)
         batch = [first]
         while True:
-            best = tree.find_best()
+            best = tree.find_by_tip() if self._by_tip else tree.find_best()
             if best is None:
                 return batch
             if not last:

@@ -37,6 +37,18 @@ def test_who_shares_most_with_those_that_run_comes_first() -> None:
     assert policy.admit(9, 100, 0.0) == [0, 3, 2, 1]
 
 
+def test_by_tip_a_short_stranger_does_not_come_before_a_long_one_that_shares() -> None:
+    orders = {}
+    for by_tip in ("false", "true"):
+        policy = feather(Books(), f",by_tip={by_tip}")
+        policy.enqueue(request(0, "aa"))
+        assert policy.admit(9, 100, 0.0) == [0]
+        policy.enqueue(request(1, "aaxyz"))
+        policy.enqueue(request(2, "b"))
+        orders[by_tip] = policy.admit(9, 100, 0.0)
+    assert orders == {"false": [2, 1], "true": [1, 2]}
+
+
 def test_when_those_that_run_have_ended_their_prefix_counts_no_more() -> None:
     policy = feather(Books())
     for number, letters in enumerate(("aaaa", "bbbb", "aaaa")):
