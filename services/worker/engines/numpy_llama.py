@@ -69,11 +69,12 @@ class _Plan:
 
 class _Parts:
     """What a step's time went into. Decoded tokens and those of prompts are in the same products, and have their part
-    of those by their number; what prompts wait for while their KV arrives is theirs."""
+    of those by the tiles that they would need alone; what prompts wait for while their KV arrives is theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, decodes: int, tokens: int) -> None:
         self._began_s = time.perf_counter()
         self._decodes_s = self._chunks_s = 0.0
+        self._of_layers = _tiles(decodes) / _tiles(tokens)
 
     def attended(self, decodes_s: float, chunks_s: float) -> None:
         self._decodes_s += decodes_s
@@ -82,11 +83,18 @@ class _Parts:
     def waited(self, seconds: float) -> None:
         self._chunks_s += seconds
 
-    def decode_share(self, decodes: int, tokens: int) -> float:
-        """Of the time so far, of so many tokens of which so many are decoded."""
+    def layers_done(self) -> None:
+        """What follows is of tokens that are sampled alone."""
+        now_s = time.perf_counter()
+        common_s = max(0.0, now_s - self._began_s - self._decodes_s - self._chunks_s)
+        self._decodes_s += self._of_layers * common_s
+        self._chunks_s += (1.0 - self._of_layers) * common_s
+
+    def decode_share(self, sampled: int, decodes: int) -> float:
+        """Of the time so far, ``sampled`` tokens of which so many were decoded."""
         seconds = time.perf_counter() - self._began_s
         common_s = max(0.0, seconds - self._decodes_s - self._chunks_s)
-        return (self._decodes_s + common_s * decodes / tokens) / seconds if seconds > 0.0 else 0.0
+        return (self._decodes_s + common_s * _tiles(decodes) / _tiles(sampled)) / seconds if seconds > 0.0 else 0.0
 
 
 class NumpyLlamaEngine:
@@ -149,9 +157,10 @@ class NumpyLlamaEngine:
         if not prefills and not decodes:
             return StepResult([], [])
         plan = self._plan(prefills, decodes)
-        parts = _Parts() if prefills and decodes else None
+        parts = _Parts(len(decodes), len(plan.tokens)) if prefills and decodes else None
         hidden = self._forward(plan, parts)
-        decode_share = 0.0 if parts is None else parts.decode_share(len(decodes), len(plan.tokens))
+        if parts is not None:
+            parts.layers_done()
         last = [rows.stop - 1 for chunk, rows, _ in plan.chunks if chunk.sampling is not None]
         last += range(len(plan.tokens) - len(decodes), len(plan.tokens))
         told = StepLogprobs(prompts=self._prompt_logprobs(hidden, plan))
@@ -173,6 +182,7 @@ class NumpyLlamaEngine:
                 told.decodes[number] = token_logprob(rows[number], tokens[number], slot.sampling.logprobs)
         asked = told.prefills or told.decodes or told.prompts
         read = plan.decodes.tokens_read if plan.decodes is not None else 0
+        decode_share = parts.decode_share(len(last), len(decodes)) if parts is not None else 0.0
         return StepResult(first, tokens, told if asked else None, read, decode_share)
 
     def prompt_logits(self, chunk: PrefillChunk) -> _F32:
@@ -309,6 +319,10 @@ class NumpyLlamaEngine:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             normed = _rms_norm(_to_lanes(rows), self._weights.final_norm, self.config.rms_eps)
             return _to_rows(np.matmul(self._weights.head, normed))[: rows.shape[0]]
+
+
+def _tiles(tokens: int) -> int:
+    return -(-tokens // TILE)
 
 
 def _lanes(hidden: _F32, lanes: _I64) -> _F32:

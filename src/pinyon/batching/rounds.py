@@ -172,11 +172,26 @@ class PrefixRounds:
                 self._round()
                 if not self._batches:
                     return []
-            batch = [number for number in self._batches[self._place] if number in paths]
-            self._batches[self._place] = batch
+            before = self._batches[self._place]
+            batch = [number for number in before if number in paths]
+            if len(batch) < len(before):  # what those had in common that have left is not looked at any more
+                self._batches[self._place] = batch
+                self._depths[self._place] = self._shared(batch)
             if batch:
                 return list(batch)
             self._place += 1
+
+    def _shared(self, batch: list[int]) -> int:
+        """Levels that all of them share. A path's level is of all that is before it."""
+        paths = [self._paths[number] for number in batch]
+        low, high = 0, min(map(len, paths), default=0)
+        while low < high:
+            level = (low + high + 1) // 2
+            if len({path[level - 1] for path in paths}) == 1:
+                low = level
+            else:
+                high = level - 1
+        return low
 
     def done(self) -> None:
         self._place += 1
@@ -199,12 +214,12 @@ class PrefixRounds:
         kept = [place for place, batch in enumerate(self._batches) if batch]
         self._batches = [self._batches[place] for place in kept]
         self._depths = [self._depths[place] for place in kept]
-        if self._changed or not self._stands():
-            self._form()
-
-    def _stands(self) -> bool:
-        """Asked again, the policy says the same. Those that have left make a batch smaller, not worse."""
         told: dict[tuple[int, ...], bool] = {}
+        if self._changed or not self._stands(told):
+            self._form(told)
+
+    def _stands(self, told: dict[tuple[int, ...], bool]) -> bool:
+        """Asked again, the policy says the same. Those that have left make a batch smaller, not worse."""
         for state, action in self._decisions:
             if self._adds(state, told) != (action == ADD):
                 return False
@@ -220,13 +235,13 @@ class PrefixRounds:
             adds = told[seen] = self.stopping.adds(state)
         return adds
 
-    def _form(self) -> None:
+    def _form(self, told: dict[tuple[int, ...], bool]) -> None:
+        """``told``: what it has said in this round already."""
         self._changed = False
         tree = self._tree
         batches: list[list[int]] = []
         depths: list[int] = []
         decisions: list[Taken] = []
-        told: dict[tuple[int, ...], bool] = {}
         while tree.waiting:
             batch = self._batch(tree.branches()[0], len(batches) + 1 >= BATCHES_MAX, decisions, told)
             depths.append(tree.tip_depth)

@@ -57,7 +57,7 @@ class StepCost:
             if step.decoded:
                 self._decoded(step)
             return
-        if step.decode_s > 0.0:
+        if step.decoded and step.decode_s > 0.0:
             self._decode_s += (OTHER_WEIGHT if self._decode_s else 1.0) * (step.decode_s - self._decode_s)
             seconds = step.seconds - step.decode_s
         else:

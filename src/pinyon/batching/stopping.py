@@ -173,9 +173,12 @@ class _Drift:
         self._share = 0.0
         self.shifts = 0
 
-    def shifted(self, known: float, reward: float) -> bool:
-        """What is known is not true any more; that is said once."""
-        self._share += DRIFT_WEIGHT * (reward / known - 1.0 - self._share)
+    def shifted(self, apart: Sequence[float]) -> bool:
+        """``apart``: of an episode's decisions, by what share the reward was more than what was known. True: that is
+        not true any more; it is said once."""
+        if not apart:
+            return False
+        self._share += DRIFT_WEIGHT * (sum(apart) / len(apart) - self._share)
         if abs(self._share) <= DRIFT_MAX:
             return False
         self._share = 0.0
@@ -274,11 +277,13 @@ class Bandit:
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
         keep = 1.0 - 1.0 / self._settings.memory
         self._scale += (SCALE_WEIGHT if self._scale else 1.0) * (tokens_s - self._scale)
+        taken = [self._of(binned(state))[action] for state, action in episode]
+        known = [arm.mean() for arm in taken if arm.count >= KNOWN_MIN and arm.total > 0]
+        if self._drift.shifted([tokens_s / mean - 1.0 for mean in known]):
+            self._forget()
         for state, action in episode:
             arms = self._of(binned(state))
             arm = arms[action]
-            if arm.count >= KNOWN_MIN and arm.total > 0 and self._drift.shifted(arm.mean(), tokens_s):
-                self._forget()
             for each in arms:
                 self._total -= each.count * (1.0 - keep)
                 each.fade(keep)
@@ -300,6 +305,8 @@ class Bandit:
         arms: dict[Bins, tuple[_Arm, _Arm]] = {}
         for text, numbers in table.items():
             stop_count, stop_total, add_count, add_total = _numbers(numbers, 4)
+            if min(stop_count, stop_total, add_count, add_total) < 0:
+                raise ValueError(f"a state was never tried less often than never, or for less than nothing: {text}")
             arms[_bins(text)] = _Arm(stop_count, stop_total), _Arm(add_count, add_total)
         self._arms = arms
         every = [arm for pair in arms.values() for arm in pair]
@@ -364,6 +371,7 @@ class QLearning:
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
         settings = self._settings
         following: Bins | None = None
+        apart: list[float] = []
         for state, action in reversed(episode):
             bins = binned(state)
             values = self._values.setdefault(bins, [-1.0, -1.0])
@@ -374,12 +382,14 @@ class QLearning:
             if values[action] < 0:
                 values[action] = target
             else:
-                if counts[action] >= KNOWN_MIN and values[action] > 0 and self._drift.shifted(values[action], target):
-                    self._explore = max(self._explore, settings.awake)
+                if counts[action] >= KNOWN_MIN and values[action] > 0:
+                    apart.append(target / values[action] - 1.0)
                 values[action] += settings.rate * (target - values[action])
             counts[action] += 1.0
             following = bins
         self._explore = max(self._explore * settings.decay, settings.explore_min)
+        if self._drift.shifted(apart):
+            self._explore = max(self._explore, settings.awake)
 
     def table(self) -> dict[str, list[float]]:
         return {_text(bins): [*values, *self._counts[bins]] for bins, values in self._values.items()}
@@ -389,6 +399,8 @@ class QLearning:
         counts: dict[Bins, list[float]] = {}
         for text, numbers in table.items():
             known = _numbers(numbers, 4)
+            if min(known[2:]) < 0:
+                raise ValueError(f"a state was never tried less often than never: {text}")
             values[_bins(text)], counts[_bins(text)] = known[:2], known[2:]
         self._values, self._counts = values, counts
         if values:

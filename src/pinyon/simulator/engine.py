@@ -307,9 +307,10 @@ class Engine(EngineMemory):
         tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
         self.prompt_tokens += tokens
         decode_s = seconds
-        if plan.prefills and plan.decodes:
+        if plan.prefills:
             decode_s = self._profile.seconds((), len(plan.decodes), self._kv_counted)
-        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count, self._leap.growth_s, decode_s)
+        told_s = decode_s if plan.prefills else 0.0  # of steps with both
+        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count, self._leap.growth_s, told_s)
         self.admission.observe(seen)
         self.steps.observe(seen)
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]

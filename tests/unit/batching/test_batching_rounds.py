@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
@@ -194,3 +195,28 @@ def test_in_a_round_it_is_asked_once_about_all_that_it_cannot_tell_apart() -> No
     assert len({state.batch.bit_length() for state in policy.asked}) == len(policy.asked)
     assert len({state.batch for state in policy.asked}) <= 2
     assert round_of[0] == [2]  # the largest branch's first, left as it is: so is everybody
+
+
+def test_who_leaves_takes_along_what_he_kept_the_others_from_sharing() -> None:
+    made = PrefixRounds(Always(), 1)
+    for number, text in enumerate(("aaab", "aaac", "z")):
+        made.add(number, path(text))
+    assert sorted(made.next()) == [0, 1, 2]
+    assert made.formed.shared_blocks == 0
+    made.done()
+    made.remove(2)
+    assert sorted(made.next()) == [0, 1]
+    assert made.formed.shared_blocks == 3
+    assert made.formed.homogeneity == 0.75
+
+
+def test_a_policy_that_tries_something_is_asked_once_in_a_round() -> None:
+    """Its other answer would be forgotten before anything came of it, else."""
+    answers = itertools.cycle([False, True])
+    made = PrefixRounds(Coarse(lambda state: next(answers)), 1)
+    for number, text in enumerate(("aab", "aac")):
+        made.add(number, path(text))
+    for _ in range(2):
+        assert len(made.next()) == 1
+        made.done()
+    assert sorted(made.next()) == [0, 1]

@@ -144,7 +144,13 @@ def test_what_was_learned_can_be_kept(stop: Learning) -> None:
     other.restore(kept)
     assert other.table() == policy.table()
     assert sum(other.adds(STRANGER) for _ in range(200)) < 20
-    for wrong in ({"1/2": [1.0] * 4}, {"1/2/3": [1.0]}, {"1/2/3": [math.nan] * 4}, {"x/2/3": [1.0] * 4}):
+    for wrong in (
+        {"1/2": [1.0] * 4},
+        {"1/2/3": [1.0]},
+        {"1/2/3": [math.nan] * 4},
+        {"x/2/3": [1.0] * 4},
+        {"1/0/1": [-5.0, 5.0, -3.0, 3.0]},
+    ):
         with pytest.raises(ValueError, match="state"):
             other.restore(wrong)
     assert other.table() == policy.table()
