@@ -3,6 +3,7 @@
 import string
 import unicodedata
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,3 +179,23 @@ def test_loads(message):
 @given(ROLES)
 def test_roles(role):
     assert names_a_field(lambda: role_from_proto(role)) is (role not in common_pb2.Role.values())
+
+
+@pytest.mark.parametrize(
+    ("groups", "level", "good"),
+    [
+        ([(b"k" * 16, 4, 2), (b"j" * 16, 8, 3)], 4, True),
+        ([(b"k" * 16, 4, 2)], 0, False),
+        ([(b"k" * 16, 4, 1)], 4, False),
+        ([(b"k" * 16, 4, 0)], 4, False),
+        ([(b"k" * 16, 0, 2)], 4, False),
+        ([(b"k" * 16, 1 << 31, 2)], 4, False),
+        ([(b"k" * 15, 4, 2)], 4, False),
+        ([(b"k" * 16, 4, 2), (b"k" * 16, 4, 2)], 4, False),
+        ([(bytes([each]) * 16, 4, 2) for each in range(5)], 4, False),
+    ],
+)
+def test_what_a_batch_shares_is_checked(groups: list[tuple[bytes, int, int]], level: int, good: bool) -> None:
+    shared = [conductor_pb2.SharedPrefix(block_key=key, blocks=blocks, requests=count) for key, blocks, count in groups]
+    message = conductor_pb2.InstanceLoad(prefix_level_blocks=level, shared_prefixes=shared)
+    assert names_a_field(lambda: load_from_proto(message)) is not good

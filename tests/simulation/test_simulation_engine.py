@@ -290,3 +290,14 @@ def test_what_begins_alike_is_decoded_by_the_same_instance() -> None:
         sums = [each.decode_sums for name, each in run.members.engines.items() if name.startswith("decode")]
         kept[sharing] = sum(each.kv_tokens for each in sums) / sum(each.tokens for each in sums)
     assert kept[True] < 0.92 * kept[False], kept
+
+
+def test_prompts_alone_do_not_make_decoding_look_slow() -> None:
+    """Some are computed before anybody is decoded; a long one that joins later is cut to the limit all the same."""
+    settings = replace(ONE, step_tokens=2048, chunk_tokens=2048, max_batch=64, step_tbt_s=0.02)
+    played = cluster(settings, replace(ENGINE, decode_kv_token_s=0.0))
+    arrivals = [alone(8000, 1, 0.5 * number, 100_000 * (number + 1)) for number in range(6)]
+    arrivals += [alone(BLOCK, 400, 5.0, 7_000_000 + 10 * number) for number in range(8)]
+    played.run([*arrivals, alone(8000, 1, 6.0, 9_000_000)])
+    (engine,) = played.members.engines.values()
+    assert engine.steps.cut_steps > 10

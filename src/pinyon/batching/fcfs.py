@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pinyon.batching.admission_bound import AdmissionBound
 from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
-from pinyon.batching.waiting_line import ByNumber, WaitingLine
+from pinyon.batching.waiting_line import SLO_SHARE, ByNumber, WaitingLine
 from pinyon.core.shared_prefix import SharedPrefix
 
 __all__ = ["LOOK_AHEAD", "Fcfs"]
@@ -13,6 +13,9 @@ LOOK_AHEAD = 8
 """Requests without room that are looked behind."""
 PATIENCE_S = 1.0
 """Before others give way, at least: most end soon by themselves, and who gives way is computed again."""
+PASSED_MAX_S = 10.0
+"""For so long prompts for other instances may take room before one that waits for it, or for :data:`SLO_SHARE` of the
+time to the deadline of its first token, if that is less."""
 PATIENT_STAYS = 2.0
 """Or as long as so many requests are decoded one after the other. Where that takes long, giving way every second would
 have everybody computed again and again, and nobody would end."""
@@ -28,8 +31,8 @@ class Fcfs:
     they are to end, or, if that takes much longer than a request does, to give way. As long as what came before it
     takes too much, others may have what is left; it gets that back when its turn comes. A prompt for another instance
     keeps the others waiting for a moment in any case: two instances full of requests that wait for each other's prompts
-    would stand still. For the same reason such prompts pass one that is decoded, until others are to give way for it.
-    Who lacks only a slot keeps nobody waiting who needs none.
+    would stand still. For the same reason such prompts pass one that is decoded, until others are to give way for it,
+    or it has waited for its limit. Who lacks only a slot keeps nobody waiting who needs none.
 
     Those that are decoded may stand in another ``line`` than that in which they came. A ``bound`` may hold back slots
     and room.
@@ -116,7 +119,7 @@ class Fcfs:
                 if long and self._line(request).claims(number):
                     self._claimant = number
                     break
-                if request.decodes:
+                if request.decodes and waited_s < _passed_max_s(request):
                     slots = 0  # nobody else who needs one; a prompt for another instance gives its room back soon
                     continue
                 break
@@ -166,3 +169,9 @@ class Fcfs:
     def observe(self, step: StepSeen) -> None:
         if self._bound is not None:
             self._bound.observe(step)
+
+
+def _passed_max_s(request: BatchRequest) -> float:
+    if not request.deadline_s:
+        return PASSED_MAX_S
+    return min(PASSED_MAX_S, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))

@@ -10,17 +10,13 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
 
 from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
 from pinyon.batching.policy import BatchRequest
-from pinyon.batching.waiting_line import AgainFirst
+from pinyon.batching.waiting_line import SLO_SHARE, AgainFirst
 from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 
-__all__ = ["SLO_SHARE", "BySharedPrefix", "SharedPrefixSettings"]
-
-SLO_SHARE: Final = 0.5
-"""Of the time from a request's arrival to its deadline: the rest is for its prompt."""
+__all__ = ["BySharedPrefix", "SharedPrefixSettings"]
 
 
 @dataclass(frozen=True, slots=True)

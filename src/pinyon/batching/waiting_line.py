@@ -12,8 +12,10 @@ from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings, ServiceOrder
 from pinyon.core.shared_prefix import SharedPrefix
 
-__all__ = ["KEPT_S", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine"]
+__all__ = ["KEPT_S", "SLO_SHARE", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine"]
 
+SLO_SHARE = 0.5
+"""Of the time from a request's arrival to its deadline it may be passed over: the rest is for its prompt."""
 KEPT_S = 0.05
 """So long it holds whose turn it is: each look at a long line costs a millisecond, and deadlines are seconds away."""
 

@@ -141,7 +141,11 @@ def _shared_from_proto(message: conductor_pb2.InstanceLoad) -> tuple[SharedPrefi
         raise InvalidArgument(
             f"must be at most {SHARED_PREFIXES_MAX}, and none without prefix_level_blocks", field="load.shared_prefixes"
         )
+    if len({each.block_key for each in message.shared_prefixes}) < len(message.shared_prefixes):
+        raise InvalidArgument("must be different ones", field="load.shared_prefixes.block_key")
     for each in message.shared_prefixes:
+        if each.requests < 2:
+            raise InvalidArgument("must be at least 2", field="load.shared_prefixes.requests")
         if len(each.block_key) != KEY_BYTES:
             raise InvalidArgument(f"must have {KEY_BYTES} bytes", field="load.shared_prefixes.block_key")
         if not 1 <= each.blocks <= PREFIX_BLOCKS_MAX:

@@ -119,6 +119,13 @@ class InFlightTable:
             if len(self._decodes) >= self._limit or len(self._prefills) >= self._limit:
                 raise ResourceExhausted(f"{self._limit} placements are in flight", retry_after_s=1.0)
 
+    def shares_no_more(self, request_id: str) -> None:
+        """If it is placed already, it is to be placed again: it has nothing in common with itself."""
+        part = self._decodes.get(request_id)
+        if part is not None and part.marks:
+            part.state.loads.prefixes.ended(part.state.row, part.marks)
+            part.marks = ()
+
     def add(
         self,
         request_id: str,

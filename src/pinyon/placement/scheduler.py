@@ -58,6 +58,7 @@ class Scheduler:
         While the fleet is settling, those that an instance still to come may prove wrong are :class:`Unavailable`.
         """
         fleet = self._fleet
+        fleet.inflight.shares_no_more(request.request_id)
         decision, pool, match = self._settled(request, now_s)
         if decision.doubts_transfer:  # the next one is later, even if nothing is learned from this one
             decision.prefill.transfer_learned_s = now_s

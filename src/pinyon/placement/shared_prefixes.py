@@ -19,8 +19,8 @@ __all__ = ["DEPTHS_MAX", "FOUND_MAX", "MARKS_MAX", "Mark", "SharedPrefixes"]
 DEPTHS_MAX: Final = 64
 """Different ones that are looked at for a request: what is reported at others counts for nothing. Placements have as
 many again."""
-FOUND_MAX: Final = 8
-"""Instances that one request is told of. Where more decode its prefix, it hardly matters which of them it comes to."""
+FOUND_MAX: Final = 32
+"""Instances that one request is told of. Where more decode its prefix, some of these have room mostly."""
 MARKS_MAX: Final = 1 << 18
 """Of placements, ~60 MB. Those beyond it only look as if they shared nothing."""
 
@@ -36,6 +36,9 @@ class SharedPrefixes:
         self.used = True
         self._depths: list[int] = []
         """In order, those of what is here."""
+        self._depths_said: dict[int, int] = {}
+        self._depths_placed: dict[int, int] = {}
+        """Marks of reports and of placements at each."""
         self._rows: dict[int, dict[BlockKey, dict[int, int]]] = {}
         """By depth in blocks and by the key there, and how often a row is here: by a report, and by placements."""
         self._levels: dict[int, int] = {}
@@ -56,17 +59,19 @@ class SharedPrefixes:
 
     def reported(self, row: int, level_blocks: int, shared: tuple[SharedPrefix, ...]) -> None:
         """What the instance says now; of a level of 0 nothing is kept."""
-        if not self.used or (level_blocks == self._levels.get(row, 0) and shared == self._said.get(row, ())):
+        same = level_blocks == self._levels.get(row, 0) and shared == self._said.get(row, ())
+        # What was at one depth too many may have its place by now.
+        if not self.used or (same and len(self._counted.get(row, ())) == len(shared)):
             return
         for mark in self._counted.pop(row, ()):
-            self._count(row, mark, -1)
+            self._count(row, mark, -1, self._depths_said)
         self._levels.pop(row, None)
         self._said.pop(row, None)
         if level_blocks <= 0:
             return
         self._levels[row], self._said[row] = level_blocks, shared
         marks = [(each.blocks, each.key) for each in shared]
-        self._counted[row] = [mark for mark in marks if self._count(row, mark, 1, DEPTHS_MAX)]
+        self._counted[row] = [mark for mark in marks if self._count(row, mark, 1, self._depths_said)]
 
     def placed(self, row: int, block_keys: bytes) -> Sequence[Mark]:
         """A request with these packed keys is decoded there. Returns what :meth:`ended` wants to know."""
@@ -74,7 +79,7 @@ class SharedPrefixes:
         marks: list[Mark] = []
         while 0 < depth * KEY_BYTES <= len(block_keys) and self._marks < MARKS_MAX:
             mark = depth, block_keys[(depth - 1) * KEY_BYTES : depth * KEY_BYTES]
-            if self._count(row, mark, 1, 2 * DEPTHS_MAX):
+            if self._count(row, mark, 1, self._depths_placed):
                 marks.append(mark)
                 self._marks += 1
             depth *= 2
@@ -82,7 +87,7 @@ class SharedPrefixes:
 
     def ended(self, row: int, marks: Sequence[Mark]) -> None:
         for mark in marks:
-            self._count(row, mark, -1)
+            self._count(row, mark, -1, self._depths_placed)
         self._marks -= len(marks)
 
     def found(self, block_keys: bytes, row: int) -> dict[int, int]:
@@ -106,13 +111,18 @@ class SharedPrefixes:
                     found[each] = depths[place]
         return found
 
-    def _count(self, row: int, mark: Mark, sign: int, depths_max: int = 0) -> bool:
-        """Once more, or once less. False: it is at one depth too many."""
+    def _count(self, row: int, mark: Mark, sign: int, depths: dict[int, int]) -> bool:
+        """Once more, or once less, by a report or a placement. False: it is at one depth too many."""
         depth, key = mark
+        of_depth = depths.get(depth, 0) + sign
+        if of_depth == 0:
+            del depths[depth]
+        elif of_depth == 1 and sign > 0 and len(depths) >= DEPTHS_MAX:
+            return False
+        else:
+            depths[depth] = of_depth
         keys = self._rows.get(depth)
         if keys is None:
-            if len(self._depths) >= depths_max:
-                return False
             keys = self._rows[depth] = {}
             insort(self._depths, depth)
         rows = keys.get(key)
@@ -132,7 +142,7 @@ class SharedPrefixes:
 
     def check_integrity(self) -> None:
         """Assert that the books agree (for tests and idle times)."""
-        assert self._depths == sorted(self._rows)
+        assert self._depths == sorted(self._rows) == sorted({*self._depths_said, *self._depths_placed})
         assert all(keys and all(keys.values()) for keys in self._rows.values())
         counts = sum([sum(rows.values()) for keys in self._rows.values() for rows in keys.values()])
         assert counts == self._marks + sum([len(marks) for marks in self._counted.values()])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,3 +138,31 @@ def test_nobody_is_passed_over_longer_than_the_limit(random, limit_s: int) -> No
                 if other < each:
                     since_s.setdefault(other, now_s)
             policy.remove(each)
+
+
+def test_prompts_for_other_instances_pass_nobody_without_end() -> None:
+    """One of 30 blocks comes each second and takes three; between them there is never room for 60."""
+    books = Books()
+    policy = feather(books)
+    ends: dict[int, float] = {}
+    requests: dict[int, BatchRequest] = {}
+    victim = 10_000
+    for second in range(60):
+        now_s = float(second)
+        for number in [each for each, end_s in ends.items() if end_s <= now_s]:
+            policy.remove(number)
+            del books.running[number], ends[number]
+        number = second if second < 5 else victim + second
+        requests[number] = replace(request(number, "x" * 30, now_s), decodes=False)
+        policy.enqueue(requests[number])
+        if second == 5:
+            requests[victim] = request(victim, "y" * 60, now_s, now_s + 8.0)
+            policy.enqueue(requests[victim])
+        while chosen := policy.admit(16, 100 - sum(each.blocks for each in books.running.values()), now_s):
+            for each in chosen:
+                books.running[each] = requests[each]
+                ends[each] = now_s + 3.0
+        if victim in books.running:
+            break
+    # Half of the time to the deadline, and until those that were here have ended.
+    assert second <= 5 + 4 + 3 + 1

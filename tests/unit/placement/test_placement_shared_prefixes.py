@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.shared_prefix import SharedPrefix
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.instances import InstanceLoad
@@ -144,3 +145,48 @@ def test_the_time_between_tokens_is_learned_of_what_is_read() -> None:
     was_s = state.decode_s(0)
     fleet.set_load(state, replace(load, pending_requests=0), 1.0)
     assert was_s - state.decode_s(0) == pytest.approx(state.decode_model.coefficients[2] * 10 * 10 * block)
+
+
+def test_who_is_placed_again_shares_nothing_with_himself() -> None:
+    fleet, scheduler = world(2)
+    again = [scheduler.schedule(of_group(0, 0), 1.0) for _ in range(3)]
+    assert [each.shared_blocks for each in again] == [0, 0, 0]
+    needs = decode_blocks(of_group(0, 0), BLOCK)
+    assert sum(member(fleet, f"d{number}").inflight_decode_blocks for number in range(2)) == needs
+    fleet.loads.prefixes.check_integrity()
+
+
+def test_a_report_that_had_no_place_has_one_later() -> None:
+    prefixes = SharedPrefixes()
+    for row in range(DEPTHS_MAX):
+        prefixes.reported(row, 1, (SharedPrefix(key(row), 7 + row, 2),))
+    late = (SharedPrefix(key(255), 256, 50),)
+    prefixes.reported(DEPTHS_MAX, 1, late)
+    assert prefixes.found(keys(*range(300)), DEPTHS_MAX) == {}
+    for row in range(DEPTHS_MAX):
+        prefixes.reported(row, 0, ())
+    prefixes.reported(DEPTHS_MAX, 1, late)
+    assert prefixes.found(keys(*range(300)), DEPTHS_MAX) == {DEPTHS_MAX: 256}
+    prefixes.check_integrity()
+
+
+def test_placements_take_no_room_of_reports() -> None:
+    prefixes = SharedPrefixes()
+    marks = []
+    for level in range(3, 3 + 2 * DEPTHS_MAX, 2):  # a liar says another level with each report
+        prefixes.reported(1, level, ())
+        marks += prefixes.placed(1, keys(*range(level)))
+    prefixes.reported(2, 1, (SharedPrefix(key(399), 400, 8),))
+    assert prefixes.found(keys(*range(500)), 2)[2] == 400
+    prefixes.ended(1, marks)
+    prefixes.check_integrity()
+
+
+def test_full_instances_hide_nobody_who_decodes_the_same() -> None:
+    fleet, scheduler = world(16)
+    group = (SharedPrefix(of_group(0, 0).block_keys[(COMMON - 1) * KEY_BYTES : COMMON * KEY_BYTES], COMMON, 8),)
+    for number in range(12):
+        busy = {"running_requests": 64, "pending_requests": 60} if number < 8 else {"running_requests": 10}
+        fleet.set_load(member(fleet, f"d{number}"), replace(BATCHED, shared=group, **busy), 1.0)
+    chosen = scheduler.schedule(of_group(0, 1), 1.0)
+    assert (chosen.decode.info.instance_id, chosen.shared_blocks) == ("d8", COMMON)
