@@ -106,7 +106,7 @@ def _fig5_1(workloads: Sequence[Workload], tell: Tell) -> Result:
             Basis.MODELLED,
             all(abs(ratio - 1) < 0.1 for ratio in ratios(rows, "q_learning", "bandit").values()),
             "Q-learning over the bandit, by rate; agrees if within a tenth. It explores for longer, and runs are "
-            "short: ε falls by 1 % a round",
+            "short: ε falls by 3 % a round",
         ),
     ]
     return Result(columns("rate"), rows, claims, NOTES, picture("FEATHER Fig. 5.1: request rate", rows, "rate"))
