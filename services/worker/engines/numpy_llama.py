@@ -69,7 +69,8 @@ class _Plan:
 
 class _Parts:
     """What a step's time went into. Decoded tokens and those of prompts are in the same products, and have their part
-    of those by the tiles that they would need alone; what prompts wait for while their KV arrives is theirs."""
+    of those by the tiles that they would need alone; what prompts wait for while their KV arrives, and what is
+    told of their tokens, is theirs."""
 
     def __init__(self, decodes: int, tokens: int) -> None:
         self._began_s = time.perf_counter()
@@ -80,7 +81,7 @@ class _Parts:
         self._decodes_s += decodes_s
         self._chunks_s += chunks_s
 
-    def waited(self, seconds: float) -> None:
+    def of_chunks(self, seconds: float) -> None:
         self._chunks_s += seconds
 
     def layers_done(self) -> None:
@@ -163,7 +164,10 @@ class NumpyLlamaEngine:
             parts.layers_done()
         last = [rows.stop - 1 for chunk, rows, _ in plan.chunks if chunk.sampling is not None]
         last += range(len(plan.tokens) - len(decodes), len(plan.tokens))
+        began_s = time.perf_counter()
         told = StepLogprobs(prompts=self._prompt_logprobs(hidden, plan))
+        if parts is not None:
+            parts.of_chunks(time.perf_counter() - began_s)
         if not last:
             return StepResult([None] * len(prefills), [], told if told.prompts else None)
         logits = self._logits(_lanes(hidden, np.array(last)))
@@ -240,7 +244,7 @@ class NumpyLlamaEngine:
                         waits_s = time.perf_counter()
                         chunk.wait_layer(number)
                         if parts is not None:
-                            parts.waited(time.perf_counter() - waits_s)
+                            parts.of_chunks(time.perf_counter() - waits_s)
                 attention.write(number, plan.blocks, plan.offsets, keys, values)
                 for chunk, _, _ in plan.chunks:
                     if chunk.on_layer is not None:

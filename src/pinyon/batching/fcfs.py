@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pinyon.batching.admission_bound import AdmissionBound
 from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
-from pinyon.batching.waiting_line import SLO_SHARE, ByNumber, WaitingLine
+from pinyon.batching.waiting_line import ByNumber, WaitingLine, passed_over_max_s
 from pinyon.core.shared_prefix import SharedPrefix
 
 __all__ = ["LOOK_AHEAD", "Fcfs"]
@@ -14,8 +14,7 @@ LOOK_AHEAD = 8
 PATIENCE_S = 1.0
 """Before others give way, at least: most end soon by themselves, and who gives way is computed again."""
 PASSED_MAX_S = 10.0
-"""For so long prompts for other instances may take room before one that waits for it, or for :data:`SLO_SHARE` of the
-time to the deadline of its first token, if that is less."""
+"""For so long prompts for other instances may take room before one that waits for it: see :func:`passed_over_max_s`."""
 PATIENT_STAYS = 2.0
 """Or as long as so many requests are decoded one after the other. Where that takes long, giving way every second would
 have everybody computed again and again, and nobody would end."""
@@ -119,7 +118,7 @@ class Fcfs:
                 if long and self._line(request).claims(number):
                     self._claimant = number
                     break
-                if request.decodes and waited_s < _passed_max_s(request):
+                if request.decodes and waited_s < passed_over_max_s(request, PASSED_MAX_S):
                     slots = 0  # nobody else who needs one; a prompt for another instance gives its room back soon
                     continue
                 break
@@ -169,9 +168,3 @@ class Fcfs:
     def observe(self, step: StepSeen) -> None:
         if self._bound is not None:
             self._bound.observe(step)
-
-
-def _passed_max_s(request: BatchRequest) -> float:
-    if not request.deadline_s:
-        return PASSED_MAX_S
-    return min(PASSED_MAX_S, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))

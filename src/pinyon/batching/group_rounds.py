@@ -59,6 +59,10 @@ class GroupRounds:
         """Nothing is learned."""
 
     @property
+    def batches(self) -> int:
+        return len(self._batches)
+
+    @property
     def share(self) -> bool:
         return any(groups != [NO_GROUP] and len(groups) == 1 for groups in self._batches)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
 from pinyon.batching.policy import BatchRequest
-from pinyon.batching.waiting_line import SLO_SHARE, AgainFirst
+from pinyon.batching.waiting_line import AgainFirst, passed_over_max_s
 from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 
 __all__ = ["BySharedPrefix", "SharedPrefixSettings"]
@@ -24,7 +24,7 @@ class SharedPrefixSettings:
     """``chunk_blocks``: full blocks of a prompt that are one level of the tree.
 
     ``passed_over_s``: who has waited for so long while others that came later went first is next; less, if that is
-    more than :data:`SLO_SHARE` of the time to the deadline of his first token.
+    more than half of the time to the deadline of his first token (:func:`passed_over_max_s`).
     """
 
     chunk_blocks: int = 4
@@ -138,9 +138,7 @@ class BySharedPrefix(AgainFirst):
                 return
             del self._unpassed[first]
             self._passed_s[first] = self._now_s
-            request, limit_s = self._new[first], self._settings.passed_over_s
-            if request.deadline_s:
-                limit_s = min(limit_s, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))
+            limit_s = passed_over_max_s(self._new[first], self._settings.passed_over_s)
             heapq.heappush(self._due, (self._now_s + limit_s, first))
 
     def ended(self, number: int) -> None:

@@ -73,6 +73,11 @@ class Rounds(Protocol):
         ...
 
     @property
+    def batches(self) -> int:
+        """Of the present round."""
+        ...
+
+    @property
     def share(self) -> bool:
         """There is a batch of the present round in which all share something."""
         ...
@@ -142,6 +147,10 @@ class PrefixRounds:
     def remove(self, number: int) -> None:
         if self._paths.pop(number, None) is not None:
             self._tree.remove(number)
+
+    @property
+    def batches(self) -> int:
+        return len(self._batches)
 
     @property
     def share(self) -> bool:

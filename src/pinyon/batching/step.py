@@ -224,7 +224,8 @@ class StepScheduler:
     def _chunks(self, decodes: int, now_s: float) -> list[tuple[int, int, int]]:
         limits = self._limits
         asked: list[int] = []
-        time = self._cost.left(limits.tbt_s / max(1, self.formed.batches)) if limits.tbt_s and decodes else None
+        batches = 1 if self._rounds is None else max(1, self._rounds.batches)
+        time = self._cost.left(limits.tbt_s / batches) if limits.tbt_s and decodes else None
         # Prompts always advance: a full batch must not starve them.
         takes = plan_chunks(
             self._spans(now_s, asked),

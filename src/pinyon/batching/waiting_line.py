@@ -12,7 +12,7 @@ from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings, ServiceOrder
 from pinyon.core.shared_prefix import SharedPrefix
 
-__all__ = ["KEPT_S", "SLO_SHARE", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine"]
+__all__ = ["KEPT_S", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine", "passed_over_max_s"]
 
 SLO_SHARE = 0.5
 """Of the time from a request's arrival to its deadline it may be passed over: the rest is for its prompt."""
@@ -27,6 +27,13 @@ class RoomInTimeSettings(MostInTimeSettings):
 
     age_s: float = 10.0
     patience_s: float = 5.0
+
+
+def passed_over_max_s(request: BatchRequest, most_s: float) -> float:
+    """For so long others may go before it: ``most_s``, or less where its first token would be late."""
+    if not request.deadline_s:
+        return most_s
+    return min(most_s, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))
 
 
 class WaitingLine(Protocol):

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from pinyon.reproduction.feather_costs import COSTS_NOTE, RADIX, waits
 from pinyon.reproduction.feather_runs import FCFS, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Served, Server, label, served
-from pinyon.reproduction.feather_sweeps import FEATHER, told
+from pinyon.reproduction.feather_sweeps import FEATHER, drawn, told
 from pinyon.reproduction.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
-from pinyon.reproduction.picture import Bars, Picture
 from pinyon.simulator.scheduling_cost import SchedulingCost
 
-__all__ = ["FIG5_10", "FIG5_15", "FIG5_16", "NOTES", "STALLED", "drawn", "table"]
+__all__ = ["FIG5_10", "FIG5_15", "FIG5_16", "NOTES", "STALLED", "table"]
 
 STALLS_NOTE = (
     "In this figure the engine waits before each step for its scheduler, as long as was measured here before: "
@@ -40,21 +39,6 @@ def table(varied: str, runs: Runs, keys: Sequence[str]) -> tuple[list[Column], l
         found = {**run._asdict(), "tbt_ms": 1e3 * run.tbt_s, "reading": run.reading}
         rows.append({"at": at, "policy": name, **{column.key: found[column.key] for column in shown}})
     return [Column("at", varied), Column("policy", "policy"), *shown], rows
-
-
-def drawn(title: str, varied: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Value]]) -> Picture:
-    at, names = (list(dict.fromkeys(str(row[key]) for row in rows)) for key in ("at", "policy"))
-    cells = {(row["at"], row["policy"]): row for row in rows}
-
-    def bars(column: Column) -> Bars:
-        values: dict[str, list[float | None]] = {}
-        for name in names:
-            for each in at:
-                value = cells[each, name][column.key]
-                values.setdefault(name, []).append(value if isinstance(value, int | float) else None)
-        return Bars(f"by {varied}", column.title, at, values, form=column.form)
-
-    return Picture(title, [bars(column) for column in columns[2:]])
 
 
 def _of(runs: Runs, policy: str, key: str) -> dict[str, float]:
@@ -119,7 +103,7 @@ def _fig5_10(tell: Tell, clock: Clock) -> Result:
             "over fcfs; agrees if by 1 %. They are orders of the line only: whoever has memory is decoded",
         ),
     ]
-    return Result(columns, rows, claims, NOTES, drawn("FEATHER Fig. 5.10: memory", "prefix", columns, rows))
+    return Result(columns, rows, claims, NOTES, drawn("FEATHER Fig. 5.10: memory", "prefix", columns[2:], rows))
 
 
 FIG5_10 = Figure("feather-fig5.10", PAPER, "§5.3.2, Fig. 5.10", "memory read", (), (), Measure(_fig5_10))
@@ -185,7 +169,7 @@ def _fig5_15(tell: Tell, clock: Clock) -> Result:
             f"at {most}; agrees if by 5 % below fcfs ({use[FCFS][most]:.1%})",
         ),
     ]
-    return Result(columns, rows, claims, NOTES, drawn("FEATHER Fig. 5.15: compute units", "rate", columns, rows))
+    return Result(columns, rows, claims, NOTES, drawn("FEATHER Fig. 5.15: compute units", "rate", columns[2:], rows))
 
 
 FIG5_15 = Figure("feather-fig5.15", PAPER, "§5.3.8, Fig. 5.15", "compute units by rate", (), (), Measure(_fig5_15))
@@ -244,7 +228,7 @@ def _fig5_16(tell: Tell, clock: Clock) -> Result:
             "agrees if less than half of it everywhere",
         ),
     ]
-    return Result(columns, rows, claims, NOTES, drawn("FEATHER Fig. 5.16: trees", "prefix", columns, rows))
+    return Result(columns, rows, claims, NOTES, drawn("FEATHER Fig. 5.16: trees", "prefix", columns[2:], rows))
 
 
 FIG5_16 = Figure("feather-fig5.16", PAPER, "§5.4.1, Fig. 5.16", "chunked hash or radix tree", (), (), Measure(_fig5_16))

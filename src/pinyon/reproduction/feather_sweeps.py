@@ -31,6 +31,7 @@ __all__ = [
     "Rows",
     "apart",
     "columns",
+    "drawn",
     "here",
     "numbers",
     "picture",
@@ -88,26 +89,24 @@ def value(rows: Rows, at: str, policy: str, key: str = "tokens_s") -> float:
 
 
 def picture(title: str, rows: Rows, varied: str, keys: Sequence[str] = ("tokens_s", "batch", "tbt_ms")) -> Picture:
-    titles = {column.key: column.title for column in SERVED}
-    at = list(dict.fromkeys(str(row["at"]) for row in rows))
-    policies = list(dict.fromkeys(str(row["policy"]) for row in rows))
-    panels = [
-        Bars(
-            f"by {varied}",
-            titles[key],
-            at,
-            {
-                policy: [
-                    next((number(row, key) for row in rows if row["at"] == each and row["policy"] == policy), None)
-                    for each in at
-                ]
-                for policy in policies
-            },
-            form=",.0f",
-        )
-        for key in keys
-    ]
-    return Picture(title, panels)
+    columns = {column.key: column for column in SERVED}
+    return drawn(title, varied, [columns[key] for key in keys], rows)
+
+
+def drawn(title: str, varied: str, columns: Sequence[Column], rows: Rows) -> Picture:
+    """Bars of each column by point and policy."""
+    at, policies = (list(dict.fromkeys(str(row[key]) for row in rows)) for key in ("at", "policy"))
+    cells = {(row["at"], row["policy"]): row for row in rows}
+
+    def bars(column: Column) -> Bars:
+        values: dict[str, list[float | None]] = {}
+        for policy in policies:
+            for each in at:
+                value = cells.get((each, policy), {}).get(column.key)
+                values.setdefault(policy, []).append(value if isinstance(value, int | float) else None)
+        return Bars(f"by {varied}", column.title, at, values, form=column.form)
+
+    return Picture(title, [bars(column) for column in columns])
 
 
 def ratios(rows: Rows, policy: str = FEATHER, to: str = FCFS, key: str = "tokens_s") -> dict[str, float]:
