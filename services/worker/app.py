@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import BATCHING_POLICIES, StepScheduler, StepSeen
+from pinyon.batching import BATCHING_POLICIES, LEVEL_BLOCKS, StepScheduler, StepSeen
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
@@ -315,13 +315,14 @@ class Worker:
 
     def load(self) -> InstanceLoad:
         """How busy it is now."""
-        pool, level_blocks = self.parts.cache.pool, self.parts.members.shared_level_blocks
+        pool, reads_once = self.parts.cache.pool, self.parts.members.reads_once
+        self.parts.members.look()
         return InstanceLoad(
             pending_requests=self.decodes.pending + self.prefills.queue.foreign,
             running_requests=self.parts.members.running,
             kv_tokens=self.parts.members.kv_tokens,
-            level_blocks=level_blocks,
-            shared=self.parts.cache.shared() if level_blocks else (),
+            level_blocks=LEVEL_BLOCKS if reads_once else 0,
+            shared=self.parts.cache.admission.prefixes.shared() if reads_once else (),
             pending_prefill_tokens=self.prefills.queue.pending_tokens,
             room_wait_ms=self.parts.cache.room_wait_s() * 1e3,
             used_blocks=pool.used,

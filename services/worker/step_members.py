@@ -148,7 +148,7 @@ class StepMembers:
         self.scheduling_s = 0.0
         """Time that choosing what steps compute has taken."""
         self.formed = Formed()
-        """Of the last step; replaced, never changed: the metrics' thread reads it."""
+        """Of the last step, or of all that are decoded; replaced, never changed: the metrics' thread reads it."""
 
     @property
     def running(self) -> int:
@@ -166,9 +166,14 @@ class StepMembers:
         return sum(member.position for member in self._decodes.values())
 
     @property
-    def shared_level_blocks(self) -> int:
-        """See :attr:`pinyon.batching.StepScheduler.shared_level_blocks`."""
-        return self._scheduler.shared_level_blocks
+    def reads_once(self) -> bool:
+        """See :attr:`pinyon.batching.StepScheduler.reads_once`."""
+        return self._scheduler.reads_once
+
+    def look(self) -> None:
+        """Once in a while, where steps decode all that run: what those share, for :attr:`formed`."""
+        if not self._scheduler.level_blocks:
+            self.formed = self._admission.prefixes.formed()
 
     def add_prefill(self, member: PrefillMember) -> None:
         when = member.arrived_s, member.seconds, member.deadline_s

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 
+from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.request import SamplingParams
 from pinyon.store.reader import ReadResult
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, gauge, peer_span, reference, submission, until
@@ -109,12 +110,30 @@ async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, else
     assert gauge(d, "room_wait_seconds_expected") == 0
 
 
-@pytest.mark.parametrize("stop", ["bandit", "q_learning", "heuristic", "never"])
+CHOICES = [
+    *(f"feather:stop={stop},chunk_blocks=1,passed_over_s=1" for stop in ("bandit", "q_learning", "heuristic", "never")),
+    "oracle:group_blocks=1,passed_over_s=1",
+    "lpm",
+    "dfs_weight",
+    "dynamic",
+    "sglang_fcfs",
+    "most_in_time",
+    "fcfs",
+]
+
+
+def test_no_batching_policy_is_missing_here():
+    assert {choice.split(":")[0] for choice in CHOICES} == set(BATCHING_POLICIES.names)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("blocks", [48, 24], ids=["roomy", "giving way"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
-async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, blocks, stop):
-    """Batches by prefix, made and left as they are by chance at first; every fifth request is cancelled."""
-    options = {"blocks": blocks, "max_batch": 6, "batching": f"feather:stop={stop},chunk_blocks=1,passed_over_s=1"}
+async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, blocks, choice):
+    """Batches by prefix, made and left as they are by chance at first; every fifth request is cancelled. A kernel that
+    reads once what groups share, or what all do."""
+    kernel = "whole" if blocks == 24 else "grouped"
+    options = {"blocks": blocks, "max_batch": 6, "batching": choice, "attention_kernel": kernel}
     if elsewhere:
         p, d = await fleet.pair(**options)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
+from pinyon.batching import LEVEL_BLOCKS, Formed
 from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
@@ -100,13 +101,16 @@ async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet
     await fleet.idle()
 
 
+@pytest.mark.parametrize("kernel", ["grouped", "whole"])
 @pytest.mark.parametrize("batching", ["feather:chunk_blocks=1", "fcfs"])
-async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_prompts(fleet, batching):
-    mixed = await fleet.start("mixed", "m0", batching=batching, conductor=await fleet.start_conductor())
+async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_prompts(fleet, batching, kernel):
+    """Where steps read it once: by a kernel that does so for each group, or by batches that all share something."""
+    conductor = await fleet.start_conductor()
+    mixed = await fleet.start("mixed", "m0", batching=batching, attention_kernel=kernel, conductor=conductor)
     gate = Gate(lambda decodes: len(decodes) == 2, mixed.engine)
     client = await fleet.client(mixed)
-    common = PROMPT[: 3 * BLOCK_TOKENS]
-    asked = [submission([*common, *range(own, own + 2 * BLOCK_TOKENS)], SamplingParams(max_tokens=32, ignore_eos=True),
+    common = PROMPT[: 5 * BLOCK_TOKENS]  # 5 blocks, of which a whole level is 4
+    asked = [submission([*common, *range(own, own + 4 * BLOCK_TOKENS)], SamplingParams(max_tokens=32, ignore_eos=True),
                         prefill=mixed, decode=mixed, request_id=f"r{own}") for own in (120, 180)]  # fmt: skip
     answers = await client.submit(*asked)
     await gate.reached()
@@ -114,9 +118,11 @@ async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_promp
     said = mixed.load()
     start = namespace(mixed.served.card.fingerprint, mixed.served.layout.layout_id, "")
     keys = chain_block_keys(start, tokens_to_bytes(common), BLOCK_TOKENS)
-    expected = (SharedPrefix(keys[-1], 3, 2),) if batching != "fcfs" else ()
-    assert (said.level_blocks, said.shared) == (len(expected), expected)
-    assert (state.load.level_blocks, state.load.shared) == (len(expected), expected)
+    expected = () if (batching, kernel) == ("fcfs", "whole") else (SharedPrefix(keys[3], LEVEL_BLOCKS, 2),)
+    assert (said.level_blocks, said.shared) == (LEVEL_BLOCKS * len(expected), expected)
+    assert (state.load.level_blocks, state.load.shared) == (LEVEL_BLOCKS * len(expected), expected)
+    if batching == "fcfs":
+        assert mixed.parts.members.formed == Formed(requests=2, shared_blocks=4, homogeneity=0.5)
     gate.open()
     for answer in answers:
         await answer.wait()

@@ -28,7 +28,7 @@ from services.conductor.app import Conductor
 from services.conductor.app import build as build_conductor
 from services.conductor.settings import ConductorSettings
 from services.worker.app import Worker
-from services.worker.engines import DecodeSlot, NumpyLlamaEngine, PrefillChunk, StepResult
+from services.worker.engines import KERNEL_DEFAULT, DecodeSlot, NumpyLlamaEngine, PrefillChunk, StepResult
 from services.worker.engines.weights import builtin_weights
 from services.worker.settings import WorkerSettings
 
@@ -69,15 +69,15 @@ def _weights() -> Any:
     return builtin_weights(tiny_card().config)
 
 
-def new_engine(blocks: int) -> NumpyLlamaEngine:
-    return NumpyLlamaEngine(tiny_card().config, _weights(), blocks, BLOCK_TOKENS, check=False)
+def new_engine(blocks: int, kernel: str = KERNEL_DEFAULT) -> NumpyLlamaEngine:
+    return NumpyLlamaEngine(tiny_card().config, _weights(), blocks, BLOCK_TOKENS, kernel=kernel, check=False)
 
 
 class GateEngine:
     """The real engine, whose steps can be held at their beginning, and made to fail."""
 
-    def __init__(self, blocks: int) -> None:
-        self._engine = new_engine(blocks)
+    def __init__(self, blocks: int, kernel: str) -> None:
+        self._engine = new_engine(blocks, kernel)
         self.config, self.layout = self._engine.config, self._engine.layout
         self.num_blocks, self.pool = blocks, self._engine.pool
         self.unsupported, self.kernel = self._engine.unsupported, self._engine.kernel
@@ -213,7 +213,7 @@ class Fleet:
     ) -> Worker:
         settings = {"drain_s": 0, "metrics_listen": "", "prefill_chunk_tokens": 16, **settings}
         values = WorkerSettings(role=role, pool_blocks=blocks, block_tokens=BLOCK_TOKENS, **settings)
-        engine = GateEngine(blocks)
+        engine = GateEngine(blocks, values.attention_kernel)
         worker = Worker(values, name, CollectorRegistry(), card=tiny_card(), engine=engine, clock=clock)
         await worker.start(source=source, store=store)
         self.workers.append(worker)

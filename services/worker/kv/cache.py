@@ -12,7 +12,6 @@ from pinyon.batching import BatchRequest, StepSeen
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
-from pinyon.core.shared_prefix import SharedPrefix
 from pinyon.decisions import Admission, RoomWaits
 from pinyon.eviction import NO_TRAITS, Traits, Use
 from pinyon.paging import BlockPool, Reservation, Reservations
@@ -135,10 +134,6 @@ class KvCache:
     def observe(self, step: StepSeen) -> None:
         """See :meth:`Admission.observe`."""
         self.admission.observe(step)
-
-    def shared(self) -> tuple[SharedPrefix, ...]:
-        """See :meth:`Admission.shared`."""
-        return self.admission.shared()
 
     def switch(self, choice: str) -> None:
         """See :meth:`Admission.switch`."""

@@ -2,6 +2,7 @@
 
 from pinyon.batching.chunked_hash_tree import BestRequest, ChunkedHashTree
 from pinyon.batching.chunking import plan_chunks
+from pinyon.batching.decoded_prefixes import LEVEL_BLOCKS, DecodedPrefixes
 from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.policies import BATCHING_DEFAULT, BATCHING_POLICIES
@@ -14,12 +15,14 @@ from pinyon.batching.token_counts import TokenCounts
 __all__ = [
     "BATCHING_DEFAULT",
     "BATCHING_POLICIES",
+    "LEVEL_BLOCKS",
     "BatchRequest",
     "BatchingPolicy",
     "BestRequest",
     "BlockNeed",
     "ChunkedHashTree",
     "DecodeSlot",
+    "DecodedPrefixes",
     "Fcfs",
     "Formed",
     "Holdings",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pinyon.batching.admission_bound import AdmissionBound
 from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
 from pinyon.batching.waiting_line import ByNumber, WaitingLine, passed_over_max_s
-from pinyon.core.shared_prefix import SharedPrefix
 
 __all__ = ["LOOK_AHEAD", "Fcfs"]
 
@@ -145,9 +144,6 @@ class Fcfs:
 
     def passed_over_s(self, number: int) -> float:
         return self._decoded.passed_over_s(number)
-
-    def shared(self) -> tuple[SharedPrefix, ...]:
-        return self._decoded.shared()
 
     def remove(self, number: int) -> bool:
         for line in (self._decoded, self._foreign):

@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.core.shared_prefix import SharedPrefix
 
 __all__ = ["BatchRequest", "BatchingPolicy", "BlockNeed", "Holdings", "StepSeen"]
 
@@ -113,11 +112,6 @@ class BatchingPolicy(Protocol):
     def passed_over_s(self, number: int) -> float:
         """How long others that came later went before one that the last ``admit`` has chosen, where that is bounded;
         0 elsewhere."""
-        ...
-
-    def shared(self) -> tuple[SharedPrefix, ...]:
-        """What those of the running ones that are decoded here have in common, where batches are made by that; none
-        elsewhere. The same object until somebody is admitted or ends."""
         ...
 
     def remove(self, number: int) -> bool:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import AgainFirst, passed_over_max_s
-from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 
 __all__ = ["BySharedPrefix", "SharedPrefixSettings"]
 
@@ -61,12 +60,10 @@ class BySharedPrefix(AgainFirst):
         self._now_s = 0.0
         self._waited_s: dict[int, float] = {}
         """How long those were passed over that were taken since they were last asked."""
-        self._shared: tuple[SharedPrefix, ...] | None = ()
-        """None: others run since that was looked up."""
 
     def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
         chunk = self._settings.chunk_blocks
-        return request.block_keys[chunk - 1 : chunk * self._levels : chunk]
+        return request.block_keys[chunk - 1 : min(request.reusable, chunk * self._levels) : chunk]
 
     def add(self, request: BatchRequest, again: bool) -> None:
         if again:
@@ -115,7 +112,6 @@ class BySharedPrefix(AgainFirst):
     def _run(self, number: int) -> None:
         self._tree.add_to_batch(number)
         self._running.add(number)
-        self._shared = None
 
     def take(self, number: int, room_blocks: int) -> None:
         request = self._again.get(number)
@@ -145,16 +141,3 @@ class BySharedPrefix(AgainFirst):
         if number in self._running:
             self._running.remove(number)
             self._tree.finish(number)
-            self._shared = None
-
-    def shared(self) -> tuple[SharedPrefix, ...]:
-        if self._shared is None:
-            chunk = self._settings.chunk_blocks
-            self._shared = tuple(
-                [
-                    SharedPrefix(group.tip, group.depth * chunk, group.requests)
-                    for group in self._tree.groups(SHARED_PREFIXES_MAX)
-                    if isinstance(group.tip, bytes)
-                ]
-            )
-        return self._shared

@@ -152,11 +152,10 @@ class StepScheduler:
         return 0 if self._rounds is None else self._rounds.chunk_blocks
 
     @property
-    def shared_level_blocks(self) -> int:
-        """The same, 0 as well while the kernel reads nothing once: of a batch in which not all share something only the
-        one that reads by groups has a gain."""
-        rounds = self._rounds
-        return 0 if rounds is None or not (self._kernel == GROUPED or rounds.share) else rounds.chunk_blocks
+    def reads_once(self) -> bool:
+        """Steps may read what some of those share that they decode once: the kernel does that for each group, or for
+        what a whole batch shares, and batches are made so that there is some."""
+        return self._kernel == GROUPED or (self._rounds is not None and self._rounds.share)
 
     def path(self, table: Sequence[int], tokens: int) -> tuple[int, ...]:
         """Of a request whose KV of so many tokens is in these blocks: the last block of each level of full ones, by

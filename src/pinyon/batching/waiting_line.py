@@ -10,7 +10,6 @@ from typing import Protocol
 
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings, ServiceOrder
-from pinyon.core.shared_prefix import SharedPrefix
 
 __all__ = ["KEPT_S", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine", "passed_over_max_s"]
 
@@ -73,9 +72,6 @@ class WaitingLine(Protocol):
     def ended(self, number: int) -> None:
         """One that was taken is not among those that run any more; it may be added again."""
 
-    def shared(self) -> tuple[SharedPrefix, ...]:
-        """See :meth:`BatchingPolicy.shared`."""
-
 
 class ByNumber:
     """The smallest number first: as they came."""
@@ -130,9 +126,6 @@ class ByNumber:
     def ended(self, number: int) -> None:
         pass
 
-    def shared(self) -> tuple[SharedPrefix, ...]:
-        return ()
-
 
 class AgainFirst:
     """What lines have in common where those that gave way come first, as they came, before the new ones.
@@ -165,9 +158,6 @@ class AgainFirst:
 
     def ended(self, number: int) -> None:
         pass
-
-    def shared(self) -> tuple[SharedPrefix, ...]:
-        return ()
 
 
 class ByTurn(AgainFirst):

@@ -11,8 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
-from pinyon.core.shared_prefix import SharedPrefix
+from pinyon.batching import (
+    BATCHING_POLICIES,
+    BatchingPolicy,
+    BatchRequest,
+    BlockNeed,
+    DecodedPrefixes,
+    Holdings,
+    StepSeen,
+)
 from pinyon.eviction.policy import Use
 from pinyon.paging import BlockPool, Reservation, Reservations
 
@@ -55,6 +62,8 @@ class Admission:
         """Of each admitted one."""
         self._last = -1
         """None of them has a larger number."""
+        self.prefixes = DecodedPrefixes()
+        """Of those that take a slot."""
 
     @property
     def waiting(self) -> int:
@@ -84,6 +93,7 @@ class Admission:
         if number in self._waiting or not self._policy.remove(number):
             raise KeyError(number)
         self._decoded.discard(number)
+        self.prefixes.remove(number)
         del self._blocks[number], self._requests[number]
 
     def grow(self, number: int, count: int, now_s: float) -> list[int] | None:
@@ -118,6 +128,7 @@ class Admission:
         self._unwant(request)  # they are its own now
         if request.decodes:
             self._decoded.add(number)
+            self.prefixes.add(number, request.block_keys[: request.reusable])
         self._blocks[number] = request.blocks
         self._requests[number] = request
         self._last = max(self._last, number) if len(self._blocks) > 1 else number
@@ -144,10 +155,6 @@ class Admission:
     def observe(self, step: StepSeen) -> None:
         """See :meth:`BatchingPolicy.observe`."""
         self._policy.observe(step)
-
-    def shared(self) -> tuple[SharedPrefix, ...]:
-        """See :meth:`BatchingPolicy.shared`."""
-        return self._policy.shared()
 
     # -- who gives way to one that waits
 
@@ -182,5 +189,7 @@ class Admission:
         self._pool.check_integrity()
         if self._policy.waiting != len(self._waiting) or self._wanted.keys() != self._waiting.keys():
             raise RuntimeError("admission: others wait for the policy, or have blocks spared, than wait")
+        if len(self.prefixes) != len(self._decoded):
+            raise RuntimeError("admission: prefixes are known of others than are decoded")
         if len(self._decoded) > min(self._slots, self._policy.running):
             raise RuntimeError("admission: more are decoded than there are slots, or than were admitted")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from pinyon.batching import BatchRequest, StepPlan
+from pinyon.batching import LEVEL_BLOCKS, BatchRequest, StepPlan
 from pinyon.batching.feather_settings import GROUPED
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.shared_blocks import shared_blocks
@@ -387,7 +387,7 @@ class Engine(EngineMemory):
             self._fleet.index.apply_delta(self.state, self._seq, pack_keys(stored), pack_keys(removed))
         pending = len(self.decodes) + len(self._wanted) - self.steps.running
         tbt_ms, batch, kv_tokens = self._token_times.take(idle=not self.steps.running)
-        level_blocks = self.steps.shared_level_blocks
+        reads_once = self._profile.decode_shared_share < 1.0 and self.steps.reads_once
         load = InstanceLoad(
             max(0, pending),
             self.steps.running,
@@ -400,8 +400,8 @@ class Engine(EngineMemory):
             kv_tokens=self._kv_tokens if self.steps.running else 0,
             room_wait_ms=self.room_waits.wait_s(self._time.now_s) * 1e3,
             draining=self.draining,
-            level_blocks=level_blocks,
-            shared=self.admission.shared() if level_blocks else (),
+            level_blocks=LEVEL_BLOCKS if reads_once else 0,
+            shared=self.admission.prefixes.shared() if reads_once else (),
         )
         self._fleet.set_load(self.state, load, self._time.now_s)
 

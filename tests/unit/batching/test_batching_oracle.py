@@ -19,7 +19,7 @@ class Books:
 
 def request(number: int, letters: str) -> BatchRequest:
     keys = tuple(letters[: end + 1].encode() for end in range(len(letters)))
-    return BatchRequest(number, 16 * len(keys), 1, keys)
+    return BatchRequest(number, 16 * len(keys), 1, keys, len(keys))
 
 
 def rounds(*groups: int) -> GroupRounds:

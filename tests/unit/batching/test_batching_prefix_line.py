@@ -25,7 +25,7 @@ class Books:
 
 def request(number: int, letters: str, now_s: float = 0.0, deadline_s: float = 0.0) -> BatchRequest:
     keys = tuple(letters[: end + 1].encode() for end in range(len(letters)))
-    return BatchRequest(number, 16 * len(keys), len(keys), keys, arrived_s=now_s, deadline_s=deadline_s)
+    return BatchRequest(number, 16 * len(keys), len(keys), keys, len(keys), arrived_s=now_s, deadline_s=deadline_s)
 
 
 def feather(books: Books, options: str = "") -> BatchingPolicy:
@@ -66,6 +66,17 @@ def test_levels_are_of_so_many_blocks() -> None:
         policy.enqueue(request(number, letters))
     # Of three blocks two are a level: b misses one of its one, and the others none of theirs.
     assert policy.admit(9, 100, 0.0) == [1, 2, 0]
+
+
+def test_what_somebody_may_not_reuse_does_not_count_as_shared() -> None:
+    policy = feather(Books())
+    policy.enqueue(request(0, "aaaa"))
+    policy.enqueue(replace(request(1, "aaaa"), reusable=0))
+    policy.enqueue(request(2, "aaaab"))
+    # Without anything to reuse it has no levels: it misses none, and is the first; nothing of it is there for others.
+    assert policy.admit(1, 100, 0.0) == [1]
+    policy.enqueue(request(3, "b"))
+    assert policy.admit(9, 100, 0.0) == [3, 0, 2]
 
 
 def test_nobody_takes_what_the_next_one_waits_for() -> None:

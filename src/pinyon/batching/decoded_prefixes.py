@@ -1,0 +1,78 @@
+"""What the requests of an instance have in common that it decodes: FEATHER's tip and its depth, of each group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pinyon.batching.chunked_hash_tree import ChunkedHashTree
+from pinyon.batching.rounds import Formed
+from pinyon.core.block_keys import BlockKey
+from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
+
+__all__ = ["LEVEL_BLOCKS", "DecodedPrefixes"]
+
+LEVEL_BLOCKS: Final = 4
+"""Full blocks of a prompt that are one level: what is shared is known as far as whole levels go."""
+
+
+class DecodedPrefixes:
+    """By the keys of their prompts' full blocks, whatever the batching policy. Who comes is looked at when somebody
+    asks, and not at all if he has gone by then."""
+
+    def __init__(self) -> None:
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
+        """All active."""
+        self._new: dict[int, Sequence[BlockKey]] = {}
+        """Paths of those that are not in it yet."""
+        self._levels = 0
+        """Of those in it."""
+        self._shared: tuple[SharedPrefix, ...] | None = ()
+        """None: others are here since that was looked up."""
+
+    def __len__(self) -> int:
+        return self._tree.active + len(self._new)
+
+    def add(self, number: int, block_keys: Sequence[BlockKey]) -> None:
+        """It is decoded from now on, or will be. Raises ``ValueError`` if it is known."""
+        if number in self._new or number in self._tree:
+            raise ValueError(f"request {number} is here already")
+        self._new[number] = block_keys[LEVEL_BLOCKS - 1 :: LEVEL_BLOCKS]
+
+    def remove(self, number: int) -> None:
+        """It has ended or gave way. Nothing happens if it is not known."""
+        if self._new.pop(number, None) is None and number in self._tree:
+            self._levels -= self._tree.levels(number)
+            self._tree.finish(number)
+            self._shared = None
+
+    def shared(self) -> tuple[SharedPrefix, ...]:
+        """The prefixes by which most is read once, at most ``SHARED_PREFIXES_MAX``. The same object until others are
+        here. O(keys of those that came since the last time), and O(nodes of those in it) if there are any."""
+        self._look()
+        if self._shared is None:
+            self._shared = tuple(
+                [
+                    SharedPrefix(group.tip, group.depth * LEVEL_BLOCKS, group.requests)
+                    for group in self._tree.groups(SHARED_PREFIXES_MAX)
+                    if isinstance(group.tip, bytes)
+                ]
+            )
+        return self._shared
+
+    def formed(self) -> Formed:
+        """As if all were one batch."""
+        self._look()
+        count, depth = self._tree.active, self._tree.tip_depth
+        homogeneity = depth * count / self._levels if self._levels else 0.0
+        return Formed(requests=count, shared_blocks=depth * LEVEL_BLOCKS, homogeneity=homogeneity)
+
+    def _look(self) -> None:
+        if not self._new:
+            return
+        for number, path in self._new.items():
+            self._tree.insert_hashes(number, path)
+            self._tree.add_to_batch(number)
+            self._levels += len(path)
+        self._new.clear()
+        self._shared = None
