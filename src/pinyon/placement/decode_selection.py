@@ -1,6 +1,6 @@
 """``SelectDecodingInstance`` of Mooncake's Algorithm 1 (line 17): the least loaded one that has room.
 
-Where batches are made by what requests share, one that decodes others of the prompt's prefix may cost less: FEATHER
+Where what requests share is read once, an instance that decodes others of the prompt's prefix may cost less: FEATHER
 leaves open how instances are chosen so that batches stay homogeneous. The cost of a place is what all that are decoded
 there wait longer for each of their tokens, and the request's own time between tokens:
 

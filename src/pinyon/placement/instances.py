@@ -78,7 +78,7 @@ class InstanceLoad:
     failed_sources: frozenset[str] = frozenset()
     """Addresses that it leaves alone as sources of KV, because what it asked of them did not come."""
     level_blocks: int = 0
-    """Its batches are made by what requests share, in steps of so many blocks; 0: they are not."""
+    """It reads once what requests share that it decodes, and knows that by levels of so many blocks; 0: it does not."""
     shared: tuple[SharedPrefix, ...] = ()
     """What requests that it decodes have in common."""
 

@@ -1,8 +1,9 @@
 """Which instances decode requests of which prefix: there another one of it costs a batch little more to read.
 
 What an instance says, of the largest groups, and what was placed there and has not ended. Of a placement nobody knows
-yet what others will share with it, so it counts at depths that double: what is found is at least half of what is
-shared, as far as whole levels go. An instance whose batches are not made by prefixes is not here.
+yet what others will share with it, so it counts at depths of which each is four times the one before: what is found is
+at least a quarter of what is shared, as far as whole levels go, until the instance says it. One that reads what is
+shared once for each request is not here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ DEPTHS_MAX: Final = 64
 many again."""
 FOUND_MAX: Final = 32
 """Instances that one request is told of. Where more decode its prefix, some of these have room mostly."""
+DEPTH_STEP: Final = 4
+"""From one depth of a placement to the next: each has its price, at every placement and at its end."""
 MARKS_MAX: Final = 1 << 18
 """Of placements, ~60 MB. Those beyond it only look as if they shared nothing."""
 
@@ -42,7 +45,7 @@ class SharedPrefixes:
         self._rows: dict[int, dict[BlockKey, dict[int, int]]] = {}
         """By depth in blocks and by the key there, and how often a row is here: by a report, and by placements."""
         self._levels: dict[int, int] = {}
-        """Blocks of a level, of the rows whose batches are made by prefixes."""
+        """Blocks of a level, of the rows that read once what is shared."""
         self._said: dict[int, tuple[SharedPrefix, ...]] = {}
         """The last report of each."""
         self._counted: dict[int, list[Mark]] = {}
@@ -82,7 +85,7 @@ class SharedPrefixes:
             if self._count(row, mark, 1, self._depths_placed):
                 marks.append(mark)
                 self._marks += 1
-            depth *= 2
+            depth *= DEPTH_STEP
         return marks
 
     def ended(self, row: int, marks: Sequence[Mark]) -> None:

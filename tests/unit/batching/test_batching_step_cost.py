@@ -198,3 +198,19 @@ def test_odd_times_break_nothing() -> None:
     free = StepCost()
     free.saw([(0, 10)], StepSeen(0, 10, 0.0))
     assert free.left(0.1).tokens(0, 100) == 100
+
+
+def test_one_step_that_stood_still_is_not_taken_for_what_chunks_cost() -> None:
+    cost = StepCost()
+    for place in range(40):
+        start = 256 * (place % 8)
+        cost.saw([(start, start + 256)], StepSeen(0, 256, ENGINE.seconds([(start, start + 256)], 0, 0)))
+    known = cost.line()
+    cost.saw([(0, 256)], StepSeen(0, 256, 5.0))
+    assert cost.line() == known
+    for _ in range(30):
+        cost.saw([(0, 256)], StepSeen(0, 256, 5.0))
+    assert cost.line()[0] > 100 * known[0], "an engine that has become slow is"
+    for _ in range(200):
+        cost.saw([(0, 256)], StepSeen(0, 256, 0.03))
+    assert cost.line()[0] == pytest.approx(0.03 / 256, rel=0.5)
