@@ -42,8 +42,6 @@ FASTER_MIN = 4.0
 UNSHARED_MAX = 1.05
 
 
-SPLITS = (1, 2, 4, 8, 16)
-"""Batches that the same requests are decoded in, of four groups: the third has one group in each."""
 PREFIX_TOKENS = 4096
 LARGE_BYTES = 512 << 20
 """Of what the bandwidth is measured with: far more than the caches."""
@@ -173,22 +171,6 @@ def steps(
     return figures
 
 
-def splits(
-    engines: Mapping[str, NumpyLlamaEngine], repeats: int, dice: np.random.Generator
-) -> dict[str, dict[str, float]]:
-    """The same requests in fewer large or more small batches (FEATHER's Fig. 3.11): of four groups of requests, those
-    of one are neighbours."""
-    requests = slots_of(tables(4, dice))
-    in_groups = [slot for group in range(4) for slot in requests[group::4]]
-    figures = {}
-    for count in SPLITS:
-        size = BATCH // count
-        batches = [in_groups[at : at + size] for at in range(0, BATCH, size)]
-        figures[f"{count} x {size}"] = tokens_per_s(engines, batches, repeats)
-        progress(f"{count} x {size}: {figures[f'{count} x {size}']}")
-    return figures
-
-
 def slots_of(of_each: Sequence[Sequence[int]]) -> list[DecodeSlot]:
     """The last token of each."""
     return [
@@ -212,7 +194,6 @@ def main() -> None:
     blocks = max(GROUPS) * PREFIX_TOKENS // BLOCK_TOKENS + BATCH * OWN_TOKENS // BLOCK_TOKENS
     engines = engines_of(config, blocks, dice)
     report.results["steps"] = by_groups = steps(engines, repeats, dice)
-    report.results["splits"] = splits(engines, repeats, dice)
     shared, unshared = by_groups["1 groups"]["grouped_times_plain"], by_groups["nothing shared"]["grouped_times_plain"]
     report.aims += [
         Aim("one prefix for all, times as fast as plain", FASTER_MIN, shared, at_most=False),

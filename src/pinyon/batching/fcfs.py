@@ -145,6 +145,9 @@ class Fcfs:
     def passed_over_s(self, number: int) -> float:
         return self._decoded.passed_over_s(number)
 
+    def gave_way(self, number: int) -> bool:
+        return number in self._gone and number in self._decoded
+
     def remove(self, number: int) -> bool:
         for line in (self._decoded, self._foreign):
             if line.remove(number):

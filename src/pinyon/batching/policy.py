@@ -114,6 +114,10 @@ class BatchingPolicy(Protocol):
         0 elsewhere."""
         ...
 
+    def gave_way(self, number: int) -> bool:
+        """It was admitted, and waits again."""
+        ...
+
     def remove(self, number: int) -> bool:
         """A request ended, gave way or was cancelled, waiting or running. False if it is not known."""
         ...

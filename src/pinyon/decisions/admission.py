@@ -149,7 +149,11 @@ class Admission:
         for number in sorted(self._requests):
             policy.adopt(self._requests[number], now_s)
         for number in sorted(self._waiting):
-            policy.enqueue(self._waiting[number])
+            request = self._waiting[number]
+            if self._policy.gave_way(number):  # it keeps what that is worth
+                policy.adopt(request, now_s)
+                policy.remove(number)
+            policy.enqueue(request)
         self._policy = policy
 
     def observe(self, step: StepSeen) -> None:
