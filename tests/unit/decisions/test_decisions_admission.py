@@ -15,9 +15,7 @@ def asked(number: int, letters: str) -> BatchRequest:
     return BatchRequest(number, 16 * len(keys), len(keys) + 1, keys, len(keys))
 
 
-@pytest.mark.parametrize(
-    "choice", ["feather:chunk_blocks=1", "lpm", "most_in_time", "oracle:group_blocks=1"]
-)
+@pytest.mark.parametrize("choice", ["feather:chunk_blocks=1", "lpm", "most_in_time", "oracle:group_blocks=1"])
 def test_who_gave_way_comes_first_under_the_next_policy_too(choice: str) -> None:
     pool = BlockPool(8, Lru())
     reservations = Reservations(pool, LeaseTable())
