@@ -168,7 +168,7 @@ def test_as_the_loop_over_instances(members, tbt_slo_s, together, no_reuse, seed
         if level:
             decision = PlacementDecision(prefill, state, 0, (), 0.0, 0.0, 0.0, 0.0, "")
             fleet.inflight.add(f"{name}-same", decision, 1, 0.0, decoded_keys=keys(*range(theirs)))
-            PLACED[name] = [depth for depth in (level, 2 * level, 4 * level) if depth <= theirs]
+            PLACED[name] = [depth for depth in (level, 4 * level, 16 * level) if depth <= theirs]
     for each in range(0, len(members), 2):  # some have ended
         fleet.inflight.release(f"d{each}-0")
     (pool,) = fleet.pools("m")
