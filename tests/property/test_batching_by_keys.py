@@ -82,7 +82,6 @@ def test_who_gets_room_next_is_whom_a_tree_of_tokens_finds(
 def test_what_those_share_that_are_decoded(data: st.DataObject) -> None:
     prefixes = DecodedPrefixes()
     paths: dict[int, tuple[bytes, ...]] = {}
-    said: tuple[object, ...] | None = None
     heads = data.draw(st.lists(PROMPTS, min_size=1, max_size=3))
     for number in range(data.draw(st.integers(1, 24))):
         if paths and data.draw(st.booleans()):
@@ -97,8 +96,7 @@ def test_what_those_share_that_are_decoded(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             continue
         check(prefixes, list(paths.values()))
-        said = prefixes.shared()
-        assert prefixes.shared() is said
+        assert prefixes.shared() is prefixes.shared()
     check(prefixes, list(paths.values()))
 
 

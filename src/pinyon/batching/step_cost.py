@@ -24,8 +24,11 @@ OTHER_WEIGHT: Final = 0.25
 KEPT: Final = 0.97
 """Of the weight of what earlier chunks have shown: about thirty count."""
 UNUSUAL: Final = 4.0
-"""So many times what was expected is no step like the others: it counts if the next one with chunks is so, too. One
-that stood still for a second (memory, another process) would keep chunks small for a hundred steps."""
+"""So many times what was expected is no step like the others: it counts if there was one of late already. One that
+stood still for a second (memory, another process) would keep chunks small for a hundred steps."""
+RARE: Final = 30
+"""Steps with chunks without such a one: about as many as are remembered. More often it is what chunks cost: every other
+one may stand at a depth that was never seen."""
 FLAT: Final = 1e-6
 """Chunks stood at so much the same depth (variance of depth, by its square) that it explains nothing."""
 
@@ -39,8 +42,8 @@ class StepCost:
         self._decode_s = 0.0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         """Sums over steps with chunks: depth in tokens, seconds for each token."""
-        self._unusual = False
-        """The last one was."""
+        self._usual = 0
+        """Steps with chunks since the last one that was not."""
 
     @property
     def known(self) -> bool:
@@ -69,11 +72,11 @@ class StepCost:
             seconds = step.seconds - self._decode_s if step.decoded else step.seconds
         x, y = depth / tokens, max(0.0, seconds) / tokens
         start_s, slope_s = self.line()
-        unusual = self.known and y > UNUSUAL * (start_s + slope_s * x) > 0.0
-        if unusual and not self._unusual:
-            self._unusual = True
-            return
-        self._unusual = unusual
+        self._usual += 1
+        if self.known and y > UNUSUAL * (start_s + slope_s * x) > 0.0:
+            rare, self._usual = self._usual > RARE, 0
+            if rare:
+                return
         self._weight = KEPT * self._weight + 1.0
         self._x = KEPT * self._x + x
         self._y = KEPT * self._y + y
