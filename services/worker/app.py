@@ -316,7 +316,6 @@ class Worker:
     def load(self) -> InstanceLoad:
         """How busy it is now."""
         pool, reads_once = self.parts.cache.pool, self.parts.members.reads_once
-        self.parts.members.look()
         return InstanceLoad(
             pending_requests=self.decodes.pending + self.prefills.queue.foreign,
             running_requests=self.parts.members.running,

@@ -191,11 +191,11 @@ def register_gauges(
             lambda: parts.members.formed.batches,
         ),
         "batch_shared_blocks": (
-            "KV blocks that the whole present batch shares.",
+            "KV blocks that the whole present batch shares; by a policy without rounds all that are admitted for it.",
             lambda: parts.members.formed.shared_blocks,
         ),
         "batch_homogeneity": (
-            "Of the full blocks of the present batch's prompts, the share that the whole batch shares.",
+            "Of the full blocks of these prompts, the share that all of them share.",
             lambda: parts.members.formed.homogeneity,
         ),
         "batch_reward_tokens_per_second": (

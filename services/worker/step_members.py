@@ -6,6 +6,7 @@ may be removed: their result is dropped.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from services.worker.kv.swaps import Swapping
 
 __all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome", "StepRoom"]
 
+LOOK_S = 1.0
+"""Between two looks at what all share that are decoded, where no policy makes batches of them."""
 ChunkHooks = Callable[[int, int], tuple[LayerHook | None, LayerHook | None]]
 """``(start, end)`` of a chunk to its ``(wait_layer, on_layer)``."""
 
@@ -147,8 +150,11 @@ class StepMembers:
         self.preemptions = 0
         self.scheduling_s = 0.0
         """Time that choosing what steps compute has taken."""
+        self._looked_s = -math.inf
+        """When :attr:`formed` was looked up."""
         self.formed = Formed()
-        """Of the last step, or of all that are decoded; replaced, never changed: the metrics' thread reads it."""
+        """Of the last step; where steps decode all that run, of all that are admitted for it. Replaced, never changed:
+        the metrics' thread reads it."""
 
     @property
     def running(self) -> int:
@@ -170,11 +176,6 @@ class StepMembers:
         """See :attr:`pinyon.batching.StepScheduler.reads_once`."""
         return self._scheduler.reads_once
 
-    def look(self) -> None:
-        """Once in a while, where steps decode all that run: what those share, for :attr:`formed`."""
-        if not self._scheduler.level_blocks:
-            self.formed = self._admission.prefixes.formed()
-
     def add_prefill(self, member: PrefillMember) -> None:
         when = member.arrived_s, member.seconds, member.deadline_s
         self._scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens), *when))
@@ -195,6 +196,8 @@ class StepMembers:
         member.alive = False
         if self._decodes.pop(member.number, None) is not None:
             self._scheduler.remove_decode(member.number)
+            if not self._decodes and not self._scheduler.level_blocks:
+                self.formed = Formed()
 
     def decide(self, now_s: float) -> EngineStep | None:
         """The next step, or None when there is nothing to do. Some may be preempted by it."""
@@ -208,8 +211,7 @@ class StepMembers:
         if preempted:
             self._room.settle()
         plan = self._scheduler.decide(now_s)
-        if self._scheduler.level_blocks:
-            self.formed = self._scheduler.formed
+        self._look(now_s)
         self.scheduling_s += time.perf_counter() - began_s
         if plan is None:
             return None
@@ -241,6 +243,13 @@ class StepMembers:
     def observe(self, step: StepSeen) -> None:
         """See :meth:`pinyon.batching.StepScheduler.observe`."""
         self._scheduler.observe(step)
+
+    def _look(self, now_s: float) -> None:
+        if self._scheduler.level_blocks:
+            self.formed = self._scheduler.formed
+        elif now_s - self._looked_s >= LOOK_S and self._decodes:
+            self._looked_s = now_s
+            self.formed = self._admission.prefixes.formed()
 
     def _table(self, number: int) -> list[int]:
         return self._decodes[number].table

@@ -10,6 +10,7 @@ from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
 from pinyon.core.shared_prefix import SharedPrefix
+from services.worker import step_members
 from services.worker.kv.push import Push
 from services.worker.report import WorkerReport
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, submission
@@ -103,8 +104,11 @@ async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet
 
 @pytest.mark.parametrize("kernel", ["grouped", "whole"])
 @pytest.mark.parametrize("batching", ["feather:chunk_blocks=1", "fcfs"])
-async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_prompts(fleet, batching, kernel):
+async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_prompts(
+    fleet, monkeypatch, batching, kernel
+):
     """Where steps read it once: by a kernel that does so for each group, or by batches that all share something."""
+    monkeypatch.setattr(step_members, "LOOK_S", 0.0)
     conductor = await fleet.start_conductor()
     mixed = await fleet.start("mixed", "m0", batching=batching, attention_kernel=kernel, conductor=conductor)
     gate = Gate(lambda decodes: len(decodes) == 2, mixed.engine)
@@ -128,3 +132,4 @@ async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_promp
         await answer.wait()
     await fleet.idle()
     assert mixed.load().shared == ()
+    assert mixed.parts.members.formed.shared_blocks == 0 or batching != "fcfs"

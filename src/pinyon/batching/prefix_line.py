@@ -63,7 +63,7 @@ class BySharedPrefix(AgainFirst):
 
     def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
         chunk = self._settings.chunk_blocks
-        return request.block_keys[chunk - 1 : min(request.reusable, chunk * self._levels) : chunk]
+        return request.block_keys[chunk - 1 : chunk * self._levels : chunk]
 
     def add(self, request: BatchRequest, again: bool) -> None:
         if again:

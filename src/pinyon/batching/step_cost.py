@@ -24,11 +24,13 @@ OTHER_WEIGHT: Final = 0.25
 KEPT: Final = 0.97
 """Of the weight of what earlier chunks have shown: about thirty count."""
 UNUSUAL: Final = 4.0
-"""So many times what was expected is no step like the others: it counts if there was one of late already. One that
-stood still for a second (memory, another process) would keep chunks small for a hundred steps."""
+"""So many times what was expected is no step like the others, if chunks stood as deep before: it counts if there was
+one of late already. One that stood still for a second (memory, another process) would keep chunks small for a hundred
+steps."""
 RARE: Final = 30
-"""Steps with chunks without such a one: about as many as are remembered. More often it is what chunks cost: every other
-one may stand at a depth that was never seen."""
+"""Steps with chunks without such a one: about as many as are remembered. More often it is what chunks cost."""
+SEEN: Final = 2.0
+"""Times the depth of the deepest chunk of late: what is deeper says what nobody knows yet."""
 FLAT: Final = 1e-6
 """Chunks stood at so much the same depth (variance of depth, by its square) that it explains nothing."""
 
@@ -44,6 +46,8 @@ class StepCost:
         """Sums over steps with chunks: depth in tokens, seconds for each token."""
         self._usual = 0
         """Steps with chunks since the last one that was not."""
+        self._deepest = 0.0
+        """Depth of a chunk; earlier ones count less."""
 
     @property
     def known(self) -> bool:
@@ -73,7 +77,8 @@ class StepCost:
         x, y = depth / tokens, max(0.0, seconds) / tokens
         start_s, slope_s = self.line()
         self._usual += 1
-        if self.known and y > UNUSUAL * (start_s + slope_s * x) > 0.0:
+        seen, self._deepest = x <= SEEN * self._deepest, max(x, KEPT * self._deepest)
+        if seen and y > UNUSUAL * (start_s + slope_s * x) > 0.0:
             rare, self._usual = self._usual > RARE, 0
             if rare:
                 return

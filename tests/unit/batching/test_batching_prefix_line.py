@@ -68,15 +68,14 @@ def test_levels_are_of_so_many_blocks() -> None:
     assert policy.admit(9, 100, 0.0) == [1, 2, 0]
 
 
-def test_what_somebody_may_not_reuse_does_not_count_as_shared() -> None:
+def test_who_may_reuse_nothing_does_not_come_before_all_others() -> None:
+    """He takes most room of all: without levels he would miss none, and with no room for him nobody would go."""
     policy = feather(Books())
     policy.enqueue(request(0, "aaaa"))
-    policy.enqueue(replace(request(1, "aaaa"), reusable=0))
-    policy.enqueue(request(2, "aaaab"))
-    # Without anything to reuse it has no levels: it misses none, and is the first; nothing of it is there for others.
-    assert policy.admit(1, 100, 0.0) == [1]
-    policy.enqueue(request(3, "b"))
-    assert policy.admit(9, 100, 0.0) == [3, 0, 2]
+    assert policy.admit(9, 100, 0.0) == [0]
+    policy.enqueue(request(1, "aaaab"))
+    policy.enqueue(replace(request(2, "cdefghijkl"), reusable=0))
+    assert policy.admit(9, 8, 0.0) == [1]
 
 
 def test_nobody_takes_what_the_next_one_waits_for() -> None:

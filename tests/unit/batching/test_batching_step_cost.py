@@ -217,12 +217,13 @@ def test_one_step_that_stood_still_is_not_taken_for_what_chunks_cost() -> None:
     assert cost.line()[0] == pytest.approx(0.03 / 256, rel=0.5)
 
 
-def test_deep_chunks_among_shallow_ones_are_learned() -> None:
-    """Each deep one is far from what the shallow ones before it have shown."""
+@pytest.mark.parametrize("every", [2, 16, 31, 50])
+def test_deep_chunks_among_shallow_ones_are_learned(every: int) -> None:
+    """Each deep one is far from what the shallow ones before it have shown, however rare it is."""
     deep = replace(ENGINE, prefill_pair_s=2e-6)
     cost = StepCost()
-    for place in range(60):
-        chunk = (0, 64) if place < 40 or place % 2 else (16_000, 16_064)
+    for place in range(10 * every + 1):
+        chunk = (16_000, 16_064) if place % every == 0 and place > every else (0, 64)
         cost.saw([chunk], StepSeen(0, 64, deep.seconds([chunk], 0, 0)))
     start_s, slope_s = cost.line()
     assert (start_s + slope_s * 16_032) * 64 == pytest.approx(deep.seconds([(16_000, 16_064)], 0, 0), rel=0.2)
