@@ -10,9 +10,9 @@ import numpy as np
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.placement.at_one import at_one
-from pinyon.placement.hash_ring import PoolRings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.pool_rings import PoolRings
 from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["CacheAffinity", "CacheAffinitySettings"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pinyon.placement.hash_ring import PoolRings
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree, HotnessTrees
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementRequest, Pool
+from pinyon.placement.pool_rings import PoolRings
 
 __all__ = ["Pairs"]
 

@@ -10,10 +10,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinyon.core.hash_ring import ABSENT_MAX, HashRing, lower_bound
 from pinyon.core.request import Role
-from pinyon.placement.hash_ring import ABSENT_MAX, HashRing, PoolRings, lower_bound
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
+from pinyon.placement.pool_rings import PoolRings
 from pinyon.placement.scheduler import Scheduler
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import info, keys, make_fleet

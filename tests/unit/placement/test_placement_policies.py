@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.errors import Rejected
+from pinyon.core.hash_ring import HashRing
 from pinyon.core.request import Role
 from pinyon.placement.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.dualmap import Choice, DualMap, DualMapSettings, Hotness, Reading
-from pinyon.placement.hash_ring import HashRing
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.pairs import SECOND
 from pinyon.placement.policies import PLACEMENT_POLICIES

@@ -1,0 +1,79 @@
+"""What SGLang's router does: the longest match while the load is even, the least busy when it is not (SkyWalker
+§5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pinyon.routing.prefix_trie import CHUNKS_MAX, PrefixTrie
+from pinyon.routing.target import Target
+from pinyon.routing.target_policy import Routed
+
+__all__ = ["CacheAware"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAwareSettings:
+    """``threshold``: share of the prompt that must match. The load is uneven when the busiest has over ``balance_abs``
+    requests more than the idlest, and over ``balance_rel`` times as many. Defaults are those that
+    router had then; later ones are 0.3, 64 and 1.5."""
+
+    threshold: float = 0.5
+    balance_abs: int = 32
+    balance_rel: float = 1.0001
+    chunks_max: int = CHUNKS_MAX
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise ValueError("threshold must be from 0 to 1")
+        if self.balance_abs < 0 or self.balance_rel < 1:
+            raise ValueError("balance_abs must not be negative, nor balance_rel less than 1")
+        if not 1 <= self.chunks_max <= 1 << 26:
+            raise ValueError("chunks_max must be from 1 to 67108864")
+
+
+class CacheAware:
+    """A baseline: it sends without regard to who waits where."""
+
+    name: ClassVar[str] = "cache_aware"
+
+    def __init__(self, settings: CacheAwareSettings | None = None) -> None:
+        self._settings = settings or CacheAwareSettings()
+        self._trie = PrefixTrie(self._settings.chunks_max)
+
+    def add(self, name: str) -> None:
+        self._trie.add(name)
+
+    def remove(self, name: str) -> None:
+        self._trie.remove(name)
+
+    def choose(self, request: Routed, available: Sequence[Target]) -> Target:
+        settings, trie = self._settings, self._trie
+        idlest = busiest = available[0]
+        for target in available:
+            if (target.outstanding, target.name) < (idlest.outstanding, idlest.name):
+                idlest = target
+            if target.outstanding > busiest.outstanding:
+                busiest = target
+        low, high = idlest.outstanding, busiest.outstanding
+        if high - low > settings.balance_abs and high > settings.balance_rel * low:
+            return idlest
+        bits = 0
+        for target in available:
+            bits |= trie.bit(target.name)
+        match = trie.match(request.keys, bits)
+        if match.chunks and match.chunks > settings.threshold * request.chunks:
+            for target in available:
+                if match.targets & trie.bit(target.name):
+                    return target
+        smallest = available[0]
+        for target in available:
+            if (trie.size(target.name), target.name) < (trie.size(smallest.name), smallest.name):
+                smallest = target
+        return smallest
+
+    def sent(self, request: Routed, name: str) -> None:
+        if self._trie.bit(name):
+            self._trie.insert(request.keys, name)

@@ -1,0 +1,155 @@
+"""One layer of routing: the targets that a load balancer pushes to, which are available, and which one gets a request.
+
+There are two (SkyWalker §3.1): the instances of the region, and the load balancers of other regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from pinyon.routing.pushing import UNLIMITED, PushingRule
+from pinyon.routing.target import UNKNOWN, Report, Target
+from pinyon.routing.target_policy import Routed, TargetPolicy
+
+__all__ = ["TARGETS_MAX", "Layer"]
+
+TARGETS_MAX = 4096
+
+
+class Layer:
+    """Of one model. Owned by one thread; the caller passes clock values (seconds, any origin)."""
+
+    def __init__(self, pushing: PushingRule, policy: TargetPolicy) -> None:
+        self._pushing, self._policy = pushing, policy
+        self._targets: dict[str, Target] = {}
+        self._held = 0
+
+    def use(self, pushing: PushingRule | None = None, policy: TargetPolicy | None = None) -> None:
+        """From now on these decide; a new policy knows of nothing that was sent before."""
+        if pushing is not None:
+            self._pushing = pushing
+        if policy is not None:
+            self._policy = policy
+            for name in self._targets:
+                policy.add(name)
+
+    @property
+    def policy(self) -> TargetPolicy:
+        return self._policy
+
+    # -- who is there
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __iter__(self) -> Iterator[Target]:
+        return iter(self._targets.values())
+
+    def get(self, name: str) -> Target | None:
+        return self._targets.get(name)
+
+    def join(self, name: str, capacity: int = 0, distance_s: float = 0.0) -> None:
+        """It is there from now on, with an empty cache and nothing of ours; whatever was known of one of that name is
+        forgotten. Those beyond :data:`TARGETS_MAX` are not taken."""
+        known = name in self._targets
+        if not known and len(self._targets) >= TARGETS_MAX:
+            return
+        if known:
+            self._policy.remove(name)
+        self._targets[name] = Target(name, capacity, distance_s)
+        self._policy.add(name)
+
+    def leave(self, name: str) -> None:
+        """It has gone. Nothing happens if it was not there."""
+        if self._targets.pop(name, None) is not None:
+            self._policy.remove(name)
+
+    def set_live(self, name: str, live: bool) -> None:
+        """Whether it answers. What it has in its cache may be there still."""
+        target = self._targets.get(name)
+        if target is not None:
+            target.live = live
+
+    def set_draining(self, name: str, draining: bool) -> None:
+        target = self._targets.get(name)
+        if target is not None:
+            target.draining = draining
+
+    def set_distance(self, name: str, distance_s: float) -> None:
+        """As measured, there and back."""
+        target = self._targets.get(name)
+        if target is not None:
+            target.distance_s = distance_s
+
+    def report(self, name: str, report: Report, now_s: float) -> None:
+        """It said so, or was found to be so, just now."""
+        target = self._targets.get(name)
+        if target is None:
+            return
+        target.report, target.reported_s = report, now_s
+        target.sent_before = target.sent if report.received == UNKNOWN else min(target.sent, report.received)
+
+    # -- who is available
+
+    def spare(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> int:
+        """Requests that may be pushed now, at most :data:`UNLIMITED`, less those that are :meth:`hold`."""
+        total, pushing = 0, self._pushing
+        for target in self._targets.values():
+            if (allowed is None or target.name in allowed) and target.name not in exclude:
+                total += pushing.spare(target, now_s)
+                if total >= UNLIMITED:
+                    return UNLIMITED
+        return max(0, total - self._held)
+
+    def available(
+        self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()
+    ) -> list[Target]:
+        """Those that a request may be pushed to now, of the ``allowed`` (None: all)."""
+        pushing = self._pushing
+        return [
+            target
+            for target in self._targets.values()
+            if (allowed is None or target.name in allowed)
+            and target.name not in exclude
+            and pushing.spare(target, now_s)
+        ]
+
+    def with_room(self, now_s: float) -> int:
+        """Targets that are available: what other regions are told."""
+        return len(self.available(now_s))
+
+    # -- a request's way
+
+    def choose(
+        self, request: Routed, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()
+    ) -> Target | None:
+        """Where it goes, None if nobody is available. Changes nothing: see :meth:`sent`."""
+        available = self.available(now_s, allowed, exclude)
+        return self._policy.choose(request, available) if available else None
+
+    def hold(self) -> None:
+        """A request will be pushed to one of them, and it is not known yet to which: a conductor is asked."""
+        self._held += 1
+
+    def release(self) -> None:
+        """Of :meth:`hold`: it was :meth:`sent`, or will not be."""
+        if self._held <= 0:
+            raise ValueError("nothing is held")
+        self._held -= 1
+
+    def sent(self, request: Routed, name: str) -> Target | None:
+        """It was pushed there, whoever chose so. What this returns is for :meth:`ended`."""
+        target = self._targets.get(name)
+        if target is not None:
+            target.sent += 1
+            target.outstanding += 1
+            self._policy.sent(request, name)
+        return target
+
+    @staticmethod
+    def ended(target: Target | None) -> None:
+        """A request that was :meth:`sent` there has ended, however it did. Another one of that name is not concerned."""
+        if target is not None:
+            if target.outstanding <= 0:
+                raise ValueError(f"nothing of ours is at {target.name}")
+            target.outstanding -= 1

@@ -1,0 +1,29 @@
+"""The least busy target: the baseline LL of SkyWalker §5.1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pinyon.routing.target import Target
+from pinyon.routing.target_policy import Routed, least_loaded
+
+__all__ = ["LeastLoad"]
+
+
+class LeastLoad:
+    """By the requests that it has for its size."""
+
+    name: ClassVar[str] = "least_load"
+
+    def add(self, name: str) -> None:
+        pass
+
+    def remove(self, name: str) -> None:
+        pass
+
+    def choose(self, request: Routed, available: Sequence[Target]) -> Target:
+        return least_loaded(available)
+
+    def sent(self, request: Routed, name: str) -> None:
+        pass

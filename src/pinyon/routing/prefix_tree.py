@@ -1,0 +1,64 @@
+"""The available target that was sent the longest prefix of the prompt: SkyWalker's own policy (§3.2, Listing 1 line
+21)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pinyon.routing.prefix_trie import CHUNKS_MAX, RECORDS_MAX, Match, PrefixTrie
+from pinyon.routing.target import Target
+from pinyon.routing.target_policy import Routed, least_loaded
+
+__all__ = ["PrefixTree"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTreeSettings:
+    """``explore_below``: with a smaller share of the prompt matched, the least busy gets it (§5.1). ``chunks_max``,
+    ``records_max``: the trie's bounds."""
+
+    explore_below: float = 0.5
+    chunks_max: int = CHUNKS_MAX
+    records_max: int = RECORDS_MAX
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.explore_below <= 1:
+            raise ValueError("explore_below must be from 0 to 1")
+        if not 1 <= self.chunks_max <= 1 << 26 or not 1 <= self.records_max <= 1 << 24:
+            raise ValueError("chunks_max must be from 1 to 67108864, records_max to 16777216")
+
+
+class PrefixTree:
+    """Of those that have the longest prefix the least busy; of those that are equally so, the nearest."""
+
+    name: ClassVar[str] = "skywalker"
+
+    def __init__(self, settings: PrefixTreeSettings | None = None) -> None:
+        self._settings = settings or PrefixTreeSettings()
+        self.trie = PrefixTrie(self._settings.chunks_max, self._settings.records_max)
+
+    def add(self, name: str) -> None:
+        self.trie.add(name)
+
+    def remove(self, name: str) -> None:
+        self.trie.remove(name)
+
+    def match(self, request: Routed, available: Sequence[Target]) -> Match:
+        """The longest prefix that one of them was sent."""
+        bits = 0
+        for target in available:
+            bits |= self.trie.bit(target.name)
+        return self.trie.match(request.keys, bits)
+
+    def choose(self, request: Routed, available: Sequence[Target]) -> Target:
+        match = self.match(request, available)
+        if match.chunks and match.chunks >= self._settings.explore_below * request.chunks:
+            trie = self.trie
+            return least_loaded([target for target in available if match.targets & trie.bit(target.name)])
+        return least_loaded(available)
+
+    def sent(self, request: Routed, name: str) -> None:
+        if self.trie.bit(name):
+            self.trie.insert(request.keys, name)

@@ -1,0 +1,252 @@
+"""The prefix trie: which targets prompts with a prefix were sent to (SkyWalker §3.2).
+
+A *record* is one prompt sent to one target. Each node knows the targets of all records whose prompts pass through it,
+so those of a child are among those of its parent, and a look-up ends where no available target is left. When the trie
+is full, the oldest records go.
+
+Keys are chained (:mod:`pinyon.routing.routing_keys`): a key says all that came before it. Two consequences make this
+trie small and quick. One table finds the node that begins with a key, whatever its parent. And two runs of keys that
+agree in one place agree in all before it, so that where they part is found by halving.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from pinyon.routing.routing_keys import KEY_BYTES
+
+__all__ = ["CHUNKS_MAX", "RECORDS_MAX", "Match", "PrefixTrie"]
+
+CHUNKS_MAX = 1 << 20
+"""8 MiB of keys."""
+RECORDS_MAX = 1 << 16
+
+
+class Match(NamedTuple):
+    """How much of a prompt some available target was sent before, in chunks, and the bits of the targets that were."""
+
+    chunks: int
+    targets: int
+
+
+class _Node:
+    """A run of keys on the way of the same records."""
+
+    __slots__ = ("counts", "keys", "parent", "targets")
+
+    def __init__(self, keys: bytes, parent: _Node | None, counts: dict[int, int], targets: int) -> None:
+        self.keys = keys
+        self.parent = parent
+        self.counts = counts
+        """Records that pass through or end here, by the place of their target's bit."""
+        self.targets = targets
+        """The bits of ``counts``."""
+
+
+class PrefixTrie:
+    """Bounded by the chunks and by the records it holds. Targets are bits, so that sets of them are one number."""
+
+    def __init__(self, chunks_max: int = CHUNKS_MAX, records_max: int = RECORDS_MAX) -> None:
+        if chunks_max < 1 or records_max < 1:
+            raise ValueError("a trie has room for something")
+        self._chunks_max, self._records_max = chunks_max, records_max
+        self._starts: dict[bytes, _Node] = {}
+        """By the first key of each."""
+        self._records: OrderedDict[tuple[_Node, int], None] = OrderedDict()
+        """(last node, place of the target's bit), the oldest first."""
+        self._places: dict[str, int] = {}
+        """Of targets that are there."""
+        self._free: list[int] = []
+        """Places below ``_width`` that nobody has."""
+        self._width = 0
+        self._held: list[int] = []
+        """Records by place."""
+        self._sizes: list[int] = []
+        """Chunks by place."""
+        self._left: set[int] = set()
+        """Places of targets that have gone, and of which there are records: nobody gets them before these have gone,
+        too, so that what was sent to a target before a restart is never taken for what it holds after."""
+        self.chunks = 0
+
+    def __len__(self) -> int:
+        """Records."""
+        return len(self._records)
+
+    @property
+    def nodes(self) -> int:
+        return len(self._starts)
+
+    # -- targets
+
+    def add(self, target: str) -> None:
+        """A target comes, or comes back, with nothing. Adding one that is there changes nothing."""
+        if target in self._places:
+            return
+        if self._free:
+            place = self._free.pop()
+        else:
+            place = self._width
+            self._width += 1
+            self._held.append(0)
+            self._sizes.append(0)
+        self._places[target] = place
+
+    def remove(self, target: str) -> None:
+        """It has gone, or lost what it held. Its records are found no more, and go when they are the oldest."""
+        place = self._places.pop(target, -1)
+        if place < 0:
+            return
+        if self._held[place]:
+            self._left.add(place)
+        else:
+            self._free.append(place)
+
+    def bit(self, target: str) -> int:
+        """0 for one that is not there."""
+        place = self._places.get(target, -1)
+        return 0 if place < 0 else 1 << place
+
+    def size(self, target: str) -> int:
+        """Chunks of what it was sent."""
+        place = self._places.get(target, -1)
+        return 0 if place < 0 else self._sizes[place]
+
+    # -- prompts
+
+    def match(self, keys: bytes, available: int) -> Match:
+        """The longest prefix that was sent to one of the ``available`` targets (bits), and to which of them."""
+        starts = self._starts
+        at, found = 0, 0
+        end = len(keys)
+        while at < end:
+            node = starts.get(keys[at : at + KEY_BYTES])
+            if node is None:
+                break
+            there = node.targets & available
+            if not there:
+                break
+            found = there
+            length = len(node.keys)
+            if keys.startswith(node.keys, at):
+                at += length
+                continue
+            at += _shared(node.keys, keys, at)
+            break
+        return Match(at // KEY_BYTES, found)
+
+    def insert(self, keys: bytes, target: str) -> None:
+        """A prompt was sent there. Raises ``KeyError`` for a target that is not there."""
+        place = self._places[target]
+        if not keys:
+            return
+        keys = keys[: self._chunks_max * KEY_BYTES]
+        last = self._last(keys)
+        record = (last, place)
+        if record in self._records:
+            self._records.move_to_end(record)
+            return
+        self._records[record] = None
+        self._held[place] += 1
+        node: _Node | None = last
+        while node is not None:
+            counts = node.counts
+            known = counts.get(place, 0)
+            counts[place] = known + 1
+            if not known:
+                node.targets |= 1 << place
+                self._sizes[place] += len(node.keys) // KEY_BYTES
+            node = node.parent
+        while self.chunks > self._chunks_max or len(self._records) > self._records_max:
+            self._forget()
+
+    def _last(self, keys: bytes) -> _Node:
+        """The node at which this path ends, made if it has to be."""
+        starts = self._starts
+        at, end = 0, len(keys)
+        parent: _Node | None = None
+        while at < end:
+            node = starts.get(keys[at : at + KEY_BYTES])
+            if node is None:
+                node = _Node(keys[at:], parent, {}, 0)
+                starts[keys[at : at + KEY_BYTES]] = node
+                self.chunks += (end - at) // KEY_BYTES
+                return node
+            length = len(node.keys)
+            if keys.startswith(node.keys, at):
+                at += length
+                parent = node
+                continue
+            parent = self._split(node, _shared(node.keys, keys, at))
+            at += len(parent.keys)
+        assert parent is not None
+        return parent
+
+    def _split(self, node: _Node, length: int) -> _Node:
+        """The part in front becomes a node of its own; the records that end in the node go on to do so."""
+        front = _Node(node.keys[:length], node.parent, node.counts.copy(), node.targets)
+        node.keys, node.parent = node.keys[length:], front
+        self._starts[front.keys[:KEY_BYTES]] = front
+        self._starts[node.keys[:KEY_BYTES]] = node
+        return front
+
+    def _forget(self) -> None:
+        """The oldest record."""
+        (last, place), _ = self._records.popitem(last=False)
+        self._held[place] -= 1
+        node: _Node | None = last
+        while node is not None:
+            counts = node.counts
+            left = counts[place] - 1
+            if left:
+                counts[place] = left
+            else:
+                del counts[place]
+                node.targets &= ~(1 << place)
+                size = len(node.keys) // KEY_BYTES
+                self._sizes[place] -= size
+                if not counts:
+                    del self._starts[node.keys[:KEY_BYTES]]
+                    self.chunks -= size
+            node = node.parent
+        if not self._held[place] and place in self._left:
+            self._left.remove(place)
+            self._free.append(place)
+
+    def check_integrity(self) -> None:
+        """Raises :class:`AssertionError` where the trie contradicts itself. Looks at all of it."""
+        assert self.chunks <= self._chunks_max, f"{self.chunks} chunks, at most {self._chunks_max} may be"
+        assert len(self._records) <= self._records_max, "too many records"
+        expected: dict[_Node, dict[int, int]] = {}
+        for last, place in self._records:
+            node: _Node | None = last
+            while node is not None:
+                counts = expected.setdefault(node, {})
+                counts[place] = counts.get(place, 0) + 1
+                node = node.parent
+        assert set(expected) == set(self._starts.values()), "a node without records, or one that is not found"
+        for node, counts in expected.items():
+            assert node.counts == counts, "records are miscounted"
+            assert node.targets == sum([1 << place for place in counts]), "bits differ from counts"
+            assert self._starts[node.keys[:KEY_BYTES]] is node
+            assert node.parent is None or not node.targets & ~node.parent.targets, "a child has a target of its own"
+        assert self.chunks == sum([len(node.keys) for node in expected]) // KEY_BYTES, "chunks are miscounted"
+        taken = sorted([*self._places.values(), *self._free, *self._left])
+        assert taken == list(range(self._width)), "places are lost, or given twice"
+        for place in range(self._width):
+            sizes = [len(node.keys) for node in expected if place in node.counts]
+            assert self._sizes[place] == sum(sizes) // KEY_BYTES, "sizes are miscounted"
+
+
+def _shared(mine: bytes, keys: bytes, at: int) -> int:
+    """Bytes of ``mine`` that ``keys`` has from ``at`` on, a whole number of keys and not all of them; the first key is
+    the same in both."""
+    low, high = 1, min(len(mine), len(keys) - at) // KEY_BYTES  # the first ``low`` are equal
+    while low < high:
+        middle = (low + high + 1) // 2
+        where = (middle - 1) * KEY_BYTES
+        if mine[where : where + KEY_BYTES] == keys[at + where : at + where + KEY_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * KEY_BYTES

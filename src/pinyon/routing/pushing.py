@@ -1,0 +1,122 @@
+"""When a load balancer may push a request on: always, up to a number, or while nobody waits there (SkyWalker §3.3).
+
+*Selective pushing by pending requests* keeps a request at the load balancer until some target has room in its batch.
+How many may be pushed then, until the next probe says more? The paper's answer is: any number. With one probe per 100
+ms, a burst that comes between two of them all goes to targets that looked free, and every region sends its own to the
+same one. So here a target's report is worth *credits*: as many requests as it has room for, ``burst`` where it cannot
+say, and those that are not in the report are taken off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
+
+from pinyon.core.policies import NoSettings, Registry
+from pinyon.routing.target import UNKNOWN, Target
+
+__all__ = ["PUSHING_RULES", "UNLIMITED", "Blind", "Outstanding", "Pending", "PushingRule"]
+
+UNLIMITED: Final = 1 << 30
+PROBE_S: Final = 0.1
+"""Between two probes (§4.1)."""
+
+
+class PushingRule(Protocol):
+    """Owned by one thread, and without state of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    def spare(self, target: Target, now_s: float) -> int:
+        """Requests that may be pushed there now; 0: it is not available."""
+        ...
+
+
+class Blind:
+    """Whoever lives gets whatever comes: what round robin and least load do elsewhere."""
+
+    name: ClassVar[str] = "blind"
+
+    def spare(self, target: Target, now_s: float) -> int:
+        return UNLIMITED if target.live and not target.draining else 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutstandingSettings:
+    """``limit``: requests of ours at one target."""
+
+    limit: int = 32
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= 1 << 20:
+            raise ValueError("limit must be from 1 to 1048576")
+
+
+class Outstanding:
+    """At most so many of ours at once (SP-O in Fig. 9)."""
+
+    name: ClassVar[str] = "outstanding"
+
+    def __init__(self, settings: OutstandingSettings | None = None) -> None:
+        self._limit = (settings or OutstandingSettings()).limit
+
+    def spare(self, target: Target, now_s: float) -> int:
+        if not target.live or target.draining:
+            return 0
+        return max(0, self._limit - target.outstanding)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSettings:
+    """``credits``: no more between two reports than there is room for; without, as in the paper. ``burst``: that many
+    for a target that does not say how much room it has. ``stale_s``: a report older than this speaks for nobody.
+    ``queue``: requests that may wait at another region's load balancer (τ of Listing 1)."""
+
+    credits: bool = True
+    burst: int = 4
+    stale_s: float = 1.0
+    queue: int = 10
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.burst <= 1 << 20:
+            raise ValueError("burst must be from 1 to 1048576")
+        if not PROBE_S <= self.stale_s <= 3600:
+            raise ValueError(f"stale_s must be from {PROBE_S} to 3600 s")
+        if not 0 <= self.queue <= 1 << 20:
+            raise ValueError("queue must be from 0 to 1048576")
+
+
+class Pending:
+    """While nobody waits for room there (SP-P, Listing 1 lines 3 to 15)."""
+
+    name: ClassVar[str] = "pending"
+
+    def __init__(self, settings: PendingSettings | None = None) -> None:
+        self._settings = settings or PendingSettings()
+
+    def spare(self, target: Target, now_s: float) -> int:
+        settings, report = self._settings, target.report
+        if not target.live or target.draining or now_s - target.reported_s > settings.stale_s:
+            return 0
+        if report.available != UNKNOWN:
+            if report.available == 0 or report.pending > settings.queue:
+                return 0
+        elif report.pending > 0:
+            return 0
+        if not settings.credits:
+            return UNLIMITED
+        if report.pending == UNKNOWN and target.capacity:  # it tells nothing: what its batch holds is all we know
+            return max(0, target.capacity - target.outstanding)
+        room = settings.burst if report.room == UNKNOWN else report.room
+        return max(0, room - target.unseen)
+
+
+PUSHING_RULES: Registry[PushingRule] = Registry(
+    "pushing",
+    {
+        Pending.name: (PendingSettings, Pending),
+        Outstanding.name: (OutstandingSettings, Outstanding),
+        Blind.name: (NoSettings, lambda _: Blind()),
+    },
+)

@@ -1,0 +1,55 @@
+"""Routing keys: what prompts have in common, in a form that is the same in every region (SkyWalker §3.2).
+
+Block keys (:mod:`pinyon.core.block_keys`) depend on weights and KV layout, which two regions need not share, and on the
+secret of one cluster. Routing keys depend on the model's name, the tenant and a secret of the federation, so that what
+one load balancer learns is of use where requests come from any region. They choose where a request goes and name no KV:
+two prompts taken for one cost a prefill, and nothing else.
+
+``key[i] = XXH3_64(key[i-1] + chunk i)``, and the chain starts from :func:`routing_root`. Equal keys mean equal
+prefixes. A chunk is of tokens where there is a tokenizer, of bytes for servers that have their own; a last partial
+chunk has none. Keys are packed: ``n`` of them are ``8 * n`` bytes.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final
+
+from xxhash import xxh3_64_digest
+
+__all__ = ["CHUNK_BYTES", "CHUNK_TOKENS", "KEYS_MAX", "KEY_BYTES", "byte_keys", "routing_root", "token_keys"]
+
+KEY_BYTES: Final = 8
+CHUNK_TOKENS: Final = 64
+CHUNK_BYTES: Final = 256
+"""About as many tokens' worth of English."""
+KEYS_MAX: Final = 2048
+"""Of one prompt; what comes after them does not matter to where it goes."""
+
+
+def routing_root(model: str, tenant: str, secret: bytes = b"", cache_salt: str = "") -> bytes:
+    """Where the keys of a tenant's prompts for a model start. Fields are length-prefixed: no two of these collide.
+
+    ``secret`` is the federation's: without it nobody can make prompts that meet another's in a trie.
+    """
+    parts = ("pinyon-route-v1", model, tenant, cache_salt)
+    data = b"".join([len(raw).to_bytes(4, "little") + raw for raw in [part.encode("utf-8") for part in parts]])
+    return hmac.digest(secret, data, "sha256")[:KEY_BYTES] if secret else xxh3_64_digest(data)
+
+
+def token_keys(root: bytes, tokens_le32: bytes, chunk_tokens: int = CHUNK_TOKENS) -> bytes:
+    """Of tokens as little-endian u32. Raises ``ValueError`` if ``chunk_tokens`` is not positive."""
+    return byte_keys(root, tokens_le32, 4 * chunk_tokens)
+
+
+def byte_keys(root: bytes, text: bytes, chunk_bytes: int = CHUNK_BYTES) -> bytes:
+    """Of the full chunks of ``text``. Raises ``ValueError`` if ``chunk_bytes`` is not positive."""
+    if chunk_bytes <= 0:
+        raise ValueError(f"chunks must have a size, got {chunk_bytes}")
+    keys: list[bytes] = []
+    key = root
+    last = min(len(text), KEYS_MAX * chunk_bytes)
+    for end in range(chunk_bytes, last + 1, chunk_bytes):
+        key = xxh3_64_digest(key + text[end - chunk_bytes : end])
+        keys.append(key)
+    return b"".join(keys)

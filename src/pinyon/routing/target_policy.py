@@ -1,0 +1,57 @@
+"""Which of the available targets gets a request: the seam between the two layers of routing and the policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pinyon.routing.routing_keys import KEY_BYTES
+from pinyon.routing.target import Target
+
+__all__ = ["Routed", "TargetPolicy", "least_loaded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What of a request its way depends on."""
+
+    keys: bytes = b""
+    """Routing keys of its prompt, packed."""
+    hash_key: str = ""
+    """Whose it is: session, user or tenant, the same in every region."""
+
+    @property
+    def chunks(self) -> int:
+        return len(self.keys) // KEY_BYTES
+
+
+class TargetPolicy(Protocol):
+    """Knows the targets of one layer: instances of the region, or other regions. Owned by one thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    def add(self, name: str) -> None:
+        """A target comes, or comes back with nothing in its cache. The caller has removed it before then."""
+
+    def remove(self, name: str) -> None:
+        """A target has gone, or lost what it held."""
+
+    def choose(self, request: Routed, available: Sequence[Target]) -> Target:
+        """One of those, which are not none. Changes nothing that :meth:`sent` could not."""
+        ...
+
+    def sent(self, request: Routed, name: str) -> None:
+        """The request went there, whoever chose so."""
+
+
+def least_loaded(targets: Sequence[Target]) -> Target:
+    """The one that is least full; of those, the nearest, then the smaller name."""
+    best = targets[0]
+    best_rank = (best.fullness, best.distance_s, best.name)
+    for target in targets[1:]:
+        rank = (target.fullness, target.distance_s, target.name)
+        if rank < best_rank:
+            best, best_rank = target, rank
+    return best

@@ -1,0 +1,111 @@
+"""Where a request goes: to an instance of its region, else to another region, else it waits (SkyWalker §3.1, Listing
+1).
+
+A request that came from another region is placed here or refused; it never goes on to a third (``forwarded``), so that
+there are no loops, whatever load balancers believe of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container
+from enum import StrEnum
+from typing import NamedTuple
+
+from pinyon.routing.geography import ANYWHERE, Geography
+from pinyon.routing.layer import Layer
+from pinyon.routing.target_policy import Routed
+
+__all__ = ["Choice", "Possible", "Route", "TwoLayers", "Where"]
+
+
+class Where(StrEnum):
+    LOCAL = "local"
+    REMOTE = "remote"
+    WAIT = "wait"
+    NOWHERE = "nowhere"
+    """Nobody may serve it who is known: waiting does not help."""
+
+
+class Choice(NamedTuple):
+    """``target`` is an instance or a region; empty when it waits, and where a conductor places ``LOCAL`` ones."""
+
+    where: Where
+    target: str = ""
+
+
+class Possible(NamedTuple):
+    """Of one region, for a dry run: whether a request could go there now, and why (not)."""
+
+    region: str
+    allowed: bool
+    available: bool
+    reason: str
+
+
+class Route(NamedTuple):
+    """A request on its way, beside what its target is chosen by."""
+
+    routed: Routed
+    geographies: Collection[str] = ()
+    tenant: str = ""
+    forwarded: bool = False
+    """It has come from another region."""
+    exclude: Container[str] = ()
+    """Instances and regions that have failed it, or refused it."""
+
+
+class TwoLayers:
+    """Of one model in one region."""
+
+    def __init__(self, region: str, local: Layer, remote: Layer, geography: Geography = ANYWHERE) -> None:
+        self.region = region
+        self.local, self.remote = local, remote
+        self.geography = geography
+
+    def choose(self, route: Route, now_s: float, *, conducted: bool = False) -> Choice:
+        """``conducted``: a conductor chooses the instance, and the local layer tells whether there is room."""
+        here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
+        if here:
+            if conducted:
+                if self.local.spare(now_s, exclude=route.exclude):
+                    return Choice(Where.LOCAL)
+            else:
+                target = self.local.choose(route.routed, now_s, exclude=route.exclude)
+                if target is not None:
+                    return Choice(Where.LOCAL, target.name)
+        if route.forwarded:
+            return Choice(Where.WAIT if here else Where.NOWHERE)
+        allowed = self.regions_for(route)
+        if allowed:
+            target = self.remote.choose(route.routed, now_s, allowed, route.exclude)
+            if target is not None:
+                return Choice(Where.REMOTE, target.name)
+        return Choice(Where.WAIT if here or allowed else Where.NOWHERE)
+
+    def regions_for(self, route: Route) -> set[str]:
+        """Other regions that may serve it, as far as law and contracts go."""
+        geography = self.geography
+        return {
+            target.name
+            for target in self.remote
+            if geography.may(self.region, target.name, route.geographies, route.tenant).allowed
+        }
+
+    def dry_run(self, route: Route, now_s: float) -> list[Possible]:
+        """Where it could go and why not, its own region first. Changes nothing."""
+        verdict = self.geography.serves(self.region, route.geographies, route.tenant)
+        room = self.local.with_room(now_s)
+        found = [Possible(self.region, verdict.allowed, room > 0, _why(verdict.reason, room > 0, "instance"))]
+        available = {target.name for target in self.remote.available(now_s, exclude=route.exclude)}
+        for target in self.remote:
+            verdict = self.geography.may(self.region, target.name, route.geographies, route.tenant)
+            there = target.name in available
+            found.append(Possible(target.name, verdict.allowed, there, _why(verdict.reason, there, "region")))
+        return found
+
+
+def _why(reason: str, available: bool, what: str) -> str:
+    if available:
+        return reason
+    missing = "no instance has room" if what == "instance" else "it is not available: full, away, or its queue is long"
+    return f"{reason}; {missing}"

@@ -1,0 +1,277 @@
+"""Availability, credits, and the two layers of Listing 1."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.hash_ring import HashRing
+from pinyon.routing.consistent_hash import SEED
+from pinyon.routing.geography import Geography, parse_geography
+from pinyon.routing.layer import Layer
+from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
+from pinyon.routing.routing_keys import KEYS_MAX, byte_keys, routing_root, token_keys
+from pinyon.routing.target import Report
+from pinyon.routing.target_policies import TARGET_POLICIES
+from pinyon.routing.target_policy import Routed
+from pinyon.routing.two_layers import Choice, Route, TwoLayers, Where
+
+ASK = Routed(byte_keys(b"root", b"abcdefgh", 1), "user")
+
+
+def layer(policy: str = "skywalker", pushing: str = "pending", names: str = "") -> Layer:
+    made = Layer(PUSHING_RULES.make(pushing), TARGET_POLICIES.make(policy))
+    for name in names:
+        made.join(name)
+    return made
+
+
+def names(targets: list) -> str:
+    return "".join(target.name for target in targets)
+
+
+def test_a_target_is_available_while_nobody_waits_there() -> None:
+    local = layer(pushing="pending:credits=false", names="ab")
+    assert names(local.available(0.0)) == ""  # nothing was heard of them
+    local.report("a", Report(pending=0), 0.0)
+    local.report("b", Report(pending=1), 0.0)
+    assert names(local.available(0.5)) == "a"
+    assert local.spare(0.5) == UNLIMITED
+    assert names(local.available(1.1)) == ""  # that was too long ago: it may be frozen
+    local.report("a", Report(pending=0), 2.0)
+    local.set_draining("a", True)
+    assert names(local.available(2.0)) == ""
+    local.set_draining("a", False)
+    local.set_live("a", False)
+    assert names(local.available(2.0)) == ""
+
+
+def test_between_two_reports_no_more_are_pushed_than_there_is_room_for() -> None:
+    local = layer(names="a")
+    local.report("a", Report(pending=0, room=3), 0.0)
+    sent = [local.sent(ASK, "a") for _ in range(3) if local.spare(0.0)]
+    assert len(sent) == 3
+    assert local.choose(ASK, 0.0) is None
+    local.ended(sent[0])  # it has left, so there is room for another one
+    assert local.spare(0.0) == 1
+    local.report("a", Report(pending=0, room=2, received=1), 0.1)  # two were under way when it said so
+    assert local.spare(0.1) == 0
+    local.report("a", Report(pending=0, room=2, received=3), 0.2)
+    assert local.spare(0.2) == 2
+
+
+def test_who_cannot_say_how_much_room_it_has_gets_a_burst() -> None:
+    local = layer(pushing="pending:burst=2", names="a")
+    local.report("a", Report(pending=0), 0.0)
+    local.sent(ASK, "a")
+    local.sent(ASK, "a")
+    assert local.spare(0.0) == 0
+    local.report("a", Report(pending=0), 0.1)
+    assert local.spare(0.1) == 2
+
+
+def test_what_a_conductor_is_asked_for_takes_a_credit_at_once() -> None:
+    local = layer(names="a")
+    local.report("a", Report(pending=0, room=1), 0.0)
+    local.hold()
+    assert local.spare(0.0) == 0
+    local.release()
+    assert local.spare(0.0) == 1
+    with pytest.raises(ValueError, match="nothing is held"):
+        local.release()
+
+
+def test_outstanding_and_blind() -> None:
+    local = layer(pushing="outstanding:limit=1", names="a")
+    assert local.spare(0.0) == 1
+    sent = local.sent(ASK, "a")
+    assert local.spare(0.0) == 0
+    local.use(pushing=PUSHING_RULES.make("blind"))
+    assert local.spare(0.0) == UNLIMITED
+    local.ended(sent)
+    with pytest.raises(ValueError, match="nothing of ours"):
+        local.ended(sent)
+
+
+def test_a_target_of_another_life_is_not_told_of_the_end_of_what_was_sent_to_the_first() -> None:
+    local = layer(names="a")
+    before = local.sent(ASK, "a")
+    local.join("a")
+    local.ended(before)
+    target = local.get("a")
+    assert target is not None
+    assert target.outstanding == 0
+
+
+def test_the_longest_prefix_wins_and_below_half_of_it_the_least_busy() -> None:
+    local = layer(pushing="blind", names="ab")
+    local.sent(Routed(ASK.keys[: 8 * 4]), "a")
+    assert local.choose(ASK, 0.0) is local.get("a")  # half of it is there
+    assert local.choose(Routed(ASK.keys + ASK.keys), 0.0) is local.get("b")
+    assert local.choose(ASK, 0.0, exclude="a") is local.get("b")
+
+
+def test_of_equally_busy_ones_the_nearest_gets_what_nobody_has_seen() -> None:
+    remote = layer(pushing="blind")
+    remote.join("far", distance_s=0.2)
+    remote.join("near", distance_s=0.1)
+    assert remote.choose(ASK, 0.0) is remote.get("near")
+    remote.sent(Routed(), "near")
+    assert remote.choose(ASK, 0.0) is remote.get("far")
+
+
+@given(
+    members=st.sets(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=8),
+    share=st.data(),
+    key=st.text(min_size=1, max_size=5),
+)
+def test_the_ring_goes_on_to_the_next_available_node(members: set[str], share: st.DataObject, key: str) -> None:
+    """As a walk over all points that are sorted here."""
+    available = share.draw(st.sets(st.sampled_from(sorted(members)), min_size=1))
+    ring = layer("consistent_hash:virtual_nodes=8", "blind")
+    for name in sorted(members):
+        ring.join(name)
+    chosen = ring.choose(Routed(b"", key), 0.0, allowed=available)
+    assert chosen is not None
+    alone = HashRing(available, 8, SEED)  # those that are skipped might as well not be there
+    assert chosen.name == alone.owner(key.encode())
+
+
+# -- two layers
+
+
+def full(names: str = "ab") -> Layer:
+    made = layer(names=names)
+    for name in names:
+        made.report(name, Report(pending=1), 0.0)
+    return made
+
+
+def regions(*there: str, queue: int = 0) -> Layer:
+    made = layer()
+    for name in there:
+        made.join(name)
+        made.report(name, Report(pending=queue, room=5, available=1), 0.0)
+    return made
+
+
+def test_local_first_then_remote_then_the_queue() -> None:
+    two = TwoLayers("us", full(), regions("eu"))
+    assert two.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "eu")
+    two.local.report("b", Report(pending=0), 0.0)
+    assert two.choose(Route(ASK), 0.0) == Choice(Where.LOCAL, "b")
+    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
+    two.local.report("b", Report(pending=2), 0.0)
+    assert two.choose(Route(ASK, exclude=("eu",)), 0.0) == Choice(Where.WAIT)
+    assert two.choose(Route(ASK, forwarded=True), 0.0) == Choice(Where.WAIT)  # never a second hop
+
+
+@pytest.mark.parametrize(
+    ("report", "there"),
+    [
+        (Report(pending=10, room=1, available=1), True),
+        (Report(pending=11, room=1, available=1), False),
+        (Report(pending=0, room=1, available=0), False),
+        (Report(pending=0, room=0, available=1), False),
+    ],
+)
+def test_a_region_is_available_with_an_instance_and_a_short_queue(report: Report, there: bool) -> None:
+    two = TwoLayers("us", full(), regions("eu"))
+    two.remote.report("eu", report, 0.0)
+    assert two.choose(Route(ASK), 0.0).where is (Where.REMOTE if there else Where.WAIT)
+
+
+POLICY = parse_geography(
+    {
+        "regions": {"us": [], "eu": ["gdpr"], "uk": ["gdpr"]},
+        "rules": [{"from": ["gdpr"], "to": ["gdpr"]}],
+        "tenants": {"acme": ["us"]},
+    }
+)
+
+
+def test_load_never_overrides_geography() -> None:
+    eu = TwoLayers("eu", full(), regions("us", "uk"), POLICY)
+    eu.remote.report("uk", Report(pending=0, available=0), 0.0)
+    assert eu.choose(Route(ASK), 0.0) == Choice(Where.WAIT)
+    eu.remote.report("uk", Report(pending=0, available=1), 0.0)
+    assert eu.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "uk")
+    assert eu.choose(Route(ASK, tenant="acme"), 0.0) == Choice(Where.NOWHERE)
+    us = TwoLayers("us", full(), regions("eu"), POLICY)
+    assert us.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "eu")
+    us.local.report("a", Report(pending=0), 0.0)
+    assert us.choose(Route(ASK, ("gdpr",)), 0.0) == Choice(Where.REMOTE, "eu")  # although there is room here
+    assert us.choose(Route(ASK, ("mars",)), 0.0) == Choice(Where.NOWHERE)
+
+
+def test_a_dry_run_says_where_and_why_not() -> None:
+    eu = TwoLayers("eu", full(), regions("us", "uk"), POLICY)
+    eu.remote.report("uk", Report(pending=0, available=0), 0.0)
+    assert [(each.region, each.allowed, each.available) for each in eu.dry_run(Route(ASK), 0.0)] == [
+        ("eu", True, False),
+        ("us", False, True),
+        ("uk", True, False),
+    ]
+    assert "gdpr may send to gdpr only" in eu.dry_run(Route(ASK), 0.0)[1].reason
+
+
+@given(
+    sender=st.sampled_from(["us", "eu", "uk", "elsewhere"]),
+    receiver=st.sampled_from(["us", "eu", "uk", "elsewhere"]),
+    geographies=st.lists(st.sampled_from(["us", "eu", "gdpr"]), unique=True),
+    tenant=st.sampled_from(["acme", "other"]),
+)
+def test_geography_is_what_all_three_lists_allow(
+    sender: str, receiver: str, geographies: list[str], tenant: str
+) -> None:
+    gdpr = {"eu", "uk"}
+    expected = sender == receiver or sender not in gdpr or receiver in gdpr
+    expected &= tenant != "acme" or receiver == "us"
+    expected &= not geographies or receiver in geographies or ("gdpr" in geographies and receiver in gdpr)
+    assert POLICY.may(sender, receiver, geographies, tenant).allowed is expected
+    assert Geography().may(sender, receiver, (), tenant).allowed
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "must be an object"),
+        ({"region": {}}, "only regions, rules, tenants are known"),
+        ({"regions": {"a b": []}}, "names"),
+        ({"rules": [{"from": ["eu"], "to": ["*"]}]}, "eu is no region"),
+        ({"regions": {"eu": []}, "rules": [{"from": ["eu"], "to": []}]}, "must be a list"),
+        ({"tenants": {"acme": ["mars"]}}, "mars is no region"),
+    ],
+)
+def test_a_policy_with_a_mistake_is_refused(document: object, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        parse_geography(document)
+
+
+# -- keys
+
+
+def test_routing_keys_are_of_model_tenant_and_secret_alone() -> None:
+    roots = {
+        routing_root(model, tenant, secret, salt)
+        for model in ("m", "n")
+        for tenant in ("", "t")
+        for secret in (b"", b"s")
+        for salt in ("", "x")
+    }
+    assert len(roots) == 16
+    root = routing_root("m", "t", b"s")
+    assert token_keys(root, b"\x01\0\0\0" * 128, 64) == byte_keys(root, b"\x01\0\0\0" * 128, 256)
+    assert len(byte_keys(root, b"x" * 1023, 256)) == 8 * 3
+    assert len(byte_keys(root, b"x" * (KEYS_MAX + 5), 1)) == 8 * KEYS_MAX
+    assert byte_keys(root, b"abc", 1)[:16] == byte_keys(root, b"abd", 1)[:16]
+    with pytest.raises(ValueError, match="size"):
+        byte_keys(root, b"x", 0)
+
+
+def test_keys_do_not_change_between_versions() -> None:
+    """Two load balancers of one federation may be of different versions."""
+    assert routing_root("model", "tenant", b"secret").hex() == "202777b58f252a89"
+    assert byte_keys(routing_root("model", "tenant"), b"0123", 2).hex() == "13a4d386bfc64d9cbb80cb5515b9ee36"
