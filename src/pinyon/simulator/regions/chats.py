@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 from typing import Final
 
-from pinyon.simulator.regions.programs import BlockId, Program, Step, Text, block_ids
+from pinyon.simulator.regions.programs import Fresh, Program, Step, Text, fresh_keys
 from pinyon.traces.generate.draws import log_normal
 
 __all__ = ["ARENA", "WILDCHAT", "ChatSettings", "ChatSource", "Chats"]
@@ -72,7 +71,7 @@ class Chats:
 
     def __init__(self, settings: ChatSettings, block_tokens: int, rng: Random) -> None:
         self.settings, self.block_tokens = settings, block_tokens
-        self.fresh = block_ids(rng)
+        self.fresh = fresh_keys(rng)
         self.template = Text().extended(TEMPLATE_TOKENS, block_tokens, self.fresh)
         self.openings = [self.opening(rng) for _ in range(settings.openings)]
 
@@ -110,20 +109,20 @@ class ChatSource:
     def conversation(self, user: int, rng: Random) -> Program:
         """Of the region's n-th user."""
         chats, settings = self._chats, self._chats.settings
-        fresh: Callable[[int], Sequence[BlockId]] = block_ids(rng)
+        fresh: Fresh = fresh_keys(rng)
         again = settings.long_again if rng.random() < settings.long_share else settings.again
         text = self._first(user, rng, fresh)
         steps: list[Step] = []
         while True:
             output = chats.answer_tokens(rng)
             after = text.extended(output, chats.block_tokens, fresh)
-            answer = after.blocks[len(text.blocks) :]
-            steps.append(Step(len(steps) - 1, text.tokens, output, text.blocks, answer))
+            answer = after.keys[len(text.keys) :]
+            steps.append(Step(len(steps) - 1, text.tokens, output, text.keys, answer))
             text = after.extended(chats.prompt_tokens(rng), chats.block_tokens, fresh)
             if rng.random() >= again or text.tokens + settings.answer_mean > settings.context_max:
                 return Program(f"{self._region} {user}", tuple(steps))
 
-    def _first(self, user: int, rng: Random, fresh: Callable[[int], Sequence[BlockId]]) -> Text:
+    def _first(self, user: int, rng: Random, fresh: Fresh) -> Text:
         chats, settings, draw = self._chats, self._chats.settings, rng.random()
         tokens = chats.prompt_tokens(rng)
         if draw < settings.own:

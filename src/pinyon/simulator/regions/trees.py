@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from pinyon.simulator.regions.programs import Program, Step, Text, block_ids
+from pinyon.simulator.regions.programs import Program, Step, Text, fresh_keys
 from pinyon.traces.generate.draws import log_normal
 
 __all__ = ["TreeSettings", "TreeSource", "Trees"]
@@ -14,8 +14,8 @@ __all__ = ["TreeSettings", "TreeSource", "Trees"]
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
     """A tree of ``depth`` levels has 1 + branches + branches² + … requests: 15 with two branches and four levels, 85 with
-    four. Its lengths are ours, the paper prints none: questions of that data set have some 60 to 100 tokens; an answer
-    is one step of a solution."""
+    four. The paper prints no lengths. These are of SGLang's benchmark of the same trees over the same questions
+    (``benchmark/tree_of_thought_deep``: its instructions, and answers of 256 tokens at most)."""
 
     branches: int = 2
     depth: int = 4
@@ -24,7 +24,8 @@ class TreeSettings:
     question_tokens: float = 80.0
     instruction_tokens: int = 48
     """Between one thought and the next one; the same text everywhere."""
-    answer_mean: float = 160.0
+    answer_mean: float = 200.0
+    answer_max: int = 256
     sigma: float = 0.5
     """Of answers and questions, log-normal."""
 
@@ -38,7 +39,7 @@ class Trees:
 
     def __init__(self, block_tokens: int, system_tokens: int, rng: Random) -> None:
         self.block_tokens = block_tokens
-        self.system = Text().extended(system_tokens, block_tokens, block_ids(rng))
+        self.system = Text().extended(system_tokens, block_tokens, fresh_keys(rng))
 
 
 class TreeSource:
@@ -53,7 +54,7 @@ class TreeSource:
         return self.tree(f"{self._region} question {self._asked}", rng)
 
     def tree(self, question: str, rng: Random) -> Program:
-        settings, block_tokens, fresh = self._settings, self._trees.block_tokens, block_ids(rng)
+        settings, block_tokens, fresh = self._settings, self._trees.block_tokens, fresh_keys(rng)
         tokens = max(8, round(settings.question_tokens * log_normal(rng, settings.sigma)))
         level: list[tuple[int, Text]] = [(-1, self._trees.system.extended(tokens, block_tokens, fresh))]
         """Requests of the next level: what they wait for, and their prompts."""
@@ -62,8 +63,9 @@ class TreeSource:
             following: list[tuple[int, Text]] = []
             for after, prompt in level:
                 output = max(8, round(settings.answer_mean * log_normal(rng, settings.sigma)))
+                output = min(output, settings.answer_max)
                 thought = prompt.extended(output, block_tokens, fresh)
-                steps.append(Step(after, prompt.tokens, output, prompt.blocks, thought.blocks[len(prompt.blocks) :]))
+                steps.append(Step(after, prompt.tokens, output, prompt.keys, thought.keys[len(prompt.keys) :]))
                 if depth + 1 < settings.depth:
                     asked = thought.extended(settings.instruction_tokens, block_tokens, fresh)
                     following += [(len(steps) - 1, asked)] * settings.branches
