@@ -48,7 +48,7 @@ class Layer:
     def get(self, name: str) -> Target | None:
         return self._targets.get(name)
 
-    def join(self, name: str, capacity: int = 0, distance_s: float = 0.0) -> None:
+    def join(self, name: str, capacity: int = 0, distance_s: float = 0.0, region: str = "") -> None:
         """It is there from now on, with an empty cache and nothing of ours; whatever was known of one of that name is
         forgotten. Those beyond :data:`TARGETS_MAX` are not taken."""
         known = name in self._targets
@@ -56,7 +56,7 @@ class Layer:
             return
         if known:
             self._policy.remove(name)
-        self._targets[name] = Target(name, capacity, distance_s)
+        self._targets[name] = Target(name, capacity, distance_s, region)
         self._policy.add(name)
 
     def leave(self, name: str) -> None:

@@ -41,14 +41,17 @@ class Target:
         "live",
         "name",
         "outstanding",
+        "region",
         "report",
         "reported_s",
         "sent",
         "sent_before",
     )
 
-    def __init__(self, name: str, capacity: int = 0, distance_s: float = 0.0) -> None:
+    def __init__(self, name: str, capacity: int = 0, distance_s: float = 0.0, region: str = "") -> None:
         self.name = name
+        self.region = region
+        """Where it is, if that is another one: regions may have several load balancers."""
         self.capacity = capacity
         """Requests its batch holds; 0: it did not say."""
         self.distance_s = distance_s

@@ -27,16 +27,19 @@ class Where(StrEnum):
 
 
 class Choice(NamedTuple):
-    """``target`` is an instance or a region; empty when it waits, and where a conductor places ``LOCAL`` ones."""
+    """``target`` is an instance or another load balancer; empty when it waits, and where a conductor places ``LOCAL``
+    ones."""
 
     where: Where
     target: str = ""
 
 
 class Possible(NamedTuple):
-    """Of one region, for a dry run: whether a request could go there now, and why (not)."""
+    """Of one load balancer, for a dry run: whether a request could go there now, and why (not). The own one has no
+    ``target``."""
 
     region: str
+    target: str
     allowed: bool
     available: bool
     reason: str
@@ -51,7 +54,7 @@ class Route(NamedTuple):
     forwarded: bool = False
     """It has come from another region."""
     exclude: Container[str] = ()
-    """Instances and regions that have failed it, or refused it."""
+    """Instances and load balancers that have failed it, or refused it."""
 
 
 class TwoLayers:
@@ -75,32 +78,34 @@ class TwoLayers:
                     return Choice(Where.LOCAL, target.name)
         if route.forwarded:
             return Choice(Where.WAIT if here else Where.NOWHERE)
-        allowed = self.regions_for(route)
+        allowed = self.others_for(route)
         if allowed:
             target = self.remote.choose(route.routed, now_s, allowed, route.exclude)
             if target is not None:
                 return Choice(Where.REMOTE, target.name)
         return Choice(Where.WAIT if here or allowed else Where.NOWHERE)
 
-    def regions_for(self, route: Route) -> set[str]:
-        """Other regions that may serve it, as far as law and contracts go."""
+    def others_for(self, route: Route) -> set[str]:
+        """Load balancers of other regions that may serve it, as far as law and contracts go."""
         geography = self.geography
         return {
             target.name
             for target in self.remote
-            if geography.may(self.region, target.name, route.geographies, route.tenant).allowed
+            if geography.may(self.region, target.region, route.geographies, route.tenant).allowed
         }
 
     def dry_run(self, route: Route, now_s: float) -> list[Possible]:
         """Where it could go and why not, its own region first. Changes nothing."""
         verdict = self.geography.serves(self.region, route.geographies, route.tenant)
         room = self.local.with_room(now_s)
-        found = [Possible(self.region, verdict.allowed, room > 0, _why(verdict.reason, room > 0, "instance"))]
+        found = [Possible(self.region, "", verdict.allowed, room > 0, _why(verdict.reason, room > 0, "instance"))]
         available = {target.name for target in self.remote.available(now_s, exclude=route.exclude)}
         for target in self.remote:
-            verdict = self.geography.may(self.region, target.name, route.geographies, route.tenant)
+            verdict = self.geography.may(self.region, target.region, route.geographies, route.tenant)
             there = target.name in available
-            found.append(Possible(target.name, verdict.allowed, there, _why(verdict.reason, there, "region")))
+            found.append(
+                Possible(target.region, target.name, verdict.allowed, there, _why(verdict.reason, there, "region"))
+            )
         return found
 
 

@@ -13,7 +13,7 @@ from pinyon.routing.geography import Geography, parse_geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.routing_keys import KEYS_MAX, byte_keys, routing_root, token_keys
-from pinyon.routing.target import Report
+from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policies import TARGET_POLICIES
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Route, TwoLayers, Where
@@ -28,7 +28,7 @@ def layer(policy: str = "skywalker", pushing: str = "pending", names: str = "") 
     return made
 
 
-def names(targets: list) -> str:
+def names(targets: list[Target]) -> str:
     return "".join(target.name for target in targets)
 
 
@@ -152,7 +152,7 @@ def full(names: str = "ab") -> Layer:
 def regions(*there: str, queue: int = 0) -> Layer:
     made = layer()
     for name in there:
-        made.join(name)
+        made.join(name, region=name)
         made.report(name, Report(pending=queue, room=5, available=1), 0.0)
     return made
 
