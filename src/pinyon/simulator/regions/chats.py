@@ -11,7 +11,7 @@ from typing import Final
 from pinyon.simulator.regions.programs import Fresh, Program, Step, Text, fresh_keys
 from pinyon.traces.generate.draws import log_normal
 
-__all__ = ["ARENA", "WILDCHAT", "ChatSettings", "ChatSource", "Chats"]
+__all__ = ["ARENA", "WILDCHAT", "ChatSettings", "ChatSource", "Chats", "Together"]
 
 TEMPLATE_TOKENS = 32
 """What Llama 3.1's chat template puts before the first message, in whole blocks of 16: all requests have it."""
@@ -103,8 +103,14 @@ class ChatSource:
         self._weights = list(accumulate(1 / number**settings.skew for number in range(1, settings.users + 1)))
 
     def program(self, rng: Random) -> Program:
-        user = bisect(self._weights, rng.random() * self._weights[-1])
-        return self.conversation(user, rng)
+        return self.conversation(self.user(rng), rng)
+
+    def user(self, rng: Random) -> int:
+        """One that begins a conversation."""
+        return bisect(self._weights, rng.random() * self._weights[-1])
+
+    def name_of(self, user: int) -> str:
+        return f"{self._region} {user}"
 
     def conversation(self, user: int, rng: Random) -> Program:
         """Of the region's n-th user."""
@@ -120,7 +126,7 @@ class ChatSource:
             steps.append(Step(len(steps) - 1, text.tokens, output, text.keys, answer))
             text = after.extended(chats.prompt_tokens(rng), chats.block_tokens, fresh)
             if rng.random() >= again or text.tokens + settings.answer_mean > settings.context_max:
-                return Program(f"{self._region} {user}", tuple(steps))
+                return Program(self.name_of(user), tuple(steps))
 
     def _first(self, user: int, rng: Random, fresh: Fresh) -> Text:
         chats, settings, draw = self._chats, self._chats.settings, rng.random()
@@ -134,3 +140,20 @@ class ChatSource:
         else:
             return chats.template.extended(tokens, chats.block_tokens, fresh)
         return opening.extended(max(TOKENS_MIN, round(OPENING_REST * tokens)), chats.block_tokens, fresh)
+
+
+class Together:
+    """Programs of ``least`` to ``most`` conversations of one user, begun at once: bursts, and programs that have several
+    patterns (SkyWalker §3.2)."""
+
+    def __init__(self, source: ChatSource, least: int, most: int) -> None:
+        self._source, self._least, self._most = source, least, most
+
+    def program(self, rng: Random) -> Program:
+        user = self._source.user(rng)
+        steps: list[Step] = []
+        for _ in range(rng.randint(self._least, self._most)):
+            begin = len(steps)
+            for step in self._source.conversation(user, rng).steps:
+                steps.append(step._replace(after=step.after + begin if step.after >= 0 else -1))
+        return Program(self._source.name_of(user), tuple(steps))
