@@ -70,6 +70,10 @@ class Call:
         """Nobody knows any more what was generated."""
         self.request = self._fresh(now_s)
 
+    def forwarded_to(self, region: str) -> bool:
+        """It is in that one because another one's load balancer sent it there."""
+        return bool(self.hops) and self.hops[-1].name == region
+
     def instance(self) -> str:
         """Where it is, or was at last."""
         return self.hops[-1].name if self.hops else ""

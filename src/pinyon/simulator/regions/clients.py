@@ -44,7 +44,7 @@ class Clients:
         send: Send,
     ) -> None:
         self._time, self._region, self._source, self._rng = time, region, source, rng
-        self._most, self._wanted, self._send = most, wanted, send
+        self._most, self._wanted, self.send = most, wanted, send
         self.until_s = math.inf
         self.programs = 0
         """That have ended."""
@@ -75,7 +75,7 @@ class Clients:
                 self._step(number, running, place)
 
     def _step(self, number: int, running: _Running, place: int) -> None:
-        self._send(self._region, running.program, place, lambda answered: self._ended(number, running, place, answered))
+        self.send(self._region, running.program, place, lambda answered: self._ended(number, running, place, answered))
 
     def _ended(self, number: int, running: _Running, place: int, answered: bool) -> None:
         """What was not answered is followed by nothing."""

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from pinyon.routing.layer import Layer
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, PushingRule
+from pinyon.routing.queue import RequestQueue
 from pinyon.routing.target import Report
 from pinyon.routing.target_policies import TARGET_POLICIES
 from pinyon.routing.target_policy import TargetPolicy
-from pinyon.routing.two_layers import Choice, Route, TwoLayers, Where
+from pinyon.routing.two_layers import Route, TwoLayers, Where
 from pinyon.simulator.regions.calls import Call, Hop
 from pinyon.simulator.regions.settings import GLOBAL_VIEW, System
 from pinyon.simulator.virtual_time import VirtualTime
 
-__all__ = ["Door", "Visit"]
+__all__ = ["Door"]
+
+ENDLESS = 1 << 30
+"""Slots: what is pushed on is bounded by the rule of pushing alone. Clients of a closed loop bound the queue."""
 
 
-class Visit:
-    """A call in a load balancer's queue."""
+class _Demand:
+    """Calls that may go to the same places: all that have come from another region stay here, and nobody goes where he
+    failed."""
 
-    __slots__ = ("call", "epoch", "forwarded")
+    __slots__ = ("exclude", "forwarded")
 
-    def __init__(self, call: Call, forwarded: bool) -> None:
-        self.call, self.epoch, self.forwarded = call, call.epoch, forwarded
+    def __init__(self, forwarded: bool, exclude: tuple[str, ...]) -> None:
+        self.forwarded, self.exclude = forwarded, exclude
 
 
 class Door:
-    """First come, first served (§4.1); who came from another region cannot go on to a third, and does not keep others
-    from it. ``push`` gets what goes to an instance, ``forward`` what goes to another region."""
+    """First come, first served (§4.1); who cannot go on does not keep others from it who wait for something else.
+    ``push`` gets what goes to an instance, ``forward`` what goes to another region."""
 
     def __init__(
         self,
@@ -43,17 +47,17 @@ class Door:
         self.region, self.alive = region, True
         self._system, self._time, self._global_view = system, time, global_view
         self._push, self._forward = push, forward
-        self._own: deque[Visit] = deque()
-        self._others: deque[Visit] = deque()
-        """From other regions."""
-        self._turn = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.layers = TwoLayers(self.region, Layer(*self._rules()), Layer(*self._rules()))
+        self._queue = RequestQueue(ENDLESS, ENDLESS)
+        self._waiting: dict[int, Call] = {}
+        self._demands: list[_Demand] = []
+        self._numbers: dict[tuple[bool, tuple[str, ...]], int] = {}
+        """Of demands."""
         self._received: dict[str, int] = {}
         """From each other region, in all."""
-        self.queued_max = 0
-        self.layers = self._fresh()
-
-    def _fresh(self) -> TwoLayers:
-        return TwoLayers(self.region, Layer(*self._rules()), Layer(*self._rules()))
 
     def _rules(self) -> tuple[PushingRule, TargetPolicy]:
         system = self._system
@@ -62,71 +66,73 @@ class Door:
 
     @property
     def queued(self) -> int:
-        return len(self._own) + len(self._others)
+        return self._queue.queued
 
     def die(self) -> None:
-        """With all it knows. Whose calls these were sees to them."""
+        """With all it knows. Whoever's calls these were sees to them."""
         self.alive = False
-        self._own.clear()
-        self._others.clear()
-        self._received.clear()
+        self._begin()
 
     def live(self) -> None:
         """Again, and it knows nobody."""
         self.alive = True
-        self.layers = self._fresh()
 
     def arrive(self, call: Call, sender: str, *, again: bool = False) -> None:
-        """``sender``: another region, "" for a client. ``again``: it was here before, and is first."""
+        """``sender``: another region, "" for a client. ``again``: it was here before, and has its old place."""
         if sender and not again:
             self._received[sender] = self._received.get(sender, 0) + 1
-        line = self._others if sender else self._own
-        visit = Visit(call, bool(sender))
-        if again:
-            line.appendleft(visit)
+        now_s, number = self._time.now_s, call.number
+        demand = self._demand(bool(sender), call.exclude)
+        self._queue.reserve(number, "", now_s)
+        tokens = call.request.tokens + call.request.max_tokens
+        came_s = call.sent_s if again else now_s
+        if self._queue.enter(number, tokens, came_s, demand=demand, open=self._open(demand)):
+            self._go(call, demand)
         else:
-            line.append(visit)
-        self.queued_max = max(self.queued_max, self.queued)
-        self.pump()
+            self._waiting[number] = call
+
+    def _demand(self, forwarded: bool, exclude: tuple[str, ...]) -> int:
+        kind = (forwarded or not self._system.forwards, exclude)
+        number = self._numbers.setdefault(kind, len(self._demands))
+        if number == len(self._demands):
+            self._demands.append(_Demand(*kind))
+        return number
+
+    def _open(self, number: int) -> bool:
+        """There is room now for those of this demand."""
+        demand, now_s = self._demands[number], self._time.now_s
+        if self.layers.local.available(now_s, exclude=demand.exclude):
+            return True
+        return not demand.forwarded and bool(self.layers.remote.available(now_s, exclude=demand.exclude))
 
     def forget(self, call: Call) -> None:
         """It does not wait here any more, if it did."""
-        for line in (self._own, self._others):
-            for visit in line:
-                if visit.call is call:
-                    line.remove(visit)
-                    return
+        if self._waiting.pop(call.number, None) is not None:
+            self._queue.cancel(call.number, self._time.now_s)
 
     def pump(self) -> None:
         """Whoever can go on does."""
-        while self.alive and self._next():
-            pass
+        queue = self._queue
+        while self.alive and queue.queued:
+            closed = [number for number in queue.waiting_demands if not self._open(number)]
+            number = queue.next(self._time.now_s, closed)
+            if number is None:
+                return
+            call = self._waiting.pop(number)
+            self._go(call, self._demand(call.forwarded_to(self.region), call.exclude))
 
-    def _next(self) -> bool:
-        """One that goes on, of the two that have waited longest: one's own, and one from elsewhere."""
-        lines = [line for line in (self._own, self._others) if line]
-        if len(lines) == 2 and lines[1][0].call.sent_s < lines[0][0].call.sent_s:
-            lines.reverse()
-        for line in lines:
-            visit = line[0]
-            choice = self._choose(visit)
-            if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
-                line.popleft()
-                self._go(visit.call, choice)
-                return True
-        return False
-
-    def _choose(self, visit: Visit) -> Choice:
-        call = visit.call
-        forwarded = visit.forwarded or not self._system.forwards
-        route = Route(call.routed, forwarded=forwarded, exclude=call.exclude)
-        return self.layers.choose(route, self._time.now_s)
-
-    def _go(self, call: Call, choice: Choice) -> None:
-        local = choice.where is Where.LOCAL
-        layer = self.layers.local if local else self.layers.remote
+    def _go(self, call: Call, number: int) -> None:
+        """Somebody has room for it."""
+        demand, now_s = self._demands[number], self._time.now_s
+        self._queue.leave(now_s, self._queue.waiting_demands)
+        choice = self.layers.choose(Route(call.routed, forwarded=demand.forwarded, exclude=demand.exclude), now_s)
+        if choice.where is Where.LOCAL:
+            layer, carry = self.layers.local, self._push
+        else:
+            assert choice.where is Where.REMOTE, f"nobody has room, though {call.number} was let go on"
+            layer, carry = self.layers.remote, self._forward
         call.hops.append(Hop(self.region, choice.target, layer.sent(call.routed, choice.target)))
-        (self._push if local else self._forward)(self, call)
+        carry(self, call)
 
     def report(self, sender: str, peers: int) -> Report:
         """What another region's load balancer hears that probes this one: who has room is shared among so many."""

@@ -37,8 +37,10 @@ class Probes:
         for other in world.doors.values():
             if other is not door:
                 trip_s = world.network.round_trip_s(door.region, other.region)
-                door.layers.remote.join(other.region, distance_s=trip_s)
-                other.layers.remote.join(door.region, distance_s=trip_s)
+                door.layers.remote.join(other.region, distance_s=trip_s, region=other.region)
+                if other.layers.remote.get(door.region) is None:
+                    other.layers.remote.join(door.region, distance_s=trip_s, region=door.region)
+                other.layers.remote.begin_session(door.region)  # what instances there hold, they hold still
 
     def booted(self, name: str) -> None:
         world = self._world

@@ -58,7 +58,7 @@ class World:
         self.calls: dict[int, Call] = {}
         """Those that have not ended."""
         self._numbers = count(1)
-        self._clients: list[Clients] = []
+        self.clients: list[Clients] = []
         self._until_s = 0.0
         self.home: dict[str, str] = {}
         """Regions of instances, by name."""
@@ -84,12 +84,12 @@ class World:
     ) -> None:
         """See :class:`Clients`; by default all are active."""
         wanted = wanted or (lambda now_s: most)
-        self._clients.append(Clients(self.time, region, source, rng, most, wanted, self.send))
+        self.clients.append(Clients(self.time, region, source, rng, most, wanted, self.send))
 
     def run(self, until_s: float, *, drain: bool = False) -> None:
         """``drain``: nobody begins a program after that, and it goes on until all have ended."""
         self._until_s = until_s if drain else math.inf
-        for clients in self._clients:
+        for clients in self.clients:
             clients.until_s = until_s
             clients.start()
         self.probes.start()
@@ -102,7 +102,7 @@ class World:
     @property
     def programs(self) -> int:
         """That have ended."""
-        return sum(clients.programs for clients in self._clients)
+        return sum(clients.programs for clients in self.clients)
 
     # -- a call's way to an instance
 
