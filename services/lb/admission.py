@@ -26,7 +26,7 @@ class Turn(Protocol):
 
     def release(self) -> None: ...
 
-    async def again(self) -> None: ...
+    async def again(self) -> bool: ...
 
     def leave(self, used_tokens: int = 0) -> None: ...
 
@@ -150,13 +150,15 @@ class Ticket:
         """Room that was kept for it where it may go is anybody's again: it is known now where it goes."""
         self._place.release()
 
-    async def again(self) -> None:
-        """It was refused where it was to go: wait once more, from its old place. Raises as :meth:`turn`."""
+    async def again(self) -> bool:
+        """It was refused where it was to go: wait once more, from its old place. Raises as :meth:`turn`. Returns
+        whether it could."""
         try:
             await self._place.again()
         except ResourceExhausted:
             self._admission.displaced()
             raise
+        return True
 
     def leave(self, used_tokens: int = 0) -> None:
         """Give the place or slot to the next one, and back what was not used. Calling it twice is fine."""

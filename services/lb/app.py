@@ -83,6 +83,7 @@ class Lb:
     workers: WorkerSessions
     ways: Ways
     regions: RegionLinks
+    inbound: InboundParts
     peers: list[Peer]
     models: Models
     off_loop: OffLoop
@@ -296,6 +297,7 @@ def build(
         workers,
         ways,
         regions,
+        inbound,
         parse_peers(settings.peers),
         models,
         off_loop,

@@ -79,7 +79,7 @@ class Dispatcher:
                 await ticket.turn(request.total_tokens, self.wants(request))
                 while request.finish_reason is None:
                     ticket.release()  # in this turn of the loop it is chosen for itself, or held again
-                    where = await self._place(request)
+                    where = await self._place(request, ticket)
                     attempt = (
                         self._elsewhere(request, where) if isinstance(where, str) else self._attempt(request, where)
                     )
@@ -92,6 +92,7 @@ class Dispatcher:
                     if request.finish_reason is None:
                         self._retry_or_raise(request)
                         if request.refused:
+                            self._ways.refused(request, request.region)
                             await ticket.again()
                 outcome = request.finish_reason.value
                 ticket.leave(request.used_tokens)
@@ -201,7 +202,7 @@ class Dispatcher:
         if request.tokens:
             self._metrics.resumes.inc()
 
-    async def _place(self, request: Request) -> common_pb2.Placement | str:
+    async def _place(self, request: Request, ticket: Turn) -> common_pb2.Placement | str:
         """Where the next attempt runs: here, or the name of another region's load balancer. Waits a while for an
         instance if there is none."""
         give_up_s = self._clock() + self._placement_wait_s
@@ -211,6 +212,9 @@ class Dispatcher:
                 return choice.target
             if choice.where is Where.NOWHERE:
                 raise InvalidArgument(self._forbidden(request), field="geographies")
+            if choice.where is Where.WAIT and self._waits(request) and await ticket.again():
+                ticket.release()  # somebody else was quicker
+                continue
             if choice.where is Where.LOCAL or self._ways.serves_here(request):
                 with self._ways.held(request):
                     placement, error = await self._here(request)
@@ -232,6 +236,11 @@ class Dispatcher:
             # well still be dead, and the attempts are few.
             request.exclude = self._view.avoided(request.exclude, self._clock())
             request.exclude_lbs = self._ways.still_away(request.exclude_lbs)
+
+    def _waits(self, request: Request) -> bool:
+        """It can go back into the queue. One that was failed by somebody cannot: there it would be called for whom it
+        must not go to."""
+        return not request.exclude and not request.exclude_lbs and self._ways.may_wait(request)
 
     async def _here(self, request: Request) -> tuple[common_pb2.Placement | None, PinyonError]:
         """A placement on instances of this region, or why there is none."""

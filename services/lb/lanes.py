@@ -21,8 +21,8 @@ class _Granted:
     def release(self) -> None:
         pass
 
-    async def again(self) -> None:
-        pass
+    async def again(self) -> bool:
+        return False
 
     def leave(self, used_tokens: int = 0) -> None:
         pass

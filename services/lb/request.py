@@ -327,7 +327,8 @@ class Request:
         self._paid_attempts += paid
         if self._paid_attempts >= attempts or self.attempt >= TRIES_MAX:
             return False
-        (self.exclude_lbs if self.region else self.exclude).add(failed)
+        if not self.refused:  # it may have room soon; until then it counts as full for everybody
+            (self.exclude_lbs if self.region else self.exclude).add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
 
     def go_on_after(self, tokens_le32: bytes) -> None:

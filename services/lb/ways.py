@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pinyon.core.clock import Clock
 from pinyon.routing.geography import ANYWHERE, Geography
@@ -117,6 +117,24 @@ class Ways:
     def geography(self) -> Geography:
         return next(iter(self._by_model.values())).geography
 
+    # -- what is heard of instances
+
+    def load(self, model: str, instance_id: str, report: Report) -> None:
+        """An instance's own word."""
+        two = self._by_model.get(model)
+        if two is not None:
+            two.local.set_live(instance_id, True)
+            two.local.report(instance_id, report, self._clock())
+            self.changed()
+
+    def silent(self, model: str, instance_id: str) -> None:
+        """Its session has ended: it says nothing, and what it was sent there is lost."""
+        two = self._by_model.get(model)
+        if two is not None:
+            two.local.set_live(instance_id, False)
+            two.local.begin_session(instance_id)
+            self.changed()
+
     # -- what is heard of other regions
 
     def heard(self, name: str, region: str, models: Mapping[str, Report], distance_s: float, *, draining: bool) -> None:
@@ -143,6 +161,13 @@ class Ways:
             two.remote.set_live(name, False)
             two.remote.begin_session(name)
         self.changed()
+
+    def refused(self, request: Request, name: str) -> None:
+        """It had no room for the request, whatever it said: it has none for anybody until it says so again."""
+        remote = self._by_model[request.ask.model].remote
+        target = remote.get(name)
+        if target is not None:
+            remote.report(name, replace(target.report, available=0), target.reported_s)
 
     def gone(self, name: str) -> None:
         """It is no load balancer of ours any more."""
@@ -265,7 +290,16 @@ class Ways:
             return True
         if others and two.remote.spare(now_s, others):
             return True
-        return not (here and any(target.live and target.batches for target in two.local)) and not any(
+        return not self._anybody(two, here, others)
+
+    def may_wait(self, request: Request) -> bool:
+        """Somebody who may serve it is there, and may have room soon."""
+        two = self._by_model[request.ask.model]
+        return self.selective and self._anybody(two, *self._may(two, self.route(request)))
+
+    @staticmethod
+    def _anybody(two: TwoLayers, here: bool, others: Collection[str]) -> bool:
+        return (here and any(target.live and target.batches for target in two.local)) or any(
             target.live for target in two.remote if target.name in others
         )
 

@@ -342,8 +342,9 @@ class _Turn:
     def release(self) -> None:
         self._place.release()
 
-    async def again(self) -> None:
-        raise AssertionError("a forwarded request goes to no third region")
+    async def again(self) -> bool:
+        await self._place.again()
+        return True
 
     def leave(self, used_tokens: int = 0) -> None:
         self._place.leave()
