@@ -250,7 +250,7 @@ def build(
     readiness = Readiness(
         models.names, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock
     )
-    servicer = LbServicer(admission, dispatcher, models, keys, settings.request_timeout_s, clock)
+    servicer = LbServicer(admission, dispatcher, models, keys, ways, settings.request_timeout_s, clock)
     server.add(
         lb_pb2_grpc.add_LbServiceServicer_to_server,
         servicer,

@@ -9,7 +9,7 @@ import json
 import grpc
 import pytest
 
-from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.routing.geography import parse_geography
@@ -200,6 +200,28 @@ async def test_what_a_region_must_not_send_is_refused_where_it_comes(tmp_path):
         await spin(lambda: link._talk is None)
         assert not link.sessions
         regions.say("eu", FULL)
+
+
+async def test_a_dry_run_says_where_a_request_could_go(tmp_path):
+    policy = tmp_path / "geography.json"
+    policy.write_text(json.dumps(GDPR))
+    async with running_regions(tmp_path, "eu", "us", "uk", geography_file=str(policy), linked=False) as regions:
+        eu = regions["eu"]
+        eu.lb.regions.know([link_module_peer(name, regions[name]) for name in ("us", "uk")])
+        await regions.knows("eu", "uk", ROOMY)
+        async with grpc.aio.insecure_channel(eu.endpoints["grpc"]) as channel:
+            stub = lb_pb2_grpc.LbServiceStub(channel)
+            ways = (await stub.WhereTo(lb_pb2.WhereToRequest())).ways
+            said = {each.region: (each.allowed, each.available) for each in ways}
+            assert said["eu"] == said["uk"] == (True, True)
+            assert "us" not in said or not said["us"][0]
+            ways = (await stub.WhereTo(lb_pb2.WhereToRequest(geographies=["uk"]))).ways
+            assert [each.region for each in ways if each.allowed] == ["uk"]
+            assert "may be served in uk only" in ways[0].reason
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await stub.WhereTo(lb_pb2.WhereToRequest(model="nonsense"))
+            assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        assert not any(bench.workers[0].submissions for bench in regions.values())
 
 
 # -- strangers
