@@ -12,7 +12,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.rates import Rates, TenantRates
 from services.lb.auth import Client
-from services.lb.line import Line, Place
+from services.lb.line import ANYWHERE, Line, Place, Wants
 from services.lb.metrics import LbMetrics
 from services.lb.rate_limits import Levels, RateLimited
 
@@ -22,7 +22,11 @@ __all__ = ["Admission", "Ticket", "Turn"]
 class Turn(Protocol):
     """Of one generation, taken and left by who runs it; see :class:`Ticket`."""
 
-    async def turn(self, tokens: int) -> None: ...
+    async def turn(self, tokens: int, wants: Wants = ANYWHERE) -> None: ...
+
+    def release(self) -> None: ...
+
+    async def again(self) -> bool: ...
 
     def leave(self, used_tokens: int = 0) -> None: ...
 
@@ -87,7 +91,7 @@ class Admission:
     def levels(self, tenant: str, rates: Rates) -> Levels:
         return self._rates.levels(tenant, rates, self._clock())
 
-    async def turn(self, place: Place, tenant: str, rates: Rates, tokens: int) -> None:
+    async def turn(self, place: Place, tenant: str, rates: Rates, tokens: int, wants: Wants) -> None:
         if rates.tpm:
             try:
                 self._rates.take(tenant, rates, tokens, self._clock())
@@ -95,14 +99,17 @@ class Admission:
                 self._metrics.refused("tokens_per_minute")
                 raise RateLimited(error, self.levels(tenant, rates)) from None
         try:
-            await place.turn(tokens)
+            await place.turn(tokens, wants)
         except ResourceExhausted:
-            self._metrics.refused("displaced")
+            self.displaced()
             raise
 
-    def spare(self, tenant: str) -> Place | None:
+    def displaced(self) -> None:
+        self._metrics.refused("displaced")
+
+    def spare(self, tenant: str, demand: int) -> Place | None:
         """A slot if one is free."""
-        return self._line.spare(tenant)
+        return self._line.spare(tenant, demand)
 
     def give_back(self, tenant: str, rates: Rates, tokens: int) -> None:
         if rates.tpm and tokens > 0:
@@ -126,18 +133,32 @@ class Ticket:
         """What is left of the tenant's limits."""
         return self._admission.levels(self._tenant, self._rates)
 
-    async def turn(self, tokens: int) -> None:
+    async def turn(self, tokens: int, wants: Wants = ANYWHERE) -> None:
         """Take the ``tokens`` that the request may need and wait for its turn. Raises as :meth:`Admission.admit`."""
         self._taken = tokens
         try:
-            await self._admission.turn(self._place, self._tenant, self._rates, tokens)
+            await self._admission.turn(self._place, self._tenant, self._rates, tokens, wants)
         except RateLimited:
             self._taken = 0
             raise
 
     def spare(self) -> Place | None:
         """One more slot for the same request, if nobody waits for one: to be left for itself."""
-        return self._admission.spare(self._tenant)
+        return self._admission.spare(self._tenant, self._place.wants.demand)
+
+    def release(self) -> None:
+        """Room that was kept for it where it may go is anybody's again: it is known now where it goes."""
+        self._place.release()
+
+    async def again(self) -> bool:
+        """It was refused where it was to go: wait once more, from its old place. Raises as :meth:`turn`. Returns
+        whether it could."""
+        try:
+            await self._place.again()
+        except ResourceExhausted:
+            self._admission.displaced()
+            raise
+        return True
 
     def leave(self, used_tokens: int = 0) -> None:
         """Give the place or slot to the next one, and back what was not used. Calling it twice is fine."""

@@ -10,14 +10,14 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.model import ModelCard, load_card
 from pinyon.routing.policies import ROUTING_POLICIES
-from pinyon.routing.policy import RoutingPolicy
+from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
@@ -54,9 +54,16 @@ from services.lb.off_loop import OffLoop
 from services.lb.prompts import Prompts
 from services.lb.readiness import Readiness
 from services.lb.recorder import Recorder
+from services.lb.regions.federation import load_federation
+from services.lb.regions.inbound import InboundParts
+from services.lb.regions.links import RegionLinks
+from services.lb.regions.named import parse_delays, parse_peers
+from services.lb.regions.peer import Peer
+from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
 from services.lb.tokenizer_process import strftime_now
+from services.lb.ways import Ways
 from services.lb.worker_sessions import WorkerSessions
 
 __all__ = ["Lb", "build", "run"]
@@ -74,6 +81,10 @@ class Lb:
     line: Line
     conductor: ConductorSession
     workers: WorkerSessions
+    ways: Ways
+    regions: RegionLinks
+    inbound: InboundParts
+    peers: list[Peer]
     models: Models
     off_loop: OffLoop
     dispatcher: Dispatcher
@@ -89,6 +100,7 @@ class Lb:
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
         self.conductor.start()
+        self.regions.know(self.peers)
         try:
             endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
             self.readiness.start()
@@ -112,6 +124,7 @@ class Lb:
         self.recorder.close()
         await self.grpc.drain(max(tell_s, drain_s - (time.monotonic() - started_s)))
         await self.readiness.close()
+        await self.regions.close()
         await self.workers.close()
         await self.conductor.close()
         await self.models.close()
@@ -145,7 +158,9 @@ def build(
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
     cards = load_cards(settings)
     keys = load_api_keys(settings.api_keys_file)
-    view = InstanceView(ROUTING_POLICIES.make(settings.routing), settings.instances_grace_s, security.secret)
+    federation = load_federation(settings)
+    ways = Ways(cards, federation, clock)
+    view = InstanceView(ways.local, settings.instances_grace_s, security.secret)
     workers = WorkerSessions(settings.unread_tokens, clock, security.channels)
 
     def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
@@ -155,7 +170,13 @@ def build(
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
-    line = Line(decisions.queue, clock)
+    line = Line(decisions.queue, clock, ways)
+    ways.changed, ways.waiting = line.room_changed, lambda: line.waiting_demands
+    own = Peer(instance_id, settings.region, "")
+    regions = RegionLinks(
+        own, ways, federation.secret, settings.unread_tokens, clock, security.channels,
+        parse_delays(settings.test_region_delays_ms),
+    )  # fmt: skip
     conductor = ConductorSession(
         settings.conductor,
         instance_id,
@@ -165,7 +186,7 @@ def build(
         security.channels.to(peer_name(CONDUCTOR)),
     )
     metrics = LbMetrics(registry, tuple(cards), line, conductor, workers, view)
-    show_policy = show_policies(registry, "lb", routing=settings.routing)
+    show_policy = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()
     chains = KeyChains()
     models = Models(
@@ -181,6 +202,8 @@ def build(
         conductor,
         workers,
         view,
+        ways,
+        regions,
         metrics,
         recorder,
         telemetry,
@@ -227,7 +250,7 @@ def build(
     readiness = Readiness(
         models.names, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock
     )
-    servicer = LbServicer(admission, dispatcher, models, keys, settings.request_timeout_s, clock)
+    servicer = LbServicer(admission, dispatcher, models, keys, ways, settings.request_timeout_s, clock)
     server.add(
         lb_pb2_grpc.add_LbServiceServicer_to_server,
         servicer,
@@ -236,9 +259,24 @@ def build(
         servicer.doors,
     )
 
-    def use(routing: RoutingPolicy, choice: str) -> None:
-        view.use(routing)
+    inbound = InboundParts(
+        own, federation.secret, ways, line, models, dispatcher, metrics, lambda: app.draining,
+        settings.request_timeout_s, clock,
+    )  # fmt: skip
+    server.add(
+        peer_pb2_grpc.add_PeerServiceServicer_to_server,
+        PeerServicer(inbound),
+        peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
+        PEER_CALLERS,
+    )
+
+    def use(_: object, choice: str) -> None:
+        ways.use(routing=choice)
         show_policy("routing", choice)
+
+    def push(_: object, choice: str) -> None:
+        ways.use(pushing=choice)
+        show_policy("pushing", choice)
 
     def drain(draining: bool) -> None:
         app.draining = draining
@@ -247,6 +285,7 @@ def build(
         server,
         [
             changeable_policy(ROUTING_POLICIES, settings.routing, use),
+            changeable_policy(PUSHING_RULES, settings.pushing_choice, push),
             changeable_flag("draining", lambda: app.draining, drain),
         ],
         record=recorder.record,
@@ -256,6 +295,10 @@ def build(
         line,
         conductor,
         workers,
+        ways,
+        regions,
+        inbound,
+        parse_peers(settings.peers),
         models,
         off_loop,
         dispatcher,

@@ -8,15 +8,20 @@ from contextlib import aclosing
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import NotFound, PinyonError, Unavailable
+from pinyon.core.errors import InvalidArgument, NotFound, PinyonError, ResourceExhausted, Unavailable
+from pinyon.routing.layer import Layer
+from pinyon.routing.two_layers import Where
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Turn
 from services.lb.conductor_session import ConductorAway, ConductorSession
-from services.lb.instances import InstanceView
+from services.lb.instances import NOTHING, InstanceView
+from services.lb.line import Wants
 from services.lb.metrics import LbMetrics
 from services.lb.recorder import Recorder
+from services.lb.regions.links import RegionLinks
 from services.lb.request import RETRY_CODES, Delta, Request
+from services.lb.ways import Ways
 from services.lb.worker_sessions import WorkerSessions
 
 __all__ = ["Dispatcher"]
@@ -24,6 +29,8 @@ __all__ = ["Dispatcher"]
 RETRY_AFTER_S = 1.0
 POLL_S = 0.5
 """An instance may become placeable without a change of the list (its load fell)."""
+
+_FINE = PinyonError("")
 
 _log = get_logger("lb")
 
@@ -36,6 +43,8 @@ class Dispatcher:
         conductor: ConductorSession,
         workers: WorkerSessions,
         view: InstanceView,
+        ways: Ways,
+        regions: RegionLinks,
         metrics: LbMetrics,
         recorder: Recorder,
         telemetry: Telemetry,
@@ -46,6 +55,8 @@ class Dispatcher:
         self._conductor = conductor
         self._workers = workers
         self._view = view
+        self._ways = ways
+        self._regions = regions
         self._metrics = metrics
         self._recorder = recorder
         self._telemetry = telemetry
@@ -65,10 +76,14 @@ class Dispatcher:
             span.classify(ask.request_class)
             request.traceparent = span.traceparent or ask.traceparent
             try:
-                await ticket.turn(request.total_tokens)
+                await ticket.turn(request.total_tokens, self.wants(request))
                 while request.finish_reason is None:
-                    placement = await self._place(request)
-                    async with aclosing(self._attempt(request, placement)) as deltas:
+                    ticket.release()  # in this turn of the loop it is chosen for itself, or held again
+                    where = await self._place(request, ticket)
+                    attempt = (
+                        self._elsewhere(request, where) if isinstance(where, str) else self._attempt(request, where)
+                    )
+                    async with aclosing(attempt) as deltas:
                         async for delta in deltas:
                             if request.whole:
                                 request.hold(delta)
@@ -76,6 +91,9 @@ class Dispatcher:
                                 yield delta
                     if request.finish_reason is None:
                         self._retry_or_raise(request)
+                        if request.refused:
+                            self._ways.refused(request, request.region)
+                            await ticket.again()
                 outcome = request.finish_reason.value
                 ticket.leave(request.used_tokens)
                 if request.whole:
@@ -92,13 +110,17 @@ class Dispatcher:
                 self._metrics.ended(request, outcome, now_s)
                 self._recorder.ended(request)
 
+    def wants(self, request: Request) -> Wants:
+        """What it waits for in the queue."""
+        return Wants(self._ways.demand(request), request.ask.request_class.priority)
+
     async def _attempt(self, request: Request, placement: common_pb2.Placement) -> AsyncGenerator[Delta, None]:
         """One instance's part. Afterwards the request has a ``finish_reason`` or an ``error``."""
         clock, view, model = self._clock, self._view, request.ask.model
         attempt_id = request.attempt_id
         placed_s = clock()
         request.begin_attempt(placement, placed_s)
-        counted = view.begin(placement)
+        counted = view.begin(model, placement, request.routed or NOTHING)
         stream, computed = None, False
         try:
             size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
@@ -124,6 +146,7 @@ class Dispatcher:
             request.error = error
         finally:
             view.end(counted)
+            self._ways.changed()
             if stream is not None:
                 request.reached, request.lost = stream.reached, stream.lost
                 stream.close()
@@ -133,16 +156,41 @@ class Dispatcher:
                 # Whoever still lives reports the end itself; who does not cannot.
                 self._conductor.release(attempt_id)
 
+    async def _elsewhere(self, request: Request, name: str) -> AsyncGenerator[Delta, None]:
+        """Another region's part, which its load balancer sees to. Afterwards as after :meth:`_attempt`."""
+        clock, regions = self._clock, self._regions
+        request.begin_attempt(None, clock(), name)
+        counted = self._ways.sent(request, name)
+        stream = None
+        try:
+            stream, submission = regions.open(name, request.gap_s)
+            request.fill(submission, request.attempt_id, False, "", clock())
+            regions.send(name, stream, submission, request.gap_s)
+            self._metrics.forwarded(regions.region_of(name))
+            del submission
+            while request.finish_reason is None and request.error is None:
+                delta = _fold(request, await stream.take(), clock())
+                if delta.tokens or delta.text:
+                    yield delta
+        except Unavailable as error:
+            request.error = error
+        finally:
+            Layer.ended(counted)
+            self._ways.changed()
+            if stream is not None:
+                request.reached, request.lost = stream.reached, stream.lost
+                stream.close()
+
     def _retry_or_raise(self, request: Request) -> None:
         error = request.error
         assert error is not None
         now_s, leaving = self._clock(), False
-        if (failed := request.failed_instance) is not None:
+        if not request.region and (failed := request.failed_instance) is not None:
             leaving = self._view.leaves(failed)
             if not request.found_full:
                 self._view.failed(failed, now_s)
         if not request.retry(self._attempts, self._placement_wait_s, now_s, leaving=leaving):
-            if error.grpc_code not in RETRY_CODES:
+            if error.grpc_code not in RETRY_CODES or request.refused:
                 raise error
             # Whatever the instance called it, the client may try again.
             raise Unavailable(error.message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
@@ -154,26 +202,32 @@ class Dispatcher:
         if request.tokens:
             self._metrics.resumes.inc()
 
-    async def _place(self, request: Request) -> common_pb2.Placement:
-        """Where the next attempt runs; waits a while for an instance if there is none."""
+    async def _place(self, request: Request, ticket: Turn) -> common_pb2.Placement | str:
+        """Where the next attempt runs: here, or the name of another region's load balancer. Waits a while for an
+        instance if there is none."""
         give_up_s = self._clock() + self._placement_wait_s
         while True:
-            exclude = self._excluded(request)
-            own = True
-            try:
-                return await self._conductor.place(request.schedule_request(exclude))
-            except ConductorAway as away:
-                error: PinyonError = away
-            except (Unavailable, NotFound) as refusal:
-                # The model is ours: what the conductor does not know is any instance of it, or not yet.
-                error, own = refusal, self._view.doubts(request.ask.model)
-            if own:
-                try:
-                    return self._own_choice(request, exclude)
-                except Unavailable as unavailable:
-                    error = unavailable
-            if request.error is not None and request.found_full:
-                raise request.error  # so is whoever else there is, and the client may wait as well as we
+            choice = self._ways.choose(request)
+            if choice.where is Where.REMOTE:
+                return choice.target
+            if choice.where is Where.NOWHERE:
+                raise InvalidArgument(self._forbidden(request), field="geographies")
+            if choice.where is Where.WAIT and self._waits(request) and await ticket.again():
+                ticket.release()  # somebody else was quicker
+                continue
+            if choice.where is Where.LOCAL or self._ways.serves_here(request):
+                with self._ways.held(request):
+                    placement, error = await self._here(request)
+                if placement is not None:
+                    return placement
+            else:
+                error = Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
+            if isinstance(error, ResourceExhausted) or (request.error is not None and request.found_full):
+                elsewhere = self._ways.elsewhere(request)
+                if elsewhere:
+                    return elsewhere
+                # so is whoever else there is, and the client may wait as well as we
+                raise error if isinstance(error, ResourceExhausted) or request.error is None else request.error
             left_s = give_up_s - self._clock()
             if left_s <= 0:
                 raise self._nowhere(request, error)
@@ -181,10 +235,47 @@ class Dispatcher:
             # One that failed us may have restarted under its old name; until something new is heard, its address may as
             # well still be dead, and the attempts are few.
             request.exclude = self._view.avoided(request.exclude, self._clock())
+            request.exclude_lbs = self._ways.still_away(request.exclude_lbs)
+
+    def _waits(self, request: Request) -> bool:
+        """It can go back into the queue. One that was failed by somebody cannot: there it would be called for whom it
+        must not go to."""
+        return not request.exclude and not request.exclude_lbs and self._ways.may_wait(request)
+
+    async def _here(self, request: Request) -> tuple[common_pb2.Placement | None, PinyonError]:
+        """A placement on instances of this region, or why there is none."""
+        exclude = self._excluded(request)
+        own = True
+        error: PinyonError
+        try:
+            return await self._conductor.place(request.schedule_request(exclude)), _FINE
+        except ConductorAway as away:
+            error = away
+        except ResourceExhausted as rejected:
+            return None, rejected
+        except (Unavailable, NotFound) as refusal:
+            # The model is ours: what the conductor does not know is any instance of it, or not yet.
+            error, own = refusal, self._view.doubts(request.ask.model)
+        if own:
+            try:
+                return self._own_choice(request, exclude), _FINE
+            except Unavailable as unavailable:
+                error = unavailable
+        return None, error
+
+    def _forbidden(self, request: Request) -> str:
+        whose = request.ask.request_class
+        reasons = {each.reason for each in self._ways.dry_run(request.ask.model, whose.geographies, whose.tenant)}
+        return f"No region that is known may serve this request: {'; '.join(sorted(reasons))}."
 
     def _own_choice(self, request: Request, exclude: Collection[str]) -> common_pb2.Placement:
         placement = self._view.choose(
-            request.ask.model, request.total_tokens, exclude, self._clock(), careful=request.attempt > 0
+            request.ask.model,
+            request.total_tokens,
+            exclude,
+            self._clock(),
+            self._ways.routed(request),
+            careful=request.attempt > 0,
         )
         self._metrics.fallbacks.inc()
         return placement

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
 from services.lb.admission import Ticket
-from services.lb.line import Place
+from services.lb.line import ANYWHERE, Place, Wants
 
 __all__ = ["GRANTED", "run_side_by_side"]
 
@@ -15,8 +15,14 @@ __all__ = ["GRANTED", "run_side_by_side"]
 class _Granted:
     """The :class:`services.lb.admission.Turn` of a choice: its slot is held for it."""
 
-    async def turn(self, tokens: int) -> None:
+    async def turn(self, tokens: int, wants: Wants = ANYWHERE) -> None:
         pass
+
+    def release(self) -> None:
+        pass
+
+    async def again(self) -> bool:
+        return False
 
     def leave(self, used_tokens: int = 0) -> None:
         pass

@@ -103,6 +103,12 @@ class LbMetrics:
         self.fallbacks = Counter(
             "pinyon_lb_fallback_placements_total", "Placements made without the conductor", registry=registry
         )
+        self._forwarded = Counter(
+            "pinyon_lb_forwarded_total", "Attempts forwarded to other regions", ("region",), registry=registry
+        )
+        self._accepted = Counter(
+            "pinyon_lb_accepted_total", "Requests taken from other regions", ("region",), registry=registry
+        )
         self.http_connections = Gauge("pinyon_lb_http_connections", "Open HTTP connections", registry=registry)
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
@@ -125,6 +131,14 @@ class LbMetrics:
         if child is None:
             child = self._http_children[route, status] = self._http.labels(route, str(status))
         child.inc()
+
+    def forwarded(self, region: str) -> None:
+        """``region`` is a peer's: there are few."""
+        self._forwarded.labels(region).inc()
+
+    def accepted(self, region: str) -> None:
+        """``region`` is a peer's: there are few."""
+        self._accepted.labels(region).inc()
 
     def refused(self, reason: str) -> None:
         """``reason`` must be one of a few: it is a label."""

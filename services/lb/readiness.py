@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.core.clock import Clock
-from pinyon.routing.policy import Candidate
+from pinyon.routing.groups import Candidate
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import WORKER, peer_name
 from pinyon.runtime.logging import get_logger

@@ -9,12 +9,15 @@ from pydantic import AfterValidator, Field, model_validator
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
+from pinyon.core.request import check_geographies
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, is_loopback, service_config
 from services.lb.http_cors import Cors
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import TrustedProxies
+from services.lb.regions.named import parse_delays, parse_peers
 
 __all__ = ["LbSettings"]
 
@@ -41,6 +44,33 @@ def _checked_models(models: str) -> str:
     except InvalidArgument as error:
         raise ValueError(error.message) from None
     return models
+
+
+def _checked_pushing(choice: str) -> str:
+    return choice if choice == "auto" else PUSHING_RULES.checked(choice)
+
+
+def _checked_region(name: str) -> str:
+    try:
+        return check_geographies((name,), "region")[0] if name else ""
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+
+
+def _checked_peers(peers: str) -> str:
+    try:
+        parse_peers(peers)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return peers
+
+
+def _checked_delays(delays: str) -> str:
+    try:
+        parse_delays(delays)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return delays
 
 
 MoreModels = Annotated[str, AfterValidator(_checked_models)]
@@ -86,7 +116,34 @@ class LbSettings(JournalSettings):
         0.5, gt=0, le=60, description="wait for a placement before the load balancer chooses by itself"
     )
     routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = Field(
-        "least_loaded", description=f"the load balancer's own choice of instances: {ROUTING_POLICIES.described}"
+        "skywalker",
+        description="the load balancer's own choice: of instances without a conductor, and of other regions: "
+        f"{ROUTING_POLICIES.described}",
+    )
+    pushing: Annotated[str, AfterValidator(_checked_pushing)] = Field(
+        "auto",
+        description="when a request may leave the queue: auto (pending with --peers or --controller, else blind), "
+        f"{PUSHING_RULES.described}",
+    )
+    region: Annotated[str, AfterValidator(_checked_region)] = Field(
+        "", description="name of the region: needed where load balancers of others forward to this one, or it to them"
+    )
+    peers: Annotated[str, AfterValidator(_checked_peers)] = Field(
+        "",
+        description="load balancers of other regions: REGION=HOST:PORT of their gRPC (with TLS: of their "
+        "--admin-listen), with commas",
+    )
+    federation_secret_file: str = Field(
+        "",
+        description="file with the secret that all regions share: who knows it may forward, and routing keys start "
+        "from it",
+    )
+    geography_file: str = Field(
+        "",
+        description="JSON that says which region may send to which, and where tenants may be served (docs/regions.md)",
+    )
+    test_region_delays_ms: Annotated[str, AfterValidator(_checked_delays)] = Field(
+        "", description="for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
     )
     instances_grace_s: float = Field(
         10.0, gt=0, le=3600, description="time a conductor that has just started has to list the instances known before"
@@ -171,6 +228,21 @@ class LbSettings(JournalSettings):
         if bool(self.http_tls_cert) != bool(self.http_tls_key):
             raise ValueError("HTTPS needs both: --http-tls-cert and --http-tls-key")
         return self
+
+    @model_validator(mode="after")
+    def _of_a_region(self) -> LbSettings:
+        if not self.region and (self.peers or self.geography_file):
+            raise ValueError("--peers and --geography-file need a name for this region: --region")
+        if self.peers and not (self.federation_secret_file or self.has_tls):
+            raise ValueError("--peers need TLS or --federation-secret-file: nobody else may forward")
+        return self
+
+    @property
+    def pushing_choice(self) -> str:
+        """Without ``auto``."""
+        if self.pushing != "auto":
+            return self.pushing
+        return "pending" if self.peers else "blind"
 
     def listeners(self) -> dict[str, str]:
         http = {} if self.http_tls_cert else {"http_listen": self.http_listen}

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pinyon.routing.prefix_trie import CHUNKS_MAX, RECORDS_MAX, Match, PrefixTrie
 from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed, least_loaded
+from pinyon.routing.target_policy import Routed, least_full
 
 __all__ = ["PrefixTree"]
 
@@ -56,8 +56,8 @@ class PrefixTree:
         match = self.match(request, available)
         if match.chunks and match.chunks >= self._settings.explore_below * request.chunks:
             trie = self.trie
-            return least_loaded([target for target in available if match.targets & trie.bit(target.name)])
-        return least_loaded(available)
+            return least_full([target for target in available if match.targets & trie.bit(target.name)])
+        return least_full(available)
 
     def sent(self, request: Routed, name: str) -> None:
         if self.trie.bit(name):

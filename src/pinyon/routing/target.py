@@ -35,6 +35,7 @@ class Target:
     """Changed by its :class:`pinyon.routing.layer.Layer` alone."""
 
     __slots__ = (
+        "batches",
         "capacity",
         "distance_s",
         "draining",
@@ -56,6 +57,8 @@ class Target:
         """Requests its batch holds; 0: it did not say."""
         self.distance_s = distance_s
         """There and back, as measured; 0 for who is here."""
+        self.batches = True
+        """It generates: there may be room in its batch, or not. One that only computes prompts has none."""
         self.live = True
         self.draining = False
         """It takes nothing new."""

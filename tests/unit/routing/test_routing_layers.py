@@ -11,10 +11,10 @@ from pinyon.core.hash_ring import HashRing
 from pinyon.routing.consistent_hash import SEED
 from pinyon.routing.geography import Geography, parse_geography
 from pinyon.routing.layer import Layer
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.routing_keys import KEYS_MAX, byte_keys, routing_root, token_keys
 from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policies import TARGET_POLICIES
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Route, TwoLayers, Where
 
@@ -22,7 +22,7 @@ ASK = Routed(byte_keys(b"root", b"abcdefgh", 1), "user")
 
 
 def layer(policy: str = "skywalker", pushing: str = "pending", names: str = "") -> Layer:
-    made = Layer(PUSHING_RULES.make(pushing), TARGET_POLICIES.make(policy))
+    made = Layer(PUSHING_RULES.make(pushing), ROUTING_POLICIES.make(policy))
     for name in names:
         made.join(name)
     return made
@@ -58,6 +58,8 @@ def test_between_two_reports_no_more_are_pushed_than_there_is_room_for() -> None
     assert local.spare(0.0) == 1
     local.report("a", Report(pending=0, room=2, received=1), 0.1)  # two were under way when it said so
     assert local.spare(0.1) == 0
+    local.report("a", Report(pending=0, room=0, received=3), 0.2)  # one may wait at its door
+    assert local.spare(0.2) == 1
     local.report("a", Report(pending=0, room=2, received=3), 0.2)
     assert local.spare(0.2) == 2
 
@@ -174,7 +176,7 @@ def test_local_first_then_remote_then_the_queue() -> None:
         (Report(pending=10, room=1, available=1), True),
         (Report(pending=11, room=1, available=1), False),
         (Report(pending=0, room=1, available=0), False),
-        (Report(pending=0, room=0, available=1), False),
+        (Report(pending=0, room=0, available=1), True),
     ],
 )
 def test_a_region_is_available_with_an_instance_and_a_short_queue(report: Report, there: bool) -> None:

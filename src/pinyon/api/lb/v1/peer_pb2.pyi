@@ -8,16 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PeerRequest(_message.Message):
-    __slots__ = ("hello", "probe", "requests", "cancel_stream_ids")
+    __slots__ = ("hello", "probe", "requests", "cancel_stream_ids", "proof")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
     probe: int
     requests: _containers.RepeatedCompositeFieldContainer[ForwardedRequest]
     cancel_stream_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., probe: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[ForwardedRequest, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., probe: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[ForwardedRequest, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class PeerResponse(_message.Message):
     __slots__ = ("welcome", "probe", "state", "updates")

@@ -54,7 +54,7 @@ class Submission(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., ttft_left_ms: _Optional[int] = ...) -> None: ...
 
 class StreamUpdate(_message.Message):
-    __slots__ = ("stream_id", "tokens", "text", "finish_reason", "usage", "error", "prefill", "logprobs", "prompt_logprobs")
+    __slots__ = ("stream_id", "tokens", "text", "finish_reason", "usage", "error", "prefill", "logprobs", "prompt_logprobs", "model_fingerprint")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class StreamUpdate(_message.Message):
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     text: str
@@ -73,7 +74,8 @@ class StreamUpdate(_message.Message):
     prefill: PrefillReport
     logprobs: _common_pb2.Logprobs
     prompt_logprobs: _common_pb2.Logprobs
-    def __init__(self, stream_id: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, stream_id: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class PrefillReport(_message.Message):
     __slots__ = ("prefill_instance_id", "queue_ms", "fetch_ms", "compute_ms", "push_ms", "computed_tokens", "local_tokens", "peer_tokens", "store_tokens", "decode_local_tokens")

@@ -1,0 +1,323 @@
+"""Where requests go from here: of each model the instances of the region and the load balancers of others, who is
+available, and which law says no. Values in, choices out; the sessions to both tell it what they hear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from pinyon.core.clock import Clock
+from pinyon.routing.geography import ANYWHERE, Geography
+from pinyon.routing.layer import Layer
+from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, Blind, Pending
+from pinyon.routing.routing_keys import routing_root, token_keys
+from pinyon.routing.target import Report, Target
+from pinyon.routing.target_policy import Routed
+from pinyon.routing.two_layers import Choice, Possible, Route, TwoLayers, Where
+from services.lb.request import Request
+
+__all__ = ["Hold", "Ways", "WaysOptions"]
+
+DEMANDS_MAX = 4096
+ROOTS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WaysOptions:
+    """``region``: what this one is called; ``secret``: the federation's, which routing keys start from; ``pushing`` and
+    ``routing``: choices of the registries."""
+
+    region: str = ""
+    secret: bytes = b""
+    geography: Geography = ANYWHERE
+    pushing: str = Blind.name
+    routing: str = "skywalker"
+
+
+class Hold:
+    """A place at some target of a layer, of a request whose target is not known yet. To be released once."""
+
+    __slots__ = ("_layer",)
+
+    def __init__(self, layer: Layer) -> None:
+        self._layer: Layer | None = layer
+        layer.hold()
+
+    def release(self) -> None:
+        """Calling it again is fine."""
+        if self._layer is not None:
+            layer, self._layer = self._layer, None
+            layer.release()
+
+
+class Ways:
+    """Of all models. Whenever there may be room for somebody who waits, :attr:`changed` is called."""
+
+    def __init__(self, models: Iterable[str], options: WaysOptions, clock: Clock) -> None:
+        self.region = options.region
+        self.changed: Callable[[], None] = lambda: None
+        self.waiting: Callable[[], Collection[int]] = lambda: ()
+        """Demands that somebody waits with."""
+        self._secret = options.secret
+        self._clock = clock
+        self._pushing, self._routing = options.pushing, options.routing
+        self._by_model = {model: self._make(options.geography) for model in models}
+        self._regions: dict[str, str] = {}
+        """Of other load balancers, by name."""
+        self._demands: dict[int, tuple[str, Route]] = {}
+        self._numbers: dict[tuple[str, tuple[str, ...], str, bool], int] = {}
+        self._last_demand = 0
+        self._roots: dict[tuple[str, str, str], bytes] = {}
+
+    def _make(self, geography: Geography) -> TwoLayers:
+        local = Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
+        remote = Layer(self._remote_pushing(), ROUTING_POLICIES.make(self._routing))
+        return TwoLayers(self.region, local, remote, geography)
+
+    def _remote_pushing(self) -> Pending:
+        """Other regions are asked for what they have room for, whatever the rule is at home; only its settings
+        count."""
+        rule = PUSHING_RULES.make(self._pushing)
+        return rule if isinstance(rule, Pending) else Pending()
+
+    def use(self, *, pushing: str = "", routing: str = "", geography: Geography | None = None) -> None:
+        """From now on these decide. Raises ``ValueError`` for a choice that there is not."""
+        self._pushing, self._routing = pushing or self._pushing, routing or self._routing
+        for two in self._by_model.values():
+            if pushing:
+                two.local.use(pushing=PUSHING_RULES.make(pushing))
+                two.remote.use(pushing=self._remote_pushing())
+            if routing:
+                two.local.use(policy=ROUTING_POLICIES.make(routing))
+                two.remote.use(policy=ROUTING_POLICIES.make(routing))
+            if geography is not None:
+                two.geography = geography
+        self.changed()
+
+    @property
+    def selective(self) -> bool:
+        """Requests may have to wait for room, or go elsewhere."""
+        return bool(self._regions) or not self._pushing.startswith(Blind.name)
+
+    @property
+    def models(self) -> Collection[str]:
+        return self._by_model.keys()
+
+    def of(self, model: str) -> TwoLayers | None:
+        return self._by_model.get(model)
+
+    def local(self, model: str) -> Layer | None:
+        """The instances of the region."""
+        two = self._by_model.get(model)
+        return None if two is None else two.local
+
+    @property
+    def geography(self) -> Geography:
+        return next(iter(self._by_model.values())).geography
+
+    # -- what is heard of instances
+
+    def load(self, model: str, instance_id: str, report: Report) -> None:
+        """An instance's own word."""
+        two = self._by_model.get(model)
+        if two is not None:
+            two.local.set_live(instance_id, True)
+            two.local.report(instance_id, report, self._clock())
+            self.changed()
+
+    def silent(self, model: str, instance_id: str) -> None:
+        """Its session has ended: it says nothing, and what it was sent there is lost."""
+        two = self._by_model.get(model)
+        if two is not None:
+            two.local.set_live(instance_id, False)
+            two.local.begin_session(instance_id)
+            self.changed()
+
+    # -- what is heard of other regions
+
+    def heard(self, name: str, region: str, models: Mapping[str, Report], distance_s: float, *, draining: bool) -> None:
+        """Another load balancer's state, of each model that it serves."""
+        self._regions[name] = region
+        now_s = self._clock()
+        for model, two in self._by_model.items():
+            report = models.get(model)
+            if report is None:
+                two.remote.leave(name)
+                continue
+            known = two.remote.get(name)
+            if known is None or known.region != region:
+                two.remote.join(name, region=region)
+            two.remote.set_live(name, True)
+            two.remote.set_draining(name, draining)
+            two.remote.set_distance(name, distance_s)
+            two.remote.report(name, report, now_s)
+        self.changed()
+
+    def away(self, name: str) -> None:
+        """It does not answer. Its instances may have what they were sent before all the same, when it is back."""
+        for two in self._by_model.values():
+            two.remote.set_live(name, False)
+            two.remote.begin_session(name)
+        self.changed()
+
+    def refused(self, request: Request, name: str) -> None:
+        """It had no room for the request, whatever it said: it has none for anybody until it says so again."""
+        remote = self._by_model[request.ask.model].remote
+        target = remote.get(name)
+        if target is not None:
+            remote.report(name, replace(target.report, available=0), target.reported_s)
+
+    def gone(self, name: str) -> None:
+        """It is no load balancer of ours any more."""
+        self._regions.pop(name, None)
+        for two in self._by_model.values():
+            two.remote.leave(name)
+        self.changed()
+
+    def states(self, model: str, sharing: int) -> tuple[int, int, int, int | None]:
+        """What another region is told: instances, those with room, requests that run, and how many further ones each of
+        ``sharing`` load balancers may send."""
+        two = self._by_model[model]
+        now_s = self._clock()
+        there = [target for target in two.local if target.batches and target.live and not target.draining]
+        spare = two.local.spare(now_s)
+        share = None if spare >= UNLIMITED else max(1, spare // max(1, sharing)) if spare else 0
+        return len(there), two.local.with_room(now_s), sum(target.outstanding for target in there), share
+
+    # -- requests
+
+    def routed(self, request: Request) -> Routed:
+        """What its target is chosen by."""
+        if request.routed is None:
+            ask = request.ask
+            whose = ask.request_class
+            name = ask.model, whose.tenant, whose.cache_salt
+            root = self._roots.get(name)
+            if root is None:
+                if len(self._roots) >= ROOTS_MAX:
+                    self._roots.clear()
+                root = self._roots[name] = routing_root(ask.model, whose.tenant, self._secret, whose.cache_salt)
+            key = whose.session or whose.user
+            request.routed = Routed(token_keys(root, ask.tokens_le32), f"{whose.tenant}/{key}" if key else "")
+        return request.routed
+
+    def route(self, request: Request) -> Route:
+        whose = request.ask.request_class
+        exclude = request.exclude | request.exclude_lbs if request.exclude_lbs else request.exclude
+        return Route(self.routed(request), whose.geographies, whose.tenant, request.forwarded, exclude)
+
+    def choose(self, request: Request) -> Choice:
+        """Where it goes now; the instance is left open."""
+        if not self.selective and not self._restricts(request):
+            return Choice(Where.LOCAL)
+        return self._by_model[request.ask.model].choose(self.route(request), self._clock(), conducted=True)
+
+    def _restricts(self, request: Request) -> bool:
+        """Law or contract may speak against this region."""
+        return bool(self.region and (request.ask.request_class.geographies or self.geography.tenants))
+
+    def serves_here(self, request: Request) -> bool:
+        """As far as law and contracts go."""
+        whose = request.ask.request_class
+        return self.geography.serves(self.region, whose.geographies, whose.tenant).allowed
+
+    def elsewhere(self, request: Request) -> str:
+        """Another load balancer that has room for what this region has refused; empty if none has."""
+        if request.forwarded or not self._regions:
+            return ""
+        two, route = self._by_model[request.ask.model], self.route(request)
+        allowed = two.others_for(route)
+        target = two.remote.choose(route.routed, self._clock(), allowed, route.exclude) if allowed else None
+        return "" if target is None else target.name
+
+    def still_away(self, names: set[str]) -> set[str]:
+        """Of these load balancers, those that do not answer."""
+        there = {target.name for two in self._by_model.values() for target in two.remote if target.live}
+        return names - there
+
+    @contextmanager
+    def held(self, request: Request) -> Iterator[None]:
+        """A place at the region's instances, while a conductor says at which."""
+        hold = Hold(self._by_model[request.ask.model].local) if self.selective else None
+        try:
+            yield
+        finally:
+            if hold is not None:
+                hold.release()
+
+    def sent(self, request: Request, name: str) -> Target | None:
+        """To another load balancer."""
+        return self._by_model[request.ask.model].remote.sent(self.routed(request), name)
+
+    def dry_run(self, model: str, geographies: Collection[str], tenant: str) -> list[Possible]:
+        """Where such a request could go now, and why not."""
+        return self._by_model[model].dry_run(Route(Routed(), geographies, tenant), self._clock())
+
+    # -- the queue
+
+    def demand(self, request: Request) -> int:
+        """The number of what it may go to: the same for all that may go to the same."""
+        whose, model = request.ask.request_class, request.ask.model
+        tenant = whose.tenant if whose.tenant in self.geography.tenants else ""
+        name = model, whose.geographies, tenant, request.forwarded
+        number = self._numbers.get(name)
+        if number is None:
+            if len(self._demands) >= DEMANDS_MAX:
+                self._forget()
+            self._last_demand = number = self._last_demand + 1
+            self._numbers[name] = number
+            self._demands[number] = model, Route(Routed(), whose.geographies, tenant, request.forwarded)
+        return number
+
+    def _forget(self) -> None:
+        """Demands that nobody waits with."""
+        waiting = self.waiting()
+        self._demands = {number: known for number, known in self._demands.items() if number in waiting}
+        self._numbers = {name: number for name, number in self._numbers.items() if number in waiting}
+
+    def is_open(self, demand: int) -> bool:
+        """Whether one of those that it names has room now; also if none of them is there, which the request finds out
+        for itself."""
+        known = self._demands.get(demand)
+        if known is None or not self.selective:
+            return True
+        model, route = known
+        two, now_s = self._by_model[model], self._clock()
+        here, others = self._may(two, route)
+        if here and two.local.spare(now_s):
+            return True
+        if others and two.remote.spare(now_s, others):
+            return True
+        return not self._anybody(two, here, others)
+
+    def may_wait(self, request: Request) -> bool:
+        """Somebody who may serve it is there, and may have room soon."""
+        two = self._by_model[request.ask.model]
+        return self.selective and self._anybody(two, *self._may(two, self.route(request)))
+
+    @staticmethod
+    def _anybody(two: TwoLayers, here: bool, others: Collection[str]) -> bool:
+        return (here and any(target.live and target.batches for target in two.local)) or any(
+            target.live for target in two.remote if target.name in others
+        )
+
+    def granted(self, demand: int) -> Hold | None:
+        """Its turn has come: a place at the layer that it will go to is taken until its target is known."""
+        known = self._demands.get(demand)
+        if known is None or not self.selective:
+            return None
+        model, route = known
+        two, now_s = self._by_model[model], self._clock()
+        here, others = self._may(two, route)
+        if here and two.local.spare(now_s):
+            return Hold(two.local)
+        if others and two.remote.spare(now_s, others):
+            return Hold(two.remote)
+        return None
+
+    @staticmethod
+    def _may(two: TwoLayers, route: Route) -> tuple[bool, Collection[str]]:
+        here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
+        return here, frozenset() if route.forwarded else two.others_for(route)
