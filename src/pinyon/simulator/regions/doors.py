@@ -8,7 +8,7 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, PushingRule
 from pinyon.routing.queue import RequestQueue
 from pinyon.routing.target import Report
-from pinyon.routing.target_policies import TARGET_POLICIES
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.target_policy import TargetPolicy
 from pinyon.routing.two_layers import Route, TwoLayers, Where
 from pinyon.simulator.regions.calls import Call, Hop
@@ -62,7 +62,7 @@ class Door:
     def _rules(self) -> tuple[PushingRule, TargetPolicy]:
         system = self._system
         own = system.policy == GLOBAL_VIEW
-        return PUSHING_RULES.make(system.pushing), self._global_view if own else TARGET_POLICIES.make(system.policy)
+        return PUSHING_RULES.make(system.pushing), self._global_view if own else ROUTING_POLICIES.make(system.policy)
 
     @property
     def queued(self) -> int:
@@ -138,5 +138,5 @@ class Door:
         """What another region's load balancer hears that probes this one: who has room is shared among so many."""
         local, now_s = self.layers.local, self._time.now_s
         spare = local.spare(now_s)
-        room = UNLIMITED if spare >= UNLIMITED else -(-max(0, spare - self.queued) // max(1, peers))
+        room = UNLIMITED if spare >= UNLIMITED else min(spare, max(1, spare // max(1, peers)))
         return Report(self.queued, room=room, received=self._received.get(sender, 0), available=local.with_room(now_s))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed, least_loaded
+from pinyon.routing.target_policy import Routed, least_full
 from pinyon.simulator.regions.instances import Instances
 from pinyon.simulator.regions.programs import block_keys
 
@@ -31,7 +31,7 @@ class GlobalView:
         keys = block_keys(request.keys)
         held = [self._instances.held(target.name, keys) for target in available]
         most = max(held)
-        return least_loaded([target for target, blocks in zip(available, held, strict=True) if blocks == most])
+        return least_full([target for target, blocks in zip(available, held, strict=True) if blocks == most])
 
     def sent(self, request: Routed, name: str) -> None:
         pass

@@ -8,7 +8,7 @@ from typing import Final
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.routing.pushing import PUSHING_RULES
-from pinyon.routing.target_policies import TARGET_POLICIES
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.simulator.regions.network import ROUND_TRIPS_S
 
 __all__ = ["GLOBAL_VIEW", "SYSTEMS", "System", "WorldSettings"]
@@ -34,7 +34,7 @@ class System:
     def __post_init__(self) -> None:
         try:
             if self.policy != GLOBAL_VIEW:
-                TARGET_POLICIES.checked(self.policy)
+                ROUTING_POLICIES.checked(self.policy)
             PUSHING_RULES.checked(self.pushing)
         except ValueError as error:
             raise InvalidArgument(str(error), field="system") from None
@@ -78,7 +78,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     for system in (
         System("gateway", "round_robin", "blind", forwards=False),
         System("rr", "round_robin", "blind", alone="us"),
-        System("ll", "least_load", "blind", alone="us"),
+        System("ll", "least_loaded", "blind", alone="us"),
         System("ch", "consistent_hash", "blind", alone="us"),
         System("sgl", "cache_aware", "blind", alone="us"),
         System("skywalker-ch", "consistent_hash"),
