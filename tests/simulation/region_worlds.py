@@ -53,7 +53,7 @@ class Troubled:
         instances = {region: rng.randint(0, 3) for region in regions}
         instances[rng.choice(regions)] += 1
         settings = WorldSettings(
-            instances, probe_s=rng.choice([0.02, 0.1]), notice_s=rng.choice([0.01, 0.5]), takeover_s=0.3,
+            instances, probe_s=rng.choice([0.02, 0.1]), notice_s=rng.choice([0.01, 0.5]), takeover_s=0.3, wait_s=3.0,
             tries=rng.choice([2, 16]),
         )  # fmt: skip
         if system is None:

@@ -33,7 +33,8 @@ class _Demand:
 
 class Door:
     """First come, first served (§4.1); who cannot go on does not keep others from it who wait for something else.
-    ``push`` gets what goes to an instance, ``forward`` what goes to another region."""
+    ``push`` gets what goes to an instance, ``forward`` what goes to another region, ``give_up`` what has waited for
+    ``wait_s``."""
 
     def __init__(
         self,
@@ -43,10 +44,12 @@ class Door:
         global_view: TargetPolicy,
         push: Callable[[Door, Call], None],
         forward: Callable[[Door, Call], None],
+        give_up: Callable[[Call], None],
+        wait_s: float,
     ) -> None:
         self.region, self.alive = region, True
         self._system, self._time, self._global_view = system, time, global_view
-        self._push, self._forward = push, forward
+        self._push, self._forward, self._give_up, self._wait_s = push, forward, give_up, wait_s
         self._begin()
 
     def _begin(self) -> None:
@@ -86,10 +89,12 @@ class Door:
         self._queue.reserve(number, "", now_s)
         tokens = call.request.tokens + call.request.max_tokens
         came_s = call.sent_s if again else now_s
-        if self._queue.enter(number, tokens, came_s, demand=demand, open=self._open(demand)):
+        deadline_s, is_open = now_s + self._wait_s, self._open(demand)
+        if self._queue.enter(number, tokens, came_s, demand=demand, deadline_s=deadline_s, open=is_open):
             self._go(call, demand)
         else:
             self._waiting[number] = call
+            self._time.at(deadline_s, self._expire)
 
     def _demand(self, forwarded: bool, exclude: tuple[str, ...]) -> int:
         kind = (forwarded or not self._system.forwards, exclude)
@@ -104,6 +109,10 @@ class Door:
         if self.layers.local.available(now_s, exclude=demand.exclude):
             return True
         return not demand.forwarded and bool(self.layers.remote.available(now_s, exclude=demand.exclude))
+
+    def _expire(self) -> None:
+        for number in self._queue.expire(self._time.now_s):
+            self._give_up(self._waiting.pop(number))
 
     def forget(self, call: Call) -> None:
         """It does not wait here any more, if it did."""

@@ -57,6 +57,8 @@ class WorldSettings:
     """Until a connection that broke is noticed, and what went over it is sent again."""
     takeover_s: float = 2.0
     """Until the instances of a load balancer that died belong to the nearest one that lives (§4.2)."""
+    wait_s: float = 3600.0
+    """At a load balancer: then a request is given up."""
     tries: int = 16
     """Of a request, where things break under it."""
 

@@ -64,7 +64,7 @@ class World:
         """Regions of instances, by name."""
         view = GlobalView(self.instances)
         self.doors: dict[str, Door] = {
-            region: Door(region, system, self.time, view, self._push, self._forward)
+            region: Door(region, system, self.time, view, self._push, self._forward, self._give_up, settings.wait_s)
             for region in settings.regions
             if system.alone in ("", region)
         }
@@ -136,11 +136,17 @@ class World:
         self.counts["forwarded"] += 1
         if len(call.hops) > 1:
             self.counts["twice forwarded"] += 1
-        self._carry(call, door.region, other.region, lambda: other.arrive(call, door.region))
+        self._carry(call, door.region, other.region, lambda: self._at_door(other, call, door.region))
 
     def _carry(self, call: Call, sender: str, receiver: str, then: Callable[[], None]) -> None:
         if self.network.reaches(sender, receiver):
             self._later(call, self.network.one_way_s(sender, receiver), then)
+        else:
+            self.broken(call, len(call.hops))
+
+    def _at_door(self, door: Door, call: Call, sender: str) -> None:
+        if door.alive:
+            door.arrive(call, sender)
         else:
             self.broken(call, len(call.hops))
 
@@ -198,7 +204,13 @@ class World:
         door = self.doors[hop.region]
         door.pump()
 
+    def _give_up(self, call: Call) -> None:
+        call.epoch += 1
+        self._end(call, "unavailable")
+
     def _end(self, call: Call, how: str) -> None:
+        for hop in call.hops:
+            hop.end()
         call.ends.append(how)
         self.counts[how] += 1
         del self.calls[call.number]
