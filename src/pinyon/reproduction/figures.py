@@ -20,6 +20,7 @@ from pinyon.reproduction.mooncake_capacity import FIG1, FIG6, FIG7, FIG15
 from pinyon.reproduction.mooncake_scheduling import FIG5, FIG8, FIG11
 from pinyon.reproduction.mooncake_transfer import EQ2, FIG13, FIG14
 from pinyon.reproduction.mooncake_workloads import TABLE2
+from pinyon.reproduction.skywalker_serving import FIG8 as SKYWALKER_FIG8
 from pinyon.reproduction.wild import BY_RATIO
 from pinyon.reproduction.wild_ablation import ABLATION
 from pinyon.reproduction.wild_days import FIG29
@@ -51,5 +52,8 @@ _FEATHER = (
     *(FIG5_8, FIG5_9, FIG5_10, FIG5_11, TABLE5_1),
     *(FIG5_12, FIG5_13, FIG5_14, FIG5_15, FIG5_16, FIG5_17),
 )
+_SKYWALKER = (SKYWALKER_FIG8,)
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD, *_FEATHER)}
+FIGURES: dict[str, Figure] = {
+    figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD, *_FEATHER, *_SKYWALKER)
+}

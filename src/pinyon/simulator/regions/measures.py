@@ -48,8 +48,11 @@ class Measured(NamedTuple):
     """Requests at load balancers, in the mean over time."""
 
     def as_dict(self) -> dict[str, Any]:
-        times = {f"{name}_{key}_s": value for name in ("ttft", "e2e") for key, value in getattr(self, name)._asdict().items()}
-        return {key: value for key, value in self._asdict().items() if key not in ("ttft", "e2e")} | times
+        """For a row: times by their names."""
+        flat = self._asdict()
+        for name in ("ttft", "e2e"):
+            flat |= {f"{name}_{key}_s": value for key, value in flat.pop(name)._asdict().items()}
+        return flat
 
 
 class Samples:

@@ -7,11 +7,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import Role
+from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.regions.network import ROUND_TRIPS_S
 
-__all__ = ["GLOBAL_VIEW", "SYSTEMS", "System", "WorldSettings"]
+__all__ = ["BLOCK_TOKENS", "GLOBAL_VIEW", "SYSTEMS", "System", "WorldSettings", "sglang_instance"]
+
+BLOCK_TOKENS: Final = 16
+"""Of KV blocks, and of the chunks that load balancers tell prompts by: theirs are of text in the paper."""
 
 GLOBAL_VIEW: Final = "global_view"
 """A policy of the simulator's own: it looks into all instances' caches (Fig. 6's optimum)."""
@@ -75,6 +81,9 @@ class WorldSettings:
         return tuple(self.instances)
 
 
+PAPERS: Final = "pending:credits=false"
+"""§3.3: any number may be pushed to who had nobody waiting at the last probe."""
+
 SYSTEMS: Final[Mapping[str, System]] = {
     system.name: system
     for system in (
@@ -83,10 +92,25 @@ SYSTEMS: Final[Mapping[str, System]] = {
         System("ll", "least_loaded", "blind", alone="us"),
         System("ch", "consistent_hash", "blind", alone="us"),
         System("sgl", "cache_aware", "blind", alone="us"),
-        System("skywalker-ch", "consistent_hash"),
-        System("skywalker", "skywalker"),
-        System("region-local", "skywalker", forwards=False),
+        System("skywalker-ch", "consistent_hash", PAPERS, told=False),
+        System("skywalker", "skywalker", PAPERS, told=False),
+        System("region-local", "skywalker", PAPERS, forwards=False, told=False),
+        System("pinyon", "skywalker"),
     )
 }
-"""Of §5. A GKE gateway is modelled as what it does by default: its cluster that is nearest to the client gets a request,
-and its pods get them in turn."""
+"""Of §5, and as pinyon routes by default: with credits between probes. A GKE gateway is modelled as what it does by
+default: the cluster that is nearest to the client gets a request, and its pods get them in turn."""
+
+
+def sglang_instance(machine: MachineProfile) -> ClusterSettings:
+    """As the paper's replicas, which SGLang serves: prompts before decoding, whole ones, so many tokens at once as it
+    takes on a device of that size; first come, first served."""
+    return ClusterSettings(
+        (Role.MIXED,),
+        BLOCK_TOKENS,
+        machine.hbm_tokens // BLOCK_TOKENS * BLOCK_TOKENS,
+        step_rule=StepRule.PREFILL_FIRST,
+        whole_tokens=2048,
+        batching="fcfs",
+        service_order="fifo",
+    )
