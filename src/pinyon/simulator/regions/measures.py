@@ -39,7 +39,7 @@ class Measured(NamedTuple):
     used: float
     """Of all instances' KV memory, in the mean over time."""
     uneven: float
-    """Requests at the fullest instance by those at the emptiest, in the mean over time; one of none counts as 1."""
+    """Requests at the busiest instance by those at the idlest, each in the mean over time."""
     waiting: float
     """Requests that have no room at their instances, in the mean over time, of all."""
     waiting_max: int
@@ -96,7 +96,7 @@ def measured(world: World, samples: Samples, warm_s: float, until_s: float) -> M
         sum([each.hit_tokens for each in served]) / prompts,
         sum([each.forwarded for each in served]) / len(served),
         _mean([_mean(each) for each in samples.used]),
-        _mean([max(each) / max(1, min(each)) for each in samples.outstanding]),
+        _uneven(samples.outstanding),
         _mean([sum(each) for each in samples.waiting]),
         max([max(each) for each in samples.waiting], default=0),
         _mean(samples.queued),
@@ -107,6 +107,12 @@ def spread(served: Sequence[Served], value: Callable[[Served], float]) -> Spread
     """Of some, not none."""
     values = sorted([value(each) for each in served])
     return Spread(*[values[len(values) * percent // 100] for percent in (10, 25, 50, 75, 90)], _mean(values))
+
+
+def _uneven(outstanding: Sequence[Sequence[int]]) -> float:
+    """Who never has any counts as if it had one at one of a hundred samples."""
+    means = [_mean(each) for each in zip(*outstanding, strict=True)]
+    return max(means) / max(0.01, min(means)) if means else 1.0
 
 
 def _mean(values: Sequence[float]) -> float:
