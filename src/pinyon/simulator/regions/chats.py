@@ -60,7 +60,7 @@ of LMSYS-Chat-1M. Openings are put in so that users have 2.47 times as much in c
 WILDCHAT: Final = ChatSettings(
     prompt_mean=295.6, prompt_sigma=1.85, answer_mean=441.3, answer_sigma=0.79,
     again=0.41, long_share=0.095, long_again=0.9,
-    users=600, skew=0.8, own=0.4, regional=0.15, worldwide=0.26, openings=2,
+    users=600, skew=0.8, own=0.37, regional=0.15, worldwide=0.28, openings=2,
 )  # fmt: skip
 """Lengths, turns (2.5 in the mean, more than ten in 3.7 % of the conversations) are those that WildChat's authors publish;
 openings as for :data:`ARENA`: 7.60 times, and 2.5 % across regions."""

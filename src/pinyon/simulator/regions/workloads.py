@@ -15,13 +15,13 @@ from pinyon.simulator.regions.trees import Trees, TreeSettings, TreeSource
 
 __all__ = ["WORKLOADS", "sources"]
 
-_COMMON: Final = replace(WILDCHAT, own=0.0, worldwide=0.0)
+_COMMON: Final = replace(WILDCHAT, own=0.0, worldwide=0.0, prompt_sigma=1.0, again=0.0, long_share=0.0)
 _CHATS: Final[Mapping[str, tuple[ChatSettings, int, int]]] = {
     "arena": (ARENA, 1, 1),
     "wildchat": (WILDCHAT, 1, 1),
-    "cross-user": (replace(_COMMON, regional=0.8, openings=16), 1, 1),
+    "cross-user": (replace(_COMMON, regional=0.8, openings=150), 1, 1),
     "bursty": (replace(_COMMON, own=0.8, regional=0.0, users=60), 1, 4),
-    "heterogeneous": (replace(_COMMON, regional=0.8, openings=60, users=60), 4, 4),
+    "heterogeneous": (replace(_COMMON, regional=0.8, openings=150, users=60), 4, 4),
 }
 """With how many conversations a program has, at least and at most."""
 _BRANCHES: Final = {"tree": 2, "mixed-tree": 2}
@@ -32,7 +32,7 @@ WORKLOADS: Final[Mapping[str, str]] = {
     "wildchat": "conversations as in WildChat",
     "tree": "trees of thoughts, two branches: 15 requests each",
     "mixed-tree": "the same, but in the first region four branches: 85 requests",
-    "cross-user": "conversations with one of 16 openings that all users have in common",
+    "cross-user": "conversations with one of 150 openings that all users have in common",
     "bursty": "one to four conversations of one user at once, mostly with that user's own opening",
     "heterogeneous": "four conversations of one user at once, with openings that all users have in common",
 }
