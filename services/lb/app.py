@@ -210,6 +210,7 @@ def build(
         clock,
         settings.attempts,
         settings.placement_wait_s,
+        settings.place_by == "routing",
     )
     bodies = Budget(settings.bodies_limit_mib << 20)
     access = AccessLog(settings.access_log, clock)

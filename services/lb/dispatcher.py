@@ -51,7 +51,9 @@ class Dispatcher:
         clock: Clock,
         attempts: int,
         placement_wait_s: float,
+        by_routing: bool = False,
     ) -> None:
+        """``by_routing``: instances are chosen here although a conductor answers, which only says who is there."""
         self._conductor = conductor
         self._workers = workers
         self._view = view
@@ -63,6 +65,7 @@ class Dispatcher:
         self._clock = clock
         self._attempts = attempts
         self._placement_wait_s = placement_wait_s
+        self._by_routing = by_routing
 
     async def run(self, request: Request, ticket: Turn) -> AsyncGenerator[Delta, None]:
         """What is new for the client, until the request has its ``finish_reason``; of a whole one all at once.
@@ -245,6 +248,11 @@ class Dispatcher:
     async def _here(self, request: Request) -> tuple[common_pb2.Placement | None, PinyonError]:
         """A placement on instances of this region, or why there is none."""
         exclude = self._excluded(request)
+        if self._by_routing:
+            try:
+                return self._own_choice(request, exclude), _FINE
+            except Unavailable as unavailable:
+                return None, unavailable
         own = True
         error: PinyonError
         try:
@@ -277,7 +285,8 @@ class Dispatcher:
             self._ways.routed(request),
             careful=request.attempt > 0,
         )
-        self._metrics.fallbacks.inc()
+        if not self._by_routing:
+            self._metrics.fallbacks.inc()
         return placement
 
     def _excluded(self, request: Request) -> set[str]:

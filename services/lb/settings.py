@@ -120,6 +120,11 @@ class LbSettings(JournalSettings):
         description="the load balancer's own choice: of instances without a conductor, and of other regions: "
         f"{ROUTING_POLICIES.described}",
     )
+    place_by: Literal["conductor", "routing"] = Field(
+        "conductor",
+        description="who chooses instances: the conductor, or always the load balancer's own --routing; the conductor "
+        "says who is there in either case",
+    )
     pushing: Annotated[str, AfterValidator(_checked_pushing)] = Field(
         "auto",
         description="when a request may leave the queue: auto (pending with --peers or --controller, else blind), "
