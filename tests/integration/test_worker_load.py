@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.request import SamplingParams
+from services.lb.worker_sessions import WorkerSessions
 from services.worker.app import Worker
 from services.worker.decode.load_news import HEARTBEAT_S
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, LbClient, gauge, submission, until
@@ -242,6 +243,43 @@ async def test_nothing_changes_and_still_it_is_told(fleet):
     lb = await listener(fleet, m)
     await lb.told(seq=3)
     assert all(load.room == lb.loads[0].room for load in lb.loads)
+
+
+async def test_a_load_balancer_hears_of_those_it_watches(fleet):
+    """It has sent them nothing; one that goes is lost once, and heard of again when it is back at its address."""
+    m = await fleet.start("mixed", "m0", max_batch=4, load_interval_s=0.01)
+    heard: list[tuple[str, worker_pb2.Load, int]] = []
+    lost: list[str] = []
+    sessions = WorkerSessions(
+        1 << 16, on_load=lambda *told: heard.append(told), on_load_lost=lost.append, load_interval_s=0.01
+    )
+    try:
+        sessions.watch({m.address: "m0"})
+        await until(lambda: heard)
+        assert (heard[0][0], heard[0][1].room, heard[0][2]) == ("m0", 4, 0)
+        assert len(sessions) == 1
+        m.engine.hold()
+        stream, message = await sessions.open(m.address, 1024, 0.0, "m0")
+        filled = ask(m, PROMPT, SHORT)
+        filled.stream_id = message.stream_id
+        message.CopyFrom(filled)
+        await until(lambda: heard[-1][1].running == 1)
+        assert (heard[-1][1].received, heard[-1][2], len(sessions)) == (1, 0, 1)
+        m.engine.release()
+        while not stream.ended:
+            await stream.take()
+        await until(lambda: heard[-1][1].running == 0)
+        await fleet.idle()
+        host, port = m.address.rsplit(":", 1)
+        fleet.workers.remove(m)
+        await m.stop(0)
+        await until(lambda: lost)
+        before = len(heard)
+        await fleet.start("mixed", "m0", max_batch=2, load_interval_s=0.01, listen=f"{host}:{port}")
+        await until(lambda: len(heard) > before)
+        assert (heard[-1][1].room, heard[-1][1].received, lost) == (2, 0, ["m0"])
+    finally:
+        await sessions.close()
 
 
 async def test_a_frozen_process_is_silent_and_speaks_again(fleet):
