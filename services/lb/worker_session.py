@@ -26,6 +26,7 @@ __all__ = ["WorkerSession", "WorkerStream"]
 WRITE_S = 10.0
 MESSAGES_MAX = 32
 CANCEL_BYTES = 16
+ASK_BYTES = 16
 METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", worker_pb2.SessionRequest, worker_pb2.SessionResponse)
 
 _log = get_logger("lb.worker")
@@ -129,8 +130,15 @@ class WorkerSession:
         on_end: Callable[[WorkerSession], None],
         on_idle: Callable[[WorkerSession], None] = lambda _: None,
         connect: OpenChannel = open_channel,
+        instance_id: str = "",
+        on_load: Callable[[WorkerSession, worker_pb2.Load], None] | None = None,
+        load_interval_s: float = 0.1,
     ) -> None:
+        """``on_load`` is told what the instance says of its load, if it is set: no more often than every
+        ``load_interval_s``."""
         self.address = address
+        self.instance_id = instance_id
+        """Of the instance there; empty if nobody said."""
         self._unread_limit = unread_tokens
         self._on_end = on_end
         self._on_idle = on_idle
@@ -142,7 +150,12 @@ class WorkerSession:
         self._room.set()
         self._streams: dict[int, WorkerStream] = {}
         self._last_id = 0
+        self._on_load = on_load
+        self.heard = False
+        """It has said something of its load."""
         self._stream = Dialed(address, METHOD, WRITE_S, connect)
+        if on_load is not None:
+            self._message(ASK_BYTES).load_interval_ms = max(1, round(load_interval_s * 1e3))
         self._task = asyncio.create_task(self._run(), name=f"worker-session {address}")
 
     @property
@@ -234,6 +247,13 @@ class WorkerSession:
                 self._remove(stream.stream_id)
                 self._cancel(stream.stream_id)
                 stream.fail(ResourceExhausted("The client reads too slowly."))
+        if self._on_load is not None and message.HasField("load"):
+            self.heard = True
+            self._on_load(self, message.load)
+
+    def unseen(self, load: worker_pb2.Load) -> int:
+        """Submissions that were on their way to the instance when it said that."""
+        return max(0, self._last_id - load.received)
 
     async def _written(self) -> AsyncGenerator[worker_pb2.SessionRequest, None]:
         pace = Pace(lambda: len(self._streams), time.monotonic)
