@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
@@ -19,6 +20,7 @@ from pinyon.model import ModelCard, load_card
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
+from pinyon.routing.target import Report
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.grpc_server import GrpcServer
@@ -161,11 +163,27 @@ def build(
     federation = load_federation(settings)
     ways = Ways(cards, federation, clock)
     view = InstanceView(ways.local, settings.instances_grace_s, security.secret)
-    workers = WorkerSessions(settings.unread_tokens, clock, security.channels)
+
+    def on_load(instance_id: str, load: worker_pb2.Load, unseen: int) -> None:
+        # Who drains takes nothing new: as if somebody waited there.
+        report = Report(max(load.pending, load.draining), load.running, load.room)
+        ways.load(view.model_of(instance_id), instance_id, report, unseen)
+
+    def on_load_lost(instance_id: str) -> None:
+        ways.silent(view.model_of(instance_id), instance_id)
+
+    workers = WorkerSessions(settings.unread_tokens, clock, security.channels, on_load, on_load_lost)
 
     def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
         view.update(message, clock(), first)
         workers.keep_only(view.addresses, view.renewed, view.restarted)
+        watch()
+        ways.changed()
+
+    def watch() -> None:
+        """Hear of the load of all instances, where requests wait for room."""
+        if ways.selective or settings.region:
+            workers.watch(view.watched(ways.models))
 
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
@@ -277,6 +295,7 @@ def build(
 
     def push(_: object, choice: str) -> None:
         ways.use(pushing=choice)
+        watch()
         show_policy("pushing", choice)
 
     def drain(draining: bool) -> None:

@@ -186,6 +186,15 @@ class InstanceView:
                 layer.report(name, Report(), now_s)  # until it has had the time to say how it is
             layer.set_draining(name, not new.schedulable)
 
+    def watched(self, models: Collection[str]) -> dict[str, str]:
+        """Instances of these models by address: whose load is to be heard of."""
+        return {each.address: each.instance_id for model in models for each in self._candidates.get(model, ())}
+
+    def model_of(self, instance_id: str) -> str:
+        """Empty for one that is not known."""
+        instance = self._instances.get(instance_id)
+        return "" if instance is None else instance.model
+
     async def wait_change(self, timeout_s: float) -> None:
         """Until the next list, or for ``timeout_s``."""
         try:

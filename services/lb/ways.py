@@ -13,7 +13,7 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, Blind, Pending
 from pinyon.routing.routing_keys import routing_root, token_keys
-from pinyon.routing.target import Report, Target
+from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Possible, Route, TwoLayers, Where
 from services.lb.request import Request
@@ -119,12 +119,12 @@ class Ways:
 
     # -- what is heard of instances
 
-    def load(self, model: str, instance_id: str, report: Report) -> None:
-        """An instance's own word."""
+    def load(self, model: str, instance_id: str, report: Report, unseen: int = UNKNOWN) -> None:
+        """An instance's own word; ``unseen`` of our requests were on their way to it then."""
         two = self._by_model.get(model)
         if two is not None:
             two.local.set_live(instance_id, True)
-            two.local.report(instance_id, report, self._clock())
+            two.local.report(instance_id, report, self._clock(), unseen)
             self.changed()
 
     def silent(self, model: str, instance_id: str) -> None:
