@@ -23,7 +23,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RegionsSpec:
-    """``cluster`` is what there is in each region; ports of its load balancers are free ones, but for the first region's.
+    """``cluster`` is what there is in each region; its load balancers have free ports, but for the first region's.
 
     ``delays_ms``: there and back between two regions, by ``"one:other"`` in either order; ``delay_ms`` for all others.
     ``clusters``: what is otherwise in one of them."""
@@ -68,8 +68,10 @@ class LocalRegions:
             arguments += ["--geography-file", str(policy)]
         clusters = {name: spec.clusters.get(name, spec.cluster) for name in spec.names}
         for number, (name, each) in enumerate(clusters.items()):
-            ports = {"lb_port": free_port(each.host), "http_port": free_port(each.host), "conductor_port": 0}
-            clusters[name] = replace(each, **ports) if number or not each.lb_port else each
+            if number or not each.lb_port:
+                clusters[name] = replace(
+                    each, lb_port=free_port(each.host), http_port=free_port(each.host), conductor_port=0
+                )
         self.clusters: dict[str, LocalCluster] = {}
         for name, each in clusters.items():
             others = [other for other in spec.names if other != name]
