@@ -11,7 +11,7 @@ of others:
 - **What there is room for** (selective pushing, SkyWalker §3.3 and §4.1): a request waits for a slot, and for room at
   one of the targets that it may go to. Its *demand* says which: who has the same one waits for the same. Whoever asks
   says which demands have no room now; they hold up no others, of the same tenant or of another.
-- **Who is urgent**: of one tenant, a request of priority ``p`` goes as if it had come ``p * ageing_s`` seconds later: so
+- **Who is urgent**: of one tenant, a request of priority ``p`` goes as if it had come ``p * ageing_s`` seconds later:
   the urgent go first, and nobody waits forever.
 """
 
@@ -38,8 +38,8 @@ _PUT_BACK = -(1 << 62)
 
 
 class RequestQueue:
-    """``slots`` requests are in flight at once, ``limit`` more have a place: they wait, or are being prepared. Places of
-    free slots are for those who wait for room.
+    """``slots`` requests are in flight at once, ``limit`` more have a place: they wait, or are being prepared. What is
+    free of the slots are places of those who wait for room.
 
     ``reserve`` → ``enter`` → (wait for ``leave`` of another, or ``next``) → ``leave``; ``cancel`` gives a place back
     before that, and ``put_back`` a slot for a place.
