@@ -188,8 +188,8 @@ def build(
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
-    line = Line(decisions.queue, clock, ways)
-    ways.changed, ways.waiting = line.room_changed, lambda: line.waiting_demands
+    line = Line(decisions.queue, clock, ways.is_open, ways.granted)
+    ways.changed, ways.waiting = line.availability_changed, lambda: line.waiting_demands
     own = Peer(instance_id, settings.region, "")
     regions = RegionLinks(
         own, ways, federation.secret, settings.unread_tokens, clock, security.channels,

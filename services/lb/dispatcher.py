@@ -16,7 +16,6 @@ from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Turn
 from services.lb.conductor_session import ConductorAway, ConductorSession
 from services.lb.instances import NOTHING, InstanceView
-from services.lb.line import Wants
 from services.lb.metrics import LbMetrics
 from services.lb.recorder import Recorder
 from services.lb.regions.links import RegionLinks
@@ -79,7 +78,7 @@ class Dispatcher:
             span.classify(ask.request_class)
             request.traceparent = span.traceparent or ask.traceparent
             try:
-                await ticket.turn(request.total_tokens, self.wants(request))
+                await ticket.turn(request.total_tokens, priority=self.priority(request), demand=self.demand(request))
                 while request.finish_reason is None:
                     ticket.release()  # in this turn of the loop it is chosen for itself, or held again
                     where = await self._place(request, ticket)
@@ -113,9 +112,14 @@ class Dispatcher:
                 self._metrics.ended(request, outcome, now_s)
                 self._recorder.ended(request)
 
-    def wants(self, request: Request) -> Wants:
-        """What it waits for in the queue."""
-        return Wants(self._ways.demand(request), request.ask.request_class.priority)
+    def demand(self, request: Request) -> int:
+        """The number of what it may go to, which it waits for in the queue."""
+        return self._ways.demand(request)
+
+    @staticmethod
+    def priority(request: Request) -> int:
+        """Lower goes first, of one tenant's."""
+        return request.ask.request_class.priority
 
     async def _attempt(self, request: Request, placement: common_pb2.Placement) -> AsyncGenerator[Delta, None]:
         """One instance's part. Afterwards the request has a ``finish_reason`` or an ``error``."""

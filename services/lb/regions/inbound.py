@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -30,7 +31,7 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 from services.lb.ask import Ask
 from services.lb.dispatcher import Dispatcher
-from services.lb.line import Line, Place, Wants
+from services.lb.line import Line, Place
 from services.lb.metrics import LbMetrics
 from services.lb.models import Models
 from services.lb.regions.peer import Peer
@@ -333,9 +334,9 @@ class _Turn:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    async def turn(self, tokens: int, wants: Wants = Wants()) -> None:  # noqa: B008
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
         try:
-            await self._place.turn(tokens, wants)
+            await self._place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
         except ResourceExhausted as displaced:
             raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
 
