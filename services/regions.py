@@ -13,6 +13,7 @@ from pathlib import Path
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
 from services.cluster import ClusterSpec, LocalCluster
+from services.process import INTERPRETER, Launch
 
 __all__ = ["LocalRegions", "RegionsSpec"]
 
@@ -53,7 +54,7 @@ class RegionsSpec:
 class LocalRegions:
     """Starts and stops them. Use as a context manager, or call :meth:`stop` in any case."""
 
-    def __init__(self, spec: RegionsSpec, log_dir: Path | None = None) -> None:
+    def __init__(self, spec: RegionsSpec, log_dir: Path | None = None, launch: Launch = INTERPRETER) -> None:
         self.spec = spec
         self._folder = tempfile.TemporaryDirectory(prefix="pinyon-regions-")
         root = Path(self._folder.name)
@@ -82,7 +83,9 @@ class LocalRegions:
                 *("--region", name, "--peers", peers, "--test-region-delays-ms", delays, *arguments),
                 *extra.get("lb", ()),
             )
-            self.clusters[name] = LocalCluster(replace(each, extra=extra), None if log_dir is None else log_dir / name)
+            self.clusters[name] = LocalCluster(
+                replace(each, extra=extra), None if log_dir is None else log_dir / name, launch
+            )
 
     def __enter__(self) -> LocalRegions:
         self.start()

@@ -124,6 +124,7 @@ class Lb:
         # Also when all of the time is used up: what an ended call had not sent yet would be lost.
         tell_s = TELL_S if self.recorder.recordings else 0.0
         self.recorder.close()
+        self.inbound.end()
         await self.grpc.drain(max(tell_s, drain_s - (time.monotonic() - started_s)))
         await self.readiness.close()
         await self.regions.close()

@@ -48,6 +48,7 @@ STATE_TICKS_MAX = 5
 REQUESTS_MAX = 4096
 """Of one session at once."""
 OUTBOX_LIMIT = 65_536
+FAREWELL_S = 0.2
 PROOF_S = 5.0
 """From its first message until it has proved what it is."""
 
@@ -81,6 +82,14 @@ class InboundParts:
         self.timeout_s = timeout_s
         self.clock = clock
         self.sessions: set[Inbound] = set()
+        self.ending = False
+        """Sessions end as soon as they have no requests."""
+
+    def end(self) -> None:
+        """The load balancer takes nothing new: what is here may finish, and nobody keeps a session for more."""
+        self.ending = True
+        for session in list(self.sessions):
+            session.end_if_idle()
 
     @property
     def requests(self) -> int:
@@ -106,6 +115,7 @@ class Inbound:
         self._version = 0
         self._received = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._stream: Accepted[peer_pb2.PeerResponse, peer_pb2.PeerRequest] | None = None
 
     @property
     def requests(self) -> int:
@@ -114,7 +124,9 @@ class Inbound:
     async def run(
         self, stream: Accepted[peer_pb2.PeerResponse, peer_pb2.PeerRequest], welcome: peer_pb2.PeerWelcome
     ) -> None:
+        self._stream = stream
         self._parts.sessions.add(self)
+        self.end_if_idle()
         states = asyncio.create_task(self._states(stream), name=f"states for {self.peer.name}")
         try:
             await stream.run(self._take, self._messages(welcome))
@@ -165,7 +177,17 @@ class Inbound:
             return
         task = asyncio.create_task(self._serve(stream_id, submission, forwarded), name=submission.request_id)
         self._tasks[stream_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(stream_id, None))
+        task.add_done_callback(lambda _: self._ended(stream_id))
+
+    def _ended(self, stream_id: int) -> None:
+        self._tasks.pop(stream_id, None)
+        if self._parts.ending and not self._tasks:
+            # Not before what it said last has gone: its caller would take that for lost.
+            asyncio.get_running_loop().call_later(FAREWELL_S, self.end_if_idle)
+
+    def end_if_idle(self) -> None:
+        if self._parts.ending and not self._tasks and self._stream is not None:
+            self._stream.end()
 
     async def _serve(
         self, stream_id: int, submission: worker_pb2.Submission, forwarded: peer_pb2.ForwardedRequest
