@@ -26,6 +26,7 @@ class LoadNews:
         self._read = read
         self._interval_s = interval_s
         self._heartbeat_s = max(HEARTBEAT_S, interval_s)
+        self._early_s = min(self._heartbeat_s / 2, self._heartbeat_s - interval_s)
         self._told: worker_pb2.Load | None = None
         self._beat_s = 0.0
         """Something is told then at the latest."""
@@ -34,8 +35,10 @@ class LoadNews:
         self.due = True
         """Something is to be told."""
 
-    def look(self, now_s: float) -> bool:
-        """Whether something is to be told now."""
+    def look(self, now_s: float, *, going: bool = False) -> bool:
+        """Whether something is to be told now. ``going``: a message goes, and takes what would need its own soon."""
+        if going and now_s >= self._beat_s - self._early_s:
+            self.due = True
         if now_s >= self.next_s - EARLY_S:
             self.next_s = now_s + self._interval_s
             if not self.due and now_s < self._beat_s - EARLY_S and self._read() == self._told:
@@ -68,7 +71,7 @@ class LoadTeller:
     def take(self) -> worker_pb2.Load | None:
         """What goes with the message that is sent now; None: nothing."""
         now_s = self._clock()
-        if not self._news.look(now_s):
+        if not self._news.look(now_s, going=True):
             return None
         load = self._news.tell(now_s)
         self._seq += 1

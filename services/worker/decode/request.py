@@ -191,8 +191,9 @@ class DecodeRequest:
     @property
     def elsewhere(self) -> bool:
         """Another instance computes its prompt now, or is about to: it takes no place in the batch here yet."""
-        waits = self._waiting is not None and not self._waiting.done()
-        return self._goes_elsewhere and not (waits or self._started or self._job is not None)
+        if self._started or self._job is not None or not self._goes_elsewhere:  # asked often, of all that are here
+            return False
+        return self._waiting is None or self._waiting.done()
 
     @property
     def _goes_elsewhere(self) -> bool:

@@ -67,6 +67,17 @@ def test_what_does_not_change_is_told_now_and_then(source: Source, interval_s: f
     assert min(gaps) >= heartbeat_s - 0.002
 
 
+def test_a_message_that_goes_anyway_takes_it_along_before_it_needs_one_of_its_own(source: Source) -> None:
+    news = LoadNews(source.read, INTERVAL_S)
+    news.tell(0.0)
+    assert not news.look(HEARTBEAT_S * 0.4, going=True)
+    assert not news.look(HEARTBEAT_S * 0.6)
+    assert news.look(HEARTBEAT_S * 0.6, going=True)
+    seldom = LoadNews(source.read, 2.0)
+    seldom.tell(0.0)
+    assert not seldom.look(1.9, going=True)
+
+
 def test_it_is_read_no_more_often_than_the_interval(source: Source) -> None:
     news = LoadNews(source.read, INTERVAL_S)
     news.tell(0.0)
