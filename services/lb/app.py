@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
-from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
@@ -20,7 +21,6 @@ from pinyon.model import ModelCard, load_card
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
-from pinyon.routing.target import Report
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.grpc_server import GrpcServer
@@ -36,6 +36,7 @@ from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
 from services.lb.callers import LB_CALLERS
+from services.lb.clusters import Clusters
 from services.lb.conductor_session import ConductorSession
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_app import HttpApp
@@ -82,6 +83,7 @@ class Lb:
     view: InstanceView
     line: Line
     conductor: ConductorSession
+    clusters: Clusters
     workers: WorkerSessions
     ways: Ways
     regions: RegionLinks
@@ -101,7 +103,7 @@ class Lb:
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
-        self.conductor.start()
+        self.clusters.start()
         self.regions.know(self.peers)
         try:
             endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
@@ -129,7 +131,7 @@ class Lb:
         await self.readiness.close()
         await self.regions.close()
         await self.workers.close()
-        await self.conductor.close()
+        await self.clusters.close()
         await self.models.close()
         self.off_loop.close()
         if self.journal is not None:
@@ -163,29 +165,6 @@ def build(
     keys = load_api_keys(settings.api_keys_file)
     federation = load_federation(settings)
     ways = Ways(cards, federation, clock)
-    view = InstanceView(ways.local, settings.instances_grace_s, security.secret)
-
-    def on_load(instance_id: str, load: worker_pb2.Load, unseen: int) -> None:
-        # Who drains takes nothing new: as if somebody waited there.
-        report = Report(max(load.pending, load.draining), load.running, load.room)
-        ways.load(view.model_of(instance_id), instance_id, report, unseen)
-
-    def on_load_lost(instance_id: str) -> None:
-        ways.silent(view.model_of(instance_id), instance_id)
-
-    workers = WorkerSessions(settings.unread_tokens, clock, security.channels, on_load, on_load_lost)
-
-    def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
-        view.update(message, clock(), first)
-        workers.keep_only(view.addresses, view.renewed, view.restarted)
-        watch()
-        ways.changed()
-
-    def watch() -> None:
-        """Hear of the load of all instances, where requests wait for room."""
-        if ways.selective or settings.region:
-            workers.watch(view.watched(ways.models))
-
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
@@ -196,14 +175,32 @@ def build(
         own, ways, federation.secret, settings.unread_tokens, clock, security.channels,
         parse_delays(settings.test_region_delays_ms),
     )  # fmt: skip
-    conductor = ConductorSession(
-        settings.conductor,
-        instance_id,
-        on_instances,
-        settings.conductor_timeout_s,
-        lambda: line.in_flight,
-        security.channels.to(peer_name(CONDUCTOR)),
+    workers = WorkerSessions(
+        settings.unread_tokens,
+        clock,
+        security.channels,
+        lambda *heard: clusters.load(*heard),
+        lambda *lost: clusters.silent(*lost),
     )
+
+    def make_conductor(
+        address: str, on_instances: Callable[[conductor_pb2.InstanceList, bool], None]
+    ) -> ConductorSession:
+        return ConductorSession(
+            address,
+            instance_id,
+            on_instances,
+            settings.conductor_timeout_s,
+            lambda: line.in_flight,
+            security.channels.to(peer_name(CONDUCTOR)),
+        )
+
+    def make_view(cluster: str) -> InstanceView:
+        layer = partial(ways.local, cluster=cluster)
+        return InstanceView(layer, settings.instances_grace_s, security.secret)
+
+    clusters = Clusters(ways, workers, settings.conductor, make_conductor, make_view, clock)
+    view, conductor = clusters.home.view, clusters.home.conductor
     metrics = LbMetrics(registry, tuple(cards), line, conductor, workers, view)
     show_policy = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()
@@ -218,9 +215,8 @@ def build(
     admission = Admission(line, decisions.rates, default, metrics, clock)
     recorder = Recorder(clock)
     dispatcher = Dispatcher(
-        conductor,
+        clusters,
         workers,
-        view,
         ways,
         regions,
         metrics,
@@ -296,7 +292,7 @@ def build(
 
     def push(_: object, choice: str) -> None:
         ways.use(pushing=choice)
-        watch()
+        clusters.watch()
         show_policy("pushing", choice)
 
     def drain(draining: bool) -> None:
@@ -315,6 +311,7 @@ def build(
         view,
         line,
         conductor,
+        clusters,
         workers,
         ways,
         regions,

@@ -72,9 +72,12 @@ class Ways:
         self._roots: dict[tuple[str, str, str], bytes] = {}
 
     def _make(self, geography: Geography) -> TwoLayers:
-        local = Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
+        local = self._local_layer()
         remote = Layer(self._remote_pushing(), ROUTING_POLICIES.make(self._routing))
         return TwoLayers(self.region, local, remote, geography)
+
+    def _local_layer(self) -> Layer:
+        return Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
 
     def _remote_pushing(self) -> Pending:
         """Other regions are asked for what they have room for, whatever the rule is at home; only its settings
@@ -86,11 +89,14 @@ class Ways:
         """From now on these decide. Raises ``ValueError`` for a choice that there is not."""
         self._pushing, self._routing = pushing or self._pushing, routing or self._routing
         for two in self._by_model.values():
+            for layer in (two.local, *(adopted for _, adopted in two.adopted.values())):
+                if pushing:
+                    layer.use(pushing=PUSHING_RULES.make(pushing))
+                if routing:
+                    layer.use(policy=ROUTING_POLICIES.make(routing))
             if pushing:
-                two.local.use(pushing=PUSHING_RULES.make(pushing))
                 two.remote.use(pushing=self._remote_pushing())
             if routing:
-                two.local.use(policy=ROUTING_POLICIES.make(routing))
                 two.remote.use(policy=ROUTING_POLICIES.make(routing))
             if geography is not None:
                 two.geography = geography
@@ -99,7 +105,11 @@ class Ways:
     @property
     def selective(self) -> bool:
         """Requests may have to wait for room, or go elsewhere."""
-        return bool(self._regions) or not self._pushing.startswith(Blind.name)
+        return bool(self._regions or self._adopts) or not self._pushing.startswith(Blind.name)
+
+    @property
+    def _adopts(self) -> bool:
+        return any(two.adopted for two in self._by_model.values())
 
     @property
     def models(self) -> Collection[str]:
@@ -108,10 +118,25 @@ class Ways:
     def of(self, model: str) -> TwoLayers | None:
         return self._by_model.get(model)
 
-    def local(self, model: str) -> Layer | None:
-        """The instances of the region."""
+    def local(self, model: str, cluster: str = "") -> Layer | None:
+        """The instances of the region, or of a cluster of another one that is served from here."""
         two = self._by_model.get(model)
-        return None if two is None else two.local
+        if two is None:
+            return None
+        if not cluster:
+            return two.local
+        adopted = two.adopted.get(cluster)
+        return None if adopted is None else adopted[1]
+
+    def adopt(self, cluster: str, region: str) -> None:
+        """Instances of another region are served from here."""
+        for two in self._by_model.values():
+            two.adopted[cluster] = region, self._local_layer()
+
+    def give_back(self, cluster: str) -> None:
+        """They are not any more."""
+        for two in self._by_model.values():
+            two.adopted.pop(cluster, None)
 
     @property
     def geography(self) -> Geography:
@@ -119,20 +144,20 @@ class Ways:
 
     # -- what is heard of instances
 
-    def load(self, model: str, instance_id: str, report: Report, unseen: int = UNKNOWN) -> None:
+    def load(self, cluster: str, model: str, instance_id: str, report: Report, unseen: int = UNKNOWN) -> None:
         """An instance's own word; ``unseen`` of our requests were on their way to it then."""
-        two = self._by_model.get(model)
-        if two is not None:
-            two.local.set_live(instance_id, True)
-            two.local.report(instance_id, report, self._clock(), unseen)
+        layer = self.local(model, cluster)
+        if layer is not None:
+            layer.set_live(instance_id, True)
+            layer.report(instance_id, report, self._clock(), unseen)
             self.changed()
 
-    def silent(self, model: str, instance_id: str) -> None:
+    def silent(self, cluster: str, model: str, instance_id: str) -> None:
         """Its session has ended: it says nothing, and what it was sent there is lost."""
-        two = self._by_model.get(model)
-        if two is not None:
-            two.local.set_live(instance_id, False)
-            two.local.begin_session(instance_id)
+        layer = self.local(model, cluster)
+        if layer is not None:
+            layer.set_live(instance_id, False)
+            layer.begin_session(instance_id)
             self.changed()
 
     # -- what is heard of other regions
@@ -181,10 +206,16 @@ class Ways:
         ``sharing`` load balancers may send."""
         two = self._by_model[model]
         now_s = self._clock()
-        there = [target for target in two.local if target.batches and target.live and not target.draining]
-        spare = two.local.spare(now_s)
+        layers = [two.local, *(layer for _, layer in two.adopted.values())]
+        there = [each for layer in layers for each in layer if each.batches and each.live and not each.draining]
+        spare = min(UNLIMITED, sum(layer.spare(now_s) for layer in layers))
         share = None if spare >= UNLIMITED else max(1, spare // max(1, sharing)) if spare else 0
-        return len(there), two.local.with_room(now_s), sum(target.outstanding for target in there), share
+        return (
+            len(there),
+            sum(layer.with_room(now_s) for layer in layers),
+            sum(target.outstanding for target in there),
+            share,
+        )
 
     # -- requests
 
@@ -238,9 +269,10 @@ class Ways:
         return names - there
 
     @contextmanager
-    def held(self, request: Request) -> Iterator[None]:
-        """A place at the region's instances, while a conductor says at which."""
-        hold = Hold(self._by_model[request.ask.model].local) if self.selective else None
+    def held(self, request: Request, cluster: str = "") -> Iterator[None]:
+        """A place at a cluster's instances, while its conductor says at which."""
+        layer = self.local(request.ask.model, cluster) if self.selective else None
+        hold = None if layer is None else Hold(layer)
         try:
             yield
         finally:
@@ -286,7 +318,7 @@ class Ways:
         model, route = known
         two, now_s = self._by_model[model], self._clock()
         here, others = self._may(two, route)
-        if here and two.local.spare(now_s):
+        if (here and two.local.spare(now_s)) or two.adopted_for(route, now_s):
             return True
         if others and two.remote.spare(now_s, others):
             return True
@@ -299,7 +331,10 @@ class Ways:
 
     @staticmethod
     def _anybody(two: TwoLayers, here: bool, others: Collection[str]) -> bool:
-        return (here and any(target.live and target.batches for target in two.local)) or any(
+        layers = [layer for _, layer in two.adopted.values()]
+        if here:
+            layers.append(two.local)
+        return any(target.live and target.batches for layer in layers for target in layer) or any(
             target.live for target in two.remote if target.name in others
         )
 
@@ -313,6 +348,8 @@ class Ways:
         here, others = self._may(two, route)
         if here and two.local.spare(now_s):
             return Hold(two.local)
+        if name := two.adopted_for(route, now_s):
+            return Hold(two.adopted[name][1])
         if others and two.remote.spare(now_s, others):
             return Hold(two.remote)
         return None

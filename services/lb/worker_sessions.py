@@ -26,8 +26,9 @@ EARLY_S = 0.001
 """The event loop's timers have millisecond steps, and may be early by one."""
 
 
-OnLoad = Callable[[str, worker_pb2.Load, int], None]
-"""Instance id, what it says, and how many of our submissions were on their way to it then: it does not know of them."""
+OnLoad = Callable[[str, str, worker_pb2.Load, int], None]
+"""Address, instance id, what it says, and how many of our submissions were on their way to it then: it does not know of
+them."""
 
 
 class WorkerSessions:
@@ -45,7 +46,7 @@ class WorkerSessions:
         clock: Clock = time.monotonic,
         channels: Channels = PLAIN_CHANNELS,
         on_load: OnLoad | None = None,
-        on_load_lost: Callable[[str], None] | None = None,
+        on_load_lost: Callable[[str, str], None] | None = None,
         load_interval_s: float = 0.1,
     ) -> None:
         self._unread_tokens = unread_tokens
@@ -170,12 +171,12 @@ class WorkerSessions:
 
     def _heard(self, session: WorkerSession, load: worker_pb2.Load) -> None:
         if self._on_load is not None and session.instance_id and self._sessions.get(session.address) is session:
-            self._on_load(session.instance_id, load, session.unseen(load))
+            self._on_load(session.address, session.instance_id, load, session.unseen(load))
 
     def _gone(self, session: WorkerSession) -> None:
         """It is the present session to its address no more."""
         if self._on_load_lost is not None and session.heard and session.instance_id:
-            self._on_load_lost(session.instance_id)
+            self._on_load_lost(session.address, session.instance_id)
         if session.address in self._watched and not self._closed:
             now_s = self._clock()
             self._dial_at(session.address, now_s + max(FIRST_PAUSE_S, self._pauses.left_s(session.address, now_s)))

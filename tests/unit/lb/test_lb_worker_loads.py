@@ -52,9 +52,12 @@ class Balancer:
         self.now = 0.0
         self.heard: list[tuple[str, int, int]] = []
         self.lost: list[str] = []
-        self.sessions = WorkerSessions(100, lambda: self.now, on_load=self._on_load, on_load_lost=self.lost.append)
+        self.sessions = WorkerSessions(100, lambda: self.now, on_load=self._on_load, on_load_lost=self._on_lost)
 
-    def _on_load(self, instance_id: str, load: worker_pb2.Load, unseen: int) -> None:
+    def _on_lost(self, address: str, instance_id: str) -> None:
+        self.lost.append(instance_id)
+
+    def _on_load(self, address: str, instance_id: str, load: worker_pb2.Load, unseen: int) -> None:
         self.heard.append((instance_id, load.pending, unseen))
 
     async def dialed(self, count: int) -> Stream:
