@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.federation.members import LbInfo, OwnedCluster
 from pinyon.model import ModelCard, load_card
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
@@ -24,7 +26,7 @@ from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.identity import CONDUCTOR, peer_name
+from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
@@ -38,6 +40,7 @@ from services.lb.budget import Budget
 from services.lb.callers import LB_CALLERS
 from services.lb.clusters import Clusters
 from services.lb.conductor_session import ConductorSession
+from services.lb.controller_session import ControllerSession
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_app import HttpApp
 from services.lb.http_completions import Completions
@@ -60,6 +63,7 @@ from services.lb.recorder import Recorder
 from services.lb.regions.federation import load_federation
 from services.lb.regions.inbound import InboundParts
 from services.lb.regions.links import RegionLinks
+from services.lb.regions.membership import Membership
 from services.lb.regions.named import parse_delays, parse_peers
 from services.lb.regions.peer import Peer
 from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
@@ -89,6 +93,8 @@ class Lb:
     regions: RegionLinks
     inbound: InboundParts
     peers: list[Peer]
+    membership: Membership
+    about: Callable[[dict[str, str]], LbInfo]
     models: Models
     off_loop: OffLoop
     dispatcher: Dispatcher
@@ -104,10 +110,12 @@ class Lb:
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
         self.clusters.start()
-        self.regions.know(self.peers)
+        if self.peers:
+            self.regions.know(self.peers)
         try:
             endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
             self.readiness.start()
+            self.membership.start(self.about(endpoints | {"admin": self.grpc.admin_address or endpoints["grpc"]}))
             return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
         except BaseException:
             await self.close(0)
@@ -128,6 +136,7 @@ class Lb:
         self.recorder.close()
         self.inbound.end()
         await self.grpc.drain(max(tell_s, drain_s - (time.monotonic() - started_s)))
+        await self.membership.close()
         await self.readiness.close()
         await self.regions.close()
         await self.workers.close()
@@ -286,6 +295,26 @@ def build(
         PEER_CALLERS,
     )
 
+    membership = Membership(instance_id, ways, line, clusters, regions, metrics)
+    membership.session = ControllerSession(
+        settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
+        security.channels.to(peer_name(CONTROLLER)), clock,
+    )  # fmt: skip
+    boot_id = secrets.token_hex(8)
+
+    def about(endpoints: dict[str, str]) -> LbInfo:
+        """What the controller is told of who this is."""
+        scheme = "http" if https is None else "https"
+        return LbInfo(
+            instance_id,
+            boot_id,
+            settings.region,
+            settings.reachable(endpoints.get("admin", endpoints["grpc"])),
+            settings.http_url or f"{scheme}://{settings.reachable(endpoints['http'])}",
+            (OwnedCluster(settings.region, settings.conductor),) if settings.conductor else (),
+            settings.position_value,
+        )
+
     def use(_: object, choice: str) -> None:
         ways.use(routing=choice)
         show_policy("routing", choice)
@@ -317,6 +346,8 @@ def build(
         regions,
         inbound,
         parse_peers(settings.peers),
+        membership,
+        about,
         models,
         off_loop,
         dispatcher,

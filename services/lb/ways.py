@@ -11,6 +11,7 @@ from pinyon.core.clock import Clock
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.prefix_tree import PrefixTree
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, Blind, Pending
 from pinyon.routing.routing_keys import routing_root, token_keys
 from pinyon.routing.target import UNKNOWN, Report, Target
@@ -206,7 +207,7 @@ class Ways:
         ``sharing`` load balancers may send."""
         two = self._by_model[model]
         now_s = self._clock()
-        layers = [two.local, *(layer for _, layer in two.adopted.values())]
+        layers = _own(two)
         there = [each for layer in layers for each in layer if each.batches and each.live and not each.draining]
         spare = min(UNLIMITED, sum(layer.spare(now_s) for layer in layers))
         share = None if spare >= UNLIMITED else max(1, spare // max(1, sharing)) if spare else 0
@@ -283,6 +284,21 @@ class Ways:
         """To another load balancer."""
         return self._by_model[request.ask.model].remote.sent(self.routed(request), name)
 
+    def hits(self) -> tuple[int, int]:
+        """Chunks of prompts that instances had been sent before, and chunks in all; zeros with another policy."""
+        policies = [layer.policy for two in self._by_model.values() for layer in _own(two)]
+        counted = [(each.hit_chunks, each.asked_chunks) for each in policies if isinstance(each, PrefixTree)]
+        return sum(hit for hit, _ in counted), sum(asked for _, asked in counted)
+
+    def instances(self) -> Iterator[tuple[Target, bool]]:
+        """That are served from here, and whether they have room."""
+        now_s = self._clock()
+        for two in self._by_model.values():
+            for layer in _own(two):
+                available = {target.name for target in layer.available(now_s)}
+                for target in layer:
+                    yield target, target.name in available
+
     def dry_run(self, model: str, geographies: Collection[str], tenant: str) -> list[Possible]:
         """Where such a request could go now, and why not."""
         return self._by_model[model].dry_run(Route(Routed(), geographies, tenant), self._clock())
@@ -358,3 +374,8 @@ class Ways:
     def _may(two: TwoLayers, route: Route) -> tuple[bool, Collection[str]]:
         here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
         return here, frozenset() if route.forwarded else two.others_for(route)
+
+
+def _own(two: TwoLayers) -> list[Layer]:
+    """What is served from here."""
+    return [two.local, *(layer for _, layer in two.adopted.values())]
