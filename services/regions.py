@@ -84,7 +84,7 @@ class LocalRegions:
                 *extra.get("lb", ()),
             )
             self.clusters[name] = LocalCluster(
-                replace(each, extra=extra), None if log_dir is None else log_dir / name, launch
+                replace(each, extra=extra, prefix=f"{name}-"), None if log_dir is None else log_dir / name, launch
             )
 
     def __enter__(self) -> LocalRegions:

@@ -190,6 +190,7 @@ def build(
         security.channels,
         lambda *heard: clusters.load(*heard),
         lambda *lost: clusters.silent(*lost),
+        delays_s=parse_delays(settings.test_instance_delays_ms),
     )
 
     def make_conductor(

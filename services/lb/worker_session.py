@@ -20,6 +20,7 @@ from pinyon.runtime.duplex import Dialed, Method
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import MESSAGE_BYTES
 from pinyon.runtime.pace import Pace
+from services.lb.regions.delayed import Delayed, delayed_messages
 
 __all__ = ["WorkerSession", "WorkerStream"]
 
@@ -133,12 +134,14 @@ class WorkerSession:
         instance_id: str = "",
         on_load: Callable[[WorkerSession, worker_pb2.Load], None] | None = None,
         load_interval_s: float = 0.1,
+        delay_s: float = 0.0,
     ) -> None:
         """``on_load`` is told what the instance says of its load, if it is set: no more often than every
-        ``load_interval_s``."""
+        ``load_interval_s``. ``delay_s``: there, and the same back, for tests."""
         self.address = address
         self.instance_id = instance_id
         """Of the instance there; empty if nobody said."""
+        self._delay_s = delay_s
         self._unread_limit = unread_tokens
         self._on_end = on_end
         self._on_idle = on_idle
@@ -228,7 +231,11 @@ class WorkerSession:
     async def _run(self) -> None:
         reason = "the stream ended"
         try:
-            await self._stream.run(self._take, self._written())
+            if self._delay_s:
+                incoming = Delayed(self._delay_s, self._take)
+                await self._stream.run(incoming.put, delayed_messages(self._written(), self._delay_s))
+            else:
+                await self._stream.run(self._take, self._written())
         except PinyonError as error:
             reason = error.grpc_code
         finally:

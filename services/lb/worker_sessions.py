@@ -48,13 +48,16 @@ class WorkerSessions:
         on_load: OnLoad | None = None,
         on_load_lost: Callable[[str, str], None] | None = None,
         load_interval_s: float = 0.1,
+        delays_s: Mapping[str, float] | None = None,
     ) -> None:
+        """``delays_s``: one way to instances whose ids begin so, for tests."""
         self._unread_tokens = unread_tokens
         self._channels = channels
         self._clock = clock
         self._on_load = on_load
         self._on_load_lost = on_load_lost
         self._load_interval_s = load_interval_s
+        self._delays_s = delays_s or {}
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=SESSIONS_MAX)
         self._sessions: dict[str, WorkerSession] = {}
         self._retired: set[WorkerSession] = set()
@@ -107,10 +110,15 @@ class WorkerSessions:
                 *(address, self._unread_tokens, self._ended, self._idle, connect, instance_id),
                 on_load=None if self._on_load is None else self._heard,
                 load_interval_s=self._load_interval_s,
+                delay_s=self._delay_s(instance_id),
             )
             self._sessions[address] = session
             self._silent.pop(address, None)
         return session
+
+    def _delay_s(self, instance_id: str) -> float:
+        fitting = [seconds for prefix, seconds in self._delays_s.items() if instance_id.startswith(prefix)]
+        return max(fitting, default=0.0)
 
     def keep_only(self, addresses: frozenset[str], renewed: Iterable[str] = (), restarted: Iterable[str] = ()) -> None:
         """Let go of sessions to instances that are no longer there; the ``renewed`` may be dialed at once, and to the
