@@ -38,6 +38,10 @@ class RegionsSpec:
     """See :func:`pinyon.routing.geography.parse_geography`."""
 
     def __post_init__(self) -> None:
+        if self.cluster.tls:
+            raise InvalidArgument("regions with TLS are not started by this command", field="tls")
+        if not 0 <= self.delay_ms <= 5000:
+            raise InvalidArgument("a delay is from 0 to 5000 ms", field="region_delay_ms")
         if not 2 <= len(self.names) <= REGIONS_MAX or len(set(self.names)) < len(self.names):
             raise InvalidArgument(
                 f"there must be 2 to {REGIONS_MAX} regions, each with a name of its own", field="regions"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 
 import grpc
 import pytest
@@ -149,6 +150,20 @@ async def test_requests_wait_at_the_load_balancer_until_somebody_has_room(tmp_pa
         assert not us.workers[0].submissions
         regions.say("us", ROOMY)
         assert [(await each).status for each in waiting] == [200] * 3
+        await regions.idle()
+
+
+async def test_clocks_that_differ_do_not_matter(tmp_path):
+    """Of one region by eleven days, and of the other one it goes slower by a thousandth."""
+    clocks = {"us": lambda: time.monotonic() + 1e6, "eu": lambda: 0.999 * time.monotonic() - 1e6}
+    async with running_regions(tmp_path, "us", "eu", clocks=clocks, request_timeout_s=20.0) as regions:
+        for here, there in (("us", "eu"), ("eu", "us")):
+            regions.say(here, FULL)
+            assert (await regions[here].complete(max_tokens=5)).json["choices"][0]["text"] == expected_text(5, 5)
+            submission = regions[there].workers[0].submissions[-1]
+            assert 15_000 < submission.timeout_ms <= 20_000
+            regions.say(here, ROOMY)
+            await regions.knows(there, here, ROOMY)
         await regions.idle()
 
 
