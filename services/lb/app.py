@@ -39,6 +39,7 @@ from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
 from services.lb.callers import LB_CALLERS
 from services.lb.clusters import Clusters
+from services.lb.coalesced import Coalesced
 from services.lb.conductor_session import ConductorSession
 from services.lb.controller_session import ControllerSession
 from services.lb.dispatcher import Dispatcher
@@ -76,6 +77,8 @@ from services.lb.worker_sessions import WorkerSessions
 __all__ = ["Lb", "build", "run"]
 
 _log = get_logger("lb")
+CHANGES_S = 0.002
+"""Instances say how they are many times a second; whoever waits for room hears of it together."""
 TELL_S = 1.0
 """For those who record a trace to be told the rest of it, at least."""
 
@@ -178,7 +181,7 @@ def build(
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
     line = Line(decisions.queue, clock, ways.is_open, ways.granted)
-    ways.changed, ways.waiting = line.availability_changed, lambda: line.waiting_demands
+    ways.changed, ways.waiting = Coalesced(line.availability_changed, CHANGES_S), lambda: line.waiting_demands
     own = Peer(instance_id, settings.region, "")
     regions = RegionLinks(
         own, ways, federation.secret, settings.unread_tokens, clock, security.channels,
@@ -286,7 +289,7 @@ def build(
     )
 
     inbound = InboundParts(
-        own, federation.secret, ways, line, models, dispatcher, metrics, lambda: app.draining,
+        own, federation.secret, ways, line, models, dispatcher, metrics, access, lambda: app.draining,
         settings.request_timeout_s, clock,
     )  # fmt: skip
     server.add(

@@ -334,9 +334,9 @@ class Ways:
         model, route = known
         two, now_s = self._by_model[model], self._clock()
         here, others = self._may(two, route)
-        if (here and two.local.spare(now_s)) or two.adopted_for(route, now_s):
+        if (here and two.local.has_room(now_s)) or two.adopted_for(route, now_s):
             return True
-        if others and two.remote.spare(now_s, others):
+        if others and two.remote.has_room(now_s, others):
             return True
         return not self._anybody(two, here, others)
 
@@ -362,11 +362,11 @@ class Ways:
         model, route = known
         two, now_s = self._by_model[model], self._clock()
         here, others = self._may(two, route)
-        if here and two.local.spare(now_s):
+        if here and two.local.has_room(now_s):
             return Hold(two.local)
         if name := two.adopted_for(route, now_s):
             return Hold(two.adopted[name][1])
-        if others and two.remote.spare(now_s, others):
+        if others and two.remote.has_room(now_s, others):
             return Hold(two.remote)
         return None
 

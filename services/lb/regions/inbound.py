@@ -11,6 +11,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import (
+    Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
@@ -22,6 +23,7 @@ from pinyon.core.errors import (
     Unavailable,
 )
 from pinyon.core.request import FinishReason
+from pinyon.messages.checks import check_id
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.request_class import class_from_proto
@@ -29,6 +31,7 @@ from pinyon.messages.sampling import sampling_from_proto
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
+from services.lb.access_log import AccessLog
 from services.lb.ask import Ask
 from services.lb.dispatcher import Dispatcher
 from services.lb.line import Line, Place
@@ -67,6 +70,7 @@ class InboundParts:
         models: Models,
         dispatcher: Dispatcher,
         metrics: LbMetrics,
+        access: AccessLog,
         draining: Callable[[], bool],
         timeout_s: float,
         clock: Clock,
@@ -78,6 +82,7 @@ class InboundParts:
         self.models = models
         self.dispatcher = dispatcher
         self.metrics = metrics
+        self.access = access
         self.draining = draining
         self.timeout_s = timeout_s
         self.clock = clock
@@ -192,25 +197,42 @@ class Inbound:
     async def _serve(
         self, stream_id: int, submission: worker_pb2.Submission, forwarded: peer_pb2.ForwardedRequest
     ) -> None:
+        arrived_s, status = self._parts.clock(), 200
+        requests: list[Request] = []
         try:
-            await self._generate(stream_id, submission, forwarded)
+            await self._generate(stream_id, submission, forwarded, requests)
         except asyncio.CancelledError:
+            status = Cancelled.http_status
             self._fail(stream_id, Unavailable("cancelled"))
             raise
         except PinyonError as error:
+            status = error.http_status
             self._fail(stream_id, error)
         except Exception:
+            status = Internal.http_status
             _log.exception("a forwarded request failed", extra={"request_id": submission.request_id})
             self._fail(stream_id, Internal("internal error"))
+        finally:
+            self._parts.access.answered(
+                "FORWARDED", self.peer.region, status,
+                arrived_s=arrived_s, request_id=requests[0].ask.request_id if requests else "",
+                holder=requests[0].ask.request_class.tenant if requests else "", requests=requests,
+            )  # fmt: skip
 
     async def _generate(
-        self, stream_id: int, submission: worker_pb2.Submission, forwarded: peer_pb2.ForwardedRequest
+        self,
+        stream_id: int,
+        submission: worker_pb2.Submission,
+        forwarded: peer_pb2.ForwardedRequest,
+        requests: list[Request],
     ) -> None:
+        """What becomes one of the ``requests`` is put there."""
         parts, now_s = self._parts, self._parts.clock()
         if forwarded.hops != 1:
             raise FailedPrecondition(f"it has come through {forwarded.hops} regions, only one is allowed")
         timeout_s = min(submission.timeout_ms / 1e3 or parts.timeout_s, parts.timeout_s)
         request = await self._request(submission, now_s, timeout_s)
+        requests.append(request)
         request.gap_s = min(forwarded.gap_ms, 1000) / 1e3
         self._check_law(request)
         if parts.draining():
@@ -236,6 +258,7 @@ class Inbound:
         tokens, generated = submission.prompt_tokens_le32, submission.generated_tokens
         if len(tokens) % 4 or len(tokens) < 4 * (generated + 1):
             raise InvalidArgument(f"{len(tokens)} bytes with {generated} tokens generated are no prompt")
+        check_id(submission.request_id, "request_id")
         whose = class_from_proto(submission.request_class)
         try:
             prompts = self._parts.models.of(submission.model)

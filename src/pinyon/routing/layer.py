@@ -109,6 +109,16 @@ class Layer:
                     return UNLIMITED
         return max(0, total - self._held)
 
+    def has_room(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> bool:
+        """Whether :meth:`spare` is not 0; it looks at no more targets than it has to."""
+        total, pushing, held = 0, self._pushing, self._held
+        for target in self._targets.values():
+            if target.batches and (allowed is None or target.name in allowed) and target.name not in exclude:
+                total += pushing.spare(target, now_s)
+                if total > held:
+                    return True
+        return False
+
     def available(
         self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()
     ) -> list[Target]:

@@ -75,7 +75,7 @@ class TwoLayers:
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         if here:
             if conducted:
-                if self.local.spare(now_s, exclude=route.exclude):
+                if self.local.has_room(now_s, exclude=route.exclude):
                     return Choice(Where.LOCAL)
             else:
                 target = self.local.choose(route.routed, now_s, exclude=route.exclude)
