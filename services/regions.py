@@ -38,8 +38,8 @@ class RegionsSpec:
     """See :func:`pinyon.routing.geography.parse_geography`."""
 
     def __post_init__(self) -> None:
-        if self.cluster.tls:
-            raise InvalidArgument("regions with TLS are not started by this command", field="tls")
+        if self.cluster.lbs != 1:
+            raise InvalidArgument("each of these regions has one load balancer", field="lbs")
         if not 0 <= self.delay_ms <= 5000:
             raise InvalidArgument("a delay is from 0 to 5000 ms", field="region_delay_ms")
         if not 2 <= len(self.names) <= REGIONS_MAX or len(set(self.names)) < len(self.names):
@@ -77,19 +77,25 @@ class LocalRegions:
                 clusters[name] = replace(
                     each, lb_port=free_port(each.host), http_port=free_port(each.host), conductor_port=0
                 )
+        tls = spec.cluster.tls
+        tls_dir = spec.cluster.tls_dir or str(root / "tls")
+        # With TLS, other load balancers come to the door of those who have certificates.
+        doors = {name: free_port(each.host) if tls else each.lb_port for name, each in clusters.items()}
         self.clusters: dict[str, LocalCluster] = {}
         for name, each in clusters.items():
             others = [other for other in spec.names if other != name]
-            peers = ",".join(f"{other}={each.host}:{clusters[other].lb_port}" for other in others)
+            peers = ",".join(f"{other}={each.host}:{doors[other]}" for other in others)
             delays = ",".join(f"{other}={spec.delay(name, other) / 2:g}" for other in others if spec.delay(name, other))
             extra = dict(each.extra)
             extra["lb"] = (
                 *("--region", name, "--peers", peers, "--test-region-delays-ms", delays, *arguments),
+                *(("--admin-listen", f"{each.host}:{doors[name]}") if tls else ()),
                 *extra.get("lb", ()),
             )
-            self.clusters[name] = LocalCluster(
-                replace(each, extra=extra, prefix=f"{name}-"), None if log_dir is None else log_dir / name, launch
-            )
+            # Certificates name instances as they are called in each region, and one authority has signed them all.
+            called = {"tls_dir": tls_dir} if tls else {"prefix": f"{name}-"}
+            own = replace(each, extra=extra, **called)  # type: ignore[arg-type]
+            self.clusters[name] = LocalCluster(own, None if log_dir is None else log_dir / name, launch)
 
     def __enter__(self) -> LocalRegions:
         self.start()

@@ -277,7 +277,14 @@ def build(
         outermost=(access,),
     )
     readiness = Readiness(
-        models.names, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock
+        models.names,
+        view,
+        conductor,
+        security.channels,
+        server.set_serving,
+        lambda: app.draining,
+        clock,
+        ways.serves_elsewhere,
     )
     servicer = LbServicer(admission, dispatcher, models, keys, ways, settings.request_timeout_s, clock)
     server.add(

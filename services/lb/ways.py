@@ -202,6 +202,13 @@ class Ways:
             two.remote.leave(name)
         self.changed()
 
+    def serves_elsewhere(self, model: str) -> bool:
+        """Another region has instances of it, or they are served for another one from here."""
+        two = self._by_model[model]
+        return any(target.live and not target.draining for target in two.remote) or any(
+            target.live for _, layer in two.adopted.values() for target in layer if target.batches
+        )
+
     def states(self, model: str, sharing: int) -> tuple[int, int, int, int | None]:
         """What another region is told: instances, those with room, requests that run, and how many further ones each of
         ``sharing`` load balancers may send."""

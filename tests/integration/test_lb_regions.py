@@ -153,6 +153,23 @@ async def test_requests_wait_at_the_load_balancer_until_somebody_has_room(tmp_pa
         await regions.idle()
 
 
+async def test_a_region_without_instances_is_ready_while_others_are(tmp_path):
+    async with running_regions(tmp_path, "us", "eu") as regions:
+        us, eu = regions["us"], regions["eu"]
+        us.conductor.workers = []
+        us.conductor.push()
+        await spin(lambda: not us.lb.view.servable(MODEL, us.clock()))
+        assert (await us.complete(max_tokens=3)).json["choices"][0]["text"] == expected_text(5, 3)
+        assert len(eu.workers[0].submissions) == 1
+        assert (await us.get("/health/ready")).status == 200
+        await eu.lb.grpc.drain(0)
+        two = us.lb.ways.of(MODEL)
+        await spin(lambda: not any(target.live for target in two.remote))
+        reply = await us.get("/health/ready")
+        assert reply.status == 503
+        assert "No instance" in reply.body.decode()
+
+
 async def test_clocks_that_differ_do_not_matter(tmp_path):
     """Of one region by eleven days, and of the other one it goes slower by a thousandth."""
     clocks = {"us": lambda: time.monotonic() + 1e6, "eu": lambda: 0.999 * time.monotonic() - 1e6}

@@ -115,6 +115,7 @@ class RegionLinks:
                 available=each.available_instances,
             )
             for each in state.models
+            if each.instances
         }
         self._ways.heard(link.peer.name, link.peer.region, models, link.distance_s, draining=state.draining)
 
