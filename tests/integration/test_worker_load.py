@@ -251,7 +251,10 @@ async def test_a_load_balancer_hears_of_those_it_watches(fleet):
     heard: list[tuple[str, worker_pb2.Load, int]] = []
     lost: list[str] = []
     sessions = WorkerSessions(
-        1 << 16, on_load=lambda *told: heard.append(told), on_load_lost=lost.append, load_interval_s=0.01
+        1 << 16,
+        on_load=lambda _, *told: heard.append(told),
+        on_load_lost=lambda _, name: lost.append(name),
+        load_interval_s=0.01,
     )
     try:
         sessions.watch({m.address: "m0"})
