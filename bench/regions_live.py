@@ -26,6 +26,8 @@ BLOCK_TOKENS = 16
 VOCABULARY = 250
 """Tokens that prompts are made of: bytes, but for the last ones."""
 REQUEST_S = 600.0
+MAX_BATCH = 256
+"""What limits a batch is KV memory, as in the paper's servers."""
 
 Delays = Mapping[tuple[str, str], float]
 """Seconds there and back, by regions in either order."""
@@ -50,7 +52,8 @@ def live(system: System, regions: tuple[str, ...], instances: int, delays: Delay
     routing = ("--place-by", "routing", "--routing", system.policy, "--pushing", system.pushing, "--lame-duck-s", "0")
     spec = ClusterSpec(
         prefill=0, decode=0, mixed=instances, stores=0, engine="paced", engine_profile="l4-llama-8b",
-        pool_blocks=pool_blocks, block_tokens=BLOCK_TOKENS, log_level="warning", extra={"lb": routing},
+        pool_blocks=pool_blocks, block_tokens=BLOCK_TOKENS, log_level="warning",
+        extra={"lb": routing, "mixed": ("--max-batch", str(MAX_BATCH))},
     )  # fmt: skip
     if system.alone:
         names = [(number, regions[number // instances]) for number in range(instances * len(regions))]
