@@ -15,7 +15,8 @@ from pinyon.core.errors import Unavailable
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S
 from pinyon.runtime.identity import WORKER, peer_name
-from services.lb.worker_session import WorkerSession, WorkerStream
+from services.lb.worker_session import WorkerSession
+from services.lb.worker_stream import WorkerStream
 
 __all__ = ["OnLoad", "WorkerSessions"]
 

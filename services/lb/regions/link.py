@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, PermissionDenied, PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import InvalidArgument, PermissionDenied, PinyonError, Unavailable
 from pinyon.runtime.channel import OpenChannel, open_channel
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
@@ -16,7 +16,7 @@ from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES
 from services.lb.regions.delayed import Delayed
 from services.lb.regions.peer import Peer
 from services.lb.regions.proof import caller_proof, is_nonce, new_nonce, request_proof, same, welcome_proof
-from services.lb.worker_session import WorkerStream
+from services.lb.worker_stream import WorkerStream, WorkerStreams
 
 __all__ = ["PEER_VERSION", "RegionLink"]
 
@@ -94,7 +94,7 @@ class RegionLink:
     def send(self, stream: WorkerStream, submission: worker_pb2.Submission, gap_s: float) -> None:
         """Nothing happens if its session has ended: the stream says so."""
         talk = self._talk
-        if talk is not None and talk.streams.get(stream.stream_id) is stream:
+        if talk is not None and talk.streams.has(stream):
             talk.send(submission, gap_s)
 
     async def _converse(self, stream: Dialed[peer_pb2.PeerRequest, peer_pb2.PeerResponse]) -> None:
@@ -129,8 +129,7 @@ class _Talk:
         self._hello_nonce = new_nonce()
         self.nonce: bytes | None = None
         """The peer's; None until it has proved what it is."""
-        self.streams: dict[int, WorkerStream] = {}
-        self._last_id = 0
+        self.streams = WorkerStreams(link._unread_limit, self._cancel)
         self._silent = 0
         self._probe = 0
         self._probed_s = 0.0
@@ -144,9 +143,8 @@ class _Talk:
     # -- requests
 
     def open(self, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
-        self._last_id += 1
-        stream = self.streams[self._last_id] = WorkerStream(self, self._last_id, gap_s)  # type: ignore[arg-type]
-        return stream, worker_pb2.Submission(stream_id=self._last_id)
+        stream = self.streams.open(gap_s)
+        return stream, worker_pb2.Submission(stream_id=stream.stream_id)
 
     def send(self, submission: worker_pb2.Submission, gap_s: float) -> None:
         assert self.nonce is not None
@@ -159,25 +157,16 @@ class _Talk:
         )
         self._outgoing.put(peer_pb2.PeerRequest(requests=[request]))
 
-    def forget(self, stream: WorkerStream) -> None:
-        """Nobody reads it any more."""
-        if self.streams.pop(stream.stream_id, None) is not None and not stream.ended:
-            self._cancel(stream.stream_id)
-
     def _cancel(self, stream_id: int) -> None:
         self._outgoing.put(peer_pb2.PeerRequest(cancel_stream_ids=[stream_id]))
 
     def end(self, reason: str) -> None:
         self.incoming.close()
         self._outgoing.close()
-        streams, self.streams = self.streams, {}
-        if streams:
-            _log.warning(
-                "lost the load balancer of %s: %s", self._link.peer.region, reason, extra={"requests": len(streams)}
-            )
-        for stream in streams.values():
-            stream.reached = stream.lost = self._stream.connected
-            stream.fail(Unavailable(f"The region {self._link.peer.region} went away."))
+        region = self._link.peer.region
+        error = Unavailable(f"The region {region} went away.")
+        if count := self.streams.end(error, self._stream.connected):
+            _log.warning("lost the load balancer of %s: %s", region, reason, extra={"requests": count})
 
     # -- the stream
 
@@ -212,18 +201,7 @@ class _Talk:
         if message.HasField("state") and message.state.version > self._version:
             self._version = message.state.version
             link._on_state(link, message.state)
-        streams = self.streams
-        for update in message.updates:
-            stream = streams.get(update.stream_id)
-            if stream is None or stream.ended:
-                continue
-            unread = stream.deliver(update)
-            if stream.ended:
-                del streams[stream.stream_id]
-            elif unread > link._unread_limit:
-                del streams[stream.stream_id]
-                self._cancel(stream.stream_id)
-                stream.fail(ResourceExhausted("The client reads too slowly."))
+        self.streams.take(message.updates)
 
     def _welcome(self, welcome: peer_pb2.PeerWelcome | None) -> None:
         """Raises :class:`PinyonError` if that is nobody to send requests to."""
