@@ -120,14 +120,14 @@ class Inbound:
         self._version = 0
         self._received = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._stream: Accepted[peer_pb2.PeerResponse, peer_pb2.PeerRequest] | None = None
+        self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
 
     @property
     def requests(self) -> int:
         return len(self._tasks)
 
     async def run(
-        self, stream: Accepted[peer_pb2.PeerResponse, peer_pb2.PeerRequest], welcome: peer_pb2.PeerWelcome
+        self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
     ) -> None:
         self._stream = stream
         self._parts.sessions.add(self)
@@ -146,7 +146,7 @@ class Inbound:
 
     # -- what comes
 
-    def _take(self, message: peer_pb2.PeerRequest) -> None:
+    def _take(self, message: peer_pb2.SessionRequest) -> None:
         if not self._known.is_set():
             parts = self._parts
             expected = caller_proof(parts.secret, self._nonce, self.peer.region, self.peer.name)
@@ -321,7 +321,7 @@ class Inbound:
             return
         self._news.set()
 
-    async def _states(self, stream: Accepted[peer_pb2.PeerResponse, peer_pb2.PeerRequest]) -> None:
+    async def _states(self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest]) -> None:
         """Tell how the region is, whenever that has changed."""
         try:
             async with asyncio.timeout(PROOF_S):
@@ -355,8 +355,8 @@ class Inbound:
                 told.credits = share
         return state
 
-    async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.PeerResponse, None]:
-        yield peer_pb2.PeerResponse(welcome=welcome)
+    async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.SessionResponse, None]:
+        yield peer_pb2.SessionResponse(welcome=welcome)
         while True:
             await self._news.wait()
             self._news.clear()
@@ -365,7 +365,7 @@ class Inbound:
             probe, self._probe = self._probe, 0
             state, self._state = self._state, None
             for number, part in enumerate(parts):
-                message = peer_pb2.PeerResponse(updates=part)
+                message = peer_pb2.SessionResponse(updates=part)
                 if number == 0:
                     message.probe = probe
                     if state is not None:

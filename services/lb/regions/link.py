@@ -31,7 +31,7 @@ timed: while our own loop is held up, none passes."""
 REQUESTS_MAX = 8192
 """Under way to one peer."""
 SMOOTHING = 0.2
-METHOD = Method("/pinyon.api.lb.v1.PeerService/Session", peer_pb2.PeerRequest, peer_pb2.PeerResponse)
+METHOD = Method("/pinyon.api.lb.v1.PeerService/Session", peer_pb2.SessionRequest, peer_pb2.SessionResponse)
 
 _log = get_logger("lb.regions")
 
@@ -97,7 +97,7 @@ class RegionLink:
         if talk is not None and talk.streams.has(stream):
             talk.send(submission, gap_s)
 
-    async def _converse(self, stream: Dialed[peer_pb2.PeerRequest, peer_pb2.PeerResponse]) -> None:
+    async def _converse(self, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
         talk = self._talk = _Talk(self, stream)
         watch = asyncio.create_task(talk.watch(), name=f"watch {self.peer.region}")
         reason = "the stream ended"
@@ -123,7 +123,7 @@ class RegionLink:
 class _Talk:
     """One session's life."""
 
-    def __init__(self, link: RegionLink, stream: Dialed[peer_pb2.PeerRequest, peer_pb2.PeerResponse]) -> None:
+    def __init__(self, link: RegionLink, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
         self._link = link
         self._stream = stream
         self._hello_nonce = new_nonce()
@@ -134,11 +134,11 @@ class _Talk:
         self._probe = 0
         self._probed_s = 0.0
         self._version = 0
-        self._ready: list[peer_pb2.PeerRequest] = []
+        self._ready: list[peer_pb2.SessionRequest] = []
         self._size = 0
         self._news = asyncio.Event()
-        self.incoming: Delayed[peer_pb2.PeerResponse] = Delayed(link._delay_s, self._take_safely)
-        self._outgoing: Delayed[peer_pb2.PeerRequest] = Delayed(link._delay_s, self._due)
+        self.incoming: Delayed[peer_pb2.SessionResponse] = Delayed(link._delay_s, self._take_safely)
+        self._outgoing: Delayed[peer_pb2.SessionRequest] = Delayed(link._delay_s, self._due)
 
     # -- requests
 
@@ -155,10 +155,10 @@ class _Talk:
             gap_ms=round(gap_s * 1e3),
             proof=request_proof(self._link._secret, self.nonce, 1, data),
         )
-        self._outgoing.put(peer_pb2.PeerRequest(requests=[request]))
+        self._outgoing.put(peer_pb2.SessionRequest(requests=[request]))
 
     def _cancel(self, stream_id: int) -> None:
-        self._outgoing.put(peer_pb2.PeerRequest(cancel_stream_ids=[stream_id]))
+        self._outgoing.put(peer_pb2.SessionRequest(cancel_stream_ids=[stream_id]))
 
     def end(self, reason: str) -> None:
         self.incoming.close()
@@ -183,15 +183,15 @@ class _Talk:
             if self.nonce is not None and ticks % PROBE_TICKS == 0:
                 self._probe += 1
                 self._probed_s = self._link._clock()
-                self._outgoing.put(peer_pb2.PeerRequest(probe=self._probe))
+                self._outgoing.put(peer_pb2.SessionRequest(probe=self._probe))
 
-    def _take_safely(self, message: peer_pb2.PeerResponse) -> None:
+    def _take_safely(self, message: peer_pb2.SessionResponse) -> None:
         try:
             self._take(message)
         except PinyonError as error:
             self._stream.end(error)
 
-    def _take(self, message: peer_pb2.PeerResponse) -> None:
+    def _take(self, message: peer_pb2.SessionResponse) -> None:
         self._silent = 0
         link = self._link
         if self.nonce is None:
@@ -216,10 +216,10 @@ class _Talk:
         self.nonce = welcome.nonce
         link.sessions += 1
         proof = caller_proof(link._secret, welcome.nonce, link._own.region, link._own.name)
-        self._outgoing.put(peer_pb2.PeerRequest(proof=proof, probe=1))
+        self._outgoing.put(peer_pb2.SessionRequest(proof=proof, probe=1))
         self._probe, self._probed_s = 1, link._clock()
 
-    def _due(self, message: peer_pb2.PeerRequest) -> None:
+    def _due(self, message: peer_pb2.SessionRequest) -> None:
         """Into the message that is being filled, or one after it."""
         size = message.ByteSize() + FRAME_BYTES
         if self._ready and self._size + size <= MESSAGE_BYTES:
@@ -230,9 +230,9 @@ class _Talk:
             self._size = size
         self._news.set()
 
-    async def written(self) -> AsyncGenerator[peer_pb2.PeerRequest, None]:
+    async def written(self) -> AsyncGenerator[peer_pb2.SessionRequest, None]:
         own = self._link._own
-        yield peer_pb2.PeerRequest(
+        yield peer_pb2.SessionRequest(
             hello=peer_pb2.PeerHello(region=own.region, lb_id=own.name, nonce=self._hello_nonce, version=PEER_VERSION)
         )
         while True:
