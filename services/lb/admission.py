@@ -3,6 +3,7 @@ request."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.rates import Rates, TenantRates
 from services.lb.auth import Client
-from services.lb.line import ANYWHERE, Line, Place, Wants
+from services.lb.line import Line, Place
 from services.lb.metrics import LbMetrics
 from services.lb.rate_limits import Levels, RateLimited
 
@@ -22,7 +23,7 @@ __all__ = ["Admission", "Ticket", "Turn"]
 class Turn(Protocol):
     """Of one generation, taken and left by who runs it; see :class:`Ticket`."""
 
-    async def turn(self, tokens: int, wants: Wants = ANYWHERE) -> None: ...
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None: ...
 
     def release(self) -> None: ...
 
@@ -91,24 +92,40 @@ class Admission:
     def levels(self, tenant: str, rates: Rates) -> Levels:
         return self._rates.levels(tenant, rates, self._clock())
 
-    async def turn(self, place: Place, tenant: str, rates: Rates, tokens: int, wants: Wants) -> None:
+    async def turn(
+        self,
+        place: Place,
+        tenant: str,
+        rates: Rates,
+        tokens: int,
+        *,
+        priority: int = 0,
+        demand: int = 0,
+        deadline_s: float = math.inf,
+    ) -> None:
         if rates.tpm:
             try:
                 self._rates.take(tenant, rates, tokens, self._clock())
             except ResourceExhausted as error:
                 self._metrics.refused("tokens_per_minute")
                 raise RateLimited(error, self.levels(tenant, rates)) from None
+        with self._displaced():
+            await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
+
+    async def again(self, place: Place) -> None:
+        with self._displaced():
+            await place.again()
+
+    @contextmanager
+    def _displaced(self) -> Iterator[None]:
         try:
-            await place.turn(tokens, wants)
+            yield
         except ResourceExhausted:
-            self.displaced()
+            self._metrics.refused("displaced")
             raise
 
-    def displaced(self) -> None:
-        self._metrics.refused("displaced")
-
     def spare(self, tenant: str, demand: int) -> Place | None:
-        """A slot if one is free."""
+        """A slot if one is free, and there is room."""
         return self._line.spare(tenant, demand)
 
     def give_back(self, tenant: str, rates: Rates, tokens: int) -> None:
@@ -133,32 +150,32 @@ class Ticket:
         """What is left of the tenant's limits."""
         return self._admission.levels(self._tenant, self._rates)
 
-    async def turn(self, tokens: int, wants: Wants = ANYWHERE) -> None:
-        """Take the ``tokens`` that the request may need and wait for its turn. Raises as :meth:`Admission.admit`."""
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
+        """Take the ``tokens`` that the request may need and wait for its turn, and for room for its ``demand``. Raises
+        as :meth:`Admission.admit`, and :class:`DeadlineExceeded` at ``deadline_s``."""
         self._taken = tokens
         try:
-            await self._admission.turn(self._place, self._tenant, self._rates, tokens, wants)
+            await self._admission.turn(
+                self._place, self._tenant, self._rates, tokens,
+                priority=priority, demand=demand, deadline_s=deadline_s,
+            )  # fmt: skip
         except RateLimited:
             self._taken = 0
             raise
 
-    def spare(self) -> Place | None:
-        """One more slot for the same request, if nobody waits for one: to be left for itself."""
-        return self._admission.spare(self._tenant, self._place.wants.demand)
-
     def release(self) -> None:
-        """Room that was kept for it where it may go is anybody's again: it is known now where it goes."""
+        """It is known now where it goes: the room that was kept for it is anybody's."""
         self._place.release()
 
     async def again(self) -> bool:
-        """It was refused where it was to go: wait once more, from its old place. Raises as :meth:`turn`. Returns
-        whether it could."""
-        try:
-            await self._place.again()
-        except ResourceExhausted:
-            self._admission.displaced()
-            raise
+        """Where it went there was no room after all: give the slot up, and wait where it did before; no tokens are
+        taken anew. Raises as :meth:`turn`. Returns whether it could wait."""
+        await self._admission.again(self._place)
         return True
+
+    def spare(self) -> Place | None:
+        """One more slot for the same request, if nobody waits for one: to be left for itself."""
+        return self._admission.spare(self._tenant, self._place.demand)
 
     def leave(self, used_tokens: int = 0) -> None:
         """Give the place or slot to the next one, and back what was not used. Calling it twice is fine."""

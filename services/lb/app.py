@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -15,6 +18,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.federation.members import LbInfo, OwnedCluster
 from pinyon.model import ModelCard, load_card
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
@@ -22,7 +26,7 @@ from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.identity import CONDUCTOR, peer_name
+from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
@@ -34,7 +38,10 @@ from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
 from services.lb.callers import LB_CALLERS
+from services.lb.clusters import Clusters
+from services.lb.coalesced import Coalesced
 from services.lb.conductor_session import ConductorSession
+from services.lb.controller_session import ControllerSession
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_app import HttpApp
 from services.lb.http_completions import Completions
@@ -57,6 +64,7 @@ from services.lb.recorder import Recorder
 from services.lb.regions.federation import load_federation
 from services.lb.regions.inbound import InboundParts
 from services.lb.regions.links import RegionLinks
+from services.lb.regions.membership import Membership
 from services.lb.regions.named import parse_delays, parse_peers
 from services.lb.regions.peer import Peer
 from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
@@ -69,6 +77,8 @@ from services.lb.worker_sessions import WorkerSessions
 __all__ = ["Lb", "build", "run"]
 
 _log = get_logger("lb")
+CHANGES_S = 0.002
+"""Instances say how they are many times a second; whoever waits for room hears of it together."""
 TELL_S = 1.0
 """For those who record a trace to be told the rest of it, at least."""
 
@@ -80,11 +90,14 @@ class Lb:
     view: InstanceView
     line: Line
     conductor: ConductorSession
+    clusters: Clusters
     workers: WorkerSessions
     ways: Ways
     regions: RegionLinks
     inbound: InboundParts
     peers: list[Peer]
+    membership: Membership
+    about: Callable[[dict[str, str]], LbInfo]
     models: Models
     off_loop: OffLoop
     dispatcher: Dispatcher
@@ -99,11 +112,13 @@ class Lb:
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
-        self.conductor.start()
-        self.regions.know(self.peers)
+        self.clusters.start()
+        if self.peers:
+            self.regions.know(self.peers)
         try:
             endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
             self.readiness.start()
+            self.membership.start(self.about(endpoints | {"admin": self.grpc.admin_address or endpoints["grpc"]}))
             return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
         except BaseException:
             await self.close(0)
@@ -122,11 +137,13 @@ class Lb:
         # Also when all of the time is used up: what an ended call had not sent yet would be lost.
         tell_s = TELL_S if self.recorder.recordings else 0.0
         self.recorder.close()
+        self.inbound.end()
         await self.grpc.drain(max(tell_s, drain_s - (time.monotonic() - started_s)))
+        await self.membership.close()
         await self.readiness.close()
         await self.regions.close()
         await self.workers.close()
-        await self.conductor.close()
+        await self.clusters.close()
         await self.models.close()
         self.off_loop.close()
         if self.journal is not None:
@@ -160,31 +177,43 @@ def build(
     keys = load_api_keys(settings.api_keys_file)
     federation = load_federation(settings)
     ways = Ways(cards, federation, clock)
-    view = InstanceView(ways.local, settings.instances_grace_s, security.secret)
-    workers = WorkerSessions(settings.unread_tokens, clock, security.channels)
-
-    def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
-        view.update(message, clock(), first)
-        workers.keep_only(view.addresses, view.renewed, view.restarted)
-
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
-    line = Line(decisions.queue, clock, ways)
-    ways.changed, ways.waiting = line.room_changed, lambda: line.waiting_demands
+    line = Line(decisions.queue, clock, ways.is_open, ways.granted)
+    ways.changed, ways.waiting = Coalesced(line.availability_changed, CHANGES_S), lambda: line.waiting_demands
     own = Peer(instance_id, settings.region, "")
     regions = RegionLinks(
         own, ways, federation.secret, settings.unread_tokens, clock, security.channels,
         parse_delays(settings.test_region_delays_ms),
     )  # fmt: skip
-    conductor = ConductorSession(
-        settings.conductor,
-        instance_id,
-        on_instances,
-        settings.conductor_timeout_s,
-        lambda: line.in_flight,
-        security.channels.to(peer_name(CONDUCTOR)),
+    workers = WorkerSessions(
+        settings.unread_tokens,
+        clock,
+        security.channels,
+        lambda *heard: clusters.load(*heard),
+        lambda *lost: clusters.silent(*lost),
+        delays_s=parse_delays(settings.test_instance_delays_ms),
     )
+
+    def make_conductor(
+        address: str, on_instances: Callable[[conductor_pb2.InstanceList, bool], None]
+    ) -> ConductorSession:
+        return ConductorSession(
+            address,
+            instance_id,
+            on_instances,
+            settings.conductor_timeout_s,
+            lambda: line.in_flight,
+            security.channels.to(peer_name(CONDUCTOR)),
+        )
+
+    def make_view(cluster: str) -> InstanceView:
+        layer = partial(ways.local, cluster=cluster)
+        return InstanceView(layer, settings.instances_grace_s, security.secret)
+
+    clusters = Clusters(ways, workers, settings.conductor, make_conductor, make_view, clock)
+    view, conductor = clusters.home.view, clusters.home.conductor
     metrics = LbMetrics(registry, tuple(cards), line, conductor, workers, view)
     show_policy = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()
@@ -199,9 +228,8 @@ def build(
     admission = Admission(line, decisions.rates, default, metrics, clock)
     recorder = Recorder(clock)
     dispatcher = Dispatcher(
-        conductor,
+        clusters,
         workers,
-        view,
         ways,
         regions,
         metrics,
@@ -210,6 +238,7 @@ def build(
         clock,
         settings.attempts,
         settings.placement_wait_s,
+        settings.place_by == "routing",
     )
     bodies = Budget(settings.bodies_limit_mib << 20)
     access = AccessLog(settings.access_log, clock)
@@ -248,7 +277,14 @@ def build(
         outermost=(access,),
     )
     readiness = Readiness(
-        models.names, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock
+        models.names,
+        view,
+        conductor,
+        security.channels,
+        server.set_serving,
+        lambda: app.draining,
+        clock,
+        ways.serves_elsewhere,
     )
     servicer = LbServicer(admission, dispatcher, models, keys, ways, settings.request_timeout_s, clock)
     server.add(
@@ -260,7 +296,7 @@ def build(
     )
 
     inbound = InboundParts(
-        own, federation.secret, ways, line, models, dispatcher, metrics, lambda: app.draining,
+        own, federation.secret, ways, line, models, dispatcher, metrics, access, lambda: app.draining,
         settings.request_timeout_s, clock,
     )  # fmt: skip
     server.add(
@@ -270,12 +306,33 @@ def build(
         PEER_CALLERS,
     )
 
+    membership = Membership(instance_id, ways, line, clusters, regions, metrics)
+    membership.session = ControllerSession(
+        settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
+        security.channels.to(peer_name(CONTROLLER)), clock,
+    )  # fmt: skip
+    boot_id = secrets.token_hex(8)
+
+    def about(endpoints: dict[str, str]) -> LbInfo:
+        """What the controller is told of who this is."""
+        scheme = "http" if https is None else "https"
+        return LbInfo(
+            instance_id,
+            boot_id,
+            settings.region,
+            settings.reachable(endpoints.get("admin", endpoints["grpc"])),
+            settings.http_url or f"{scheme}://{settings.reachable(endpoints['http'])}",
+            (OwnedCluster(settings.region, settings.conductor),) if settings.conductor else (),
+            settings.position_value,
+        )
+
     def use(_: object, choice: str) -> None:
         ways.use(routing=choice)
         show_policy("routing", choice)
 
     def push(_: object, choice: str) -> None:
         ways.use(pushing=choice)
+        clusters.watch()
         show_policy("pushing", choice)
 
     def drain(draining: bool) -> None:
@@ -294,11 +351,14 @@ def build(
         view,
         line,
         conductor,
+        clusters,
         workers,
         ways,
         regions,
         inbound,
         parse_peers(settings.peers),
+        membership,
+        about,
         models,
         off_loop,
         dispatcher,

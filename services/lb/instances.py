@@ -74,6 +74,8 @@ class InstanceView:
         self._roster = Roster(grace_s)
         self._failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=INSTANCES_MAX)
         self._instances: dict[str, _Instance] = {}
+        self._at: dict[str, tuple[str, str]] = {}
+        """Model and id by address."""
         self._candidates: dict[str, list[Candidate]] = {}
         self._doubtful: dict[str, list[Candidate]] = {}
         """Those the conductor has lost sight of, although they do not leave."""
@@ -162,6 +164,7 @@ class InstanceView:
         if models != self._models:
             self._namespaces.clear()
         self._instances, self._candidates, self._models = instances, candidates, models
+        self._at = {each.candidate.address: (each.model, name) for name, each in instances.items()}
         self._doubtful = doubtful
         self.addresses = frozenset(each.address for found in candidates.values() for each in found)
         self._changed.set()
@@ -185,6 +188,21 @@ class InstanceView:
                 layer.join(name, candidate.max_batch, batches=candidate.role.decodes)
                 layer.report(name, Report(), now_s)  # until it has had the time to say how it is
             layer.set_draining(name, not new.schedulable)
+
+    def watched(self, models: Collection[str]) -> dict[str, str]:
+        """Instances of these models by address: whose load is to be heard of."""
+        return {each.address: each.instance_id for model in models for each in self._candidates.get(model, ())}
+
+    def same_keys(self, other: InstanceView, model: str) -> bool:
+        """Whether keys mean the same to the instances of both."""
+        mine, theirs = self._models.get(model), other._models.get(model)
+        if mine is None or theirs is None or self._secret_id != other._secret_id:
+            return False
+        return (mine.fingerprint, mine.layout) == (theirs.fingerprint, theirs.layout)
+
+    def at(self, address: str) -> tuple[str, str] | None:
+        """Model and id of the instance there; None if there is none."""
+        return self._at.get(address)
 
     async def wait_change(self, timeout_s: float) -> None:
         """Until the next list, or for ``timeout_s``."""

@@ -109,6 +109,8 @@ class LbMetrics:
         self._accepted = Counter(
             "pinyon_lb_accepted_total", "Requests taken from other regions", ("region",), registry=registry
         )
+        self.forwarded_by_region: dict[str, int] = {}
+        self.accepted_by_region: dict[str, int] = {}
         self.http_connections = Gauge("pinyon_lb_http_connections", "Open HTTP connections", registry=registry)
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
@@ -135,10 +137,12 @@ class LbMetrics:
     def forwarded(self, region: str) -> None:
         """``region`` is a peer's: there are few."""
         self._forwarded.labels(region).inc()
+        self.forwarded_by_region[region] = self.forwarded_by_region.get(region, 0) + 1
 
     def accepted(self, region: str) -> None:
         """``region`` is a peer's: there are few."""
         self._accepted.labels(region).inc()
+        self.accepted_by_region[region] = self.accepted_by_region.get(region, 0) + 1
 
     def refused(self, reason: str) -> None:
         """``reason`` must be one of a few: it is a label."""

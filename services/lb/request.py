@@ -81,6 +81,7 @@ class Request:
         "arrived_s",
         "ask",
         "attempt",
+        "cluster",
         "deadline_s",
         "error",
         "exclude",
@@ -121,6 +122,8 @@ class Request:
         """It came from another region, and goes to no third one."""
         self.region: str = ""
         """The load balancer of another region that has the present attempt."""
+        self.cluster: str = ""
+        """The adopted cluster that has the present attempt; empty: the region's own, or another region."""
         self.routed: Routed | None = None
         """What its target is chosen by, once that was asked for."""
         self.tokens: list[int] = []
@@ -154,8 +157,11 @@ class Request:
     def total_tokens(self) -> int:
         return self.ask.prompt_tokens + self.ask.sampling.max_tokens
 
-    def schedule_request(self, exclude: Collection[str] = ()) -> conductor_pb2.ScheduleRequest:
-        """What the conductor is asked; ``exclude`` comes to those that failed.
+    def schedule_request(
+        self, exclude: Collection[str] = (), block_keys: bytes | None = None
+    ) -> conductor_pb2.ScheduleRequest:
+        """What the conductor is asked; ``exclude`` comes to those that failed, and ``block_keys`` are those of its
+        instances, if they are not the request's own.
 
         Each attempt has an id of its own: late reports about one do not end another.
         """
@@ -165,7 +171,7 @@ class Request:
             model=ask.model,
             request_class=self._class,
             prompt_tokens=ask.prompt_tokens,
-            block_keys=ask.block_keys[:KEYS_BYTES_MAX],
+            block_keys=(ask.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
             max_tokens=ask.sampling.max_tokens,
             # The client of a request that failed elsewhere waits already: late is better than rejected.
             ttft_slo_ms=NO_SLO_MS if self.attempt else ask.ttft_slo_ms,

@@ -10,6 +10,7 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.core.request import check_geographies
+from pinyon.federation.position import Position
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.journal_file import JournalSettings
@@ -17,7 +18,7 @@ from pinyon.runtime.settings import Address, is_loopback, service_config
 from services.lb.http_cors import Cors
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import TrustedProxies
-from services.lb.regions.named import parse_delays, parse_peers
+from services.lb.regions.named import parse_delays, parse_peers, parse_position
 
 __all__ = ["LbSettings"]
 
@@ -73,6 +74,11 @@ def _checked_delays(delays: str) -> str:
     return delays
 
 
+def _checked_position(text: str) -> str:
+    parse_position(text)
+    return text
+
+
 MoreModels = Annotated[str, AfterValidator(_checked_models)]
 Origins = Annotated[str, AfterValidator(_checked_origins)]
 Networks = Annotated[str, AfterValidator(_checked)]
@@ -120,6 +126,11 @@ class LbSettings(JournalSettings):
         description="the load balancer's own choice: of instances without a conductor, and of other regions: "
         f"{ROUTING_POLICIES.described}",
     )
+    place_by: Literal["conductor", "routing"] = Field(
+        "conductor",
+        description="who chooses instances: the conductor, or always the load balancer's own --routing; the conductor "
+        "says who is there in either case",
+    )
     pushing: Annotated[str, AfterValidator(_checked_pushing)] = Field(
         "auto",
         description="when a request may leave the queue: auto (pending with --peers or --controller, else blind), "
@@ -133,6 +144,15 @@ class LbSettings(JournalSettings):
         description="load balancers of other regions: REGION=HOST:PORT of their gRPC (with TLS: of their "
         "--admin-listen), with commas",
     )
+    controller: Address = Field(
+        "", description="host:port of the regional controller, which says who the other load balancers are"
+    )
+    position: Annotated[str, AfterValidator(_checked_position)] = Field(
+        "", description="where the region lies: LATITUDE,LONGITUDE in degrees; for who takes over whom"
+    )
+    http_url: str = Field(
+        "", max_length=512, description="base URL at which clients reach this one, for the controller's list"
+    )
     federation_secret_file: str = Field(
         "",
         description="file with the secret that all regions share: who knows it may forward, and routing keys start "
@@ -141,6 +161,9 @@ class LbSettings(JournalSettings):
     geography_file: str = Field(
         "",
         description="JSON that says which region may send to which, and where tenants may be served (docs/regions.md)",
+    )
+    test_instance_delays_ms: Annotated[str, AfterValidator(_checked_delays)] = Field(
+        "", description="the same to instances whose ids begin so: PREFIX=MILLISECONDS, with commas"
     )
     test_region_delays_ms: Annotated[str, AfterValidator(_checked_delays)] = Field(
         "", description="for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
@@ -231,18 +254,24 @@ class LbSettings(JournalSettings):
 
     @model_validator(mode="after")
     def _of_a_region(self) -> LbSettings:
-        if not self.region and (self.peers or self.geography_file):
-            raise ValueError("--peers and --geography-file need a name for this region: --region")
-        if self.peers and not (self.federation_secret_file or self.has_tls):
-            raise ValueError("--peers need TLS or --federation-secret-file: nobody else may forward")
+        if not self.region and (self.peers or self.controller or self.geography_file):
+            raise ValueError("--peers, --controller and --geography-file need a name for this region: --region")
+        if self.peers and self.controller:
+            raise ValueError("the controller says who the others are: --peers and --controller exclude each other")
+        if (self.peers or self.controller) and not (self.federation_secret_file or self.has_tls):
+            raise ValueError("other regions need TLS or --federation-secret-file: nobody else may forward")
         return self
+
+    @property
+    def position_value(self) -> Position | None:
+        return parse_position(self.position)
 
     @property
     def pushing_choice(self) -> str:
         """Without ``auto``."""
         if self.pushing != "auto":
             return self.pushing
-        return "pending" if self.peers else "blind"
+        return "pending" if self.peers or self.controller else "blind"
 
     def listeners(self) -> dict[str, str]:
         http = {} if self.http_tls_cert else {"http_listen": self.http_listen}

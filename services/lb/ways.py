@@ -11,9 +11,10 @@ from pinyon.core.clock import Clock
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.prefix_tree import PrefixTree
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, Blind, Pending
 from pinyon.routing.routing_keys import routing_root, token_keys
-from pinyon.routing.target import Report, Target
+from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Possible, Route, TwoLayers, Where
 from services.lb.request import Request
@@ -72,9 +73,12 @@ class Ways:
         self._roots: dict[tuple[str, str, str], bytes] = {}
 
     def _make(self, geography: Geography) -> TwoLayers:
-        local = Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
+        local = self._local_layer()
         remote = Layer(self._remote_pushing(), ROUTING_POLICIES.make(self._routing))
         return TwoLayers(self.region, local, remote, geography)
+
+    def _local_layer(self) -> Layer:
+        return Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
 
     def _remote_pushing(self) -> Pending:
         """Other regions are asked for what they have room for, whatever the rule is at home; only its settings
@@ -86,11 +90,14 @@ class Ways:
         """From now on these decide. Raises ``ValueError`` for a choice that there is not."""
         self._pushing, self._routing = pushing or self._pushing, routing or self._routing
         for two in self._by_model.values():
+            for layer in (two.local, *(adopted for _, adopted in two.adopted.values())):
+                if pushing:
+                    layer.use(pushing=PUSHING_RULES.make(pushing))
+                if routing:
+                    layer.use(policy=ROUTING_POLICIES.make(routing))
             if pushing:
-                two.local.use(pushing=PUSHING_RULES.make(pushing))
                 two.remote.use(pushing=self._remote_pushing())
             if routing:
-                two.local.use(policy=ROUTING_POLICIES.make(routing))
                 two.remote.use(policy=ROUTING_POLICIES.make(routing))
             if geography is not None:
                 two.geography = geography
@@ -99,7 +106,11 @@ class Ways:
     @property
     def selective(self) -> bool:
         """Requests may have to wait for room, or go elsewhere."""
-        return bool(self._regions) or not self._pushing.startswith(Blind.name)
+        return bool(self._regions or self._adopts) or not self._pushing.startswith(Blind.name)
+
+    @property
+    def _adopts(self) -> bool:
+        return any(two.adopted for two in self._by_model.values())
 
     @property
     def models(self) -> Collection[str]:
@@ -108,10 +119,25 @@ class Ways:
     def of(self, model: str) -> TwoLayers | None:
         return self._by_model.get(model)
 
-    def local(self, model: str) -> Layer | None:
-        """The instances of the region."""
+    def local(self, model: str, cluster: str = "") -> Layer | None:
+        """The instances of the region, or of a cluster of another one that is served from here."""
         two = self._by_model.get(model)
-        return None if two is None else two.local
+        if two is None:
+            return None
+        if not cluster:
+            return two.local
+        adopted = two.adopted.get(cluster)
+        return None if adopted is None else adopted[1]
+
+    def adopt(self, cluster: str, region: str) -> None:
+        """Instances of another region are served from here."""
+        for two in self._by_model.values():
+            two.adopted[cluster] = region, self._local_layer()
+
+    def give_back(self, cluster: str) -> None:
+        """They are not any more."""
+        for two in self._by_model.values():
+            two.adopted.pop(cluster, None)
 
     @property
     def geography(self) -> Geography:
@@ -119,20 +145,20 @@ class Ways:
 
     # -- what is heard of instances
 
-    def load(self, model: str, instance_id: str, report: Report) -> None:
-        """An instance's own word."""
-        two = self._by_model.get(model)
-        if two is not None:
-            two.local.set_live(instance_id, True)
-            two.local.report(instance_id, report, self._clock())
+    def load(self, cluster: str, model: str, instance_id: str, report: Report, unseen: int = UNKNOWN) -> None:
+        """An instance's own word; ``unseen`` of our requests were on their way to it then."""
+        layer = self.local(model, cluster)
+        if layer is not None:
+            layer.set_live(instance_id, True)
+            layer.report(instance_id, report, self._clock(), unseen)
             self.changed()
 
-    def silent(self, model: str, instance_id: str) -> None:
+    def silent(self, cluster: str, model: str, instance_id: str) -> None:
         """Its session has ended: it says nothing, and what it was sent there is lost."""
-        two = self._by_model.get(model)
-        if two is not None:
-            two.local.set_live(instance_id, False)
-            two.local.begin_session(instance_id)
+        layer = self.local(model, cluster)
+        if layer is not None:
+            layer.set_live(instance_id, False)
+            layer.begin_session(instance_id)
             self.changed()
 
     # -- what is heard of other regions
@@ -176,15 +202,28 @@ class Ways:
             two.remote.leave(name)
         self.changed()
 
+    def serves_elsewhere(self, model: str) -> bool:
+        """Another region has instances of it, or they are served for another one from here."""
+        two = self._by_model[model]
+        return any(target.live and not target.draining for target in two.remote) or any(
+            target.live for _, layer in two.adopted.values() for target in layer if target.batches
+        )
+
     def states(self, model: str, sharing: int) -> tuple[int, int, int, int | None]:
         """What another region is told: instances, those with room, requests that run, and how many further ones each of
         ``sharing`` load balancers may send."""
         two = self._by_model[model]
         now_s = self._clock()
-        there = [target for target in two.local if target.batches and target.live and not target.draining]
-        spare = two.local.spare(now_s)
+        layers = _own(two)
+        there = [each for layer in layers for each in layer if each.batches and each.live and not each.draining]
+        spare = min(UNLIMITED, sum(layer.spare(now_s) for layer in layers))
         share = None if spare >= UNLIMITED else max(1, spare // max(1, sharing)) if spare else 0
-        return len(there), two.local.with_room(now_s), sum(target.outstanding for target in there), share
+        return (
+            len(there),
+            sum(layer.with_room(now_s) for layer in layers),
+            sum(target.outstanding for target in there),
+            share,
+        )
 
     # -- requests
 
@@ -238,9 +277,10 @@ class Ways:
         return names - there
 
     @contextmanager
-    def held(self, request: Request) -> Iterator[None]:
-        """A place at the region's instances, while a conductor says at which."""
-        hold = Hold(self._by_model[request.ask.model].local) if self.selective else None
+    def held(self, request: Request, cluster: str = "") -> Iterator[None]:
+        """A place at a cluster's instances, while its conductor says at which."""
+        layer = self.local(request.ask.model, cluster) if self.selective else None
+        hold = None if layer is None else Hold(layer)
         try:
             yield
         finally:
@@ -250,6 +290,21 @@ class Ways:
     def sent(self, request: Request, name: str) -> Target | None:
         """To another load balancer."""
         return self._by_model[request.ask.model].remote.sent(self.routed(request), name)
+
+    def hits(self) -> tuple[int, int]:
+        """Chunks of prompts that instances had been sent before, and chunks in all; zeros with another policy."""
+        policies = [layer.policy for two in self._by_model.values() for layer in _own(two)]
+        counted = [(each.hit_chunks, each.asked_chunks) for each in policies if isinstance(each, PrefixTree)]
+        return sum(hit for hit, _ in counted), sum(asked for _, asked in counted)
+
+    def instances(self) -> Iterator[tuple[Target, bool]]:
+        """That are served from here, and whether they have room."""
+        now_s = self._clock()
+        for two in self._by_model.values():
+            for layer in _own(two):
+                available = {target.name for target in layer.available(now_s)}
+                for target in layer:
+                    yield target, target.name in available
 
     def dry_run(self, model: str, geographies: Collection[str], tenant: str) -> list[Possible]:
         """Where such a request could go now, and why not."""
@@ -286,9 +341,9 @@ class Ways:
         model, route = known
         two, now_s = self._by_model[model], self._clock()
         here, others = self._may(two, route)
-        if here and two.local.spare(now_s):
+        if (here and two.local.has_room(now_s)) or two.adopted_for(route, now_s):
             return True
-        if others and two.remote.spare(now_s, others):
+        if others and two.remote.has_room(now_s, others):
             return True
         return not self._anybody(two, here, others)
 
@@ -299,7 +354,10 @@ class Ways:
 
     @staticmethod
     def _anybody(two: TwoLayers, here: bool, others: Collection[str]) -> bool:
-        return (here and any(target.live and target.batches for target in two.local)) or any(
+        layers = [layer for _, layer in two.adopted.values()]
+        if here:
+            layers.append(two.local)
+        return any(target.live and target.batches for layer in layers for target in layer) or any(
             target.live for target in two.remote if target.name in others
         )
 
@@ -311,9 +369,11 @@ class Ways:
         model, route = known
         two, now_s = self._by_model[model], self._clock()
         here, others = self._may(two, route)
-        if here and two.local.spare(now_s):
+        if here and two.local.has_room(now_s):
             return Hold(two.local)
-        if others and two.remote.spare(now_s, others):
+        if name := two.adopted_for(route, now_s):
+            return Hold(two.adopted[name][1])
+        if others and two.remote.has_room(now_s, others):
             return Hold(two.remote)
         return None
 
@@ -321,3 +381,8 @@ class Ways:
     def _may(two: TwoLayers, route: Route) -> tuple[bool, Collection[str]]:
         here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
         return here, frozenset() if route.forwarded else two.others_for(route)
+
+
+def _own(two: TwoLayers) -> list[Layer]:
+    """What is served from here."""
+    return [two.local, *(layer for _, layer in two.adopted.values())]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from pinyon.core.clock import Clock
 from pinyon.routing.target import Report
 from services.lb.regions.peer import Peer
 from tests.integration.lb_harness import MODEL, Bench, running_lb, spin
@@ -23,7 +25,7 @@ class Regions(dict[str, Bench]):
     def say(self, region: str, report: Report) -> None:
         """All instances of a region report this."""
         for worker in self[region].workers:
-            self[region].lb.ways.load(MODEL, worker.name, report)
+            self[region].lb.ways.load("", MODEL, worker.name, report)
 
     async def knows(self, region: str, other: str, report: Report) -> None:
         """Until ``region`` has heard that ``other`` has room, or has none."""
@@ -50,7 +52,12 @@ def peer_of(name: str, bench: Bench) -> Peer:
 
 @contextlib.asynccontextmanager
 async def running_regions(
-    folder: Path, *names: str, workers: int = 1, linked: bool = True, **settings: object
+    folder: Path,
+    *names: str,
+    workers: int = 1,
+    linked: bool = True,
+    clocks: Mapping[str, Clock] | None = None,
+    **settings: object,
 ) -> AsyncIterator[Regions]:
     """With a secret that they share; each knows the others."""
     secret = folder / "federation-secret"
@@ -59,7 +66,8 @@ async def running_regions(
         regions = Regions()
         for name in names:
             options: dict[str, object] = {"pushing": PUSHING, "federation_secret_file": str(secret)} | settings
-            regions[name] = await stack.enter_async_context(running_lb(workers, region=name, **options))
+            clock = (clocks or {}).get(name, time.monotonic)
+            regions[name] = await stack.enter_async_context(running_lb(workers, region=name, clock=clock, **options))
             regions.say(name, ROOMY)
         if linked:
             for name, bench in regions.items():

@@ -11,7 +11,6 @@ from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason
 from pinyon.messages.logprobs import logprobs_to_proto
 from services.lb import http_choices, openai_choices
-from services.lb.line import ANYWHERE
 from services.lb.request import Delta
 from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin
 
@@ -301,8 +300,11 @@ class FakeDispatcher:
     def __init__(self) -> None:
         self.asked = []
 
-    def wants(self, request):
-        return ANYWHERE
+    def demand(self, request):
+        return 0
+
+    def priority(self, request):
+        return 0
 
     async def run(self, request, ticket):
         sampling, prompt = request.ask.sampling, request.ask.tokens_le32[::4]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 
 import grpc
 import pytest
@@ -152,6 +153,37 @@ async def test_requests_wait_at_the_load_balancer_until_somebody_has_room(tmp_pa
         await regions.idle()
 
 
+async def test_a_region_without_instances_is_ready_while_others_are(tmp_path):
+    async with running_regions(tmp_path, "us", "eu") as regions:
+        us, eu = regions["us"], regions["eu"]
+        us.conductor.workers = []
+        us.conductor.push()
+        await spin(lambda: not us.lb.view.servable(MODEL, us.clock()))
+        assert (await us.complete(max_tokens=3)).json["choices"][0]["text"] == expected_text(5, 3)
+        assert len(eu.workers[0].submissions) == 1
+        assert (await us.get("/health/ready")).status == 200
+        await eu.lb.grpc.drain(0)
+        two = us.lb.ways.of(MODEL)
+        await spin(lambda: not any(target.live for target in two.remote))
+        reply = await us.get("/health/ready")
+        assert reply.status == 503
+        assert "No instance" in reply.body.decode()
+
+
+async def test_clocks_that_differ_do_not_matter(tmp_path):
+    """Of one region by eleven days, and of the other one it goes slower by a thousandth."""
+    clocks = {"us": lambda: time.monotonic() + 1e6, "eu": lambda: 0.999 * time.monotonic() - 1e6}
+    async with running_regions(tmp_path, "us", "eu", clocks=clocks, request_timeout_s=20.0) as regions:
+        for here, there in (("us", "eu"), ("eu", "us")):
+            regions.say(here, FULL)
+            assert (await regions[here].complete(max_tokens=5)).json["choices"][0]["text"] == expected_text(5, 5)
+            submission = regions[there].workers[0].submissions[-1]
+            assert 15_000 < submission.timeout_ms <= 20_000
+            regions.say(here, ROOMY)
+            await regions.knows(there, here, ROOMY)
+        await regions.idle()
+
+
 # -- law
 
 GDPR = {"regions": {"us": [], "eu": ["gdpr"], "uk": ["gdpr"]}, "rules": [{"from": ["gdpr"], "to": ["gdpr"]}]}
@@ -246,9 +278,9 @@ class Caller:
         self.call.cancel()
         await self._channel.close()
 
-    async def hello(self, **fields) -> peer_pb2.PeerResponse:
+    async def hello(self, **fields) -> peer_pb2.SessionResponse:
         values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1} | fields
-        await self.call.write(peer_pb2.PeerRequest(hello=peer_pb2.PeerHello(**values)))
+        await self.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
         answer = await self.call.read()
         assert answer is not grpc.aio.EOF
         welcome = answer.welcome
@@ -258,7 +290,7 @@ class Caller:
         return answer
 
     async def prove(self) -> None:
-        await self.call.write(peer_pb2.PeerRequest(proof=caller_proof(self.secret, self.nonce, "eu", "x"), probe=7))
+        await self.call.write(peer_pb2.SessionRequest(proof=caller_proof(self.secret, self.nonce, "eu", "x"), probe=7))
 
     def request(self, *, hops: int = 1, nonce: bytes = b"", secret: bytes = b"") -> peer_pb2.ForwardedRequest:
         submission = worker_pb2.Submission(
@@ -287,7 +319,7 @@ async def test_who_does_not_know_the_secret_learns_nothing(tmp_path):
             assert await caller.status() is grpc.StatusCode.PERMISSION_DENIED
         async with Caller(regions["us"], b"wrong") as caller:
             await caller.hello()
-            await caller.call.write(peer_pb2.PeerRequest(requests=[caller.request()]))
+            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request()]))
             assert await caller.status() is grpc.StatusCode.PERMISSION_DENIED
         assert not regions["us"].workers[0].submissions
 
@@ -304,7 +336,7 @@ async def test_who_does_not_know_the_secret_learns_nothing(tmp_path):
 async def test_a_bad_hello_is_refused(tmp_path, fields, code):
     async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
         values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1} | fields
-        await caller.call.write(peer_pb2.PeerRequest(hello=peer_pb2.PeerHello(**values)))
+        await caller.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
         assert await caller.status() is code
 
 
@@ -313,12 +345,12 @@ async def test_a_request_is_good_for_one_session_and_one_hop(tmp_path):
         async with Caller(regions["us"], OURS) as caller:
             await caller.hello()
             await caller.prove()
-            await caller.call.write(peer_pb2.PeerRequest(requests=[caller.request(nonce=b"o" * 16)]))
+            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(nonce=b"o" * 16)]))
             assert await caller.status() is grpc.StatusCode.PERMISSION_DENIED
         async with Caller(regions["us"], OURS) as caller:
             await caller.hello()
             await caller.prove()
-            await caller.call.write(peer_pb2.PeerRequest(requests=[caller.request(hops=2)]))
+            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(hops=2)]))
             while not (message := await caller.call.read()).updates:
                 pass
             assert message.updates[0].error.code == "FAILED_PRECONDITION"
@@ -331,7 +363,7 @@ async def test_who_proves_itself_is_served(tmp_path):
     async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
         await caller.hello()
         await caller.prove()
-        await caller.call.write(peer_pb2.PeerRequest(requests=[caller.request()]))
+        await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request()]))
         tokens, probes, state = [], set(), None
         while True:
             message = await caller.call.read()
@@ -354,7 +386,7 @@ async def test_without_a_secret_and_without_tls_the_door_is_shut(tmp_path):
         Caller(regions["us"], OURS) as caller,
     ):
         values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1}
-        await caller.call.write(peer_pb2.PeerRequest(hello=peer_pb2.PeerHello(**values)))
+        await caller.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
         assert await caller.status() is grpc.StatusCode.FAILED_PRECONDITION
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Generic, TypeVar
 
-__all__ = ["Delayed"]
+__all__ = ["Delayed", "delayed_messages"]
 
 Item = TypeVar("Item")
 
@@ -42,3 +43,23 @@ class Delayed(Generic[Item]):
             self._hand_on(items.popleft()[1])
         if items:
             self._timer = self._loop.call_later(max(0.0, items[0][0] - now_s), self._due)
+
+
+async def delayed_messages(messages: AsyncGenerator[Item, None], seconds: float) -> AsyncGenerator[Item, None]:
+    """The same messages, each so many seconds later; those that come meanwhile wait beside it."""
+    ready: asyncio.Queue[Item] = asyncio.Queue()
+    delayed: Delayed[Item] = Delayed(seconds, ready.put_nowait)
+
+    async def read() -> None:
+        async with aclosing(messages):
+            async for message in messages:
+                delayed.put(message)
+
+    reading = asyncio.create_task(read(), name="delayed messages")
+    try:
+        while True:
+            yield await ready.get()
+    finally:
+        delayed.close()
+        reading.cancel()
+        await asyncio.wait({reading})

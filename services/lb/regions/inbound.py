@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -10,6 +11,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import (
+    Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
@@ -21,6 +23,7 @@ from pinyon.core.errors import (
     Unavailable,
 )
 from pinyon.core.request import FinishReason
+from pinyon.messages.checks import check_id
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.request_class import class_from_proto
@@ -28,9 +31,10 @@ from pinyon.messages.sampling import sampling_from_proto
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
+from services.lb.access_log import AccessLog
 from services.lb.ask import Ask
 from services.lb.dispatcher import Dispatcher
-from services.lb.line import Line, Place, Wants
+from services.lb.line import Line, Place
 from services.lb.metrics import LbMetrics
 from services.lb.models import Models
 from services.lb.regions.peer import Peer
@@ -47,6 +51,7 @@ STATE_TICKS_MAX = 5
 REQUESTS_MAX = 4096
 """Of one session at once."""
 OUTBOX_LIMIT = 65_536
+FAREWELL_S = 0.2
 PROOF_S = 5.0
 """From its first message until it has proved what it is."""
 
@@ -65,6 +70,7 @@ class InboundParts:
         models: Models,
         dispatcher: Dispatcher,
         metrics: LbMetrics,
+        access: AccessLog,
         draining: Callable[[], bool],
         timeout_s: float,
         clock: Clock,
@@ -76,10 +82,19 @@ class InboundParts:
         self.models = models
         self.dispatcher = dispatcher
         self.metrics = metrics
+        self.access = access
         self.draining = draining
         self.timeout_s = timeout_s
         self.clock = clock
         self.sessions: set[Inbound] = set()
+        self.ending = False
+        """Sessions end as soon as they have no requests."""
+
+    def end(self) -> None:
+        """The load balancer takes nothing new: what is here may finish, and nobody keeps a session for more."""
+        self.ending = True
+        for session in list(self.sessions):
+            session.end_if_idle()
 
     @property
     def requests(self) -> int:
@@ -105,15 +120,18 @@ class Inbound:
         self._version = 0
         self._received = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
 
     @property
     def requests(self) -> int:
         return len(self._tasks)
 
     async def run(
-        self, stream: Accepted[peer_pb2.PeerResponse, peer_pb2.PeerRequest], welcome: peer_pb2.PeerWelcome
+        self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
     ) -> None:
+        self._stream = stream
         self._parts.sessions.add(self)
+        self.end_if_idle()
         states = asyncio.create_task(self._states(stream), name=f"states for {self.peer.name}")
         try:
             await stream.run(self._take, self._messages(welcome))
@@ -128,7 +146,7 @@ class Inbound:
 
     # -- what comes
 
-    def _take(self, message: peer_pb2.PeerRequest) -> None:
+    def _take(self, message: peer_pb2.SessionRequest) -> None:
         if not self._known.is_set():
             parts = self._parts
             expected = caller_proof(parts.secret, self._nonce, self.peer.region, self.peer.name)
@@ -164,30 +182,57 @@ class Inbound:
             return
         task = asyncio.create_task(self._serve(stream_id, submission, forwarded), name=submission.request_id)
         self._tasks[stream_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(stream_id, None))
+        task.add_done_callback(lambda _: self._ended(stream_id))
+
+    def _ended(self, stream_id: int) -> None:
+        self._tasks.pop(stream_id, None)
+        if self._parts.ending and not self._tasks:
+            # Not before what it said last has gone: its caller would take that for lost.
+            asyncio.get_running_loop().call_later(FAREWELL_S, self.end_if_idle)
+
+    def end_if_idle(self) -> None:
+        if self._parts.ending and not self._tasks and self._stream is not None:
+            self._stream.end()
 
     async def _serve(
         self, stream_id: int, submission: worker_pb2.Submission, forwarded: peer_pb2.ForwardedRequest
     ) -> None:
+        arrived_s, status = self._parts.clock(), 200
+        requests: list[Request] = []
         try:
-            await self._generate(stream_id, submission, forwarded)
+            await self._generate(stream_id, submission, forwarded, requests)
         except asyncio.CancelledError:
+            status = Cancelled.http_status
             self._fail(stream_id, Unavailable("cancelled"))
             raise
         except PinyonError as error:
+            status = error.http_status
             self._fail(stream_id, error)
         except Exception:
+            status = Internal.http_status
             _log.exception("a forwarded request failed", extra={"request_id": submission.request_id})
             self._fail(stream_id, Internal("internal error"))
+        finally:
+            self._parts.access.answered(
+                "FORWARDED", self.peer.region, status,
+                arrived_s=arrived_s, request_id=requests[0].ask.request_id if requests else "",
+                holder=requests[0].ask.request_class.tenant if requests else "", requests=requests,
+            )  # fmt: skip
 
     async def _generate(
-        self, stream_id: int, submission: worker_pb2.Submission, forwarded: peer_pb2.ForwardedRequest
+        self,
+        stream_id: int,
+        submission: worker_pb2.Submission,
+        forwarded: peer_pb2.ForwardedRequest,
+        requests: list[Request],
     ) -> None:
+        """What becomes one of the ``requests`` is put there."""
         parts, now_s = self._parts, self._parts.clock()
         if forwarded.hops != 1:
             raise FailedPrecondition(f"it has come through {forwarded.hops} regions, only one is allowed")
         timeout_s = min(submission.timeout_ms / 1e3 or parts.timeout_s, parts.timeout_s)
         request = await self._request(submission, now_s, timeout_s)
+        requests.append(request)
         request.gap_s = min(forwarded.gap_ms, 1000) / 1e3
         self._check_law(request)
         if parts.draining():
@@ -213,6 +258,7 @@ class Inbound:
         tokens, generated = submission.prompt_tokens_le32, submission.generated_tokens
         if len(tokens) % 4 or len(tokens) < 4 * (generated + 1):
             raise InvalidArgument(f"{len(tokens)} bytes with {generated} tokens generated are no prompt")
+        check_id(submission.request_id, "request_id")
         whose = class_from_proto(submission.request_class)
         try:
             prompts = self._parts.models.of(submission.model)
@@ -275,7 +321,7 @@ class Inbound:
             return
         self._news.set()
 
-    async def _states(self, stream: Accepted[peer_pb2.PeerResponse, peer_pb2.PeerRequest]) -> None:
+    async def _states(self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest]) -> None:
         """Tell how the region is, whenever that has changed."""
         try:
             async with asyncio.timeout(PROOF_S):
@@ -309,8 +355,8 @@ class Inbound:
                 told.credits = share
         return state
 
-    async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.PeerResponse, None]:
-        yield peer_pb2.PeerResponse(welcome=welcome)
+    async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.SessionResponse, None]:
+        yield peer_pb2.SessionResponse(welcome=welcome)
         while True:
             await self._news.wait()
             self._news.clear()
@@ -319,7 +365,7 @@ class Inbound:
             probe, self._probe = self._probe, 0
             state, self._state = self._state, None
             for number, part in enumerate(parts):
-                message = peer_pb2.PeerResponse(updates=part)
+                message = peer_pb2.SessionResponse(updates=part)
                 if number == 0:
                     message.probe = probe
                     if state is not None:
@@ -333,9 +379,9 @@ class _Turn:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    async def turn(self, tokens: int, wants: Wants = Wants()) -> None:  # noqa: B008
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
         try:
-            await self._place.turn(tokens, wants)
+            await self._place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
         except ResourceExhausted as displaced:
             raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, PermissionDenied, PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import InvalidArgument, PermissionDenied, PinyonError, Unavailable
 from pinyon.runtime.channel import OpenChannel, open_channel
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
@@ -16,7 +16,7 @@ from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES
 from services.lb.regions.delayed import Delayed
 from services.lb.regions.peer import Peer
 from services.lb.regions.proof import caller_proof, is_nonce, new_nonce, request_proof, same, welcome_proof
-from services.lb.worker_session import WorkerStream
+from services.lb.worker_stream import WorkerStream, WorkerStreams
 
 __all__ = ["PEER_VERSION", "RegionLink"]
 
@@ -31,7 +31,7 @@ timed: while our own loop is held up, none passes."""
 REQUESTS_MAX = 8192
 """Under way to one peer."""
 SMOOTHING = 0.2
-METHOD = Method("/pinyon.api.lb.v1.PeerService/Session", peer_pb2.PeerRequest, peer_pb2.PeerResponse)
+METHOD = Method("/pinyon.api.lb.v1.PeerService/Session", peer_pb2.SessionRequest, peer_pb2.SessionResponse)
 
 _log = get_logger("lb.regions")
 
@@ -94,10 +94,10 @@ class RegionLink:
     def send(self, stream: WorkerStream, submission: worker_pb2.Submission, gap_s: float) -> None:
         """Nothing happens if its session has ended: the stream says so."""
         talk = self._talk
-        if talk is not None and talk.streams.get(stream.stream_id) is stream:
+        if talk is not None and talk.streams.has(stream):
             talk.send(submission, gap_s)
 
-    async def _converse(self, stream: Dialed[peer_pb2.PeerRequest, peer_pb2.PeerResponse]) -> None:
+    async def _converse(self, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
         talk = self._talk = _Talk(self, stream)
         watch = asyncio.create_task(talk.watch(), name=f"watch {self.peer.region}")
         reason = "the stream ended"
@@ -123,30 +123,28 @@ class RegionLink:
 class _Talk:
     """One session's life."""
 
-    def __init__(self, link: RegionLink, stream: Dialed[peer_pb2.PeerRequest, peer_pb2.PeerResponse]) -> None:
+    def __init__(self, link: RegionLink, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
         self._link = link
         self._stream = stream
         self._hello_nonce = new_nonce()
         self.nonce: bytes | None = None
         """The peer's; None until it has proved what it is."""
-        self.streams: dict[int, WorkerStream] = {}
-        self._last_id = 0
+        self.streams = WorkerStreams(link._unread_limit, self._cancel)
         self._silent = 0
         self._probe = 0
         self._probed_s = 0.0
         self._version = 0
-        self._ready: list[peer_pb2.PeerRequest] = []
+        self._ready: list[peer_pb2.SessionRequest] = []
         self._size = 0
         self._news = asyncio.Event()
-        self.incoming: Delayed[peer_pb2.PeerResponse] = Delayed(link._delay_s, self._take_safely)
-        self._outgoing: Delayed[peer_pb2.PeerRequest] = Delayed(link._delay_s, self._due)
+        self.incoming: Delayed[peer_pb2.SessionResponse] = Delayed(link._delay_s, self._take_safely)
+        self._outgoing: Delayed[peer_pb2.SessionRequest] = Delayed(link._delay_s, self._due)
 
     # -- requests
 
     def open(self, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
-        self._last_id += 1
-        stream = self.streams[self._last_id] = WorkerStream(self, self._last_id, gap_s)  # type: ignore[arg-type]
-        return stream, worker_pb2.Submission(stream_id=self._last_id)
+        stream = self.streams.open(gap_s)
+        return stream, worker_pb2.Submission(stream_id=stream.stream_id)
 
     def send(self, submission: worker_pb2.Submission, gap_s: float) -> None:
         assert self.nonce is not None
@@ -157,27 +155,18 @@ class _Talk:
             gap_ms=round(gap_s * 1e3),
             proof=request_proof(self._link._secret, self.nonce, 1, data),
         )
-        self._outgoing.put(peer_pb2.PeerRequest(requests=[request]))
-
-    def forget(self, stream: WorkerStream) -> None:
-        """Nobody reads it any more."""
-        if self.streams.pop(stream.stream_id, None) is not None and not stream.ended:
-            self._cancel(stream.stream_id)
+        self._outgoing.put(peer_pb2.SessionRequest(requests=[request]))
 
     def _cancel(self, stream_id: int) -> None:
-        self._outgoing.put(peer_pb2.PeerRequest(cancel_stream_ids=[stream_id]))
+        self._outgoing.put(peer_pb2.SessionRequest(cancel_stream_ids=[stream_id]))
 
     def end(self, reason: str) -> None:
         self.incoming.close()
         self._outgoing.close()
-        streams, self.streams = self.streams, {}
-        if streams:
-            _log.warning(
-                "lost the load balancer of %s: %s", self._link.peer.region, reason, extra={"requests": len(streams)}
-            )
-        for stream in streams.values():
-            stream.reached = stream.lost = self._stream.connected
-            stream.fail(Unavailable(f"The region {self._link.peer.region} went away."))
+        region = self._link.peer.region
+        error = Unavailable(f"The region {region} went away.")
+        if count := self.streams.end(error, self._stream.connected):
+            _log.warning("lost the load balancer of %s: %s", region, reason, extra={"requests": count})
 
     # -- the stream
 
@@ -194,15 +183,15 @@ class _Talk:
             if self.nonce is not None and ticks % PROBE_TICKS == 0:
                 self._probe += 1
                 self._probed_s = self._link._clock()
-                self._outgoing.put(peer_pb2.PeerRequest(probe=self._probe))
+                self._outgoing.put(peer_pb2.SessionRequest(probe=self._probe))
 
-    def _take_safely(self, message: peer_pb2.PeerResponse) -> None:
+    def _take_safely(self, message: peer_pb2.SessionResponse) -> None:
         try:
             self._take(message)
         except PinyonError as error:
             self._stream.end(error)
 
-    def _take(self, message: peer_pb2.PeerResponse) -> None:
+    def _take(self, message: peer_pb2.SessionResponse) -> None:
         self._silent = 0
         link = self._link
         if self.nonce is None:
@@ -212,18 +201,7 @@ class _Talk:
         if message.HasField("state") and message.state.version > self._version:
             self._version = message.state.version
             link._on_state(link, message.state)
-        streams = self.streams
-        for update in message.updates:
-            stream = streams.get(update.stream_id)
-            if stream is None or stream.ended:
-                continue
-            unread = stream.deliver(update)
-            if stream.ended:
-                del streams[stream.stream_id]
-            elif unread > link._unread_limit:
-                del streams[stream.stream_id]
-                self._cancel(stream.stream_id)
-                stream.fail(ResourceExhausted("The client reads too slowly."))
+        self.streams.take(message.updates)
 
     def _welcome(self, welcome: peer_pb2.PeerWelcome | None) -> None:
         """Raises :class:`PinyonError` if that is nobody to send requests to."""
@@ -238,10 +216,10 @@ class _Talk:
         self.nonce = welcome.nonce
         link.sessions += 1
         proof = caller_proof(link._secret, welcome.nonce, link._own.region, link._own.name)
-        self._outgoing.put(peer_pb2.PeerRequest(proof=proof, probe=1))
+        self._outgoing.put(peer_pb2.SessionRequest(proof=proof, probe=1))
         self._probe, self._probed_s = 1, link._clock()
 
-    def _due(self, message: peer_pb2.PeerRequest) -> None:
+    def _due(self, message: peer_pb2.SessionRequest) -> None:
         """Into the message that is being filled, or one after it."""
         size = message.ByteSize() + FRAME_BYTES
         if self._ready and self._size + size <= MESSAGE_BYTES:
@@ -252,9 +230,9 @@ class _Talk:
             self._size = size
         self._news.set()
 
-    async def written(self) -> AsyncGenerator[peer_pb2.PeerRequest, None]:
+    async def written(self) -> AsyncGenerator[peer_pb2.SessionRequest, None]:
         own = self._link._own
-        yield peer_pb2.PeerRequest(
+        yield peer_pb2.SessionRequest(
             hello=peer_pb2.PeerHello(region=own.region, lb_id=own.name, nonce=self._hello_nonce, version=PEER_VERSION)
         )
         while True:

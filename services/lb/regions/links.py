@@ -16,7 +16,7 @@ from pinyon.runtime.logging import get_logger
 from services.lb.regions.link import RegionLink
 from services.lb.regions.peer import Peer
 from services.lb.ways import Ways
-from services.lb.worker_session import WorkerStream
+from services.lb.worker_stream import WorkerStream
 
 __all__ = ["PEERS_MAX", "RegionLinks"]
 
@@ -115,6 +115,7 @@ class RegionLinks:
                 available=each.available_instances,
             )
             for each in state.models
+            if each.instances
         }
         self._ways.heard(link.peer.name, link.peer.region, models, link.distance_s, draining=state.draining)
 

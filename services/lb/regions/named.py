@@ -5,9 +5,10 @@ from __future__ import annotations
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
+from pinyon.federation.position import Position
 from services.lb.regions.peer import Peer
 
-__all__ = ["parse_delays", "parse_peers"]
+__all__ = ["parse_delays", "parse_peers", "parse_position"]
 
 DELAY_MS_MAX = 5000.0
 
@@ -25,6 +26,17 @@ def parse_peers(text: str) -> list[Peer]:
     if len({peer.name for peer in peers}) < len(peers):
         raise InvalidArgument("a peer is named twice", field="peers")
     return peers
+
+
+def parse_position(text: str) -> Position | None:
+    """``LATITUDE,LONGITUDE``; None of an empty text. Raises ``ValueError``."""
+    if not text:
+        return None
+    latitude, _, longitude = text.partition(",")
+    try:
+        return Position(float(latitude), float(longitude))
+    except (ValueError, InvalidArgument):
+        raise ValueError(f"{text!r} is no LATITUDE,LONGITUDE in degrees") from None
 
 
 def parse_delays(text: str) -> dict[str, float]:

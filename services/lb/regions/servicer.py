@@ -39,7 +39,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
             raise FailedPrecondition("regions need TLS between them, or --federation-secret-file")
         if len(parts.sessions) >= SESSIONS_MAX:
             raise ResourceExhausted(f"{SESSIONS_MAX} load balancers are connected", retry_after_s=1.0)
-        stream = Accepted[peer_pb2.PeerResponse, peer_pb2.PeerRequest](context, WRITE_S)
+        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
         first = await stream.first(FIRST_S)
         if first is None:
             return

@@ -48,11 +48,11 @@ class _Demand:
         """There is one."""
         turns = self._turns
         while True:
-            start, turn, serial, lane = turns[0]
+            start, _, serial, lane = turns[0]
             tenant = lane.tenant
             if not lane.count or lane.listed != serial:
                 heapq.heappop(turns)
-            elif start != tenant.start or turn != tenant.turn:
+            elif start != tenant.start:
                 heapq.heapreplace(turns, (tenant.start, tenant.turn, serial, lane))
             else:
                 return lane
@@ -136,12 +136,11 @@ class FairTurns:
         self._last_turn = tenant.turn = self._last_turn + 1
 
     def came_back(self, tenant: Tenant, tokens: int) -> None:
-        """What the tenant was charged for is not used: its turn comes earlier again, but not before the others'."""
+        """What it was charged for is not used. If nobody waited then, it was not charged, and is ahead by so much."""
         if tenant.lanes:
-            if tenant.start > self._now_tokens:
-                tenant.start = max(self._now_tokens, tenant.start - tokens)
-                for demand, lane in tenant.lanes.items():
-                    self._enlist(self._demands[demand], lane)
+            tenant.start -= tokens
+            for demand, lane in tenant.lanes.items():
+                self._enlist(self._demands[demand], lane)
         elif tenant.name in self._finished:
             self._finished[tenant.name] -= tokens
 

@@ -84,13 +84,17 @@ class Layer:
         if target is not None:
             target.distance_s = distance_s
 
-    def report(self, name: str, report: Report, now_s: float) -> None:
-        """It said so, or was found to be so, just now."""
+    def report(self, name: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
+        """It said so, or was found to be so, just now. ``unseen``: of ours on their way then, if that is known better
+        than by ``received``."""
         target = self._targets.get(name)
         if target is None:
             return
         target.report, target.reported_s = report, now_s
-        target.sent_before = target.sent if report.received == UNKNOWN else min(target.sent, report.received)
+        if unseen != UNKNOWN:
+            target.sent_before = target.sent - unseen
+        else:
+            target.sent_before = target.sent if report.received == UNKNOWN else min(target.sent, report.received)
 
     # -- who is available
 
@@ -104,6 +108,16 @@ class Layer:
                 if total >= UNLIMITED:
                     return UNLIMITED
         return max(0, total - self._held)
+
+    def has_room(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> bool:
+        """Whether :meth:`spare` is not 0; it looks at no more targets than it has to."""
+        total, pushing, held = 0, self._pushing, self._held
+        for target in self._targets.values():
+            if target.batches and (allowed is None or target.name in allowed) and target.name not in exclude:
+                total += pushing.spare(target, now_s)
+                if total > held:
+                    return True
+        return False
 
     def available(
         self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()

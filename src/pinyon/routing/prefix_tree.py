@@ -38,6 +38,10 @@ class PrefixTree:
     def __init__(self, settings: PrefixTreeSettings | None = None) -> None:
         self._settings = settings or PrefixTreeSettings()
         self.trie = PrefixTrie(self._settings.chunks_max, self._settings.records_max)
+        self.hit_chunks = 0
+        """Of the prompts that were sent, what their targets had been sent before."""
+        self.asked_chunks = 0
+        """Of these prompts in all."""
 
     def add(self, name: str) -> None:
         self.trie.add(name)
@@ -60,5 +64,8 @@ class PrefixTree:
         return least_full(available)
 
     def sent(self, request: Routed, name: str) -> None:
-        if self.trie.bit(name):
+        bit = self.trie.bit(name)
+        if bit:
+            self.hit_chunks += self.trie.match(request.keys, bit).chunks
+            self.asked_chunks += request.chunks
             self.trie.insert(request.keys, name)

@@ -20,6 +20,8 @@ __all__ = ["Choice", "Possible", "Route", "TwoLayers", "Where"]
 
 class Where(StrEnum):
     LOCAL = "local"
+    ADOPTED = "adopted"
+    """To instances of a region whose load balancers have failed."""
     REMOTE = "remote"
     WAIT = "wait"
     NOWHERE = "nowhere"
@@ -27,8 +29,8 @@ class Where(StrEnum):
 
 
 class Choice(NamedTuple):
-    """``target`` is an instance or another load balancer; empty when it waits, and where a conductor places ``LOCAL``
-    ones."""
+    """``target`` is an instance, an adopted cluster, or another load balancer; empty when it waits, and where a
+    conductor places ``LOCAL`` ones."""
 
     where: Where
     target: str = ""
@@ -63,6 +65,9 @@ class TwoLayers:
     def __init__(self, region: str, local: Layer, remote: Layer, geography: Geography = ANYWHERE) -> None:
         self.region = region
         self.local, self.remote = local, remote
+        self.adopted: dict[str, tuple[str, Layer]] = {}
+        """Instances of other regions that are served from here for as long as nobody there does (§4.2), by the
+        cluster's name: the region they are in, which law goes by, and they."""
         self.geography = geography
 
     def choose(self, route: Route, now_s: float, *, conducted: bool = False) -> Choice:
@@ -70,12 +75,16 @@ class TwoLayers:
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         if here:
             if conducted:
-                if self.local.spare(now_s, exclude=route.exclude):
+                if self.local.has_room(now_s, exclude=route.exclude):
                     return Choice(Where.LOCAL)
             else:
                 target = self.local.choose(route.routed, now_s, exclude=route.exclude)
                 if target is not None:
                     return Choice(Where.LOCAL, target.name)
+        name = self.adopted_for(route, now_s)
+        if name:
+            return Choice(Where.ADOPTED, name)
+        here = here or bool(self._adopted(route))
         if route.forwarded:
             return Choice(Where.WAIT if here else Where.NOWHERE)
         allowed = self.others_for(route)
@@ -84,6 +93,25 @@ class TwoLayers:
             if target is not None:
                 return Choice(Where.REMOTE, target.name)
         return Choice(Where.WAIT if here or allowed else Where.NOWHERE)
+
+    def adopted_for(self, route: Route, now_s: float) -> str:
+        """The adopted cluster with the most room for it; empty if none has any."""
+        best, most = "", 0
+        for name in self._adopted(route):
+            spare = self.adopted[name][1].spare(now_s, exclude=route.exclude)
+            if spare > most:
+                best, most = name, spare
+        return best
+
+    def _adopted(self, route: Route) -> list[str]:
+        """Those that may serve it. What came from another region may go to an adopted one: that is no second hop, it is
+        served from here."""
+        geography = self.geography
+        return [
+            name
+            for name, (region, _) in self.adopted.items()
+            if geography.may(self.region, region, route.geographies, route.tenant).allowed
+        ]
 
     def others_for(self, route: Route) -> set[str]:
         """Load balancers of other regions that may serve it, as far as law and contracts go."""

@@ -77,8 +77,10 @@ def test_who_cannot_say_how_much_room_it_has_gets_a_burst() -> None:
 def test_what_a_conductor_is_asked_for_takes_a_credit_at_once() -> None:
     local = layer(names="a")
     local.report("a", Report(pending=0, room=1), 0.0)
+    assert local.has_room(0.0)
     local.hold()
     assert local.spare(0.0) == 0
+    assert not local.has_room(0.0)
     local.release()
     assert local.spare(0.0) == 1
     with pytest.raises(ValueError, match="nothing is held"):

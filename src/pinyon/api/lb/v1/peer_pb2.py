@@ -25,27 +25,27 @@ _sym_db = _symbol_database.Default()
 from pinyon.api.worker.v1 import worker_pb2 as pinyon_dot_api_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpinyon/api/lb/v1/peer.proto\x12\x10pinyon.api.lb.v1\x1a!pinyon/api/worker/v1/worker.proto\"\xa8\x01\n\x0bPeerRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.pinyon.api.lb.v1.PeerHello\x12\r\n\x05probe\x18\x02 \x01(\x04\x12\x34\n\x08requests\x18\x03 \x03(\x0b\x32\".pinyon.api.lb.v1.ForwardedRequest\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x04 \x03(\x04\x12\r\n\x05proof\x18\x05 \x01(\x0c\"\xb0\x01\n\x0cPeerResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.pinyon.api.lb.v1.PeerWelcome\x12\r\n\x05probe\x18\x02 \x01(\x04\x12,\n\x05state\x18\x03 \x01(\x0b\x32\x1d.pinyon.api.lb.v1.RegionState\x12\x33\n\x07updates\x18\x04 \x03(\x0b\x32\".pinyon.api.worker.v1.StreamUpdate\"J\n\tPeerHello\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05lb_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\r\"[\n\x0bPeerWelcome\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05lb_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\x12\x0f\n\x07version\x18\x05 \x01(\r\"S\n\x10\x46orwardedRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x0c\x12\x0c\n\x04hops\x18\x02 \x01(\r\x12\x0e\n\x06gap_ms\x18\x03 \x01(\r\x12\r\n\x05proof\x18\x04 \x01(\x0c\"p\n\x0bRegionState\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12,\n\x06models\x18\x02 \x03(\x0b\x32\x1c.pinyon.api.lb.v1.ModelState\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x10\n\x08received\x18\x04 \x01(\x04\"\x8e\x01\n\nModelState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tinstances\x18\x02 \x01(\r\x12\x1b\n\x13\x61vailable_instances\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x14\n\x07\x63redits\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07running\x18\x06 \x01(\rB\n\n\x08_credits2[\n\x0bPeerService\x12L\n\x07Session\x12\x1d.pinyon.api.lb.v1.PeerRequest\x1a\x1e.pinyon.api.lb.v1.PeerResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpinyon/api/lb/v1/peer.proto\x12\x10pinyon.api.lb.v1\x1a!pinyon/api/worker/v1/worker.proto\"\xab\x01\n\x0eSessionRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.pinyon.api.lb.v1.PeerHello\x12\r\n\x05probe\x18\x02 \x01(\x04\x12\x34\n\x08requests\x18\x03 \x03(\x0b\x32\".pinyon.api.lb.v1.ForwardedRequest\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x04 \x03(\x04\x12\r\n\x05proof\x18\x05 \x01(\x0c\"\xb3\x01\n\x0fSessionResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.pinyon.api.lb.v1.PeerWelcome\x12\r\n\x05probe\x18\x02 \x01(\x04\x12,\n\x05state\x18\x03 \x01(\x0b\x32\x1d.pinyon.api.lb.v1.RegionState\x12\x33\n\x07updates\x18\x04 \x03(\x0b\x32\".pinyon.api.worker.v1.StreamUpdate\"J\n\tPeerHello\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05lb_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\r\"[\n\x0bPeerWelcome\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05lb_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\x12\x0f\n\x07version\x18\x05 \x01(\r\"S\n\x10\x46orwardedRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x0c\x12\x0c\n\x04hops\x18\x02 \x01(\r\x12\x0e\n\x06gap_ms\x18\x03 \x01(\r\x12\r\n\x05proof\x18\x04 \x01(\x0c\"p\n\x0bRegionState\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12,\n\x06models\x18\x02 \x03(\x0b\x32\x1c.pinyon.api.lb.v1.ModelState\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x10\n\x08received\x18\x04 \x01(\x04\"\x8e\x01\n\nModelState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tinstances\x18\x02 \x01(\r\x12\x1b\n\x13\x61vailable_instances\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x14\n\x07\x63redits\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07running\x18\x06 \x01(\rB\n\n\x08_credits2a\n\x0bPeerService\x12R\n\x07Session\x12 .pinyon.api.lb.v1.SessionRequest\x1a!.pinyon.api.lb.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pinyon.api.lb.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PEERREQUEST']._serialized_start=85
-  _globals['_PEERREQUEST']._serialized_end=253
-  _globals['_PEERRESPONSE']._serialized_start=256
-  _globals['_PEERRESPONSE']._serialized_end=432
-  _globals['_PEERHELLO']._serialized_start=434
-  _globals['_PEERHELLO']._serialized_end=508
-  _globals['_PEERWELCOME']._serialized_start=510
-  _globals['_PEERWELCOME']._serialized_end=601
-  _globals['_FORWARDEDREQUEST']._serialized_start=603
-  _globals['_FORWARDEDREQUEST']._serialized_end=686
-  _globals['_REGIONSTATE']._serialized_start=688
-  _globals['_REGIONSTATE']._serialized_end=800
-  _globals['_MODELSTATE']._serialized_start=803
-  _globals['_MODELSTATE']._serialized_end=945
-  _globals['_PEERSERVICE']._serialized_start=947
-  _globals['_PEERSERVICE']._serialized_end=1038
+  _globals['_SESSIONREQUEST']._serialized_start=85
+  _globals['_SESSIONREQUEST']._serialized_end=256
+  _globals['_SESSIONRESPONSE']._serialized_start=259
+  _globals['_SESSIONRESPONSE']._serialized_end=438
+  _globals['_PEERHELLO']._serialized_start=440
+  _globals['_PEERHELLO']._serialized_end=514
+  _globals['_PEERWELCOME']._serialized_start=516
+  _globals['_PEERWELCOME']._serialized_end=607
+  _globals['_FORWARDEDREQUEST']._serialized_start=609
+  _globals['_FORWARDEDREQUEST']._serialized_end=692
+  _globals['_REGIONSTATE']._serialized_start=694
+  _globals['_REGIONSTATE']._serialized_end=806
+  _globals['_MODELSTATE']._serialized_start=809
+  _globals['_MODELSTATE']._serialized_end=951
+  _globals['_PEERSERVICE']._serialized_start=953
+  _globals['_PEERSERVICE']._serialized_end=1050
 # @@protoc_insertion_point(module_scope)

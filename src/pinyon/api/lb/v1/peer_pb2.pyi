@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class PeerRequest(_message.Message):
+class SessionRequest(_message.Message):
     __slots__ = ("hello", "probe", "requests", "cancel_stream_ids", "proof")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -21,7 +21,7 @@ class PeerRequest(_message.Message):
     proof: bytes
     def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., probe: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[ForwardedRequest, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
-class PeerResponse(_message.Message):
+class SessionResponse(_message.Message):
     __slots__ = ("welcome", "probe", "state", "updates")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]

@@ -37,8 +37,8 @@ class PeerServiceStub:
         """
         self.Session = channel.stream_stream(
                 '/pinyon.api.lb.v1.PeerService/Session',
-                request_serializer=pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.PeerRequest.SerializeToString,
-                response_deserializer=pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.PeerResponse.FromString,
+                request_serializer=pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.SessionRequest.SerializeToString,
+                response_deserializer=pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.SessionResponse.FromString,
                 _registered_method=True)
 
 
@@ -59,8 +59,8 @@ def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.PeerRequest.FromString,
-                    response_serializer=pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.PeerResponse.SerializeToString,
+                    request_deserializer=pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.SessionRequest.FromString,
+                    response_serializer=pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.SessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,8 +89,8 @@ class PeerService:
             request_iterator,
             target,
             '/pinyon.api.lb.v1.PeerService/Session',
-            pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.PeerRequest.SerializeToString,
-            pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.PeerResponse.FromString,
+            pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.SessionRequest.SerializeToString,
+            pinyon_dot_api_dot_lb_dot_v1_dot_peer__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,18 +8,42 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SessionRequest(_message.Message):
-    __slots__ = ("submissions", "cancel_stream_ids")
+    __slots__ = ("submissions", "cancel_stream_ids", "load_interval_ms")
     SUBMISSIONS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     submissions: _containers.RepeatedCompositeFieldContainer[Submission]
     cancel_stream_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    load_interval_ms: int
+    def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ..., load_interval_ms: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("updates",)
+    __slots__ = ("updates", "load")
     UPDATES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     updates: _containers.RepeatedCompositeFieldContainer[StreamUpdate]
-    def __init__(self, updates: _Optional[_Iterable[_Union[StreamUpdate, _Mapping]]] = ...) -> None: ...
+    load: Load
+    def __init__(self, updates: _Optional[_Iterable[_Union[StreamUpdate, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("seq", "pending", "running", "room", "max_batch", "pending_prefill_tokens", "draining", "received")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
+    PENDING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    pending: int
+    running: int
+    room: int
+    max_batch: int
+    pending_prefill_tokens: int
+    draining: bool
+    received: int
+    def __init__(self, seq: _Optional[int] = ..., pending: _Optional[int] = ..., running: _Optional[int] = ..., room: _Optional[int] = ..., max_batch: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., draining: _Optional[bool] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("stream_id", "request_id", "model", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "placement", "timeout_ms", "traceparent", "no_reuse", "model_fingerprint", "ttft_left_ms")
