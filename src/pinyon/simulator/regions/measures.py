@@ -80,9 +80,14 @@ class Samples:
         world.time.after(SAMPLE_S, self._take)
 
 
-def measured(world: World, samples: Samples, warm_s: float, until_s: float) -> Measured:
-    """Raises ``ValueError`` if no request ended in the window."""
-    served = [each for each in world.served if warm_s <= each.sent_s + each.e2e_s <= until_s and each.ttft_s >= 0]
+def measured(world: World, samples: Samples, warm_s: float, until_s: float, region: str = "") -> Measured:
+    """``region``: of whose clients, "" for all; what is said of instances is so of all. Raises ``ValueError`` if no
+    request ended in the window."""
+    served = [
+        each
+        for each in world.served
+        if warm_s <= each.sent_s + each.e2e_s <= until_s and each.ttft_s >= 0 and region in ("", each.region)
+    ]
     if not served:
         raise ValueError("no request has ended in the window")
     seconds = until_s - warm_s

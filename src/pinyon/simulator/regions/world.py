@@ -33,6 +33,7 @@ __all__ = ["World"]
 
 FORGIVEN_S = 1.0
 """Until what a call broke at last is asked again."""
+WATCH_S = 5.0
 AGAIN_S = 1.0
 """Until a client that found no load balancer looks for one again."""
 
@@ -94,6 +95,16 @@ class World:
             clients.start()
         self.probes.start()
         self.time.run(math.inf if drain else until_s)
+
+    def watch(self, progress: Callable[[float], None]) -> None:
+        """It hears the time every now and then."""
+
+        def look() -> None:
+            progress(self.time.now_s)
+            if not self.over:
+                self.time.after(WATCH_S, look)
+
+        self.time.after(WATCH_S, look)
 
     @property
     def over(self) -> bool:
