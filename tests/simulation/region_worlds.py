@@ -10,7 +10,7 @@ from pinyon.core.request import Role
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon.simulator.regions.chats import ChatSettings, ChatSource, Chats, Together
+from pinyon.simulator.regions.chats import Chats, ChatSettings, ChatSource, Together
 from pinyon.simulator.regions.programs import Program, Source
 from pinyon.simulator.regions.settings import GLOBAL_VIEW, System, WorldSettings
 from pinyon.simulator.regions.trees import Trees, TreeSettings, TreeSource
@@ -23,7 +23,14 @@ PUSHING = ("blind", "outstanding:limit=2", "pending", "pending:credits=false", "
 ENGINE = EngineProfile("s", "", "", 3e-3, 2e-5, 0.0, 0.0, 2e-4, 1e-8)
 MACHINE = MachineProfile("s", "", "", "tiny", 1024, 1536, 0, 1e9, 4e7, 2e7)
 SMALL = ClusterSettings(
-    (Role.MIXED,), BLOCK, 64 * BLOCK, max_batch=16, step_tokens=256, chunk_tokens=128, active_prefills=3, max_prefills=64
+    (Role.MIXED,),
+    BLOCK,
+    64 * BLOCK,
+    max_batch=16,
+    step_tokens=256,
+    chunk_tokens=128,
+    active_prefills=3,
+    max_prefills=64,
 )
 SHORT = ChatSettings(
     prompt_mean=60, prompt_sigma=0.8, answer_mean=20, answer_sigma=0.8, again=0.5, long_share=0.1, long_again=0.8,
@@ -102,21 +109,21 @@ class Troubled:
             clients.send = counted
 
     def _fault(self) -> None:
-        world, rng = self.world, self.rng
+        world, rng, breaks = self.world, self.rng, self.world.breaks
         back_s = rng.uniform(0.05, 2.0)
         kind = rng.randrange(3)
         if kind == 0:
             name = rng.choice(sorted(world.home))
-            world.kill(name)
-            world.time.after(back_s, lambda: world.boot(name))
+            breaks.kill(name)
+            world.time.after(back_s, lambda: breaks.boot(name))
         elif kind == 1:
             region = rng.choice(sorted(world.doors))
-            world.kill_door(region)
-            world.time.after(back_s, lambda: world.restore_door(region))
+            breaks.kill_door(region)
+            world.time.after(back_s, lambda: breaks.restore_door(region))
         else:
             region = rng.choice(world.settings.regions)
-            world.cut_off(region)
-            world.time.after(back_s, lambda: world.heal(region))
+            breaks.cut_off(region)
+            world.time.after(back_s, lambda: breaks.heal(region))
 
     def run(self) -> None:
         self.world.run(self.until_s, drain=True)

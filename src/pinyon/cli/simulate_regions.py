@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--regions",
         metavar="REGION,...",
-        help=f"each {FORM}: its clients at the peak, whose hour is UTC, and how many times fewer there are when they are "
-        f"fewest ({', '.join(WILDCHAT_DAY)} have an hour and a ratio; for others 8). No trace is read",
+        help=f"each {FORM}: its clients at the peak, whose hour is UTC, and how many times fewer there are at the "
+        f"trough ({', '.join(WILDCHAT_DAY)} have an hour and a ratio; for others 8). No trace is read",
     )
     group.add_argument(
         "--system", default="pinyon", help=f"how load balancers route: {', '.join(SYSTEMS)} (default pinyon)"
@@ -204,7 +204,9 @@ def _system(arguments: argparse.Namespace, regions: Mapping[str, _Region]) -> Sy
     if system.alone and system.alone not in regions:
         system = replace(system, alone=next(iter(regions)))
     changes = {
-        key: value for key, value in (("policy", arguments.routing), ("pushing", arguments.pushing)) if value is not None
+        key: value
+        for key, value in (("policy", arguments.routing), ("pushing", arguments.pushing))
+        if value is not None
     }
     return replace(system, name=f"{system.name}, changed", **changes) if changes else system
 
@@ -250,7 +252,8 @@ def _show(
     Console(file=console.file, width=max(console.width, needed)).print(table)
     console.print(
         f"With {per_instance:.1f} clients for an instance: {day.region_local} reserved instances where each region has "
-        f"its own, {day.region_local_dollars:,.2f} $/h; {day.shared} where they are shared, {day.shared_dollars:,.2f} $/h "
+        f"its own, {day.region_local_dollars:,.2f} $/h; {day.shared} where they are shared, {day.shared_dollars:,.2f} "
+        "$/h "
         f"({day.saved:.1%} less); on demand, {day.on_demand_dollars:,.2f} $/h ({day.on_demand_ratio:.2f} times that).",
         highlight=False,
     )

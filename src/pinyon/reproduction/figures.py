@@ -71,6 +71,4 @@ _SKYWALKER = (
     skywalker_pushing.FIG10,
 )
 
-FIGURES: dict[str, Figure] = {
-    figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD, *_FEATHER, *_SKYWALKER)
-}
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD, *_FEATHER, *_SKYWALKER)}

@@ -23,7 +23,13 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
     together = aggregate(list(loads.values()))
     day = costs(loads, PER_INSTANCE)
     rows: list[dict[str, Value]] = [
-        {"region": region, "peak": max(each), "trough": min(each), "variance": variance(each), "basis": Basis.CONSTRUCTION}
+        {
+            "region": region,
+            "peak": max(each),
+            "trough": min(each),
+            "variance": variance(each),
+            "basis": Basis.CONSTRUCTION,
+        }
         for region, each in {**loads, "together": together}.items()
     ]
     lone = [variance(each) for each in loads.values()]
@@ -62,7 +68,8 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
             f"{day.on_demand_ratio:.2f}×",
             Basis.CONSTRUCTION,
             close(day.on_demand_ratio, 2.2),
-            f"follows from the loads and the printed prices, ${RESERVED} and ${ON_DEMAND} per hour (§2.1); agrees within a "
+            f"follows from the loads and the printed prices, ${RESERVED} and ${ON_DEMAND} per hour (§2.1); agrees "
+            "within a "
             "fifth",
         ),
     ]
@@ -80,7 +87,9 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
     picture = Picture(
         "SkyWalker Fig. 3",
         [
-            Courses("Load (by construction)", "hour of the day, UTC", "of the largest region's peak", courses, (), ".1f"),
+            Courses(
+                "Load (by construction)", "hour of the day, UTC", "of the largest region's peak", courses, (), ".1f"
+            ),
             Bars("Cost", "shared = 1", ("one day",), {name: [*each] for name, each in bars.items()}, ".2f"),
         ],
     )
@@ -95,6 +104,4 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, [note], picture)
 
 
-FIG3 = Figure(
-    "skywalker-fig3", PAPER, "§2.2, Fig. 3", "load of five regions over a day, and its cost", (), (), _fig3
-)
+FIG3 = Figure("skywalker-fig3", PAPER, "§2.2, Fig. 3", "load of five regions over a day, and its cost", (), (), _fig3)

@@ -35,7 +35,9 @@ LEAST = 0.05
 
 def _fig4b(tell: Tell, quick: bool) -> Result:
     load = LOAD4B.quick() if quick else LOAD4B
-    runs = {name: ran(load, _in_one(name, policy), tell) for name, policy in (("rr", "round_robin"), ("ll", "least_loaded"))}
+    runs = {
+        name: ran(load, _in_one(name, policy), tell) for name, policy in (("rr", "round_robin"), ("ll", "least_loaded"))
+    }
     rows: list[dict[str, Value]] = []
     for name, found in runs.items():
         for place, used in enumerate(zip(*found.used, strict=True)):
@@ -50,7 +52,8 @@ def _fig4b(tell: Tell, quick: bool) -> Result:
             f"{peaks:.2f}× between the largest shares, {at_once:.2f}× at one time",
             Basis.MODELLED,
             peaks <= 2.64 <= at_once or within([peaks], 2.64, 2.64),
-            "the text does not say which is meant; agrees if the printed one lies between the two. At one time: while the "
+            "the text does not say which is meant; agrees if the printed one lies between the two. At one time: while "
+            "the "
             f"lower share is over {LEAST:.0%}. With ll it is {_at_once(runs['ll']):.2f}× at one time",
         )
     ]
@@ -75,7 +78,8 @@ def _peaks(found: Ran) -> float:
 
 
 def _at_once(found: Ran) -> float:
-    return max([max(each) / min(each) for each in found.used if min(each) > LEAST], default=1.0)
+    ratios = [max(each) / min(each) for each in found.used if min(each) > LEAST]
+    return max(ratios, default=1.0)
 
 
 def _in_one(name: str, policy: str, pushing: str = "blind") -> System:
@@ -126,9 +130,11 @@ def _fig9(tell: Tell, quick: bool) -> Result:
             f"{gain:.2f}×",
             Basis.MODELLED,
             within([gain], 1.27, 1.27) and gain > 1.02,
-            f"with {paper} clients requests hold {runs[paper, BP].measured.used:.0%} of the memory here, and nobody waits for "
+            f"with {paper} clients requests hold {runs[paper, BP].measured.used:.0%} of the memory here, and nobody "
+            "waits for "
             "room: there is nothing for selective pushing to do. Where memory is full, it does not help either: "
-            f"{full or 'not looked at, quick'}. A tree shares nearly all that it holds, and whoever is at the head of a "
+            f"{full or 'not looked at, quick'}. A tree shares nearly all that it holds, and whoever is at the head of "
+            "a "
             "queue in front of full instances goes to the first one that has room, not to the one that has its tree",
         ),
         Claim(
@@ -169,7 +175,8 @@ def _fig9(tell: Tell, quick: bool) -> Result:
         ),
     ]
     note = (
-        "Credits: no more are pushed between two probes than an instance says that it has room for; without, any number "
+        "Credits: no more are pushed between two probes than an instance says that it has room for; without, any "
+        "number "
         "are while nobody waited at the last probe. `without room` are requests that were pushed and have none."
     )
     groups = tuple(str(clients) for clients in dict.fromkeys(clients for clients, _ in runs))
@@ -223,7 +230,8 @@ def _fig10(tell: Tell, quick: bool) -> Result:
             "workload is not printed: here, WildChat's",
         ),
         Claim(
-            "SkyWalker achieves comparable throughput with only 9 replicas as the region-local deployment achieves with "
+            "SkyWalker achieves comparable throughput with only 9 replicas as the region-local deployment achieves "
+            "with "
             "12 replicas, translating into a cost reduction of 25%",
             "§5.2, Fig. 10",
             "25%",
@@ -239,7 +247,8 @@ def _fig10(tell: Tell, quick: bool) -> Result:
             ", ".join(f"{size}: {more[size]:.1f} without credits, {fewer[size]:.1f} with" for size in sizes),
             Basis.MODELLED,
             all(fewer[size] <= more[size] + 0.5 for size in sizes),
-            "requests that were pushed to an instance that has no room for them, in the mean over time: what credits are "
+            "requests that were pushed to an instance that has no room for them, in the mean over time: what credits "
+            "are "
             "for; agrees if there are no more of them with credits. Not in the paper",
         ),
     ]
@@ -253,7 +262,12 @@ def _fig10(tell: Tell, quick: bool) -> Result:
 
 
 def _bars(
-    title: str, label: str, groups: Sequence[str], runs: dict[tuple[int, str], Ran], value: Callable[[Ran], float], form: str
+    title: str,
+    label: str,
+    groups: Sequence[str],
+    runs: dict[tuple[int, str], Ran],
+    value: Callable[[Ran], float],
+    form: str,
 ) -> Bars:
     names = dict.fromkeys(name for _, name in runs)
     values = {name: [value(runs[int(group), name]) for group in groups] for name in names}
@@ -264,8 +278,20 @@ FIG4B = Figure(
     "skywalker-fig4b", PAPER, "§2.3, Fig. 4b", "KV memory of replicas under round robin", (), (), Simulated(_fig4b)
 )
 FIG9 = Figure(
-    "skywalker-fig9", PAPER, "§5.2, Fig. 9", "blind pushing, by outstanding and by pending requests", (), (), Simulated(_fig9)
+    "skywalker-fig9",
+    PAPER,
+    "§5.2, Fig. 9",
+    "blind pushing, by outstanding and by pending requests",
+    (),
+    (),
+    Simulated(_fig9),
 )
 FIG10 = Figure(
-    "skywalker-fig10", PAPER, "§5.2, Fig. 10", "one region busy: region-local and shared instances", (), (), Simulated(_fig10)
+    "skywalker-fig10",
+    PAPER,
+    "§5.2, Fig. 10",
+    "one region busy: region-local and shared instances",
+    (),
+    (),
+    Simulated(_fig10),
 )

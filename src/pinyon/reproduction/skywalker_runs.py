@@ -40,8 +40,10 @@ MODEL_NOTE: Final = (
     "answers. All of them route by the modules that pinyon's load balancer routes by."
 )
 LENGTHS_NOTE: Final = (
-    "By construction: lengths and turns of conversations are what the data sets' own authors publish, and users have as "
-    "much in common as §3.2 prints; lengths of trees are those of SGLang's benchmark of the same trees. SkyWalker's text "
+    "By construction: lengths and turns of conversations are what the data sets' own authors publish, and users have "
+    "as "
+    "much in common as §3.2 prints; lengths of trees are those of SGLang's benchmark of the same trees. SkyWalker's "
+    "text "
     "prints neither lengths, nor think time (none here), nor how long it measured."
 )
 COLUMNS: Final = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from pinyon.reproduction.figure import Basis, Claim, Column, Figure, Result, Simulated, Tell, Value
@@ -58,7 +58,8 @@ def _fig8(tell: Tell, quick: bool) -> Result:
 
 
 _LOAD_NOTE = (
-    "The paper keeps its replicas at high utilisation; with its numbers of clients and these lengths, requests hold the "
+    "The paper keeps its replicas at high utilisation; with its numbers of clients and these lengths, requests hold "
+    "the "
     "shares of KV memory that the table shows, so that hardly any waits for room and pushing seldom decides: what sets "
     "systems apart here is what they reuse, and where their load balancers are. Fig. 10 has the load at which it does."
 )
@@ -71,7 +72,7 @@ def _of(runs: Runs, workload: str, system: str) -> Measured:
 
 def _ratios(
     runs: Runs,
-    workloads: Sequence[str],
+    workloads: Collection[str],
     systems: Sequence[str],
     others: Sequence[str],
     value: Callable[[Measured], float] = lambda each: each.output_tokens_per_s,
@@ -84,11 +85,11 @@ def _ratios(
     ]
 
 
-def _hits(runs: Runs, workloads: Sequence[str], systems: Sequence[str]) -> list[float]:
+def _hits(runs: Runs, workloads: Collection[str], systems: Sequence[str]) -> list[float]:
     return [_of(runs, workload, system).hits for workload in workloads for system in systems]
 
 
-def _uneven(runs: Runs, workloads: Sequence[str], system: str) -> list[float]:
+def _uneven(runs: Runs, workloads: Collection[str], system: str) -> list[float]:
     return [_of(runs, workload, system).uneven for workload in workloads]
 
 
@@ -139,7 +140,8 @@ def _throughput(runs: Runs) -> list[Claim]:
             "1.43 to 1.62×",
             f"{between(gateway, '.2f')}×",
             within(gateway, 1.43, 1.62),
-            f"conversations; {_RANGE}. The gateway is modelled as taking the nearest cluster and its pods in turn; what "
+            f"conversations; {_RANGE}. The gateway is modelled as taking the nearest cluster and its pods in turn; "
+            "what "
             "else kept it back in the paper (another cloud, its own queues) is not printed",
         ),
         *(
@@ -148,7 +150,8 @@ def _throughput(runs: Runs) -> list[Claim]:
                 printed,
                 between(hits[system], ".1%"),
                 within(hits[system], low, high),
-                f"conversations, hits of {system}; {_RANGE}. Turns and openings as the data sets' authors and §3.2 print "
+                f"conversations, hits of {system}; {_RANGE}. Turns and openings as the data sets' authors and §3.2 "
+                "print "
                 "them leave more to be reused than the paper found",
             )
             for system, said, printed, low, high in (
@@ -179,7 +182,8 @@ def _throughput(runs: Runs) -> list[Claim]:
                 printed,
                 f"{between(uneven[system], '.2f')}×",
                 within(uneven[system], low, high),
-                f"conversations; requests at the busiest instance by those at the idlest, each in the mean over time, as "
+                "conversations; requests at the busiest instance by those at the idlest, each in the mean over time, "
+                "as "
                 f"we read it; {_RANGE}. LL has {between(_uneven(runs, CHATS, 'll'), '.2f')}×, SkyWalker "
                 f"{between(_uneven(runs, CHATS, 'skywalker'), '.2f')}×",
             )
@@ -235,7 +239,8 @@ def _trees(runs: Runs) -> list[Claim]:
                 printed,
                 f"{uneven[system]:.2f}×",
                 within([uneven[system]], value, value),
-                "as above. SkyWalker's own is larger, and does no harm: its instances in the US have two clients between "
+                "as above. SkyWalker's own is larger, and does no harm: its instances in the US have two clients "
+                "between "
                 "them, whose trees each stay where they began",
             )
             for system, printed, value in (("ch", "3.36×", 3.36), ("sgl", "2.22×", 2.22))
@@ -308,5 +313,11 @@ def _picture(runs: Runs) -> Picture:
 
 
 FIG8 = Figure(
-    "skywalker-fig8", PAPER, "§5.1, Fig. 8", "seven systems and four workloads, in three regions", (), (), Simulated(_fig8)
+    "skywalker-fig8",
+    PAPER,
+    "§5.1, Fig. 8",
+    "seven systems and four workloads, in three regions",
+    (),
+    (),
+    Simulated(_fig8),
 )

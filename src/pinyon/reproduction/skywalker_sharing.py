@@ -71,7 +71,8 @@ def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
     values = {key.replace("_", " "): [_number(each[key]) for each in rows] for key in keys}
     bars = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
     note = (
-        "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which all have. The heat map of "
+        "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which "
+        "all have. The heat map of "
         "Fig. 5b shows the same by user."
     )
     return Result(columns, rows, claims, [LENGTHS_NOTE, note], Picture("SkyWalker Fig. 5", [bars]))
@@ -93,7 +94,12 @@ SYSTEMS6: Final = (
 PRINTED6: Final = (
     ("cross-user", "The lack of cross-user prefix sharing results in a 16.49% prefix hit rate drop", 0.1649, 80),
     ("bursty", "bursty request patterns [...] CH leads to 7.07% lower hit rate", 0.0707, 50),
-    ("heterogeneous", "A similar trend is observed when users submit heterogeneous programs, resulting in a 8.78% gap", 0.0878, 20),
+    (
+        "heterogeneous",
+        "A similar trend is observed when users submit heterogeneous programs, resulting in a 8.78% gap",
+        0.0878,
+        20,
+    ),
 )
 """With how many clients: requests hold a third of the memory or so, the rest is cache."""
 WHY: Final = {
@@ -123,7 +129,8 @@ def _fig6(tell: Tell, quick: bool) -> Result:
                 f"{gap:.1%}",
                 Basis.MODELLED,
                 gap > 0.02,
-                f"in points, as we read it; agrees if the optimum has more by two points: neither workloads nor replicas of "
+                "in points, as we read it; agrees if the optimum has more by two points: neither workloads nor "
+                "replicas of "
                 f"this figure are printed{WHY.get(workload, '')}",
             )
         )
@@ -148,18 +155,19 @@ def _fig6(tell: Tell, quick: bool) -> Result:
     groups = tuple(workload for workload, *_ in PRINTED6)
     values = {system.name: [hits[workload, system.name] for workload in groups] for system in SYSTEMS6}
     note = (
-        "The optimum looks into all caches and takes who holds most of the prompt, then the least busy. The workloads are "
-        "ours: requests of WildChat's mean lengths, one turn each, of which four of five begin with an opening. Cross-user: "
-        "150 of them, which all users have in common: too many for the cache of one instance. Bursty: the user's own, and "
+        "The optimum looks into all caches and takes who holds most of the prompt, then the least busy. The workloads "
+        "are "
+        "ours: requests of WildChat's mean lengths, one turn each, of which four of five begin with an opening. "
+        "Cross-user: "
+        "150 of them, which all users have in common: too many for the cache of one instance. Bursty: the user's own, "
+        "and "
         "one to four requests of one user at once (§3.2: up to 4×). Heterogeneous: four at once, with any of the 150."
     )
     picture = Picture("SkyWalker Fig. 6", [Bars("KV cache hits", "of prompt tokens", groups, values, ".0%")])
     return Result(columns, rows, claims, [MODEL_NOTE, note], picture)
 
 
-FIG5 = Figure(
-    "skywalker-fig5", PAPER, "§3.2, Fig. 5", "prefix similarity of users and regions", (), (), _fig5
-)
+FIG5 = Figure("skywalker-fig5", PAPER, "§3.2, Fig. 5", "prefix similarity of users and regions", (), (), _fig5)
 FIG6 = Figure(
     "skywalker-fig6", PAPER, "§3.2, Fig. 6", "hits of consistent hashing and of the optimum", (), (), Simulated(_fig6)
 )

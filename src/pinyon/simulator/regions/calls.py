@@ -34,8 +34,22 @@ class Call:
     """``ended`` is called once, at the client, with whether it has an answer."""
 
     __slots__ = (
-        "ended", "epoch", "ends", "exclude", "first_s", "forwards", "front", "hits", "hops", "number", "region",
-        "request", "routed", "sent_s", "step", "tries",
+        "ended",
+        "ends",
+        "epoch",
+        "exclude",
+        "first_s",
+        "forwards",
+        "front",
+        "hits",
+        "hops",
+        "number",
+        "region",
+        "request",
+        "routed",
+        "sent_s",
+        "step",
+        "tries",
     )  # fmt: skip
 
     def __init__(

@@ -55,15 +55,15 @@ ARENA: Final = ChatSettings(
     again=1 / 6, long_share=0.0, long_again=0.0,
     users=600, skew=0.8, own=0.18, regional=0.15, worldwide=0.26, openings=2,
 )  # fmt: skip
-"""Lengths and turns (1.2 in the mean) are those that the data set's authors publish (LMSYS-Chat-1M, Table 1); sigmas are
-of LMSYS-Chat-1M. Openings are put in so that users have 2.47 times as much in common with themselves (§3.2)."""
+"""Lengths and turns (1.2 in the mean) are those that the data set's authors publish (LMSYS-Chat-1M, Table 1); sigmas
+are of LMSYS-Chat-1M. Openings are put in so that users have 2.47 times as much in common with themselves (§3.2)."""
 WILDCHAT: Final = ChatSettings(
     prompt_mean=295.6, prompt_sigma=1.85, answer_mean=441.3, answer_sigma=0.79,
     again=0.41, long_share=0.095, long_again=0.9,
     users=600, skew=0.8, own=0.37, regional=0.15, worldwide=0.28, openings=2,
 )  # fmt: skip
-"""Lengths, turns (2.5 in the mean, more than ten in 3.7 % of the conversations) are those that WildChat's authors publish;
-openings as for :data:`ARENA`: 7.60 times, and 2.5 % across regions."""
+"""Lengths and turns (2.5 in the mean, more than ten in 3.7 % of the conversations) are those that WildChat's authors
+publish; openings as for :data:`ARENA`: 7.60 times, and 2.5 % across regions."""
 
 
 class Chats:
@@ -143,8 +143,8 @@ class ChatSource:
 
 
 class Together:
-    """Programs of ``least`` to ``most`` conversations of one user, begun at once: bursts, and programs that have several
-    patterns (SkyWalker §3.2)."""
+    """Programs of ``least`` to ``most`` conversations of one user, begun at once: bursts, and programs that have
+    several patterns (SkyWalker §3.2)."""
 
     def __init__(self, source: ChatSource, least: int, most: int) -> None:
         self._source, self._least, self._most = source, least, most
@@ -154,6 +154,8 @@ class Together:
         steps: list[Step] = []
         for _ in range(rng.randint(self._least, self._most)):
             begin = len(steps)
-            for step in self._source.conversation(user, rng).steps:
-                steps.append(step._replace(after=step.after + begin if step.after >= 0 else -1))
+            steps += [
+                step._replace(after=step.after + begin if step.after >= 0 else -1)
+                for step in self._source.conversation(user, rng).steps
+            ]
         return Program(self._source.name_of(user), tuple(steps))

@@ -56,8 +56,8 @@ WILDCHAT_DAY: Final[Mapping[str, Course]] = {
     "asia": Course(7.0, 8.0, 0.4),
     "oceania": Course(4.0, 32.64, 0.4),
 }
-"""Five regions with what the paper prints of five: peak to trough from 2.88 to 32.64, and 1.29 together. All peak at three
-in the afternoon; who has how much is chosen so that the last number comes out."""
+"""Five regions with what the paper prints of five: peak to trough from 2.88 to 32.64, and 1.29 together. All peak at
+three in the afternoon; who has how much is chosen so that the last number comes out."""
 
 
 def aggregate(courses: Sequence[Sequence[float]]) -> list[float]:
@@ -98,8 +98,8 @@ def costs(
     reserved: float = RESERVED,
     on_demand: float = ON_DEMAND,
 ) -> Costs:
-    """``loads`` by region, in equal slots of a day; ``per_instance``: what one serves. Raises :class:`InvalidArgument` if
-    there is nothing to serve."""
+    """``loads`` by region, in equal slots of a day; ``per_instance``: what one serves. Raises :class:`InvalidArgument`
+    if there is nothing to serve."""
     if per_instance <= 0:
         raise InvalidArgument(f"an instance serves something, not {per_instance:g}", field="per_instance")
     together = aggregate(list(loads.values()))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pinyon.routing.layer import Layer
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, PushingRule
 from pinyon.routing.queue import RequestQueue
 from pinyon.routing.target import Report
-from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.target_policy import TargetPolicy
 from pinyon.routing.two_layers import Route, TwoLayers, Where
 from pinyon.simulator.regions.calls import Call, Hop

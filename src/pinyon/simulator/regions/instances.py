@@ -159,7 +159,9 @@ class Instances:
         engine = self.engine(name)
         if engine is None:
             return None
-        return Report(engine.admission.waiting, self.running(name), self._room(engine), self._received.get((name, sender), 0))
+        return Report(
+            engine.admission.waiting, self.running(name), self._room(engine), self._received.get((name, sender), 0)
+        )
 
     def _room(self, engine: Engine) -> int:
         """How many more like those that are here it would take."""

@@ -111,7 +111,11 @@ def measured(world: World, samples: Samples, warm_s: float, until_s: float, regi
 def spread(served: Sequence[Served], value: Callable[[Served], float]) -> Spread:
     """Of some, not none."""
     values = sorted([value(each) for each in served])
-    return Spread(*[values[len(values) * percent // 100] for percent in (10, 25, 50, 75, 90)], _mean(values))
+
+    def at(percent: int) -> float:
+        return values[len(values) * percent // 100]
+
+    return Spread(at(10), at(25), at(50), at(75), at(90), _mean(values))
 
 
 def _uneven(outstanding: Sequence[Sequence[int]]) -> float:

@@ -9,8 +9,8 @@ from typing import Final
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.regions.network import ROUND_TRIPS_S
 

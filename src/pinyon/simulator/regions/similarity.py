@@ -1,4 +1,4 @@
-"""Prefix similarity of requests: how much of the shorter one's prompt is where the other one's begins (SkyWalker §3.2)."""
+"""Prefix similarity of requests: how much of the shorter prompt the other one begins with (SkyWalker §3.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of thoughts over questions of grade school mathematics (SkyWalker §5.1): a node's thoughts are asked for at once."""
+"""Trees of thoughts over questions of grade school mathematics (SkyWalker §5.1): siblings are asked for at once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["TreeSettings", "TreeSource", "Trees"]
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """A tree of ``depth`` levels has 1 + branches + branches² + … requests: 15 with two branches and four levels, 85 with
-    four. The paper prints no lengths. These are of SGLang's benchmark of the same trees over the same questions
+    """A tree of ``depth`` levels has 1 + branches + branches² + … requests: 15 with two branches and four levels, 85
+    with four. The paper prints no lengths. These are of SGLang's benchmark of the same trees over the same questions
     (``benchmark/tree_of_thought_deep``: its instructions, and answers of 256 tokens at most)."""
 
     branches: int = 2

@@ -1,4 +1,4 @@
-"""The workloads of SkyWalker's evaluation (§5.1, and §3.2 for Fig. 6), by name: what the clients of each region send."""
+"""The workloads of SkyWalker's evaluation (§5.1; §3.2 for Fig. 6), by name: what the clients of a region send."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.simulator.regions.chats import ARENA, WILDCHAT, ChatSettings, ChatSource, Chats, Together
+from pinyon.simulator.regions.chats import ARENA, WILDCHAT, Chats, ChatSettings, ChatSource, Together
 from pinyon.simulator.regions.programs import Source
 from pinyon.simulator.regions.settings import BLOCK_TOKENS
 from pinyon.simulator.regions.trees import Trees, TreeSettings, TreeSource

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from itertools import count
+from collections.abc import Callable
+from itertools import count, pairwise
 from random import Random
 
 from pinyon.profiles.engine_profile import EngineProfile
@@ -18,6 +18,7 @@ from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.simulator.attempt import Request
 from pinyon.simulator.cluster_settings import ClusterSettings
 from pinyon.simulator.engine import Faults
+from pinyon.simulator.regions.breaks import Breaks
 from pinyon.simulator.regions.calls import Call, Hop, Served
 from pinyon.simulator.regions.clients import Clients
 from pinyon.simulator.regions.doors import Door
@@ -31,8 +32,6 @@ from pinyon.simulator.virtual_time import VirtualTime
 
 __all__ = ["World"]
 
-FORGIVEN_S = 1.0
-"""Until what a call broke at last is asked again."""
 WATCH_S = 5.0
 AGAIN_S = 1.0
 """Until a client that found no load balancer looks for one again."""
@@ -69,12 +68,12 @@ class World:
             for region in settings.regions
             if system.alone in ("", region)
         }
-        self.probes = Probes(self)
+        self.probes, self.breaks = Probes(self), Breaks(self)
         for region, number in settings.instances.items():
             for place in range(number):
                 self.home[f"{region}-{place}"] = region
         for name in self.home:
-            self.boot(name)
+            self.breaks.boot(name)
         for door in self.doors.values():
             self.probes.meet(door)
 
@@ -122,20 +121,20 @@ class World:
         call = Call(next(self._numbers), region, program.user, program.steps[place], self.time.now_s, ended)
         self.calls[call.number] = call
         if not self.instances.fits(call.request):
-            self._end(call, "too long")
+            self.end(call, "too long")
             return
-        self._enter(call)
+        self.enter(call)
 
-    def _enter(self, call: Call) -> None:
+    def enter(self, call: Call) -> None:
         """It goes to the nearest load balancer that lives, as a name server would say (§4.1)."""
         network, region = self.network, call.region
         near = [door for door in self.doors.values() if door.alive and network.reaches(region, door.region)]
         if not near:
-            self._later(call, AGAIN_S, lambda: self._retry(call, 0))
+            self.later(call, AGAIN_S, lambda: self.breaks.retry(call, 0))
             return
         door = min(near, key=lambda each: (network.one_way_s(region, each.region), each.region))
         call.front = door.region
-        self._later(call, network.one_way_s(region, door.region), lambda: door.arrive(call, ""))
+        self.later(call, network.one_way_s(region, door.region), lambda: door.arrive(call, ""))
 
     def _push(self, door: Door, call: Call) -> None:
         name = call.hops[-1].name
@@ -151,21 +150,21 @@ class World:
 
     def _carry(self, call: Call, sender: str, receiver: str, then: Callable[[], None]) -> None:
         if self.network.reaches(sender, receiver):
-            self._later(call, self.network.one_way_s(sender, receiver), then)
+            self.later(call, self.network.one_way_s(sender, receiver), then)
         else:
-            self.broken(call, len(call.hops))
+            self.breaks.broken(call, len(call.hops))
 
     def _at_door(self, door: Door, call: Call, sender: str) -> None:
         if door.alive:
             door.arrive(call, sender)
         else:
-            self.broken(call, len(call.hops))
+            self.breaks.broken(call, len(call.hops))
 
     def _at_instance(self, door: Door, call: Call, name: str) -> None:
         if not self.instances.submit(call.request, name, door.region):
-            self.broken(call, len(call.hops))
+            self.breaks.broken(call, len(call.hops))
 
-    def _later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None:
+    def later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None:
         """Unless its way breaks until then."""
         epoch = call.epoch
 
@@ -195,15 +194,15 @@ class World:
             self.time.after(delay_s, lambda hop=hop: self._freed(hop))  # type: ignore[misc]
         if self.system.told:
             self._told(call)
-        self._later(call, self._way_back_s(call), lambda: self._end(call, "finished"))
+        self.later(call, self._way_back_s(call), lambda: self.end(call, "finished"))
 
     def failed(self, request: Request, name: str) -> None:
         call = self.calls[request.number]
-        self.broken(call, len(call.hops))
+        self.breaks.broken(call, len(call.hops))
 
     def _way_back_s(self, call: Call) -> float:
         stops = [self.home[call.instance()], *[hop.region for hop in reversed(call.hops)], call.region]
-        return sum([self.network.one_way_s(one, other) for one, other in zip(stops, stops[1:], strict=False)])
+        return sum([self.network.one_way_s(one, other) for one, other in pairwise(stops)])
 
     def _told(self, call: Call) -> None:
         """The answer's frames say how full the instance is."""
@@ -217,9 +216,9 @@ class World:
 
     def _give_up(self, call: Call) -> None:
         call.epoch += 1
-        self._end(call, "unavailable")
+        self.end(call, "unavailable")
 
-    def _end(self, call: Call, how: str) -> None:
+    def end(self, call: Call, how: str) -> None:
         for hop in call.hops:
             hop.end()
         call.ends.append(how)
@@ -234,103 +233,6 @@ class World:
             )
         )  # fmt: skip
         call.ended(how == "finished")
-
-    # -- what breaks
-
-    def broken(self, call: Call, kept: int) -> None:
-        """Its way is gone but for that many of its load balancers, the last of which sends it on again; 0: the client
-        does, which has to begin anew."""
-        self.counts["broken"] += 1
-        call.epoch += 1
-        call.tries += 1
-        self.instances.cancel(call.request)
-        lost = call.hops[max(0, kept - 1) :]
-        del call.hops[max(0, kept - 1) :]
-        for region in (call.front, *[hop.name for hop in lost]):
-            if region in self.doors:
-                self.doors[region].forget(call)
-        for hop in lost:
-            hop.end()
-            self.time.after(0.0, self.doors[hop.region].pump)
-        call.exclude = tuple([hop.name for hop in lost[:1]]) if kept else ()
-        if call.tries >= self.settings.tries:
-            self._later(call, self.settings.notice_s, lambda: self._end(call, "failed"))
-        else:
-            self._later(call, self.settings.notice_s, lambda: self._retry(call, kept))
-
-    def _retry(self, call: Call, kept: int) -> None:
-        if not kept:
-            call.restart(self.time.now_s)
-            self._enter(call)
-            return
-        request = call.request
-        request.generated = min(request.generated, request.max_tokens - 1)  # the last one did not get through
-        door = self.doors[call.hops[kept - 2].name] if kept > 1 else self.doors[call.front]
-        sender = call.hops[kept - 2].region if kept > 1 else ""
-        self._later(call, FORGIVEN_S, lambda: self._forgive(call, door))
-        door.arrive(call, sender, again=True)
-
-    def _forgive(self, call: Call, door: Door) -> None:
-        call.exclude = ()
-        door.pump()
-
-    def boot(self, name: str) -> None:
-        """An instance comes, or comes back, empty."""
-        if self.instances.engine(name) is None:
-            self.instances.boot(name)
-            self.probes.booted(name)
-
-    def kill(self, name: str) -> None:
-        """An instance dies with all it holds; what was there goes on elsewhere."""
-        lost = self.instances.kill(name)
-        self.probes.died(name)
-        for request in lost:
-            call = self.calls[request.number]
-            self.broken(call, len(call.hops))
-
-    def kill_door(self, region: str) -> None:
-        """A load balancer dies. Clients go to the next one, which has its instances some time later."""
-        door = self.doors[region]
-        if not door.alive:
-            return
-        door.die()
-        for call in list(self.calls.values()):
-            if call.front == region:
-                self.broken(call, 0)
-            elif any(hop.name == region for hop in call.hops):
-                self.broken(call, 1)
-        self.time.after(self.settings.takeover_s, lambda: self.probes.take_over(region))
-
-    def restore_door(self, region: str) -> None:
-        """It comes back, and gets its instances."""
-        door = self.doors[region]
-        if not door.alive:
-            door.live()
-            self.probes.meet(door)
-            self.probes.give_back(region)
-
-    def cut_off(self, region: str) -> None:
-        """Nothing gets out of a region or into it, until it is healed."""
-        self.network.cut_off(region)
-        for call in list(self.calls.values()):
-            kept = self._reach(call)
-            if kept >= 0:
-                self.broken(call, kept)
-
-    def _reach(self, call: Call) -> int:
-        """How many of its load balancers are left where its way is cut; -1: it is whole."""
-        if not call.front:
-            return -1
-        stops = [call.region, call.front]
-        for hop in call.hops:
-            stops.append(self.home.get(hop.name, hop.name))
-        for place, (one, other) in enumerate(zip(stops, stops[1:], strict=False)):
-            if not self.network.reaches(one, other):
-                return place
-        return -1
-
-    def heal(self, region: str) -> None:
-        self.network.heal(region)
 
     def check_over(self) -> None:
         """Raises if a call has not ended, or anything is left anywhere."""
