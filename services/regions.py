@@ -124,7 +124,7 @@ class LocalRegions:
 
 def free_port(host: str) -> int:
     """One that nobody has now, and that the system gives nobody by itself: it is taken only a while later."""
-    for port in random.sample(OUR_PORTS, 256):
+    for port in random.SystemRandom().sample(OUR_PORTS, 256):
         if is_free(host, port):
             return port
     raise Unavailable(f"no port of {OUR_PORTS.start} to {OUR_PORTS.stop - 1} is free")
