@@ -74,7 +74,8 @@ def _fig4b(tell: Tell, quick: bool) -> Result:
 
 def _peaks(found: Ran) -> float:
     most = [max(each) for each in zip(*found.used, strict=True)]
-    return max(most) / min(most)
+    ratio: float = max(most) / min(most)
+    return ratio
 
 
 def _at_once(found: Ran) -> float:

@@ -42,7 +42,7 @@ class Course:
 
     def at(self, hour: float) -> float:
         """Of any day."""
-        wave = ((1 + math.cos(2 * math.pi * (hour - self.peak_h) / DAY_H)) / 2) ** SHARPNESS
+        wave: float = ((1 + math.cos(2 * math.pi * (hour - self.peak_h) / DAY_H)) / 2) ** SHARPNESS
         return self.most * (1 + (self.ratio - 1) * wave) / self.ratio
 
     def slots(self) -> list[float]:
