@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import random
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pinyon.core.errors import InvalidArgument
+from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.request import check_geographies
 from services.cluster import ClusterSpec, LocalCluster
+from services.free_port import is_free
 from services.process import INTERPRETER, Launch
 
 __all__ = ["LocalRegions", "RegionsSpec"]
 
 REGIONS_MAX = 8
+OUR_PORTS = range(20_000, 32_768)
+"""Below those that Linux chooses for connections."""
 
 Progress = Callable[[str], None]
 
@@ -120,7 +123,8 @@ class LocalRegions:
 
 
 def free_port(host: str) -> int:
-    """One that nobody has now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """One that nobody has now, and that the system gives nobody by itself: it is taken only a while later."""
+    for port in random.SystemRandom().sample(OUR_PORTS, 256):
+        if is_free(host, port):
+            return port
+    raise Unavailable(f"no port of {OUR_PORTS.start} to {OUR_PORTS.stop - 1} is free")

@@ -27,7 +27,7 @@ class Turn(Protocol):
 
     def release(self) -> None: ...
 
-    async def again(self) -> bool: ...
+    async def again(self, demand: int) -> bool: ...
 
     def leave(self, used_tokens: int = 0) -> None: ...
 
@@ -112,9 +112,9 @@ class Admission:
         with self._displaced():
             await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
 
-    async def again(self, place: Place) -> None:
+    async def again(self, place: Place, demand: int) -> None:
         with self._displaced():
-            await place.again()
+            await place.again(demand)
 
     @contextmanager
     def _displaced(self) -> Iterator[None]:
@@ -167,10 +167,10 @@ class Ticket:
         """It is known now where it goes: the room that was kept for it is anybody's."""
         self._place.release()
 
-    async def again(self) -> bool:
+    async def again(self, demand: int) -> bool:
         """Where it went there was no room after all: give the slot up, and wait where it did before; no tokens are
         taken anew. Raises as :meth:`turn`. Returns whether it could wait."""
-        await self._admission.again(self._place)
+        await self._admission.again(self._place, demand)
         return True
 
     def spare(self) -> Place | None:

@@ -311,6 +311,8 @@ def build(
         settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
         security.channels.to(peer_name(CONTROLLER)), clock,
     )  # fmt: skip
+    if settings.controller:
+        ways.told = lambda: membership.session.federation is not None
     boot_id = secrets.token_hex(8)
 
     def about(endpoints: dict[str, str]) -> LbInfo:

@@ -94,7 +94,7 @@ class Dispatcher:
                         self._retry_or_raise(request)
                         if request.refused:
                             self._ways.refused(request, request.region)
-                            await ticket.again()
+                            await ticket.again(self.demand(request))
                 outcome = request.finish_reason.value
                 ticket.leave(request.used_tokens)
                 if request.whole:
@@ -169,10 +169,10 @@ class Dispatcher:
         """Another region's part, which its load balancer sees to. Afterwards as after :meth:`_attempt`."""
         clock, regions = self._clock, self._regions
         request.begin_attempt(None, clock(), name)
-        counted = self._ways.sent(request, name)
-        stream = None
+        stream, counted = None, None
         try:
             stream, submission = regions.open(name, request.gap_s)
+            counted = self._ways.sent(request, name)
             request.fill(submission, request.attempt_id, False, "", clock())
             regions.send(name, stream, submission, request.gap_s)
             self._metrics.forwarded(regions.region_of(name))
@@ -222,8 +222,9 @@ class Dispatcher:
                 return choice.target
             if choice.where is Where.NOWHERE:
                 raise InvalidArgument(self._forbidden(request), field="geographies")
-            if choice.where is Where.WAIT and self._waits(request) and await ticket.again():
+            if choice.where is Where.WAIT and self._waits(request) and await ticket.again(self.demand(request)):
                 ticket.release()  # somebody else was quicker
+                give_up_s = self._clock() + self._placement_wait_s
                 continue
             if choice.where in (Where.LOCAL, Where.ADOPTED) or self._ways.serves_here(request):
                 cluster = self._clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)

@@ -22,7 +22,7 @@ class _Granted:
     def release(self) -> None:
         pass
 
-    async def again(self) -> bool:
+    async def again(self, demand: int) -> bool:
         return False
 
     def leave(self, used_tokens: int = 0) -> None:

@@ -54,18 +54,22 @@ class Place:
             await self._turn
         self._check()
 
-    async def again(self) -> None:
-        """Where the request went, it was refused: give the slot back and wait for one at the old place in the line.
+    async def again(self, demand: int | None = None) -> None:
+        """Where the request went, it was refused: give the slot back and wait for one at the old place in the line. The
+        loop turns at least once. ``demand``: its number, if that is another one now.
 
         Raises as :meth:`turn`, and :class:`ValueError` if it has no slot.
         """
         if not self._has_slot:
             raise ValueError("it has no slot")
         self.release()
+        if demand is not None:
+            self.demand = demand
         self._has_slot = False
         self._turn = asyncio.get_running_loop().create_future()
         self._line.put_back(self)
         await self._turn
+        await asyncio.sleep(0)
         self._check()
 
     def _check(self) -> None:

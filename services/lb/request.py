@@ -26,12 +26,14 @@ from pinyon.messages.sampling import sampling_to_proto
 from pinyon.routing.target_policy import Routed
 from services.lb.ask import Ask
 
-__all__ = ["REGION_FIELD", "RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
+__all__ = ["REGION_FIELD", "REJECTED_FIELD", "RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
 REGION_FIELD = "region"
 """The same when a region has no room for what was forwarded to it."""
+REJECTED_FIELD = "region_rejects"
+"""The same when its conductor sees none of its instances in time."""
 
 NO_SLO_MS = 1 << 31
 MS_MAX = (1 << 31) - 1
@@ -89,7 +91,6 @@ class Request:
         "fingerprint",
         "finish_reason",
         "first_token_s",
-        "forwarded",
         "gap_s",
         "lost",
         "placed_s",
@@ -99,6 +100,7 @@ class Request:
         "reached",
         "region",
         "routed",
+        "sender",
         "tokens",
         "traceparent",
         "whole",
@@ -118,8 +120,8 @@ class Request:
         self.exclude: set[str] = set()
         self.exclude_lbs: set[str] = set()
         """Load balancers of other regions that failed or refused it."""
-        self.forwarded = False
-        """It came from another region, and goes to no third one."""
+        self.sender = ""
+        """The region that it came from, if that is another one: it goes to no third one."""
         self.region: str = ""
         """The load balancer of another region that has the present attempt."""
         self.cluster: str = ""
@@ -301,7 +303,7 @@ class Request:
         return placement.prefill_instance_id if error.field == PREFILL_FIELD else placement.decode_instance_id
 
     def _region_failed(self, error: PinyonError) -> bool:
-        return error.grpc_code in RETRY_CODES or error.field == REGION_FIELD
+        return error.grpc_code in RETRY_CODES or error.field in (REGION_FIELD, REJECTED_FIELD)
 
     @property
     def refused(self) -> bool:
@@ -326,15 +328,18 @@ class Request:
             return False
         if self._failing_since_s is None:
             self._failing_since_s = now_s
+        if self.refused:  # it may have room soon; until then it counts as full for everybody
+            self._failing_since_s = None
+            return True
+        rejected = bool(self.region) and self.error is not None and self.error.field == REJECTED_FIELD
         generated = len(self.tokens) > self._resumed
         slow = self.reached and now_s - self._submitted_s >= QUICK_S
         paid = self.lost or ((generated or slow) and not leaving)
-        paid = paid and not self.refused
+        paid = paid and not rejected
         self._paid_attempts += paid
         if self._paid_attempts >= attempts or self.attempt >= TRIES_MAX:
             return False
-        if not self.refused:  # it may have room soon; until then it counts as full for everybody
-            (self.exclude_lbs if self.region else self.exclude).add(failed)
+        (self.exclude_lbs if self.region else self.exclude).add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
 
     def go_on_after(self, tokens_le32: bytes) -> None:

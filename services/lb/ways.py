@@ -61,6 +61,8 @@ class Ways:
         self.changed: Callable[[], None] = lambda: None
         self.waiting: Callable[[], Collection[int]] = lambda: ()
         """Demands that somebody waits with."""
+        self.told: Callable[[], bool] = lambda: True
+        """Whether it is known which other load balancers there are."""
         self._secret = options.secret
         self._clock = clock
         self._pushing, self._routing = options.pushing, options.routing
@@ -68,7 +70,7 @@ class Ways:
         self._regions: dict[str, str] = {}
         """Of other load balancers, by name."""
         self._demands: dict[int, tuple[str, Route]] = {}
-        self._numbers: dict[tuple[str, tuple[str, ...], str, bool], int] = {}
+        self._numbers: dict[tuple[str, tuple[str, ...], str, str], int] = {}
         self._last_demand = 0
         self._roots: dict[tuple[str, str, str], bytes] = {}
 
@@ -168,11 +170,11 @@ class Ways:
         self._regions[name] = region
         now_s = self._clock()
         for model, two in self._by_model.items():
-            report = models.get(model)
+            report, known = models.get(model), two.remote.get(name)
             if report is None:
-                two.remote.leave(name)
+                if known is not None:  # it may have some again soon, with what it was sent before
+                    two.remote.set_live(name, False)
                 continue
-            known = two.remote.get(name)
             if known is None or known.region != region:
                 two.remote.join(name, region=region)
             two.remote.set_live(name, True)
@@ -180,6 +182,10 @@ class Ways:
             two.remote.set_distance(name, distance_s)
             two.remote.report(name, report, now_s)
         self.changed()
+
+    def expect(self, name: str, region: str) -> None:
+        """It is one of ours, and has not been heard yet."""
+        self._regions[name] = region
 
     def away(self, name: str) -> None:
         """It does not answer. Its instances may have what they were sent before all the same, when it is back."""
@@ -245,13 +251,26 @@ class Ways:
     def route(self, request: Request) -> Route:
         whose = request.ask.request_class
         exclude = request.exclude | request.exclude_lbs if request.exclude_lbs else request.exclude
-        return Route(self.routed(request), whose.geographies, whose.tenant, request.forwarded, exclude)
+        return Route(self.routed(request), whose.geographies, whose.tenant, request.sender, exclude)
 
     def choose(self, request: Request) -> Choice:
         """Where it goes now; the instance is left open."""
         if not self.selective and not self._restricts(request):
             return Choice(Where.LOCAL)
-        return self._by_model[request.ask.model].choose(self.route(request), self._clock(), conducted=True)
+        route = self.route(request)
+        choice = self._by_model[request.ask.model].choose(route, self._clock(), conducted=True)
+        if choice.where is Where.NOWHERE and self._may_come(route):
+            return Choice(Where.WAIT)
+        return choice
+
+    def _may_come(self, route: Route) -> bool:
+        """Somebody who may serve it is known, and not heard yet; or nobody has said who there is."""
+        if route.sender:
+            return False
+        return not self.told() or any(
+            self.geography.may(self.region, region, route.geographies, route.tenant).allowed
+            for region in self._regions.values()
+        )
 
     def _restricts(self, request: Request) -> bool:
         """Law or contract may speak against this region."""
@@ -264,7 +283,7 @@ class Ways:
 
     def elsewhere(self, request: Request) -> str:
         """Another load balancer that has room for what this region has refused; empty if none has."""
-        if request.forwarded or not self._regions:
+        if request.sender or not self._regions:
             return ""
         two, route = self._by_model[request.ask.model], self.route(request)
         allowed = two.others_for(route)
@@ -316,14 +335,14 @@ class Ways:
         """The number of what it may go to: the same for all that may go to the same."""
         whose, model = request.ask.request_class, request.ask.model
         tenant = whose.tenant if whose.tenant in self.geography.tenants else ""
-        name = model, whose.geographies, tenant, request.forwarded
+        name = model, whose.geographies, tenant, request.sender
         number = self._numbers.get(name)
         if number is None:
             if len(self._demands) >= DEMANDS_MAX:
                 self._forget()
             self._last_demand = number = self._last_demand + 1
             self._numbers[name] = number
-            self._demands[number] = model, Route(Routed(), whose.geographies, tenant, request.forwarded)
+            self._demands[number] = model, Route(Routed(), whose.geographies, tenant, request.sender)
         return number
 
     def _forget(self) -> None:
@@ -380,7 +399,7 @@ class Ways:
     @staticmethod
     def _may(two: TwoLayers, route: Route) -> tuple[bool, Collection[str]]:
         here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
-        return here, frozenset() if route.forwarded else two.others_for(route)
+        return here, frozenset() if route.sender else two.others_for(route)
 
 
 def _own(two: TwoLayers) -> list[Layer]:

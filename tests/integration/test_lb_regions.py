@@ -10,6 +10,7 @@ import time
 import grpc
 import pytest
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
@@ -138,6 +139,29 @@ async def test_what_a_region_refuses_is_put_back_and_served_at_home(tmp_path):
         assert (await waiting).json["choices"][0]["text"] == expected_text(5, 3)
         eu.workers[0].go.set()
         await blocking
+        await regions.idle()
+
+
+async def test_a_region_that_would_be_late_is_not_the_last_word(tmp_path):
+    async with running_regions(tmp_path, "us", "eu", "ap") as regions:
+        late = common_pb2.Error(code="RESOURCE_EXHAUSTED", message="no instance is in time", retry_after_ms=1000)
+        for name in ("us", "eu"):
+            regions[name].conductor.error = late
+        reply = await regions["us"].complete(max_tokens=3)
+        assert reply.json["choices"][0]["text"] == expected_text(5, 3)
+        assert len(regions["ap"].workers[0].submissions) == 1
+        regions["ap"].conductor.error = late
+        assert (await regions["us"].complete(max_tokens=3)).status == 429
+        await regions.idle()
+
+
+async def test_a_region_that_is_known_and_was_not_heard_yet_may_come(tmp_path):
+    async with running_regions(tmp_path, "us", linked=False, placement_wait_s=0.3) as regions:
+        us = regions["us"]
+        us.lb.regions.know([link_module.Peer("lb-eu", "eu", "127.0.0.1:1")])
+        reply = await us.complete(max_tokens=3, headers={"x-pinyon-geographies": "eu"})
+        assert reply.status == 503
+        assert (await us.complete(max_tokens=3, headers={"x-pinyon-geographies": "mars"})).status == 400
         await regions.idle()
 
 

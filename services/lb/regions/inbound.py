@@ -39,7 +39,7 @@ from services.lb.metrics import LbMetrics
 from services.lb.models import Models
 from services.lb.regions.peer import Peer
 from services.lb.regions.proof import caller_proof, request_proof, same
-from services.lb.request import REGION_FIELD, Delta, Request
+from services.lb.request import REGION_FIELD, REJECTED_FIELD, Delta, Request
 from services.lb.ways import Ways
 
 __all__ = ["Inbound", "InboundParts"]
@@ -126,6 +126,10 @@ class Inbound:
     def requests(self) -> int:
         return len(self._tasks)
 
+    @property
+    def known(self) -> bool:
+        return self._known.is_set()
+
     async def run(
         self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
     ) -> None:
@@ -207,6 +211,8 @@ class Inbound:
             raise
         except PinyonError as error:
             status = error.http_status
+            if isinstance(error, ResourceExhausted) and not error.field:  # no instance would be in time
+                error = ResourceExhausted(error.message, field=REJECTED_FIELD, retry_after_s=error.retry_after_s)
             self._fail(stream_id, error)
         except Exception:
             status = Internal.http_status
@@ -275,7 +281,7 @@ class Inbound:
             submission.traceparent,
         )  # fmt: skip
         request = Request(ask, now_s, now_s + timeout_s)
-        request.forwarded = True
+        request.sender = self.peer.region
         request.fingerprint = submission.model_fingerprint
         if generated:
             request.go_on_after(tokens[len(prompt) :])
@@ -319,6 +325,10 @@ class Inbound:
             self._outbox.put(update)
         except OutboxClosed:
             return
+        except ResourceExhausted as full:  # who reads so slowly is not there
+            if self._stream is not None:
+                self._stream.end(full)
+            return
         self._news.set()
 
     async def _states(self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest]) -> None:
@@ -345,9 +355,11 @@ class Inbound:
     def _now(self) -> peer_pb2.RegionState:
         parts = self._parts
         state = peer_pb2.RegionState(draining=parts.draining(), received=self._received)
-        sharing, queued = len(parts.sessions), parts.line.queued
+        sharing = sum(session.known for session in parts.sessions)
         for model in parts.ways.models:
             instances, available, running, share = parts.ways.states(model, sharing)
+            # While there is room here, nobody waits for it: those who do must not be served here.
+            queued = 0 if share or share is None else parts.line.queued
             told = state.models.add(
                 model=model, instances=instances, available_instances=available, queued=queued, running=running
             )
@@ -388,8 +400,8 @@ class _Turn:
     def release(self) -> None:
         self._place.release()
 
-    async def again(self) -> bool:
-        await self._place.again()
+    async def again(self, demand: int) -> bool:
+        await self._place.again(demand)
         return True
 
     def leave(self, used_tokens: int = 0) -> None:

@@ -71,8 +71,11 @@ class RegionLinks:
                 self._close(link)
                 if name not in wanted or wanted[name].region != link.peer.region:
                     self._ways.gone(name)
+                else:
+                    self._ways.away(name)
         for name, peer in wanted.items():
             if name not in self._links:
+                self._ways.expect(name, peer.region)
                 link = self._links[name] = RegionLink(
                     self.own, peer, self._secret, self._unread_tokens, self._state, self._away, self._clock,
                     self._channels.to(peer_name(LB, "")), self._delays_s.get(peer.region, 0.0),

@@ -21,6 +21,8 @@ PEER_CALLERS: Callers = {"Session": frozenset({LB})}
 WRITE_S = 5.0
 FIRST_S = 5.0
 SESSIONS_MAX = 256
+UNKNOWN_MAX = 64
+"""Besides, those that have not proved yet what they are: they have 5 s for each of the two messages that takes."""
 LB_ID_CHARS_MAX = 128
 
 
@@ -30,6 +32,8 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
 
     def __init__(self, parts: InboundParts) -> None:
         self._parts = parts
+        self._waiting = 0
+        """Sessions that have not said anything yet."""
 
     async def Session(self, _: object, context: Any) -> None:
         parts = self._parts
@@ -37,10 +41,15 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
             raise FailedPrecondition("this load balancer is of no region: --region names it")
         if not parts.secret and caller(context) is None:
             raise FailedPrecondition("regions need TLS between them, or --federation-secret-file")
-        if len(parts.sessions) >= SESSIONS_MAX:
-            raise ResourceExhausted(f"{SESSIONS_MAX} load balancers are connected", retry_after_s=1.0)
+        known = sum(session.known for session in parts.sessions)
+        if known >= SESSIONS_MAX or len(parts.sessions) - known + self._waiting >= UNKNOWN_MAX:
+            raise ResourceExhausted("too many load balancers are connected", retry_after_s=1.0)
         stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
-        first = await stream.first(FIRST_S)
+        self._waiting += 1
+        try:
+            first = await stream.first(FIRST_S)
+        finally:
+            self._waiting -= 1
         if first is None:
             return
         hello = first.hello

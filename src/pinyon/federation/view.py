@@ -32,6 +32,8 @@ class Member:
     state: LbState
     connected: bool
     """It has a session with the controller."""
+    displaced: tuple[str, ...] = ()
+    """Boots that this one has taken the name from, the latest last."""
 
 
 @dataclass(frozen=True, slots=True)

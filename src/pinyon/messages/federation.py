@@ -216,7 +216,10 @@ def federation_to_proto(federation: Federation) -> controller_pb2.Federation:
         ],
         load_balancers=[
             controller_pb2.LoadBalancer(
-                info=lb_info_to_proto(each.info), state=_STATES[each.state], connected=each.connected
+                info=lb_info_to_proto(each.info),
+                state=_STATES[each.state],
+                connected=each.connected,
+                displaced_boot_ids=each.displaced,
             )
             for each in federation.members
         ],
@@ -243,7 +246,8 @@ def federation_from_proto(message: controller_pb2.Federation) -> Federation:
         state = _STATES_BACK.get(each.state)
         if state is None:
             raise InvalidArgument("must be given", field="load_balancers.state")
-        members.append(Member(lb_info_from_proto(each.info, "load_balancers.info"), state, each.connected))
+        displaced = tuple([check_id(boot, "load_balancers.displaced_boot_ids") for boot in each.displaced_boot_ids])
+        members.append(Member(lb_info_from_proto(each.info, "load_balancers.info"), state, each.connected, displaced))
     return Federation(
         epoch=check_text(message.epoch, "epoch"),
         version=message.version,

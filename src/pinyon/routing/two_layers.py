@@ -1,7 +1,7 @@
 """Where a request goes: to an instance of its region, else to another region, else it waits (SkyWalker §3.1, Listing
 1).
 
-A request that came from another region is placed here or refused; it never goes on to a third (``forwarded``), so that
+A request that came from another region is placed here or refused; it never goes on to a third (its ``sender``), so that
 there are no loops, whatever load balancers believe of each other.
 """
 
@@ -53,8 +53,8 @@ class Route(NamedTuple):
     routed: Routed
     geographies: Collection[str] = ()
     tenant: str = ""
-    forwarded: bool = False
-    """It has come from another region."""
+    sender: str = ""
+    """The region that it has come from, if that is another one: what law says of that one's requests counts."""
     exclude: Container[str] = ()
     """Instances and load balancers that have failed it, or refused it."""
 
@@ -85,7 +85,7 @@ class TwoLayers:
         if name:
             return Choice(Where.ADOPTED, name)
         here = here or bool(self._adopted(route))
-        if route.forwarded:
+        if route.sender:
             return Choice(Where.WAIT if here else Where.NOWHERE)
         allowed = self.others_for(route)
         if allowed:
@@ -106,11 +106,11 @@ class TwoLayers:
     def _adopted(self, route: Route) -> list[str]:
         """Those that may serve it. What came from another region may go to an adopted one: that is no second hop, it is
         served from here."""
-        geography = self.geography
+        geography, sender = self.geography, route.sender or self.region
         return [
             name
             for name, (region, _) in self.adopted.items()
-            if geography.may(self.region, region, route.geographies, route.tenant).allowed
+            if geography.may(sender, region, route.geographies, route.tenant).allowed
         ]
 
     def others_for(self, route: Route) -> set[str]:

@@ -169,7 +169,7 @@ def test_local_first_then_remote_then_the_queue() -> None:
     assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
     two.local.report("b", Report(pending=2), 0.0)
     assert two.choose(Route(ASK, exclude=("eu",)), 0.0) == Choice(Where.WAIT)
-    assert two.choose(Route(ASK, forwarded=True), 0.0) == Choice(Where.WAIT)  # never a second hop
+    assert two.choose(Route(ASK, sender="eu"), 0.0) == Choice(Where.WAIT)  # never a second hop
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,19 @@ def test_load_never_overrides_geography() -> None:
     us.local.report("a", Report(pending=0), 0.0)
     assert us.choose(Route(ASK, ("gdpr",)), 0.0) == Choice(Where.REMOTE, "eu")  # although there is room here
     assert us.choose(Route(ASK, ("mars",)), 0.0) == Choice(Where.NOWHERE)
+
+
+def test_adopted_instances_are_where_they_are() -> None:
+    """Who serves them does not change the law: neither for its own requests, nor for those that others send."""
+    law = parse_geography({"regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["eu"], "to": ["us"]}]})
+    us = TwoLayers("us", full(), regions(), law)
+    adopted = layer(names="x")
+    adopted.report("x", Report(pending=0, room=2), 0.0)
+    us.adopted["ap/ap"] = "ap", adopted
+    assert us.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.ADOPTED, "ap/ap")
+    assert us.choose(Route(ASK, ("us",)), 0.0, conducted=True) == Choice(Where.WAIT)
+    assert us.choose(Route(ASK, sender="eu"), 0.0, conducted=True) == Choice(Where.WAIT)
+    assert us.choose(Route(ASK, sender="us"), 0.0, conducted=True) == Choice(Where.ADOPTED, "ap/ap")
 
 
 def test_a_dry_run_says_where_and_why_not() -> None:

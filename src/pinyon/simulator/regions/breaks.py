@@ -3,14 +3,18 @@ that are cut off, steps that fail."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pinyon.simulator.regions.calls import Call
 from pinyon.simulator.regions.doors import Door
-
-if TYPE_CHECKING:
-    from pinyon.simulator.regions.world import World
+from pinyon.simulator.regions.instances import Instances
+from pinyon.simulator.regions.network import Network
+from pinyon.simulator.regions.probes import Probes
+from pinyon.simulator.regions.settings import WorldSettings
+from pinyon.simulator.virtual_time import VirtualTime
 
 __all__ = ["Breaks"]
 
@@ -18,10 +22,30 @@ FORGIVEN_S = 1.0
 """Until what a call broke at last is asked again."""
 
 
+class Breakable(Protocol):
+    """What of a world can break, and who hears of it."""
+
+    settings: WorldSettings
+    time: VirtualTime
+    network: Network
+    instances: Instances
+    counts: Counter[str]
+    calls: dict[int, Call]
+    home: dict[str, str]
+    doors: dict[str, Door]
+    probes: Probes
+
+    def enter(self, call: Call) -> None: ...
+
+    def later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None: ...
+
+    def end(self, call: Call, how: str) -> None: ...
+
+
 class Breaks:
     """Whoever is left of a call's way sends it on again, as much later as it takes to notice."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Breakable) -> None:
         self._world = world
 
     def broken(self, call: Call, kept: int) -> None:

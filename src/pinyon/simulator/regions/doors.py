@@ -20,6 +20,9 @@ __all__ = ["Door"]
 ENDLESS = 1 << 30
 """Slots: what is pushed on is bounded by the rule of pushing alone. Clients of a closed loop bound the queue."""
 
+ELSEWHERE = "elsewhere"
+"""Where a call that may go no further came from; there is no law here."""
+
 
 class _Demand:
     """Calls that may go to the same places: all that have come from another region stay here, and nobody goes where he
@@ -134,7 +137,9 @@ class Door:
         """Somebody has room for it."""
         demand, now_s = self._demands[number], self._time.now_s
         self._queue.leave(now_s, self._queue.waiting_demands)
-        choice = self.layers.choose(Route(call.routed, forwarded=demand.forwarded, exclude=demand.exclude), now_s)
+        choice = self.layers.choose(
+            Route(call.routed, sender=ELSEWHERE if demand.forwarded else "", exclude=demand.exclude), now_s
+        )
         if choice.where is Where.LOCAL:
             layer, carry = self.layers.local, self._push
         else:

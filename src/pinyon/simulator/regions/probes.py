@@ -3,21 +3,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pinyon.routing.target import Report
 from pinyon.simulator.regions.doors import Door
-
-if TYPE_CHECKING:
-    from pinyon.simulator.regions.world import World
+from pinyon.simulator.regions.instances import Instances
+from pinyon.simulator.regions.network import Network
+from pinyon.simulator.regions.settings import System, WorldSettings
+from pinyon.simulator.virtual_time import VirtualTime
 
 __all__ = ["Probes"]
+
+
+class Probed(Protocol):
+    """What of a world is looked at."""
+
+    settings: WorldSettings
+    system: System
+    time: VirtualTime
+    network: Network
+    instances: Instances
+    home: dict[str, str]
+    doors: dict[str, Door]
+
+    @property
+    def over(self) -> bool: ...
 
 
 class Probes:
     """Of all load balancers."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Probed) -> None:
         self._world = world
         self._owners: dict[str, str] = {}
         """Regions of the load balancers that push to an instance, by its name."""

@@ -170,14 +170,16 @@ class Region(_message.Message):
     def __init__(self, name: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ..., position: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class LoadBalancer(_message.Message):
-    __slots__ = ("info", "state", "connected")
+    __slots__ = ("info", "state", "connected", "displaced_boot_ids")
     INFO_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    DISPLACED_BOOT_IDS_FIELD_NUMBER: _ClassVar[int]
     info: LoadBalancerInfo
     state: LbState
     connected: bool
-    def __init__(self, info: _Optional[_Union[LoadBalancerInfo, _Mapping]] = ..., state: _Optional[_Union[LbState, str]] = ..., connected: _Optional[bool] = ...) -> None: ...
+    displaced_boot_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, info: _Optional[_Union[LoadBalancerInfo, _Mapping]] = ..., state: _Optional[_Union[LbState, str]] = ..., connected: _Optional[bool] = ..., displaced_boot_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Cluster(_message.Message):
     __slots__ = ("region", "name", "conductor", "upstream_urls", "removed_instances", "added_instances", "owner_ids", "adopter_id")
