@@ -3,6 +3,7 @@ request."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ __all__ = ["Admission", "Ticket", "Turn"]
 class Turn(Protocol):
     """Of one generation, taken and left by who runs it; see :class:`Ticket`."""
 
-    async def turn(self, tokens: int) -> None: ...
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None: ...
 
     def leave(self, used_tokens: int = 0) -> None: ...
 
@@ -87,22 +88,41 @@ class Admission:
     def levels(self, tenant: str, rates: Rates) -> Levels:
         return self._rates.levels(tenant, rates, self._clock())
 
-    async def turn(self, place: Place, tenant: str, rates: Rates, tokens: int) -> None:
+    async def turn(
+        self,
+        place: Place,
+        tenant: str,
+        rates: Rates,
+        tokens: int,
+        *,
+        priority: int = 0,
+        demand: int = 0,
+        deadline_s: float = math.inf,
+    ) -> None:
         if rates.tpm:
             try:
                 self._rates.take(tenant, rates, tokens, self._clock())
             except ResourceExhausted as error:
                 self._metrics.refused("tokens_per_minute")
                 raise RateLimited(error, self.levels(tenant, rates)) from None
+        with self._displaced():
+            await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
+
+    async def again(self, place: Place) -> None:
+        with self._displaced():
+            await place.again()
+
+    @contextmanager
+    def _displaced(self) -> Iterator[None]:
         try:
-            await place.turn(tokens)
+            yield
         except ResourceExhausted:
             self._metrics.refused("displaced")
             raise
 
-    def spare(self, tenant: str) -> Place | None:
-        """A slot if one is free."""
-        return self._line.spare(tenant)
+    def spare(self, tenant: str, demand: int) -> Place | None:
+        """A slot if one is free, and there is room."""
+        return self._line.spare(tenant, demand)
 
     def give_back(self, tenant: str, rates: Rates, tokens: int) -> None:
         if rates.tpm and tokens > 0:
@@ -126,18 +146,27 @@ class Ticket:
         """What is left of the tenant's limits."""
         return self._admission.levels(self._tenant, self._rates)
 
-    async def turn(self, tokens: int) -> None:
-        """Take the ``tokens`` that the request may need and wait for its turn. Raises as :meth:`Admission.admit`."""
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
+        """Take the ``tokens`` that the request may need and wait for its turn, and for room for its ``demand``. Raises
+        as :meth:`Admission.admit`, and :class:`DeadlineExceeded` at ``deadline_s``."""
         self._taken = tokens
         try:
-            await self._admission.turn(self._place, self._tenant, self._rates, tokens)
+            await self._admission.turn(
+                self._place, self._tenant, self._rates, tokens,
+                priority=priority, demand=demand, deadline_s=deadline_s,
+            )  # fmt: skip
         except RateLimited:
             self._taken = 0
             raise
 
+    async def again(self) -> None:
+        """Where it went there was no room after all: give the slot up, and wait where it did before; no tokens are
+        taken anew. Raises as :meth:`turn`."""
+        await self._admission.again(self._place)
+
     def spare(self) -> Place | None:
         """One more slot for the same request, if nobody waits for one: to be left for itself."""
-        return self._admission.spare(self._tenant)
+        return self._admission.spare(self._tenant, self._place.demand)
 
     def leave(self, used_tokens: int = 0) -> None:
         """Give the place or slot to the next one, and back what was not used. Calling it twice is fine."""

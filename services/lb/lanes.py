@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -15,7 +16,7 @@ __all__ = ["GRANTED", "run_side_by_side"]
 class _Granted:
     """The :class:`services.lb.admission.Turn` of a choice: its slot is held for it."""
 
-    async def turn(self, tokens: int) -> None:
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
         pass
 
     def leave(self, used_tokens: int = 0) -> None:
