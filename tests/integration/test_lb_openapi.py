@@ -157,8 +157,7 @@ async def test_each_documented_route_answers_as_documented():
         served = (await bench.get("/openapi.json")).json
         assert served == DOCUMENT
         assert len(openapi_document()) < 64 << 10
-        documented = {path.replace("{id}", MODEL) for path in DOCUMENT["paths"]}
-        assert documented == {*bench.lb.app._routes, f"/v1/models/{MODEL}"}
+        assert {path.replace("{id}", "*") for path in DOCUMENT["paths"]} == set(bench.lb.app.places)
         for path, methods in DOCUMENT["paths"].items():
             target = path.replace("{id}", MODEL)
             for method, operation in methods.items():
