@@ -203,7 +203,7 @@ async def test_ready_for_one_model_of_two_is_as_documented():
 )
 async def test_answers_fit_their_schemas(extra):
     async with running_lb() as bench:
-        bench.lb.app._completions._dispatcher = FakeDispatcher()
+        bench.lb.app._routes._completions._dispatcher = FakeDispatcher()
         for path, body in (
             ("/v1/completions", {"model": MODEL, "prompt": "ab", "max_tokens": 3, **extra}),
             ("/v1/completions", {"model": MODEL, "prompt": ["ab", "c"], "max_tokens": 3, "echo": True, **extra}),
