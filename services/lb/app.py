@@ -48,6 +48,7 @@ from services.lb.http_completions import Completions
 from services.lb.http_cors import Cors
 from services.lb.http_gzip import Inflater
 from services.lb.http_peers import Peers, TrustedProxies
+from services.lb.http_routes import OwnRoutes
 from services.lb.http_server import HttpServer
 from services.lb.http_state import HttpState
 from services.lb.http_tokenize import Tokenization
@@ -243,9 +244,11 @@ def build(
     bodies = Budget(settings.bodies_limit_mib << 20)
     access = AccessLog(settings.access_log, clock)
     app = HttpApp(
-        Completions(admission, dispatcher, models, off_loop, metrics.broken, settings.request_timeout_s, clock),
-        Tokenization(admission, models, off_loop),
-        models,
+        OwnRoutes(
+            Completions(admission, dispatcher, models, off_loop, metrics.broken, settings.request_timeout_s, clock),
+            Tokenization(admission, models, off_loop),
+            models,
+        ),
         lambda: readiness.lacks(),
         lambda: readiness.missing(),
         keys,
