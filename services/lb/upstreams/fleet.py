@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 from pinyon.core.clock import Clock
@@ -14,10 +15,12 @@ from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policies import TARGET_POLICIES
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import TwoLayers
 from pinyon.runtime.logging import get_logger
+from services.lb.upstreams.answer import Answer
+from services.lb.upstreams.exchange import Outgoing
 from services.lb.upstreams.served import Served
 from services.lb.upstreams.server import Server
 
@@ -44,7 +47,7 @@ class Fleet:
         region: str = "",
         geography: Geography = ANYWHERE,
     ) -> None:
-        """``routing`` and ``pushing`` are choices of :data:`TARGET_POLICIES` and :data:`PUSHING_RULES`."""
+        """``routing`` and ``pushing`` are choices of :data:`ROUTING_POLICIES` and :data:`PUSHING_RULES`."""
         self.servers = {server.name: server for server in servers}
         self.changed: Callable[[], None] = _nobody
         self._routing, self._pushing = routing, pushing
@@ -110,11 +113,11 @@ class Fleet:
 
     def use_routing(self, choice: str) -> None:
         """Raises ``ValueError``. What was sent before is forgotten."""
-        TARGET_POLICIES.checked(choice)
+        ROUTING_POLICIES.checked(choice)
         self._routing = choice
         for served in self._models.values():
-            served.layers.local.use(policy=TARGET_POLICIES.make(choice))
-            served.layers.remote.use(policy=TARGET_POLICIES.make(choice))
+            served.layers.local.use(policy=ROUTING_POLICIES.make(choice))
+            served.layers.remote.use(policy=ROUTING_POLICIES.make(choice))
 
     def use_pushing(self, choice: str) -> None:
         """Raises ``ValueError``."""
@@ -156,7 +159,7 @@ class Fleet:
         return served
 
     def _layer(self) -> Layer:
-        return Layer(PUSHING_RULES.make(self._pushing), TARGET_POLICIES.make(self._routing))
+        return Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
 
     def found(self, server: Server) -> None:
         """It says that it is well."""
@@ -228,7 +231,13 @@ class Fleet:
         self.refresh(server)
         self._tell()
 
-    # -- a request's way
+    # -- a request's way (services.lb.upstreams.exchange.Targets)
+
+    async def exchange(
+        self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
+    ) -> Answer:
+        """The caller sees to the deadline."""
+        return await self.servers[target].send(head, body, first_byte_s)
 
     def sent(self, served: Served, name: str, routed: Routed) -> Target | None:
         """What this returns is for :meth:`ended`."""

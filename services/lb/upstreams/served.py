@@ -54,7 +54,7 @@ class Served:
         """It has learned of it, or never will."""
         self.layers.local.release()
 
-    async def patiently(self, turn: Coroutine[Any, Any, None]) -> None:
+    async def patiently(self, turn: Coroutine[Any, Any, object]) -> None:
         """Wait for that. Raises :class:`Unavailable` when there has been nobody for too long who could have it."""
         patience = asyncio.timeout(None)
         try:
