@@ -13,9 +13,9 @@ from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
 from pinyon.routing.breaker import Breaker
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.target import Report, Target
-from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import TwoLayers
 from pinyon.runtime.logging import get_logger
