@@ -101,6 +101,8 @@ class Troubled:
 
             def once(answered: bool) -> None:
                 self.told[key] += 1
+                if answered:
+                    assert self.world.served[-1].output_tokens == program.steps[place].output_tokens
                 ended(answered)
 
             send(region, program, place, once)

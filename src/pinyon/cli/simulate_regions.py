@@ -251,9 +251,9 @@ def _show(
     needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
     Console(file=console.file, width=max(console.width, needed)).print(table)
     console.print(
-        f"With {per_instance:.1f} clients for an instance: {day.region_local} reserved instances where each region has "
-        f"its own, {day.region_local_dollars:,.2f} $/h; {day.shared} where they are shared, {day.shared_dollars:,.2f} "
-        "$/h "
-        f"({day.saved:.1%} less); on demand, {day.on_demand_dollars:,.2f} $/h ({day.on_demand_ratio:.2f} times that).",
+        f"With {per_instance:.1f} clients for an instance: {day.region_local} reserved instances where each region "
+        f"has its own, {day.region_local_dollars:,.2f} $/h; {day.shared} where they are shared, "
+        f"{day.shared_dollars:,.2f} $/h ({day.saved:.1%} less); on demand, {day.on_demand_dollars:,.2f} $/h "
+        f"({day.on_demand_ratio:.2f} times that).",
         highlight=False,
     )

@@ -35,7 +35,7 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
     lone = [variance(each) for each in loads.values()]
     claims = [
         Claim(
-            "Before aggregation, per-region load variance ranges from 2.88x to 32.64x",
+            "Before aggregation, per-region load variance ranges from 2.88× to 32.64×",
             "§2.2, Fig. 3a",
             "2.88 to 32.64×",
             f"{min(lone):.2f} to {max(lone):.2f}×",
@@ -44,7 +44,7 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
             "put in",
         ),
         Claim(
-            "after aggregation, the variance is reduced to 1.29x",
+            "after aggregation, the variance is reduced to 1.29×",
             "§2.2, Fig. 3a",
             "1.29×",
             f"{variance(together):.2f}×",
@@ -62,15 +62,14 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
             "follows from the loads alone; agrees within a fifth",
         ),
         Claim(
-            "even with perfect auto-scaling [...] this approach incurs 2.2x the cost",
+            "this approach incurs 2.2× the cost",
             "§2.2, Fig. 3b",
             "2.2×",
             f"{day.on_demand_ratio:.2f}×",
             Basis.CONSTRUCTION,
             close(day.on_demand_ratio, 2.2),
             f"follows from the loads and the printed prices, ${RESERVED} and ${ON_DEMAND} per hour (§2.1); agrees "
-            "within a "
-            "fifth",
+            "within a fifth",
         ),
     ]
     hours = [0.25 + place * DAY_H / len(together) for place in range(len(together))]

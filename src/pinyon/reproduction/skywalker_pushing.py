@@ -12,6 +12,7 @@ from pinyon.reproduction.skywalker_runs import (
     LENGTHS_NOTE,
     MODEL_NOTE,
     PAPER,
+    QUICK_NOTE,
     Load,
     Ran,
     between,
@@ -22,8 +23,6 @@ from pinyon.reproduction.skywalker_runs import (
 from pinyon.simulator.regions.settings import PAPERS, System
 
 __all__ = ["FIG4B", "FIG9", "FIG10"]
-
-QUICK_NOTE: Final = "Quick: windows of a seventh; differences of a few percent mean nothing."
 
 # -- Fig. 4b
 
@@ -46,15 +45,14 @@ def _fig4b(tell: Tell, quick: bool) -> Result:
     peaks, at_once = _peaks(runs["rr"]), _at_once(runs["rr"])
     claims = [
         Claim(
-            "we find two replicas under round robin can have memory usage difference up to 2.64x",
+            "we find two replicas under round robin can have memory usage difference up to 2.64×",
             "§3.3, Fig. 4b",
             "2.64×",
             f"{peaks:.2f}× between the largest shares, {at_once:.2f}× at one time",
             Basis.MODELLED,
             peaks <= 2.64 <= at_once or within([peaks], 2.64, 2.64),
-            "the text does not say which is meant; agrees if the printed one lies between the two. At one time: while "
-            "the "
-            f"lower share is over {LEAST:.0%}. With ll it is {_at_once(runs['ll']):.2f}× at one time",
+            "the text does not say which is meant; agrees if the printed one lies between the two. At one time: "
+            f"while the lower share is over {LEAST:.0%}. With ll it is {_at_once(runs['ll']):.2f}× at one time",
         )
     ]
     courses = [
@@ -73,9 +71,8 @@ def _fig4b(tell: Tell, quick: bool) -> Result:
 
 
 def _peaks(found: Ran) -> float:
-    most = [max(each) for each in zip(*found.used, strict=True)]
-    ratio: float = max(most) / min(most)
-    return ratio
+    most: list[float] = [max(each) for each in zip(*found.used, strict=True)]
+    return max(most) / min(most)
 
 
 def _at_once(found: Ran) -> float:
@@ -125,21 +122,20 @@ def _fig9(tell: Tell, quick: bool) -> Result:
     )
     claims = [
         Claim(
-            "SP-P improves service throughput by 1.27x [over BP]",
+            "SP-P improves service throughput by 1.27×",
             "§5.2, Fig. 9a",
             "1.27×",
             f"{gain:.2f}×",
             Basis.MODELLED,
             within([gain], 1.27, 1.27) and gain > 1.02,
             f"with {paper} clients requests hold {runs[paper, BP].measured.used:.0%} of the memory here, and nobody "
-            "waits for "
-            "room: there is nothing for selective pushing to do. Where memory is full, it does not help either: "
-            f"{full or 'not looked at, quick'}. A tree shares nearly all that it holds, and whoever is at the head of "
-            "a "
-            "queue in front of full instances goes to the first one that has room, not to the one that has its tree",
+            "waits for room: there is nothing for selective pushing to do. Where memory is full, it does not help "
+            f"either: {full or 'not looked at, quick'}. A tree shares nearly all that it holds, and whoever is at the "
+            "head of a queue in front of full instances goes to the first one that has room, not to the one that has "
+            "its tree",
         ),
         Claim(
-            "significantly reduces P90 TTFT by 18.47x compared to BP",
+            "significantly reduces P90 TTFT by 18.47× compared to BP",
             "§5.2, Fig. 9b",
             "18.47×",
             f"{late:.2f}×",
@@ -148,7 +144,7 @@ def _fig9(tell: Tell, quick: bool) -> Result:
             "as above",
         ),
         Claim(
-            "a higher KV Cache hit rate: 89.86% compared to BP's 68.89%",
+            "achieving a higher KV Cache hit rate: 89.86% compared to BP's 68.89%",
             "§5.2",
             "89.86% and 68.89%",
             " and ".join(f"{hit:.1%}" for hit in hits),
@@ -157,7 +153,7 @@ def _fig9(tell: Tell, quick: bool) -> Result:
             "as above: the paper's router spread trees over instances where ours has no reason to",
         ),
         Claim(
-            "Compared to SP-O, SP-P achieves similar TTFT but improves throughput by 1.4x",
+            "Compared to SP-O, SP-P achieves similar TTFT but improves throughput by 1.4×",
             "§5.2",
             "1.4×",
             ", ".join(f"{name}: {ratio:.2f}×" for name, ratio in limited.items()),
@@ -166,7 +162,8 @@ def _fig9(tell: Tell, quick: bool) -> Result:
             "which limit it had is not printed; agrees if the lowest of 20 to 50 has that, a fifth more or less",
         ),
         Claim(
-            "statically setting the maximum threshold of outstanding requests delivers poor performance",
+            "statically setting the maximum threshold of outstanding requests delivers poor performance for LLM "
+            "service",
             "§3.3",
             None,
             f"{between(list(limited.values()), '.2f')}×",
@@ -177,8 +174,7 @@ def _fig9(tell: Tell, quick: bool) -> Result:
     ]
     note = (
         "Credits: no more are pushed between two probes than an instance says that it has room for; without, any "
-        "number "
-        "are while nobody waited at the last probe. `without room` are requests that were pushed and have none."
+        "number are while nobody waited at the last probe. `without room` are requests that were pushed and have none."
     )
     groups = tuple(str(clients) for clients in dict.fromkeys(clients for clients, _ in runs))
     picture = Picture(
@@ -221,19 +217,18 @@ def _fig10(tell: Tell, quick: bool) -> Result:
     claims = [
         Claim(
             "With an equal number of replicas, SkyWalker consistently outperforms the region-local system by between "
-            "1.07x and 1.18x",
+            "1.07× and 1.18×",
             "§5.2, Fig. 10",
             "1.07 to 1.18×",
             shown,
             Basis.MODELLED,
             min(gains.values()) > 1 and within([max(gains.values())], 1.07, 1.18),
-            "agrees if it is ahead with any number, and the largest gain is the printed one, a fifth more or less. The "
-            "workload is not printed: here, WildChat's",
+            "agrees if it is ahead with any number, and the largest gain is the printed one, a fifth more or less. "
+            "The workload is not printed: here, WildChat's",
         ),
         Claim(
             "SkyWalker achieves comparable throughput with only 9 replicas as the region-local deployment achieves "
-            "with "
-            "12 replicas, translating into a cost reduction of 25%",
+            "with 12 replicas, translating into a cost reduction of 25%",
             "§5.2, Fig. 10",
             "25%",
             f"with 9 it has {nine:.1%} of what region-local has with 12",
@@ -242,15 +237,14 @@ def _fig10(tell: Tell, quick: bool) -> Result:
             "agrees if it is no more than a twentieth behind",
         ),
         Claim(
-            "a stable choice: any number may be pushed between two probes",
-            "§3.3, §4.1",
+            "it is short enough to capture meaningful changes in system load",
+            "§4.1",
             None,
             ", ".join(f"{size}: {more[size]:.1f} without credits, {fewer[size]:.1f} with" for size in sizes),
             Basis.MODELLED,
             all(fewer[size] <= more[size] + 0.5 for size in sizes),
-            "requests that were pushed to an instance that has no room for them, in the mean over time: what credits "
-            "are "
-            "for; agrees if there are no more of them with credits. Not in the paper",
+            "of the probe interval. Requests that were pushed to an instance that has no room for them, in the mean "
+            "over time: what credits are for; agrees if there are no more of them with credits. Not in the paper",
         ),
     ]
     points = {name: [(float(size), _tokens(runs[size, name])) for size in sizes] for name in (LOCAL, SHARED, CREDITS)}

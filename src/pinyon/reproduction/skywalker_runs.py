@@ -21,6 +21,7 @@ __all__ = [
     "LENGTHS_NOTE",
     "MODEL_NOTE",
     "PAPER",
+    "QUICK_NOTE",
     "Load",
     "Ran",
     "between",
@@ -35,17 +36,16 @@ SEED: Final = 1
 MODEL_NOTE: Final = (
     "Modelled: an L4 by its profile (docs/simulator.md), requests of 16-token blocks, served as SGLang does: prompts "
     "before decoding, no request waits while there is room for its prompt. Round trips of 90 ms (US, Europe), 150 ms "
-    "(US, Asia) and 200 ms (Europe, Asia): only the largest is printed. Pushing of SkyWalker's systems is the paper's: "
-    "by probes of 100 ms, without credits; `pinyon` is the same with credits between probes and load that comes with "
-    "answers. All of them route by the modules that pinyon's load balancer routes by."
+    "(US, Asia) and 200 ms (Europe, Asia): only the largest is printed. Pushing of SkyWalker's systems is the "
+    "paper's: by probes of 100 ms, without credits; `pinyon` is the same with credits between probes and load that "
+    "comes with answers. All of them route by the modules that pinyon's load balancer routes by."
 )
 LENGTHS_NOTE: Final = (
     "By construction: lengths and turns of conversations are what the data sets' own authors publish, and users have "
-    "as "
-    "much in common as §3.2 prints; lengths of trees are those of SGLang's benchmark of the same trees. SkyWalker's "
-    "text "
-    "prints neither lengths, nor think time (none here), nor how long it measured."
+    "as much in common as §3.2 prints; lengths of trees are those of SGLang's benchmark of the same trees. "
+    "SkyWalker's text prints neither lengths, nor think time (none here), nor how long it measured."
 )
+QUICK_NOTE: Final = "Quick: windows of a seventh; differences of a few percent mean nothing."
 COLUMNS: Final = [
     Column("output_tokens_per_s", "tokens/s", ",.0f", Basis.MODELLED),
     Column("requests_per_s", "requests/s", ".2f", Basis.MODELLED),

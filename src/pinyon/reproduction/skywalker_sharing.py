@@ -41,13 +41,14 @@ def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
         rows.append({"data": name, **found._asdict(), "ratio": ratio, "basis": Basis.CONSTRUCTION})
         claims.append(
             Claim(
-                f"{printed}x for {name} [within-user to cross-user prefix similarity]",
+                f"{printed:.2f}× for {name}",
                 "§3.2, Fig. 5a",
                 f"{printed:.2f}×",
                 f"{ratio:.2f}×",
                 Basis.CONSTRUCTION,
                 abs(ratio - printed) < printed / 5,
-                "put in: openings that users, regions and everybody have in common. Agrees within a fifth",
+                "within users by across users. Put in: openings that users, regions and everybody have in common. "
+                "Agrees within a fifth",
             )
         )
         if workload == "wildchat":
@@ -72,8 +73,7 @@ def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
     bars = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
     note = (
         "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which "
-        "all have. The heat map of "
-        "Fig. 5b shows the same by user."
+        "all have. The heat map of Fig. 5b shows the same by user."
     )
     return Result(columns, rows, claims, [LENGTHS_NOTE, note], Picture("SkyWalker Fig. 5", [bars]))
 
@@ -93,7 +93,7 @@ SYSTEMS6: Final = (
 )
 PRINTED6: Final = (
     ("cross-user", "The lack of cross-user prefix sharing results in a 16.49% prefix hit rate drop", 0.1649, 80),
-    ("bursty", "bursty request patterns [...] CH leads to 7.07% lower hit rate", 0.0707, 50),
+    ("bursty", "CH leads to 7.07% lower hit rate", 0.0707, 50),
     (
         "heterogeneous",
         "A similar trend is observed when users submit heterogeneous programs, resulting in a 8.78% gap",
@@ -130,8 +130,7 @@ def _fig6(tell: Tell, quick: bool) -> Result:
                 Basis.MODELLED,
                 gap > 0.02,
                 "in points, as we read it; agrees if the optimum has more by two points: neither workloads nor "
-                "replicas of "
-                f"this figure are printed{WHY.get(workload, '')}",
+                f"replicas of this figure are printed{WHY.get(workload, '')}",
             )
         )
     nearer = {workload: (hits[workload, TREE], hits[workload, CH]) for workload, *_ in PRINTED6}
@@ -156,12 +155,10 @@ def _fig6(tell: Tell, quick: bool) -> Result:
     values = {system.name: [hits[workload, system.name] for workload in groups] for system in SYSTEMS6}
     note = (
         "The optimum looks into all caches and takes who holds most of the prompt, then the least busy. The workloads "
-        "are "
-        "ours: requests of WildChat's mean lengths, one turn each, of which four of five begin with an opening. "
-        "Cross-user: "
-        "150 of them, which all users have in common: too many for the cache of one instance. Bursty: the user's own, "
-        "and "
-        "one to four requests of one user at once (§3.2: up to 4×). Heterogeneous: four at once, with any of the 150."
+        "are ours: requests of WildChat's mean lengths, one turn each, of which four of five begin with an opening. "
+        "Cross-user: 150 of them, which all users have in common: too many for the cache of one instance. Bursty: the "
+        "user's own, and one to four requests of one user at once (§3.2: up to 4×). Heterogeneous: four at once, with "
+        "any of the 150."
     )
     picture = Picture("SkyWalker Fig. 6", [Bars("KV cache hits", "of prompt tokens", groups, values, ".0%")])
     return Result(columns, rows, claims, [MODEL_NOTE, note], picture)

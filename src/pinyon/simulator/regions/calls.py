@@ -96,6 +96,7 @@ class Call:
 class Served(NamedTuple):
     """One request that has ended. Times in seconds; a TTFT of -1: it has no first token."""
 
+    number: int
     region: str
     sent_s: float
     ttft_s: float

@@ -228,7 +228,7 @@ class World:
         ttft_s = call.first_s - call.sent_s if call.first_s >= 0 else -1.0
         self.served.append(
             Served(
-                call.region, call.sent_s, ttft_s, now_s - call.sent_s, call.step.tokens, request.generated,
+                call.number, call.region, call.sent_s, ttft_s, now_s - call.sent_s, call.step.tokens, request.generated,
                 max(0, call.hits), call.instance(), call.forwards > 0, how,
             )
         )  # fmt: skip
