@@ -70,7 +70,7 @@ class Ways:
         self._regions: dict[str, str] = {}
         """Of other load balancers, by name."""
         self._demands: dict[int, tuple[str, Route]] = {}
-        self._numbers: dict[tuple[str, tuple[str, ...], str, str], int] = {}
+        self._numbers: dict[tuple[str, frozenset[str], str], int] = {}
         self._last_demand = 0
         self._roots: dict[tuple[str, str, str], bytes] = {}
 
@@ -335,7 +335,13 @@ class Ways:
         """The number of what it may go to: the same for all that may go to the same."""
         whose, model = request.ask.request_class, request.ask.model
         tenant = whose.tenant if whose.tenant in self.geography.tenants else ""
-        name = model, whose.geographies, tenant, request.sender
+        # By what it may go to, not by how it says so: there are a few of these, and names can be put together at will.
+        regions = frozenset(
+            region
+            for region in {self.region, *self._regions.values()}
+            if self.geography.serves(region, whose.geographies, tenant).allowed
+        )
+        name = model, regions, request.sender
         number = self._numbers.get(name)
         if number is None:
             if len(self._demands) >= DEMANDS_MAX:
