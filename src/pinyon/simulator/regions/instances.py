@@ -15,7 +15,7 @@ from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.policy import PlacementDecision
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon.routing.target import UNKNOWN, Report
+from pinyon.routing.target import Report
 from pinyon.simulator.attempt import Attempt, Request
 from pinyon.simulator.attempt_lifecycle import AttemptLifecycle
 from pinyon.simulator.cluster_settings import ClusterSettings
@@ -159,26 +159,13 @@ class Instances:
         engine = self.engine(name)
         if engine is None:
             return None
-        return Report(
-            engine.admission.waiting, self.running(name), self._room(engine), self._received.get((name, sender), 0)
-        )
-
-    def _room(self, engine: Engine) -> int:
-        """How many more like those that are here it would take."""
-        pool, admission = engine.pool, engine.admission
-        admitted = admission.admitted
-        if not admitted:
-            return UNKNOWN
-        return max(0, (pool.free + pool.cached) * admitted // max(1, pool.used))
+        load = engine.batch_room.look(len(self._at[name]), 0)
+        return Report(load.waiting, load.running, load.room, self._received.get((name, sender), 0))
 
     def waiting(self, name: str) -> int:
         """Requests that have no room there."""
         engine = self.engine(name)
         return 0 if engine is None else engine.admission.waiting
-
-    def running(self, name: str) -> int:
-        """Requests that have."""
-        return len(self._at.get(name, ())) - self.waiting(name)
 
     def outstanding(self, name: str) -> int:
         return len(self._at.get(name, ()))
