@@ -15,10 +15,10 @@ from services.lb.line import Line
 from services.lb.request import Request
 from services.lb.worker_sessions import WorkerSessions
 
-__all__ = ["DoorMetrics", "LbMetrics"]
+__all__ = ["E2E_BUCKETS_S", "TTFT_BUCKETS_S", "DoorMetrics", "LbMetrics"]
 
-_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_E2E_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class _OfModel:
@@ -99,14 +99,14 @@ class LbMetrics(DoorMetrics):
             "pinyon_lb_ttft_seconds",
             "Arrival to first token, of requests that got one",
             ("model",),
-            buckets=_TTFT_S,
+            buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
         e2e = Histogram(
             "pinyon_lb_e2e_seconds",
             "Arrival to last token, of finished requests",
             ("model",),
-            buckets=_E2E_S,
+            buckets=E2E_BUCKETS_S,
             registry=registry,
         )
 

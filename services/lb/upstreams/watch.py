@@ -123,6 +123,9 @@ class _Health:
         return self._times.health_s
 
     async def _status(self) -> int:
+        kind = self.server.kind
+        if kind is not None and kind.name == "pinyon":
+            self._path = b"/health/ready"  # the other one is about its process
         said = await ask(self.server, self._path, self._times.answer_s, HEALTH_BYTES_MAX)
         if said.status in (404, 405, 501) and self._path == b"/health":
             self._path = b"/v1/models"  # all have that
@@ -153,8 +156,9 @@ class _Load:
     async def ask(self) -> float:
         server = self.server
         if not server.healthy:
-            self._metrics_due_s = 0.0  # what comes back may be something else
-            server.kind = None
+            if server.gone:  # what comes back may be something else
+                self._metrics_due_s = 0.0
+                server.kind = None
             return self._times.load_s
         if server.kind is None:
             if self._clock() >= self._metrics_due_s:
