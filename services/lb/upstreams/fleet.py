@@ -239,37 +239,32 @@ class Fleet:
         """The caller sees to the deadline."""
         return await self.servers[target].send(head, body, first_byte_s)
 
-    def sent(self, served: Served, name: str, routed: Routed) -> Target | None:
-        """What this returns is for :meth:`ended`."""
-        self._breaker.tried(name, self._clock())
-        server = self.servers[name]
+    def sent(self, served: Served, target: str, routed: Routed) -> Target | None:
+        self._breaker.tried(target, self._clock())
+        server = self.servers[target]
         server.outstanding += 1
-        if self._breaker.is_open(name):
+        if self._breaker.is_open(target):
             self.refresh(server)  # that was the one request it is tried with
-        return served.layers.local.sent(routed, name)
+        return served.layers.local.sent(routed, target)
 
-    def ended(self, name: str, target: Target | None) -> None:
-        self.servers[name].outstanding -= 1
-        Layer.ended(target)
+    def ended(self, target: str, sent: Target | None) -> None:
+        self.servers[target].outstanding -= 1
+        Layer.ended(sent)
 
-    def answered(self, name: str, began_s: float) -> None:
-        """A request that began then was answered well, to its end."""
-        server = self.servers[name]
-        was_open = self._breaker.is_open(name)
-        self._breaker.succeeded(name, began_s, self._clock())
+    def answered(self, target: str, began_s: float) -> None:
+        server = self.servers[target]
+        was_open = self._breaker.is_open(target)
+        self._breaker.succeeded(target, began_s, self._clock())
         grown = server.kind is None and server.learned.served(server.outstanding)
         if was_open or grown:
             self.refresh(server)
 
-    def failed(self, name: str, *, absent: bool = False) -> None:
-        """A request failed there, or found nobody (``absent``)."""
-        server = self.servers[name]
-        self._breaker.failed(name, self._clock(), absent=absent)
-        self.refresh(server)
+    def failed(self, target: str, *, absent: bool = False) -> None:
+        self._breaker.failed(target, self._clock(), absent=absent)
+        self.refresh(self.servers[target])
 
-    def refused(self, name: str, rest_s: float) -> None:
-        """It had no room for a request. ``rest_s``: it said when to come again; 0: it did not."""
-        server = self.servers[name]
+    def refused(self, target: str, rest_s: float) -> None:
+        server = self.servers[target]
         if server.kind is None:
             server.learned.refused(server.outstanding)
         if rest_s > 0 and any(each.healthy and each is not server for each in self.servers.values()):

@@ -133,6 +133,8 @@ class Forwarding:
         asked = await self._read(head, body)
         served = self._fleet.of(asked.model)
         geographies = allowed_geographies(head.labels, head.client)
+        if not served.layers.region:
+            geographies = ()  # we do not know where we are
         raw = head.raw
         assert raw is not None
         fields = to_server(raw.fields)
@@ -194,7 +196,7 @@ class Forwarding:
                 head.facts = forward.facts()
 
     async def _place(self, forward: Forward) -> Choice | None:
-        """Where it goes now; None: nobody else may have it, and somebody has refused it. Raises
+        """Where it goes now; None: nobody else may have it now, and somebody has refused it. Raises
         :class:`PinyonError`."""
         layers = forward.served.layers
         while True:
