@@ -96,7 +96,7 @@ class Layer:
         target = self._targets.get(name)
         if target is None:
             return
-        target.report, target.reported_s = report, now_s
+        target.report, target.reported_s, target.ended = report, now_s, 0
         if unseen != UNKNOWN:
             target.sent_before = target.sent - unseen
         else:
@@ -185,3 +185,4 @@ class Layer:
             if target.outstanding <= 0:
                 raise ValueError(f"nothing of ours is at {target.name}")
             target.outstanding -= 1
+            target.ended += 1

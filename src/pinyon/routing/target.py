@@ -39,6 +39,7 @@ class Target:
         "capacity",
         "distance_s",
         "draining",
+        "ended",
         "live",
         "name",
         "outstanding",
@@ -68,6 +69,8 @@ class Target:
         """Of ours, in all."""
         self.sent_before = 0
         """Of these, when the last report was made as far as we know."""
+        self.ended = 0
+        """Of ours, since the last report."""
         self.report = Report()
         self.reported_s = -math.inf
 
@@ -82,7 +85,8 @@ class Target:
         report = self.report
         if report.running == UNKNOWN:
             return self.outstanding
-        return max(self.outstanding, report.running + max(0, report.pending) + self.unseen)
+        told = report.running + max(0, report.pending) + self.unseen - self.ended
+        return max(self.outstanding, told)
 
     @property
     def fullness(self) -> float:

@@ -87,6 +87,26 @@ def test_what_a_conductor_is_asked_for_takes_a_credit_at_once() -> None:
         local.release()
 
 
+def test_what_has_ended_since_a_report_is_no_load() -> None:
+    local = layer(names="ab")
+    sent = [local.sent(ASK, "a") for _ in range(3)]
+    for name in "ab":
+        local.report(name, Report(pending=0, running=3, received=3 * (name == "a")), 0.0)
+    a = local.get("a")
+    assert a is not None
+    assert a.load == 3
+    local.ended(sent[0])
+    assert a.load == 2, "who just had an end is not taken for the busier one"
+    assert [target.name for target in local.available(0.0) if target.load == 2] == ["a"]
+    local.report("a", Report(pending=0, running=4, received=3), 0.1)
+    assert a.load == 4, "others' count, too"
+    local.ended(sent[1])
+    local.ended(sent[2])
+    assert a.load == 2
+    local.report("a", Report(pending=0, running=0, received=3), 0.2)
+    assert a.load == 0
+
+
 def test_outstanding_and_blind() -> None:
     local = layer(pushing="outstanding:limit=1", names="a")
     assert local.spare(0.0) == 1
