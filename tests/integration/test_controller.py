@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,11 +14,14 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pinyon.api.controller.v1 import controller_pb2
+from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import InvalidArgument
 from pinyon.federation.members import InstanceLoad, LbLoad, LbState, OwnedCluster
 from pinyon.federation.position import Position
+from pinyon.runtime.channel import Channels
+from pinyon.runtime.identity import peer_name
 from pinyon.runtime.interceptors import error_from_rpc
+from pinyon.runtime.security import load_security
 from services.controller.app import build
 from services.controller.settings import ControllerSettings
 from services.controller.state_file import read_state
@@ -30,6 +34,7 @@ from tests.integration.controller_parts import (
     spin,
     stub_of,
 )
+from tests.tls_files import TestAuthority
 
 
 def distances(tmp_path: Path) -> str:
@@ -338,3 +343,71 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
             assert str(bad) in caught.value.message
     with pytest.raises(InvalidArgument):
         build(ControllerSettings(distances=str(tmp_path / "none")), CollectorRegistry())
+
+
+# ---------------------------------------------------------------- who may what
+
+
+async def test_with_tls_only_its_own_load_balancers_register(tmp_path):
+    authority = TestAuthority(tmp_path / "certs")
+    settings = ControllerSettings(tls_dir=str(authority.folder("controller", "controller")))
+    security = load_security(settings, "controller")
+    controller = build(settings, CollectorRegistry(), security=security)
+    address = (await controller.start())["grpc"]
+    name = peer_name("controller")
+    lb = Channels(authority.tls("lb", "a-0"))
+    admin = Channels(authority.tls("admin", "anna"))
+    worker = Channels(authority.tls("worker", "w"))
+    try:
+        async with lb.open(address, name) as channel:
+            stub = controller_pb2_grpc.ControllerServiceStub(channel)
+            call = stub.Session()
+            await call.write(_registration("a-0", "1"))
+            assert (await call.read()).federation.load_balancers[0].info.lb_id == "a-0"
+            other = stub.Session()
+            await other.write(_registration("b-0", "1"))
+            assert await _code(other.read()) is grpc.StatusCode.PERMISSION_DENIED
+            request = controller_pb2.ForgetLoadBalancerRequest(lb_id="x")
+            assert await _code(stub.ForgetLoadBalancer(request)) is grpc.StatusCode.PERMISSION_DENIED
+        async with admin.open(address, name) as channel:
+            stub = controller_pb2_grpc.ControllerServiceStub(channel)
+            assert await _code(stub.ForgetLoadBalancer(request)) is grpc.StatusCode.NOT_FOUND
+            assert (await stub.ListRegions(controller_pb2.ListRegionsRequest())).federation.load_balancers
+        async with worker.open(address, name) as channel:
+            stub = controller_pb2_grpc.ControllerServiceStub(channel)
+            listing = stub.ListRegions(controller_pb2.ListRegionsRequest())
+            assert await _code(listing) is grpc.StatusCode.PERMISSION_DENIED
+    finally:
+        await controller.close(0)
+
+
+async def _code(call) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+# ---------------------------------------------------------------- by the process itself
+
+
+async def test_a_policy_that_changes_counts_at_once(tmp_path):
+    policy = tmp_path / "policy.json"
+    policy.write_text('{"regions": {"a": ["eu"], "b": []}, "rules": [{"from": ["eu"], "to": ["eu"]}]}')
+    process = ControllerProcess(tmp_path, "--geography", str(policy))
+    address = await process.start()
+    async with lbs(address, "a-0", "b-0") as (a, b):
+        await b.until(lambda told: told.regions[0].tags == ("eu",))
+        await a.kill()
+        told = await b.until(lambda told: told.members[0].state is LbState.FAILED)
+        assert not cluster_of(told, "a").adopter, "law is above all"
+        policy.write_text("{}")
+        await b.until_adopts("a")
+    await process.kill()
+
+
+async def test_a_failed_one_is_started_again_by_the_hook(tmp_path):
+    hook = f'{sys.executable} -c \'import os; open("{tmp_path}/hook", "w").write(os.environ["PINYON_FAILED_LB_ID"])\''
+    async with running_controller(restart_hook=hook) as (_, address, metrics), lbs(address, "a-0", "b-0") as (a, _):
+        await a.kill()
+        await spin(lambda: (metrics.get_sample_value("pinyon_controller_restarts_total", {"outcome": "ok"}) or 0) == 1)
+        assert (tmp_path / "hook").read_text() == "a-0"
