@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import signal
+import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -18,7 +19,6 @@ FIRST_PAUSE_S = 10.0
 MAX_PAUSE_S = 300.0
 AT_ONCE = 8
 OUTPUT_BYTES = 4096
-LAST_WORDS_S = 0.5
 
 _log = get_logger("controller.restarts")
 
@@ -84,40 +84,33 @@ class Restarts:
             "PINYON_FAILED_ATTEMPT": str(attempt),
         }
         _log.info("starting %s of %s again, attempt %d", info.lb_id, info.region, attempt)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            _log.error("the restart hook cannot be run: %s", error.strerror or error)
-            return False
-        output = bytearray()
-        reading = asyncio.create_task(_read(process.stdout, output))
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                code = await process.wait()
-            await asyncio.wait({reading}, timeout=LAST_WORDS_S)  # what it has started may hold the other end
-        except TimeoutError:
-            _log.error("the restart hook for %s took longer than %g s", info.lb_id, self._timeout_s)
-            return False
-        finally:
-            reading.cancel()
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+        # No pipe: what it has started may hold the other end, and write to it, after we are gone.
+        with tempfile.TemporaryFile() as output:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                _log.error("the restart hook cannot be run: %s", error.strerror or error)
+                return False
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    code = await process.wait()
+            except TimeoutError:
+                _log.error("the restart hook for %s took longer than %g s", info.lb_id, self._timeout_s)
+                return False
+            finally:
+                if process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+            said = output.read(OUTPUT_BYTES).decode(errors="replace").strip()
         log = _log.info if code == 0 else _log.error
-        log("the restart hook for %s ended with %d: %s", info.lb_id, code, output.decode(errors="replace").strip())
+        log("the restart hook for %s ended with %d: %s", info.lb_id, code, said)
         return code == 0
-
-
-async def _read(stream: asyncio.StreamReader | None, kept: bytearray) -> None:
-    """The end of what it prints; all of it is read, so that it can go on."""
-    while stream is not None and (part := await stream.read(65_536)):
-        kept += part
-        del kept[:-OUTPUT_BYTES]
