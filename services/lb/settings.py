@@ -223,6 +223,12 @@ class LbSettings(JournalSettings):
         120.0, gt=0, le=86_400, description="time between two pieces of an answer; then it has broken off"
     )
     upstream_health_s: float = Field(1.0, ge=0.05, le=60, description="time between two questions whether it is well")
+    upstream_health_timeout_s: float = Field(
+        2.0,
+        gt=0,
+        le=60,
+        description="time in which a server must answer such a question; twice without: it is not well",
+    )
     upstream_probe_s: float = Field(
         0.1, ge=0.01, le=10, description="time between two questions how busy a server is, at least"
     )

@@ -46,8 +46,9 @@ class ConnectionLimits:
 class UpstreamConnection(asyncio.Protocol):
     """``ended`` is told when a request may follow (True), or never will (False)."""
 
-    __slots__ = ("_answer", "_bytes", "_chunked", "_deadline", "_ended", "_fields", "_interim", "_keep", "_length",
-                 "_limits", "_loop", "_parser", "_reusable", "_transport", "idle_s", "idle_since_s")  # fmt: skip
+    __slots__ = ("_answer", "_bytes", "_chunked", "_deadline", "_ended", "_fields", "_head_bytes", "_interim", "_keep",
+                 "_length", "_limits", "_loop", "_parser", "_reusable", "_transport", "idle_s",
+                 "idle_since_s")  # fmt: skip
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._answer: Sourced | None = None
         self._transport: asyncio.Transport | None = None
         self._fields: list[tuple[bytes, bytes]] = []
-        self._bytes = self._interim = 0
+        self._bytes = self._head_bytes = self._interim = 0
         self._length = -1
         self._chunked = self._keep = False
         self._reusable = True
@@ -83,7 +84,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert self._answer is None
         answer = self._answer = Sourced(self)
         self._fields = []
-        self._bytes = self._interim = 0
+        self._bytes = self._head_bytes = self._interim = 0
         self._deadline.set(self._loop.time() + first_byte_s if first_byte_s < inf else inf)
         if body:
             self._transport.writelines((head, body))
@@ -141,7 +142,9 @@ class UpstreamConnection(asyncio.Protocol):
         except HttpParserError:  # also an upgrade that nobody asked for
             self._fail("The server's answer is not valid HTTP.")
             return
-        if not answer.has_head and self._bytes > HEAD_BYTES_MAX:
+        if self._answer is None:
+            self._over()
+        elif not answer.has_head and self._bytes > HEAD_BYTES_MAX:
             self._fail("The head of the server's answer is too large.")
 
     # -- httptools' part
@@ -151,10 +154,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self._fields) < HEAD_FIELDS_MAX:
+        self._head_bytes += len(name) + len(value)
+        if len(self._fields) < HEAD_FIELDS_MAX and self._head_bytes <= HEAD_BYTES_MAX:
             self._fields.append((name.lower(), value))
         else:
-            self._fail("The server's answer has too many header fields.")
+            self._fail("The head of the server's answer is too large.")
 
     def on_headers_complete(self) -> None:
         answer = self._answer
@@ -189,8 +193,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._reusable = self._reusable and self._keep and written
         answer.got_all()
         self.idle_since_s = self._loop.time()
-        # Not now: the parser may have more to say about what it was fed.
-        self._loop.call_soon(self._over)
 
     # -- the answer's part
 
@@ -213,6 +215,7 @@ class UpstreamConnection(asyncio.Protocol):
     # -- the parts
 
     def _over(self) -> None:
+        """The answer is here, or will never be; before its reader runs, so that the next request finds this one."""
         if self._reusable and self._transport is not None:
             if not self._transport.is_reading():
                 self._transport.resume_reading()

@@ -32,6 +32,8 @@ class Pool:
         """The one that was used last at the end: it is used next, so that those that are too many grow old."""
         self._open: set[UpstreamConnection] = set()
         self._connecting = 0
+        self.made = 0
+        """Connections, ever."""
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -114,6 +116,7 @@ class Pool:
         finally:
             self._connecting -= 1
         self._open.add(connection)
+        self.made += 1
         if self._closed or not connection.usable:
             connection.close()
             raise Absent("The server closed the connection at once.")

@@ -56,6 +56,8 @@ def parse_upstreams(text: str) -> tuple[UpstreamUrl, ...]:
 
 
 def _parse(text: str) -> UpstreamUrl:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise _wrong(text, "is no URL")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
