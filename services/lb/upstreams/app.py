@@ -111,7 +111,8 @@ def build_upstream_lb(
     """Wire it; nothing is started. Raises :class:`PinyonError` for files that are not as they should be."""
     keys = load_api_keys(settings.api_keys_file)
     fleet = Fleet(_servers(settings), settings.routing, settings.pushing_choice, clock, settings.placement_wait_s)
-    watch = Watch(fleet, WatchTimes(settings.upstream_probe_s, settings.upstream_health_s), clock)
+    times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
+    watch = Watch(fleet, times, clock)
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
