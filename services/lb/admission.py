@@ -14,7 +14,7 @@ from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.rates import Rates, TenantRates
 from services.lb.auth import Client
 from services.lb.line import Line, Place
-from services.lb.metrics import LbMetrics
+from services.lb.metrics import DoorMetrics
 from services.lb.rate_limits import Levels, RateLimited
 
 __all__ = ["Admission", "Ticket", "Turn"]
@@ -36,7 +36,7 @@ class Admission:
     """``default`` is for tenants whose API key names no limits."""
 
     def __init__(
-        self, line: Line, rates: TenantRates, default: Rates, metrics: LbMetrics, clock: Clock = time.monotonic
+        self, line: Line, rates: TenantRates, default: Rates, metrics: DoorMetrics, clock: Clock = time.monotonic
     ) -> None:
         self._line = line
         self._rates = rates
@@ -172,6 +172,11 @@ class Ticket:
         taken anew. Raises as :meth:`turn`. Returns whether it could wait."""
         await self._admission.again(self._place, demand)
         return True
+
+    @property
+    def has_slot(self) -> bool:
+        """Its turn has come, also where it was cancelled before it learned of that."""
+        return self._place.has_slot
 
     def spare(self) -> Place | None:
         """One more slot for the same request, if nobody waits for one: to be left for itself."""

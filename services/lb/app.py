@@ -24,7 +24,6 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
-from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, peer_name
 from pinyon.runtime.journal_file import JournalFile
@@ -47,9 +46,8 @@ from services.lb.http_app import HttpApp
 from services.lb.http_completions import Completions
 from services.lb.http_cors import Cors
 from services.lb.http_gzip import Inflater
-from services.lb.http_peers import Peers, TrustedProxies
+from services.lb.http_routes import OwnRoutes
 from services.lb.http_server import HttpServer
-from services.lb.http_state import HttpState
 from services.lb.http_tokenize import Tokenization
 from services.lb.https import Https
 from services.lb.instances import InstanceView
@@ -68,9 +66,12 @@ from services.lb.regions.membership import Membership
 from services.lb.regions.named import parse_delays, parse_peers
 from services.lb.regions.peer import Peer
 from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
+from services.lb.servers import make_servers
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
 from services.lb.tokenizer_process import strftime_now
+from services.lb.upstreams.app import UpstreamLb, build_upstream_lb
+from services.lb.upstreams.keys import read_upstream_keys
 from services.lb.ways import Ways
 from services.lb.worker_sessions import WorkerSessions
 
@@ -243,9 +244,11 @@ def build(
     bodies = Budget(settings.bodies_limit_mib << 20)
     access = AccessLog(settings.access_log, clock)
     app = HttpApp(
-        Completions(admission, dispatcher, models, off_loop, metrics.broken, settings.request_timeout_s, clock),
-        Tokenization(admission, models, off_loop),
-        models,
+        OwnRoutes(
+            Completions(admission, dispatcher, models, off_loop, metrics.broken, settings.request_timeout_s, clock),
+            Tokenization(admission, models, off_loop),
+            models,
+        ),
         lambda: readiness.lacks(),
         lambda: readiness.missing(),
         keys,
@@ -256,26 +259,7 @@ def build(
         clock,
         access,
     )
-    shared = HttpState(
-        app,
-        settings.http_limits(),
-        bodies,
-        metrics.http_connections,
-        TrustedProxies(settings.trusted_proxies, settings.forwarded_field),
-        settings.proxy_protocol,
-        Peers(settings.connections_per_peer),
-        Peers(settings.requests_per_peer),
-    )
-    https = Https.of(settings, security)
-    http = HttpServer(shared, settings.http_listen, None if https is None else https.context)
-    server = GrpcServer(
-        settings.listen,
-        security.tls,
-        admin_listen=settings.admin_listen,
-        message_s=settings.body_timeout_s,
-        keepalive=PATIENT_KEEPALIVE_OPTIONS,
-        outermost=(access,),
-    )
+    http, server, https = make_servers(settings, app, bodies, metrics.http_connections, access, security)
     readiness = Readiness(
         models.names,
         view,
@@ -377,11 +361,14 @@ def build(
 
 async def run(settings: LbSettings, context: ServiceContext) -> None:
     """Serve until told to stop."""
-    lb = build(settings, context.instance_id, context.registry, context.telemetry, security=context.security)
+    make = build_upstream_lb if settings.upstream else build
+    lb = make(settings, context.instance_id, context.registry, context.telemetry, security=context.security)
     if lb.https is not None:
         context.files.add("HTTPS certificate", lb.https.files, lb.https.renew, lambda _: None)
     if path := settings.api_keys_file:
         context.files.add("API keys file", [Path(path)], lambda: load_api_keys(path), lb.keys.renew)
+    if (path := settings.upstream_api_key_file) and isinstance(lb, UpstreamLb):
+        context.files.add("upstream API key file", [Path(path)], lambda: read_upstream_keys(path), lb.use_keys)
     endpoints = await lb.start()
     context.ready({name: settings.reachable(address) for name, address in endpoints.items()})
     try:

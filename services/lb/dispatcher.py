@@ -168,12 +168,13 @@ class Dispatcher:
     async def _elsewhere(self, request: Request, name: str) -> AsyncGenerator[Delta, None]:
         """Another region's part, which its load balancer sees to. Afterwards as after :meth:`_attempt`."""
         clock, regions = self._clock, self._regions
+        attempt_id = request.attempt_id
         request.begin_attempt(None, clock(), name)
         stream, counted = None, None
         try:
             stream, submission = regions.open(name, request.gap_s)
             counted = self._ways.sent(request, name)
-            request.fill(submission, request.attempt_id, False, "", clock())
+            request.fill(submission, attempt_id, False, "", clock())
             regions.send(name, stream, submission, request.gap_s)
             self._metrics.forwarded(regions.region_of(name))
             del submission

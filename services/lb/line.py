@@ -101,6 +101,10 @@ class Place:
     def number(self) -> int:
         return self._number
 
+    @property
+    def has_slot(self) -> bool:
+        return self._has_slot
+
     def granted(self, held: Held | None) -> None:
         """It has its slot, whether or not its task learns of it before it is cancelled."""
         self._has_slot, self._held = True, held

@@ -33,7 +33,7 @@ PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 REGION_FIELD = "region"
 """The same when a region has no room for what was forwarded to it."""
 REJECTED_FIELD = "region_rejects"
-"""The same when its conductor sees none of its instances in time."""
+"""The same when it will not have this one: none of its instances would be in time, or its law says no."""
 
 NO_SLO_MS = 1 << 31
 MS_MAX = (1 << 31) - 1

@@ -70,8 +70,10 @@ class Ways:
         self._regions: dict[str, str] = {}
         """Of other load balancers, by name."""
         self._demands: dict[int, tuple[str, Route]] = {}
-        self._numbers: dict[tuple[str, tuple[str, ...], str, str], int] = {}
+        self._numbers: dict[tuple[str, frozenset[str], str], int] = {}
         self._last_demand = 0
+        self._numbered_for: frozenset[str] = frozenset()
+        """Regions by which the numbers tell demands apart."""
         self._roots: dict[tuple[str, str, str], bytes] = {}
 
     def _make(self, geography: Geography) -> TwoLayers:
@@ -335,7 +337,11 @@ class Ways:
         """The number of what it may go to: the same for all that may go to the same."""
         whose, model = request.ask.request_class, request.ask.model
         tenant = whose.tenant if whose.tenant in self.geography.tenants else ""
-        name = model, whose.geographies, tenant, request.sender
+        # By what it may go to, not by how it says so: there are a few of these, and names can be put together at will.
+        regions = frozenset(
+            region for region in self._known() if self.geography.serves(region, whose.geographies, tenant).allowed
+        )
+        name = model, regions, request.sender
         number = self._numbers.get(name)
         if number is None:
             if len(self._demands) >= DEMANDS_MAX:
@@ -344,6 +350,16 @@ class Ways:
             self._numbers[name] = number
             self._demands[number] = model, Route(Routed(), whose.geographies, tenant, request.sender)
         return number
+
+    def _known(self) -> frozenset[str]:
+        """Regions that requests could go to. When there are others, demands are numbered anew: those who wait with an
+        old number are told where they may go by the first who had it, and might miss a new one."""
+        adopted = {region for two in self._by_model.values() for region, _ in two.adopted.values()}
+        known = frozenset({self.region, *self._regions.values(), *adopted})
+        if known != self._numbered_for:
+            self._numbered_for = known
+            self._numbers.clear()
+        return known
 
     def _forget(self) -> None:
         """Demands that nobody waits with."""

@@ -328,7 +328,7 @@ class FakeDispatcher:
 async def told():
     """A client of a load balancer whose instances tell log-probabilities."""
     async with running_lb() as bench:
-        bench.lb.app._completions._dispatcher = dispatcher = FakeDispatcher()
+        bench.lb.app._routes._completions._dispatcher = dispatcher = FakeDispatcher()
         async with client_of(bench) as client:
             yield client, dispatcher
 

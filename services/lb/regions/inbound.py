@@ -269,7 +269,7 @@ class Inbound:
         try:
             prompts = self._parts.models.of(submission.model)
         except NotFound as error:
-            raise ResourceExhausted(error.message, field=REGION_FIELD) from None
+            raise ResourceExhausted(error.message, field=REJECTED_FIELD) from None
         prompt = tokens[: len(tokens) - 4 * generated]
         sampling = sampling_from_proto(submission.sampling)
         if generated > sampling.max_tokens:
@@ -292,7 +292,7 @@ class Inbound:
         whose, geography = request.ask.request_class, self._parts.ways.geography
         verdict = geography.may(self.peer.region, self._parts.own.region, whose.geographies, whose.tenant)
         if not verdict.allowed:
-            raise ResourceExhausted(f"Not served in {self._parts.own.region}: {verdict.reason}.", field=REGION_FIELD)
+            raise ResourceExhausted(f"Not served in {self._parts.own.region}: {verdict.reason}.", field=REJECTED_FIELD)
 
     # -- what goes
 

@@ -131,6 +131,15 @@ class Registry:
         member.measured(latencies_ms, LATENCIES_MAX)
         return True
 
+    def awaits(self, session: int, draining: bool) -> bool:
+        """Whether such a report may change who serves what: it counted as failed, or begins or ends to drain."""
+        member = self._of(session)
+        return member is not None and (member.failed or member.draining != draining)
+
+    def has_failed(self, lb_id: str) -> bool:
+        member = self._members.get(lb_id)
+        return member is not None and member.failed
+
     def left(self, session: int, now_s: float) -> None:
         """In good order."""
         member = self._of(session)
@@ -241,6 +250,11 @@ class Registry:
             version = max(version, known.version + VERSION_JUMP)
         self._view = replace(self._view, version=version)
         self._publish()
+
+    def surpass(self, version: int) -> None:
+        """Somebody was told a later version of this memory: this one goes on after that."""
+        if version > self._view.version:
+            self._view = replace(self._view, version=version + VERSION_JUMP)
 
     # -- inside
 

@@ -84,6 +84,12 @@ class Layer:
         if target is not None:
             target.distance_s = distance_s
 
+    def set_capacity(self, name: str, capacity: int) -> None:
+        """Requests its batch holds, as it says now, or as was learned; 0: nothing is known."""
+        target = self._targets.get(name)
+        if target is not None:
+            target.capacity = capacity
+
     def report(self, name: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
         """It said so, or was found to be so, just now. ``unseen``: of ours on their way then, if that is known better
         than by ``received``."""

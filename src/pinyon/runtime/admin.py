@@ -21,7 +21,7 @@ from pinyon.runtime.identity import ADMIN, caller
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.settings import is_loopback
 
-__all__ = ["Changeable", "Record", "add_admin", "changeable_flag", "changeable_policy"]
+__all__ = ["Changeable", "Record", "add_admin", "admitted", "changeable_flag", "changeable_policy"]
 
 SETTINGS_MAX = 16
 SALT_BYTES = range(16, 65)
@@ -106,7 +106,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._record = record
 
     async def Apply(self, request: admin_pb2.ApplyRequest, context: Any) -> admin_pb2.ApplyResponse:
-        who = _who(context)
+        who = admitted(context)
         changes = self._checked(request.settings)
         before = {name: each.value() for name, each in self._changeable.items()}
         for make_it_count in changes.values():
@@ -120,7 +120,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def Record(self, request: admin_pb2.RecordRequest, context: Any) -> None:
         """Writes by itself: a cancel then arrives in here."""
-        who = _who(context)
+        who = admitted(context)
         if self._record is None:
             raise FailedPrecondition("only a load balancer sees whole requests")
         if len(request.salt) not in SALT_BYTES:
@@ -148,8 +148,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return changes
 
 
-def _who(context: Any) -> str:
-    """For the log. Raises :class:`PermissionDenied` for who has no identity and is not on this machine."""
+def admitted(context: Any) -> str:
+    """Who asks for what only admins may, for the log. Raises :class:`PermissionDenied` for who has no identity and is
+    not on this machine."""
     known, peer = caller(context), str(context.peer())
     if known is not None:
         return f"{known} at {peer}"

@@ -1,0 +1,21 @@
+"""``python -m services.controller``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pinyon.runtime.process import spare_collector
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    spare_collector()
+    from pinyon.runtime.service import run_service
+    from pinyon.runtime.settings import load_settings
+    from services.controller.app import run
+    from services.controller.settings import ControllerSettings
+
+    run_service(load_settings(ControllerSettings, argv), run)
+
+
+if __name__ == "__main__":
+    main()

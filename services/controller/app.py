@@ -1,0 +1,159 @@
+"""The controller's composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
+from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
+from pinyon.federation.distances import Pair, parse_distances
+from pinyon.federation.registry import Registry
+from pinyon.routing.geography import Geography, parse_geography
+from pinyon.runtime.admin import add_admin
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.pages import PageServer
+from pinyon.runtime.security import NO_SECURITY, Security
+from pinyon.runtime.service import ServiceContext
+from services.controller.announcer import Announcer
+from services.controller.callers import CONTROLLER_CALLERS
+from services.controller.control import Control
+from services.controller.metrics import ControllerMetrics
+from services.controller.prober import Prober
+from services.controller.regions_page import RegionsPage
+from services.controller.restarts import Restarts
+from services.controller.servicer import ControllerServicer
+from services.controller.settings import ControllerSettings
+from services.controller.state_file import StateFile, read_state
+
+__all__ = ["Controller", "build", "run"]
+
+FILE_BYTES_MAX = 4 << 20
+DRAIN_S = 2.0
+"""Sessions end only when their load balancers do."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Controller:
+    """The parts of a controller, wired. ``start`` → ``close``."""
+
+    settings: ControllerSettings
+    security: Security
+    registry: Registry
+    control: Control
+    prober: Prober
+    page: RegionsPage
+    server: GrpcServer
+    pages: list[PageServer]
+
+    async def start(self) -> dict[str, str]:
+        """Bound endpoints by name."""
+        endpoints = {"grpc": await self.server.start()}
+        self.control.start(self.prober)
+        if self.settings.http_listen:
+            self.pages.append(
+                PageServer("regions", self.settings.http_listen, self.page, self.security, ask_clients=False)
+            )
+            endpoints["http"] = self.pages[0].address
+        return endpoints
+
+    async def close(self, drain_s: float) -> None:
+        for page in self.pages:
+            await asyncio.to_thread(page.close)
+        await self.server.drain(min(drain_s, DRAIN_S))
+        await self.control.close()
+
+
+def build(
+    settings: ControllerSettings,
+    metrics_registry: CollectorRegistry,
+    clock: Clock = time.monotonic,
+    security: Security = NO_SECURITY,
+) -> Controller:
+    """Wire a controller; nothing is started. Raises :class:`PinyonError` for files that cannot be used."""
+    path = Path(settings.state_file) if settings.state_file else None
+    state = None if path is None else read_state(path)
+    epoch = secrets.token_hex(8) if state is None else state.epoch
+    registry = Registry(
+        epoch, clock(), settings.timing(), load_geography(settings), load_distances(settings), settings.lbs_max
+    )
+    if state is not None:
+        registry.recover(state, clock())
+    metrics = ControllerMetrics(metrics_registry)
+    metrics.watch(registry, clock)
+    announcer = Announcer(registry)
+    restarts = Restarts(settings.restart_hook, settings.restart_timeout_s, settings.restart_attempts, metrics.restarted)
+    page = RegionsPage()
+    file = StateFile(path, metrics.wrote)
+    control = Control(registry, announcer, file, restarts, page, clock, remembers=state is not None)
+    prober = Prober(registry, security.channels, settings.probe_timeout_s, clock, control.settle, metrics.probed)
+    server = GrpcServer(settings.listen, security.tls)
+    server.add(
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server,
+        ControllerServicer(control, announcer, metrics, clock),
+        controller_pb2.DESCRIPTOR.services_by_name["ControllerService"],
+        CONTROLLER_CALLERS,
+    )
+    add_admin(server, [])
+    return Controller(settings, security, registry, control, prober, page, server, [])
+
+
+def load_geography(settings: ControllerSettings) -> Geography:
+    """Raises :class:`InvalidArgument`."""
+    return _load(settings.geography, "geography", parse_geography, Geography())
+
+
+def load_distances(settings: ControllerSettings) -> dict[Pair, float]:
+    """Raises :class:`InvalidArgument`."""
+    return _load(settings.distances, "distances", parse_distances, {})
+
+
+def _load(path: str, field: str, parse: Callable[[Any], T], nothing: T) -> T:
+    if not path:
+        return nothing
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise InvalidArgument(f"{path} has more than {FILE_BYTES_MAX} bytes", field=field)
+        return parse(json.loads(data))
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field=field) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{path} is no JSON: {error}", field=field) from None
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error.message}", field=field) from None
+
+
+async def run(settings: ControllerSettings, context: ServiceContext) -> None:
+    """Serve until told to stop."""
+
+    def use_geography(geography: Geography) -> None:
+        controller.registry.geography = geography
+
+    def use_distances(table: dict[Pair, float]) -> None:
+        controller.registry.table = table
+
+    # Before they are read, so that no change falls between.
+    if path := settings.geography:
+        context.files.add("policy of regions", [Path(path)], lambda: load_geography(settings), use_geography)
+    if path := settings.distances:
+        context.files.add("distances", [Path(path)], lambda: load_distances(settings), use_distances)
+    controller = build(settings, context.registry, security=context.security)
+    try:
+        endpoints = await controller.start()
+        context.ready({name: settings.reachable(address) for name, address in endpoints.items()})
+        await context.stopping.wait()
+    finally:
+        await controller.close(settings.drain_s)

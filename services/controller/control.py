@@ -1,0 +1,173 @@
+"""What the controller does with what it learns: decide, tell, write down, and have those that failed started again."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from pinyon.core.clock import Clock
+from pinyon.federation.members import LbInfo, LbLoad
+from pinyon.federation.registry import Registry
+from pinyon.federation.view import Federation
+from pinyon.runtime.logging import get_logger
+from services.controller.announcer import Announcer
+from services.controller.prober import Prober
+from services.controller.regions_page import RegionsPage
+from services.controller.restarts import Restarts
+from services.controller.state_file import StateFile
+
+__all__ = ["Control"]
+
+PERIOD_S = 0.25
+LATE_S = 1.0
+"""More than that between two looks: the process itself stood still."""
+EPOCHS_MAX = 16
+
+_log = get_logger("controller")
+
+
+class Control:
+    """The registry, and whoever must hear of it. ``start`` → ``close``; the other methods come from sessions."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        announcer: Announcer,
+        file: StateFile,
+        restarts: Restarts,
+        page: RegionsPage,
+        clock: Clock,
+        *,
+        remembers: bool,
+    ) -> None:
+        """``remembers``: it began with what its file says; else load balancers tell it what was."""
+        self.registry = registry
+        self._announcer = announcer
+        self._file = file
+        self._restarts = restarts
+        self._page = page
+        self._clock = clock
+        self._remembers = remembers
+        self._recovered: dict[str, int] = {}
+        """Versions of other memories that were taken over, by epoch."""
+        self._published = registry.federation
+        self._shown_s = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+        self._prober: Prober | None = None
+
+    def start(self, prober: Prober) -> None:
+        self._prober = prober
+        self._file.start()
+        self._file.keep(self.registry.federation)
+        self._task = asyncio.create_task(self._run(), name="controller")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        if self._prober is not None:
+            await self._prober.close()
+        await self._restarts.close()
+        await self._file.close()
+
+    # -- sessions
+
+    def register(self, info: LbInfo, known: Federation | None) -> int:
+        """A session begins. Returns its number; raises as :meth:`Registry.register` does."""
+        now_s = self._clock()
+        session = self.registry.register(info, now_s)
+        _log.info("%s of %s is here", info.lb_id, info.region, extra={"boot_id": info.boot_id})
+        if known is not None:
+            self._recover(known, now_s)
+        self.settle()
+        return session
+
+    def update(self, session: int, info: LbInfo) -> None:
+        self.registry.update(session, info)
+        self.settle()
+
+    def heard(self, session: int, load: LbLoad | None, latencies_ms: dict[str, float], draining: bool) -> bool:
+        """False: another session is the load balancer's by now."""
+        before = self.registry.awaits(session, draining)
+        heard = self.registry.heard(session, load, latencies_ms, draining, self._clock())
+        if before:
+            self.settle()
+        return heard
+
+    def left(self, session: int) -> None:
+        self.registry.left(session, self._clock())
+        self.settle()
+
+    def lost(self, session: int) -> None:
+        self.registry.lost(session, self._clock())
+        self.settle()
+        if self._prober is not None:
+            self._prober.look()
+
+    async def written(self) -> int:
+        """The present version, once it is told and on the disk."""
+        self.settle()
+        version = self.registry.federation.version
+        await self._file.wait(version)
+        return version
+
+    def settle(self) -> None:
+        """Whatever follows from what is known by now."""
+        now_s = self._clock()
+        for info in self.registry.sweep(now_s):
+            _log.warning("%s of %s has failed: not heard, and no answer", info.lb_id, info.region)
+            self._restarts.failed(info)
+        for lb_id in self._restarts.restarting:
+            if not self.registry.has_failed(lb_id):
+                self._restarts.back(lb_id)
+        federation = self.registry.federation
+        if federation is not self._published:
+            _log_adoptions(self._published, federation)
+            self._published = federation
+            self._file.keep(federation)
+            self._announcer.changed()
+            self._shown_s = float("-inf")
+        if now_s - self._shown_s >= LATE_S:
+            self._shown_s = now_s
+            self._page.show(federation, self.registry.geography, self.registry.distances())
+
+    def _recover(self, known: Federation, now_s: float) -> None:
+        own = known.epoch == self.registry.federation.epoch
+        if own:
+            self.registry.surpass(known.version)
+        elif not self._remembers and self.registry.settling(now_s):
+            if known.version <= self._recovered.get(known.epoch, -1) or len(self._recovered) >= EPOCHS_MAX:
+                return
+            _log.info("recovering what %s of version %d knew", known.epoch, known.version)
+            self._recovered[known.epoch] = known.version
+            self.registry.recover(known, now_s)
+
+    async def _run(self) -> None:
+        while True:
+            before_s = self._clock()
+            await asyncio.sleep(PERIOD_S)
+            late_s = self._clock() - before_s - PERIOD_S
+            try:
+                if late_s > LATE_S:
+                    _log.warning("stood still for %.1f s", late_s)
+                    self.registry.stood_still(late_s)
+                self.settle()
+                if self._prober is not None:
+                    self._prober.look()
+            except Exception:
+                _log.exception("a look at the federation failed")
+
+
+def _log_adoptions(before: Federation, after: Federation) -> None:
+    adopters = {cluster.key: cluster.adopter for cluster in before.clusters}
+    for cluster in after.clusters:
+        was = adopters.get(cluster.key, "")
+        if cluster.adopter == was:
+            continue
+        place = f"{cluster.region}/{cluster.name}"
+        if cluster.adopter:
+            _log.warning("%s serves %s for %s", cluster.adopter, place, ", ".join(cluster.owners))
+        else:
+            _log.warning("%s serves %s no longer", was, place)

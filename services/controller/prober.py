@@ -1,0 +1,112 @@
+"""Asks load balancers whether they serve, beside their sessions: by gRPC's health service, at their address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pinyon.api.lb.v1 import lb_pb2
+from pinyon.core.clock import Clock
+from pinyon.federation.members import LbInfo
+from pinyon.federation.registry import Registry
+from pinyon.runtime.channel import Channels
+from pinyon.runtime.identity import LB, peer_name
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Prober"]
+
+SUSPECTED_PERIOD_S = 0.25
+FAILED_PERIOD_S = 1.0
+PERIOD_S = 5.0
+AT_ONCE = 64
+"""Who waits for its turn loses nothing: a probe begins when it is sent."""
+SERVICE = lb_pb2.DESCRIPTOR.services_by_name["LbService"].full_name
+"""Another process that has the port by now does not know it."""
+
+_log = get_logger("controller.prober")
+
+
+@dataclass(slots=True)
+class _Probe:
+    task: asyncio.Task[None] | None = None
+    ended_s: float = float("-inf")
+    answered: bool = False
+
+
+class Prober:
+    """``look`` now and then → ``close``. ``told`` is called after each answer that is news, or missing."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        channels: Channels,
+        timeout_s: float,
+        clock: Clock,
+        told: Callable[[], None],
+        counted: Callable[[bool], None],
+    ) -> None:
+        self._registry = registry
+        self._channels = channels
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._told = told
+        self._counted = counted
+        self._probes: dict[str, _Probe] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    def look(self) -> None:
+        """Begin the probes that are due."""
+        now_s = self._clock()
+        members = {each.info.lb_id: each for each in self._registry.watched() if not each.left}
+        for lb_id in [each for each in self._probes if each not in members]:
+            probe = self._probes.pop(lb_id)
+            if probe.task is not None:
+                probe.task.cancel()
+        for lb_id, member in members.items():
+            probe = self._probes.setdefault(lb_id, _Probe())
+            if probe.task is not None and not probe.task.done():
+                continue
+            period_s = PERIOD_S
+            if member.failed:
+                period_s = FAILED_PERIOD_S
+            elif member.suspected(now_s, self._registry.timing):
+                period_s = SUSPECTED_PERIOD_S
+            if now_s - probe.ended_s >= period_s:
+                probe.task = asyncio.create_task(self._run(probe, member.info), name=f"probe {lb_id}")
+
+    async def close(self) -> None:
+        tasks = [each.task for each in self._probes.values() if each.task is not None]
+        self._probes.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _run(self, probe: _Probe, info: LbInfo) -> None:
+        async with self._turns:
+            began_s = self._clock()
+            answered = await self._ask(info)
+        probe.ended_s = self._clock()
+        self._counted(answered)
+        self._registry.probed(info.lb_id, info.boot_id, answered, began_s, probe.ended_s)
+        if not answered or not probe.answered:
+            self._told()
+        probe.answered = answered
+
+    async def _ask(self, info: LbInfo) -> bool:
+        """Whatever it answers, it lives; whether it is ready it says in its reports."""
+        channel = self._channels.open(info.grpc_address, peer_name(LB, info.lb_id))
+        try:
+            await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=SERVICE), timeout=self._timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            _log.debug("%s at %s: %s", info.lb_id, info.grpc_address, error.details())
+            return False
+        finally:
+            await channel.close(None)
+        return True

@@ -1,0 +1,78 @@
+"""What the controller can be told."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from pinyon.federation.registry import MEMBERS_MAX
+from pinyon.federation.watched import Timing
+from pinyon.runtime.settings import Address, ServiceSettings, service_config
+
+__all__ = ["ControllerSettings"]
+
+
+def _checked(command: str) -> str:
+    shlex.split(command)  # raises ValueError
+    return command
+
+
+class ControllerSettings(ServiceSettings):
+    """The regional controller: knows the load balancers of all regions, and who stands in for one that failed."""
+
+    model_config = service_config("controller")
+
+    http_listen: Address = Field(
+        "127.0.0.1:0",
+        description="host:port of /v1/regions, the list of load balancers for clients; empty turns it off",
+    )
+    state_file: str = Field(
+        "", description="file that keeps what it knows for a restart; empty: load balancers tell it then"
+    )
+    geography: str = Field(
+        "", description="file with the policy of regions (JSON, docs/controller.md): who may stand in for whom"
+    )
+    distances: str = Field(
+        "", description='file with round trips between regions that nobody measures: JSON {"REGION": {"REGION": MS}}'
+    )
+    lbs_max: int = Field(MEMBERS_MAX, ge=1, le=MEMBERS_MAX, description="load balancers known at once")
+    silence_s: float = Field(
+        2.0, ge=1.5, le=600, description="time without a report after which a load balancer is suspected"
+    )
+    probe_timeout_s: float = Field(1.0, gt=0, le=60, description="time that a probe's answer may take")
+    probes: int = Field(2, ge=1, le=100, description="probes in a row that a suspected one may leave unanswered")
+    grace_s: float = Field(
+        10.0, ge=0, le=3600, description="time after a start in which nobody has failed who is only known from before"
+    )
+    settle_s: float = Field(
+        5.0,
+        ge=0,
+        le=3600,
+        description="time that a load balancer serves again before it gets its clusters back; doubles with each "
+        "failure in a row, up to twelve times as much",
+    )
+    lease_s: float = Field(
+        5.0, ge=1, le=3600, description="time that an adopter which does not hear the controller goes on in any case"
+    )
+    restart_hook: Annotated[str, AfterValidator(_checked)] = Field(
+        "",
+        description="command that starts a failed load balancer again; PINYON_FAILED_LB_ID, _REGION, _GRPC_ADDRESS and "
+        "_HTTP_URL in its environment say which; no shell",
+    )
+    restart_timeout_s: float = Field(60.0, gt=0, le=3600, description="time after which that command is killed")
+    restart_attempts: int = Field(10, ge=1, le=1000, description="times that it is run for one failure, at most")
+
+    def timing(self) -> Timing:
+        return Timing(
+            silence_s=self.silence_s,
+            probes=self.probes,
+            grace_s=self.grace_s,
+            settle_s=self.settle_s,
+            settle_max_s=12 * self.settle_s,
+            lease_s=self.lease_s,
+        )
+
+    def listeners(self) -> dict[str, str]:
+        return {**super().listeners(), "http_listen": self.http_listen}

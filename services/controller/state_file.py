@@ -1,0 +1,173 @@
+"""What the controller knows, in a file: whole, replaced at once, on the disk before anybody relies on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
+from pinyon.api.controller.v1 import controller_pb2
+from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
+from pinyon.federation.view import Federation
+from pinyon.messages.federation import federation_from_proto, federation_to_proto
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["StateFile", "read_state"]
+
+FORMAT = 1
+BYTES_MAX = 64 << 20
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 30.0
+WRITE_S = 5.0
+
+_log = get_logger("controller.state")
+
+
+def read_state(path: Path) -> Federation | None:
+    """None when there is no file. What is broken is put aside as ``PATH.broken``, and counts as none: load balancers
+    know it, too.
+
+    Raises :class:`InvalidArgument` (field ``state_file``) for a file that cannot be read, or of a later version.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(BYTES_MAX + 1)
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise InvalidArgument(f"{path.parent} is no folder", field="state_file") from None
+        return None
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field="state_file") from None
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict) or not isinstance(document.get("format"), int):
+            raise ValueError("it has no format")
+        if document["format"] > FORMAT:
+            raise InvalidArgument(
+                f"{path} has format {document['format']}, of a later version; this one knows {FORMAT}",
+                field="state_file",
+            )
+        message = controller_pb2.Federation()
+        ParseDict(document.get("federation", {}), message, ignore_unknown_fields=True)
+        federation = federation_from_proto(message)
+        if not federation.epoch:
+            raise ValueError("it has no epoch")
+    except (ValueError, ParseError, RecursionError) as error:
+        _put_aside(path, str(error))
+        return None
+    except PinyonError as error:
+        if error.field == "state_file":
+            raise
+        _put_aside(path, error.message)
+        return None
+    return federation
+
+
+def _put_aside(path: Path, why: str) -> None:
+    aside = path.with_name(f"{path.name}.broken")
+    _log.error("%s is broken (%s); it is kept as %s", path, why, aside)
+    with suppress(OSError):
+        path.replace(aside)
+
+
+def _write(path: Path, federation: Federation) -> None:
+    document = {"format": FORMAT, "federation": MessageToDict(federation_to_proto(federation))}
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(document, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)  # else the name may be the old file's after a crash
+    finally:
+        os.close(folder)
+
+
+class StateFile:
+    """``start`` → (``keep`` with each version) → ``close``. Writes the last one; one that fails is tried again."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        written: Callable[[bool], None] = lambda _: None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Without a path nothing is kept, and all of it counts as written. ``written`` is told of each attempt."""
+        self._path = path
+        self._told = written
+        self._sleep = sleep
+        self._next: Federation | None = None
+        self._news = asyncio.Event()
+        self._done = asyncio.Condition()
+        self._version = 0
+        """On the disk."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._path is not None:
+            self._task = asyncio.create_task(self._run(), name="state-file")
+
+    def keep(self, federation: Federation) -> None:
+        self._next = federation
+        self._news.set()
+
+    async def wait(self, version: int) -> None:
+        """Until that version is on the disk. Raises :class:`Unavailable` when that takes too long."""
+        if self._path is None:
+            return
+        try:
+            async with asyncio.timeout(WRITE_S), self._done:
+                await self._done.wait_for(lambda: self._version >= version)
+        except TimeoutError:
+            raise Unavailable("it counts from now on, but could not be written to the state file") from None
+
+    async def close(self) -> None:
+        """What was kept last is written once more if need be."""
+        if self._task is None or self._path is None:
+            return
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self._task = None
+        if self._next is not None and self._next.version > self._version:
+            await self._attempt(self._path, self._next)
+
+    async def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while self._path is not None:
+            await self._news.wait()
+            self._news.clear()
+            federation = self._next
+            if federation is None or federation.version <= self._version:
+                continue
+            if await self._attempt(self._path, federation):
+                pause_s = FIRST_PAUSE_S
+                continue
+            self._news.set()
+            await self._sleep(pause_s)
+            pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+    async def _attempt(self, path: Path, federation: Federation) -> bool:
+        try:
+            await asyncio.to_thread(_write, path, federation)
+        except OSError as error:
+            _log.error("cannot write %s: %s", path, error.strerror or error)
+            self._told(False)
+            return False
+        self._told(True)
+        async with self._done:
+            self._version = federation.version
+            self._done.notify_all()
+        return True

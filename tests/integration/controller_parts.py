@@ -1,0 +1,171 @@
+"""A controller with real gRPC, in this process or one of its own, and load balancers that are nothing but sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.controller.v1 import controller_pb2_grpc
+from pinyon.federation.members import LbInfo, LbLoad, OwnedCluster
+from pinyon.federation.view import Cluster, Federation
+from pinyon.runtime.channel import open_channel
+from services.controller.app import Controller, build
+from services.controller.settings import ControllerSettings
+from services.lb.controller_session import ControllerSession
+from services.process import ServiceProcess
+
+WAIT_S = 60.0
+"""Longest wait for anything: it only ends what hangs."""
+QUICK = {"settle_s": 0.5, "grace_s": 3.0, "silence_s": 1.5, "probe_timeout_s": 0.5}
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def Check(self, request, context):
+        await self.go.wait()
+        if request.service != "pinyon.api.lb.v1.LbService":
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+class StubLb:
+    """``start`` → ``kill`` (no farewell), ``freeze`` and ``thaw``, ``leave``; what it was told is in ``told``."""
+
+    def __init__(self, lb_id: str, controller: str, boot: str = "1", **info) -> None:
+        region = lb_id.partition("-")[0]
+        info.setdefault("clusters", None)
+        info["clusters"] = info["clusters"] or (OwnedCluster(region, f"{region}.example.org:7000"),)
+        self.make = lambda address: LbInfo(lb_id, boot, region, address, f"http://{lb_id}.example.org", **info)
+        self.lb_id = lb_id
+        self.controller = controller
+        self.told: list[Federation] = []
+        self.latencies_ms: dict[str, float] = {}
+        self.load = LbLoad()
+        self.draining = False
+        self.health = Health()
+        self.changed = asyncio.Condition()
+        self._notices: set[asyncio.Task[None]] = set()
+        self.address = ""
+
+    async def start(self, port: int = 0) -> StubLb:
+        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        self.address = f"127.0.0.1:{self.server.add_insecure_port(f'127.0.0.1:{port}')}"
+        await self.server.start()
+        self.dial(self.controller)
+        return self
+
+    def dial(self, controller: str) -> None:
+        """A session with that controller."""
+        self.session = ControllerSession(
+            controller, self._on, lambda: self.load, lambda: self.latencies_ms, lambda: self.draining, period_s=0.2
+        )
+        self.session.start(self.make(self.address))
+
+    def _on(self, federation: Federation) -> None:
+        self.told.append(federation)
+
+        async def note() -> None:
+            async with self.changed:
+                self.changed.notify_all()
+
+        task = asyncio.ensure_future(note())
+        self._notices.add(task)
+        task.add_done_callback(self._notices.discard)
+
+    async def until(self, condition: Callable[[Federation], bool]) -> Federation:
+        """It was told so, by now."""
+        async with asyncio.timeout(WAIT_S), self.changed:
+            await self.changed.wait_for(lambda: self.told and condition(self.told[-1]))
+        return self.told[-1]
+
+    async def until_adopts(self, *regions: str) -> None:
+        await self.until(
+            lambda told: tuple(sorted(each.region for each in told.adopted_by(self.lb_id))) == tuple(sorted(regions))
+        )
+
+    async def kill(self) -> None:
+        """As by SIGKILL: sockets close, nobody says farewell."""
+        await self.hang_up()
+        await self.server.stop(None)
+
+    async def hang_up(self) -> None:
+        """Its session ends, without a farewell."""
+        await self.session._link.close()
+
+    def freeze(self) -> None:
+        """Its event loop hangs: connections stand, and gRPC's threads answer pings."""
+        self.health.go.clear()
+        self.session._period_s = 3600.0
+
+    def thaw(self) -> None:
+        self.health.go.set()
+        self.session._period_s = 0.2
+        self.session.wake()
+
+    async def leave(self) -> None:
+        await self.session.close()
+        await self.server.stop(None)
+
+
+async def spin(condition: Callable[[], bool]) -> None:
+    """Until it is so: for what has no event."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def cluster_of(federation: Federation, region: str) -> Cluster:
+    return next(each for each in federation.clusters if each.region == region)
+
+
+@contextlib.asynccontextmanager
+async def running_controller(**settings) -> AsyncIterator[tuple[Controller, str, CollectorRegistry]]:
+    """In this process: the controller, its address, its metrics."""
+    registry = CollectorRegistry()
+    controller = build(ControllerSettings(**{**QUICK, **settings}), registry)
+    endpoints = await controller.start()
+    try:
+        yield controller, endpoints["grpc"], registry
+    finally:
+        await controller.close(0)
+
+
+class ControllerProcess:
+    """In a process of its own, which can be killed and started again on its port."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        quick = [part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        self.process = ServiceProcess(
+            "controller",
+            "services.controller",
+            ["--listen", "127.0.0.1:0", "--state-file", str(folder / "state.json"), *quick, *arguments],
+            folder / "controller.log",
+        )
+
+    async def start(self) -> str:
+        """Its gRPC address."""
+        loop = asyncio.get_running_loop()
+        self.process.spawn()
+        await asyncio.to_thread(self.process.wait_ready, loop.time() + WAIT_S)
+        address = self.process.endpoints["grpc"]
+        self.process.arguments[1] = address
+        return address
+
+    async def kill(self) -> None:
+        await asyncio.to_thread(self.process.kill)
+
+
+@contextlib.asynccontextmanager
+async def stub_of(address: str) -> AsyncIterator[controller_pb2_grpc.ControllerServiceStub]:
+    async with open_channel(address) as channel:
+        yield controller_pb2_grpc.ControllerServiceStub(channel)

@@ -1,0 +1,70 @@
+"""The state file: whole or not there, and tried again when the disk refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pinyon.core.errors import Unavailable
+from pinyon.federation.members import LbInfo, LbState
+from pinyon.federation.view import Cluster, Federation, Member, Region
+from services.controller import state_file
+from services.controller.state_file import StateFile, read_state
+
+
+def federation(version: int) -> Federation:
+    member = Member(LbInfo("a-0", "2", "a", "h:1"), LbState.FAILED, False, ("1",))
+    cluster = Cluster("a", "a", "", ("http://x",), ("http://y",), (), ("a-0",), "b-0")
+    return Federation("e", version, (Region("a", ("eu",)),), (member,), (cluster,))
+
+
+async def test_what_is_kept_is_read_again(tmp_path: Path):
+    path = tmp_path / "state.json"
+    file = StateFile(path)
+    file.start()
+    file.keep(federation(3))
+    await file.wait(3)
+    assert read_state(path) == federation(3)
+    file.keep(federation(4))
+    await file.close()
+    assert read_state(path) == federation(4), "the last one at the end, too"
+    assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
+
+
+async def test_a_disk_that_refuses_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "state.json"
+    outcomes: list[bool] = []
+    pauses: asyncio.Queue[float] = asyncio.Queue()
+    go = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        pauses.put_nowait(seconds)
+        await go.wait()
+
+    file = StateFile(path, outcomes.append, sleep)
+    file.start()
+    folder.rmdir()
+    file.keep(federation(3))
+    assert await asyncio.wait_for(pauses.get(), 60) == 0.5
+    monkeypatch.setattr(state_file, "WRITE_S", 0.01)
+    with pytest.raises(Unavailable, match="could not be written"):
+        await file.wait(3)
+    monkeypatch.undo()
+    folder.mkdir()
+    go.set()
+    await file.wait(3)
+    assert outcomes == [False, True]
+    await file.close()
+    assert read_state(path) == federation(3)
+
+
+async def test_without_a_file_all_counts_as_written():
+    file = StateFile(None)
+    file.start()
+    file.keep(federation(3))
+    await file.wait(99)
+    await file.close()
