@@ -20,10 +20,12 @@ from pinyon.cli import (
     explain,
     journal,
     plan,
+    regions,
     replay,
     reproduce,
     simulate,
     simulate_cache,
+    top,
     topology,
     trace,
     transfer_commands,
@@ -125,10 +127,12 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_command(commands)
     journal.add_command(commands)
     plan.add_command(commands)
+    regions.add_command(commands)
     replay.add_command(commands)
     reproduce.add_command(commands)
     simulate_cache.add_command(commands)
     simulate.add_command(commands)
+    top.add_command(commands)
     topology.add_command(commands)
     trace.add_command(commands)
     transfer_commands.add_command(commands)

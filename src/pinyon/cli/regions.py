@@ -1,0 +1,125 @@
+"""``pinyon regions``: the federation as the controller knows it, and what people change of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
+from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.federation.members import LbState
+from pinyon.federation.view import Cluster, Federation
+from pinyon.messages.federation import federation_from_proto
+from pinyon.runtime.identity import CONTROLLER
+
+__all__ = ["CONTROLLER_ADDRESS", "add_command", "regions"]
+
+CONTROLLER_ADDRESS = "127.0.0.1:7100"
+
+_DESCRIPTION = """\
+Show the regions, their load balancers and who serves what, as the controller knows it. "add" and "remove" an instance:
+an upstream by its base URL, or a worker by its id, which then gets nothing new from load balancers; the controller
+remembers that. "forget" a load balancer that does not come back. With TLS it takes an admin's certificate, without it
+changes are for processes of the controller's machine."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser("regions", help="regions and their load balancers", description=_DESCRIPTION)
+    actions = parser.add_subparsers(dest="action")
+    for action in ("add", "remove"):
+        change = actions.add_parser(action, help=f"{action} an instance")
+        change.add_argument("region")
+        change.add_argument("instance", help="base URL of an upstream, or id of a worker")
+        change.add_argument("--cluster", default="", help="default: the only one of the region")
+    actions.add_parser("forget", help="forget a load balancer that is gone").add_argument("lb_id")
+    for each in (parser, *actions.choices.values()):
+        # Before or after the action: what is not given after it must not undo what was given before it.
+        default = CONTROLLER_ADDRESS if each is parser else argparse.SUPPRESS
+        each.add_argument(
+            "--controller", default=default, metavar="HOST:PORT", help=f"its gRPC (default {CONTROLLER_ADDRESS})"
+        )
+    parser.add_argument("--timeout-s", type=float, default=10.0, help="default 10")
+    add_tls_dir(parser)
+    parser.set_defaults(run=regions)
+
+
+def regions(arguments: argparse.Namespace) -> int:
+    """Apply the change, or print the list."""
+    with open_channel(arguments.controller, CONTROLLER, arguments.tls_dir) as channel:
+        stub = controller_pb2_grpc.ControllerServiceStub(channel)
+        if arguments.action is None:
+            _print(stub.ListRegions(controller_pb2.ListRegionsRequest(), timeout=arguments.timeout_s))
+            return 0
+        if arguments.action == "forget":
+            stub.ForgetLoadBalancer(
+                controller_pb2.ForgetLoadBalancerRequest(lb_id=arguments.lb_id), timeout=arguments.timeout_s
+            )
+            sys.stdout.write(f"{arguments.lb_id} is forgotten\n")
+            return 0
+        where = {"region": arguments.region, "cluster": arguments.cluster, "instance": arguments.instance}
+        if arguments.action == "add":
+            changed = stub.AddInstance(controller_pb2.AddInstanceRequest(**where), timeout=arguments.timeout_s).changed
+        else:
+            changed = stub.RemoveInstance(
+                controller_pb2.RemoveInstanceRequest(**where), timeout=arguments.timeout_s
+            ).changed
+    done = "added" if arguments.action == "add" else "removed"
+    sys.stdout.write(f"{arguments.instance} {'is' if changed else 'was already'} {done}\n")
+    return 0
+
+
+def _print(reply: controller_pb2.ListRegionsResponse) -> None:
+    federation = federation_from_proto(reply.federation)
+    console = Console(highlight=False)
+    members = _table(
+        f"version {federation.version}", "region", "load balancer", "state", "serves", "requests", "for clients"
+    )
+    for member in federation.members:
+        info = member.info
+        load = reply.reports[info.lb_id].load if info.lb_id in reply.reports else None
+        state = member.state.value
+        if member.state is LbState.LIVE and not member.connected:
+            state = "live, not connected"
+        _row(
+            members,
+            *(info.region, info.lb_id, state, _served(federation, info.lb_id)),
+            "–" if load is None else f"{load.queue}+{load.in_flight}",
+            info.http_url,
+        )
+    console.print(members)
+    clusters = _table("", "region", "cluster", "instances", "owners", "adopted by", "removed")
+    for cluster in federation.clusters:
+        _row(
+            clusters,
+            *(cluster.region, cluster.name, _instances(cluster), " ".join(cluster.owners)),
+            *(cluster.adopter, " ".join(cluster.removed)),
+        )
+    console.print(clusters)
+    if reply.settling:
+        console.print("The controller has just started: who it does not hear may live.", style="yellow")
+
+
+def _served(federation: Federation, lb_id: str) -> str:
+    own = [each.name for each in federation.owned_by(lb_id)]
+    return " ".join([*own, *[f"{each.region}/{each.name}*" for each in federation.adopted_by(lb_id)]])
+
+
+def _instances(cluster: Cluster) -> str:
+    return f"of conductor {cluster.conductor}" if cluster.conductor else " ".join(cluster.upstreams)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: str) -> None:
+    table.add_row(*[Text(cell) for cell in cells])  # names are not markup

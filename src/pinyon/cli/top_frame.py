@@ -1,0 +1,178 @@
+"""What ``pinyon top`` shows, as lines of text. Pure: two samples and the size of the terminal in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pinyon.api.controller.v1 import controller_pb2
+from pinyon.federation.members import LbState
+from pinyon.federation.view import Federation
+from pinyon.messages.federation import federation_from_proto
+
+__all__ = ["Line", "Sample", "controller_frame", "metrics_frame"]
+
+LEAST_WIDTH = 20
+LEAST_HEIGHT = 4
+NOTHING = "-"
+
+
+class Line(NamedTuple):
+    """``style``: empty, ``bold``, ``red``, ``yellow`` or ``dim``."""
+
+    text: str
+    style: str = ""
+
+
+class Sample(NamedTuple):
+    """``at_s`` is by a monotonic clock."""
+
+    at_s: float
+    reply: controller_pb2.ListRegionsResponse
+
+
+class Column(NamedTuple):
+    title: str
+    right: bool = False
+
+
+MEMBERS = (
+    *(Column("REGION"), Column("LB"), Column("STATE"), Column("QUEUE", True), Column("FLIGHT", True)),
+    *(Column("FREE", True), Column("HITS", True), Column("OUT/s", True), Column("IN/s", True), Column("SERVES")),
+)
+INSTANCES = (
+    *(
+        Column("LB"),
+        Column("INSTANCE"),
+        Column("PEND", True),
+        Column("RUN", True),
+        Column("SENT", True),
+        Column("FREE"),
+    ),
+)
+METRICS = (Column("METRIC"), Column("VALUE", True), Column("PER s", True))
+
+
+def controller_frame(now: Sample, before: Sample | None, width: int, height: int, title: str) -> list[Line]:
+    """Regions, load balancers, and as many instances as there is room for, the busiest first."""
+    federation = federation_from_proto(now.reply.federation)
+    live = sum([member.state is LbState.LIVE for member in federation.members])
+    adopted = sum([bool(cluster.adopter) for cluster in federation.clusters])
+    settling = ", settling" if now.reply.settling else ""
+    head = (
+        f"{title}  version {federation.version}: {_count(len(federation.regions), 'region')}, "
+        f"{live} of {_count(len(federation.members), 'load balancer')} live, {adopted} adopted{settling}"
+    )
+    lines = [Line(head, "bold"), *_members(now, before, federation)]
+    instances = _instances(now.reply.reports)
+    if instances:
+        lines += [Line(""), *instances]
+    return _fit(lines, width, height)
+
+
+def metrics_frame(
+    now: Mapping[str, float], before: Mapping[str, float] | None, seconds: float, width: int, height: int, title: str
+) -> list[Line]:
+    """One process's own figures by name: those whose names end in ``_total`` as a rate, too."""
+    cells: list[tuple[str, ...]] = []
+    for name, value in sorted(now.items()):
+        rate = NOTHING
+        if name.endswith("_total") and before is not None and name in before and seconds > 0:
+            rate = f"{max(0.0, value - before[name]) / seconds:.1f}"
+        cells.append((name, f"{value:g}", rate))
+    return _fit([Line(title, "bold"), *_table(METRICS, cells, [""] * len(cells))], width, height)
+
+
+def _members(now: Sample, before: Sample | None, federation: Federation) -> list[Line]:
+    rows, styles = [], []
+    reports = dict(now.reply.reports)
+    last_reports = {} if before is None else dict(before.reply.reports)
+    seconds = 0.0 if before is None else now.at_s - before.at_s
+    for member in sorted(federation.members, key=lambda each: (each.info.region, each.info.lb_id)):
+        lb_id = member.info.lb_id
+        state = member.state.value
+        if member.state is LbState.LIVE and not member.connected:
+            state = "cut off"
+        styles.append({LbState.FAILED: "red", LbState.LEFT: "dim", LbState.DRAINING: "yellow"}.get(member.state, ""))
+        own = [each.name for each in federation.owned_by(lb_id)]
+        others = [f"{each.region}/{each.name}*" for each in federation.adopted_by(lb_id)]
+        serves = " ".join(own + others) if member.state is LbState.LIVE else ""
+        report = reports.get(lb_id)
+        if report is None:
+            rows.append((member.info.region, lb_id, state, *[NOTHING] * 6, serves))
+            continue
+        load = report.load
+        last = last_reports[lb_id].load if lb_id in last_reports else None
+        rows.append(
+            (
+                *(member.info.region, lb_id, state, str(load.queue), str(load.in_flight)),
+                f"{load.available_instances}/{load.instances}",
+                _hits(load, last),
+                _rate(load.forwarded_total, None if last is None else last.forwarded_total, seconds),
+                _rate(load.accepted_total, None if last is None else last.accepted_total, seconds),
+                serves,
+            )
+        )
+    return _table(MEMBERS, rows, styles)
+
+
+def _hits(load: controller_pb2.LoadBalancerLoad, last: controller_pb2.LoadBalancerLoad | None) -> str:
+    """Of what was asked since the last sample; where that is nothing, since the process's start."""
+    hit, asked = load.hit_chunks_total, load.asked_chunks_total
+    if last is not None and asked > last.asked_chunks_total:
+        hit, asked = hit - last.hit_chunks_total, asked - last.asked_chunks_total
+    return f"{min(1.0, max(0.0, hit / asked)):.0%}" if asked else NOTHING
+
+
+def _rate(now: int, before: int | None, seconds: float) -> str:
+    if before is None or seconds <= 0:
+        return NOTHING
+    return f"{max(0, now - before) / seconds:.1f}"  # a process that started anew counts from zero
+
+
+def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list[Line]:
+    found = [(each, lb_id) for lb_id, report in reports.items() for each in report.load.per_instance]
+    found.sort(key=lambda pair: (-pair[0].pending, -pair[0].outstanding, pair[1], pair[0].name))
+    rows = [
+        (lb_id, each.name, *map(str, (each.pending, each.running, each.outstanding)), "yes" if each.available else "no")
+        for each, lb_id in found
+    ]
+    return _table(INSTANCES, rows, [""] * len(rows)) if rows else []
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Line]:
+    clean = [[_plain(cell) for cell in row] for row in rows]
+    widths = [max([len(column.title), *[len(row[place]) for row in clean]]) for place, column in enumerate(columns)]
+
+    def line(cells: Sequence[str]) -> str:
+        parts = [
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(cells, widths, columns, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    head = Line(line([column.title for column in columns]), "dim")
+    return [head, *[Line(line(row), style) for row, style in zip(clean, styles, strict=True)]]
+
+
+def _plain(text: str) -> str:
+    """Names come from elsewhere: nothing in them moves the cursor, and each character is one cell wide."""
+    return "".join([each if " " <= each <= "~" else "?" for each in text])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _fit(lines: Sequence[Line], width: int, height: int) -> list[Line]:
+    """No line is wider than the terminal, and there are no more than it has."""
+    width, height = max(LEAST_WIDTH, width), max(LEAST_HEIGHT, height)
+    shown = list(lines)
+    if len(shown) > height:
+        left = len(shown) - height + 1
+        shown = [*shown[: height - 1], Line(f"... {left} more", "dim")]
+    return [Line(_clipped(_plain(line.text), width), line.style) for line in shown]
+
+
+def _clipped(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + ">"

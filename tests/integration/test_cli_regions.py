@@ -1,0 +1,118 @@
+"""``pinyon regions`` and ``pinyon top`` against a controller that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from pinyon.cli import main
+from pinyon.federation.members import InstanceLoad, LbLoad, OwnedCluster
+from tests.integration.controller_parts import WAIT_S, StubLb, running_controller, spin
+
+
+@pytest.fixture
+async def address():
+    async with running_controller() as (controller, address, _):
+        lb = StubLb("eu-0", address, clusters=(OwnedCluster("eu", upstreams=("http://u1", "http://u2")),))
+        lb.load = LbLoad(queue=3, instances=2, per_instance=(InstanceLoad("http://u1", 5, 2, 7),))
+        await lb.start()
+        await spin(lambda: any(member.load.queue for member in controller.registry.watched()))
+        yield address
+        await lb.kill()
+
+
+async def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    status = await asyncio.to_thread(main, list(arguments))
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+async def test_regions(address, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, out, _ = await run(capsys, "regions", "--controller", address)
+    assert status == 0
+    assert "http://eu-0.example.org" in out
+    assert "http://u1 http://u2" in out
+    for action, changed in (("remove", "is removed"), ("remove", "was already removed"), ("add", "is added")):
+        status, out, _ = await run(capsys, "regions", action, "eu", "http://u1", "--controller", address)
+        assert (status, out) == (0, f"http://u1 {changed}\n")
+    status, _, err = await run(capsys, "regions", "--controller", address, "forget", "eu-0")
+    assert status == 1
+    assert "eu-0 is live" in err
+    status, _, err = await run(capsys, "regions", "--controller", address, "remove", "mars", "x")
+    assert status == 1
+    assert "mars" in err
+
+
+async def test_top_once(address, capsys):
+    status, out, _ = await run(capsys, "top", "--once", "--controller", address)
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0].startswith(f"pinyon top  {address}  version")
+    assert lines[-1].split() == ["eu-0", "http://u1", "5", "2", "7", "no"]
+    assert "\x1b" not in out
+
+
+async def test_top_in_a_terminal(address):
+    """It draws, draws anew when the window has another size, and ends with q."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 100, 0, 0))
+    before = termios.tcgetattr(slave)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pinyon.cli", "top", "--controller", address, "--every-s", "60"],
+        stdin=slave,
+        stdout=slave,
+        env={**{k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}, "TERM": "xterm"},
+    )
+    drawn = b""
+
+    def until(count: int, what: bytes) -> None:
+        nonlocal drawn
+        while drawn.count(what) < count:
+            assert select.select([master], [], [], WAIT_S)[0], drawn
+            drawn += os.read(master, 65_536)
+
+    try:
+        await asyncio.to_thread(until, 1, b"http://u1")
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 40, 0, 0))
+        await asyncio.to_thread(until, 2, b"\x1b[H")
+        os.write(master, b"xq")
+        await asyncio.to_thread(until, 1, b"\x1b[?1049l")
+        assert await asyncio.to_thread(process.wait, WAIT_S) == 0
+        assert termios.tcgetattr(slave) == before
+        assert b"\x1b[2J" not in drawn
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+        os.close(slave)
+
+
+async def test_top_without_a_controller_says_so(capsys):
+    status, _, err = await run(capsys, "top", "--once", "--controller", "127.0.0.1:1", "--timeout-s", "2")
+    assert status == 1
+    assert "UNAVAILABLE" in err or "DEADLINE_EXCEEDED" in err
+    status, _, err = await run(capsys, "top", "--once", "--lb", "127.0.0.1:1")
+    assert status == 1
+    assert "http://127.0.0.1:1/metrics" in err
+
+
+async def test_top_of_one_load_balancer(capsys):
+    from pinyon.runtime.metrics import MetricsServer, new_registry
+
+    server = MetricsServer("127.0.0.1:0", new_registry())
+    try:
+        status, out, _ = await run(capsys, "top", "--once", "--lb", server.address)
+    finally:
+        await asyncio.to_thread(server.close)
+    assert status == 0
+    assert out.splitlines()[0] == f"pinyon top  http://{server.address}"
