@@ -6,7 +6,7 @@ Never in it: keys, prompts, answers, headers as they came. A line's ids are ours
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -66,12 +66,14 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         holder: str,
         requests: Sequence[Request],
         broken: str = "",
+        facts: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> None:
-        """``broken`` is the error of an answer that had begun; ``quiet`` ones are logged at debug only."""
+        """``broken`` is the error of an answer that had begun; ``facts`` are what else is known of it; ``quiet`` ones
+        are logged at debug only."""
         level = logging.DEBUG if quiet else logging.INFO
         if self._enabled and _log.isEnabledFor(level):
-            self._line(level, method, route, status, arrived_s, request_id, holder, requests, broken)
+            self._line(level, method, route, status, arrived_s, request_id, holder, requests, broken, facts)
 
     def _line(
         self,
@@ -84,6 +86,7 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         holder: str,
         requests: Sequence[Request],
         broken: str = "",
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         facts: dict[str, Any] = {"method": method, "route": route, "status": status}
         if request_id:
@@ -105,6 +108,8 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
                 facts["decode"] = placement.decode_instance_id
             if (attempts := max(each.attempt for each in requests)) > 1:
                 facts["attempts"] = attempts
+        if more:
+            facts.update(more)
         # Not by info(): it would look through the stack for who called, which costs as much as all of the rest.
         record = logging.LogRecord(_log.name, level, "", 0, "access", None, None)
         vars(record).update(facts)

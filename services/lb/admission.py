@@ -3,6 +3,7 @@ request."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.rates import Rates, TenantRates
 from services.lb.auth import Client
 from services.lb.line import Line, Place
-from services.lb.metrics import LbMetrics
+from services.lb.metrics import DoorMetrics
 from services.lb.rate_limits import Levels, RateLimited
 
 __all__ = ["Admission", "Ticket", "Turn"]
@@ -22,7 +23,11 @@ __all__ = ["Admission", "Ticket", "Turn"]
 class Turn(Protocol):
     """Of one generation, taken and left by who runs it; see :class:`Ticket`."""
 
-    async def turn(self, tokens: int) -> None: ...
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None: ...
+
+    def release(self) -> None: ...
+
+    async def again(self, demand: int) -> bool: ...
 
     def leave(self, used_tokens: int = 0) -> None: ...
 
@@ -31,7 +36,7 @@ class Admission:
     """``default`` is for tenants whose API key names no limits."""
 
     def __init__(
-        self, line: Line, rates: TenantRates, default: Rates, metrics: LbMetrics, clock: Clock = time.monotonic
+        self, line: Line, rates: TenantRates, default: Rates, metrics: DoorMetrics, clock: Clock = time.monotonic
     ) -> None:
         self._line = line
         self._rates = rates
@@ -87,22 +92,41 @@ class Admission:
     def levels(self, tenant: str, rates: Rates) -> Levels:
         return self._rates.levels(tenant, rates, self._clock())
 
-    async def turn(self, place: Place, tenant: str, rates: Rates, tokens: int) -> None:
+    async def turn(
+        self,
+        place: Place,
+        tenant: str,
+        rates: Rates,
+        tokens: int,
+        *,
+        priority: int = 0,
+        demand: int = 0,
+        deadline_s: float = math.inf,
+    ) -> None:
         if rates.tpm:
             try:
                 self._rates.take(tenant, rates, tokens, self._clock())
             except ResourceExhausted as error:
                 self._metrics.refused("tokens_per_minute")
                 raise RateLimited(error, self.levels(tenant, rates)) from None
+        with self._displaced():
+            await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
+
+    async def again(self, place: Place, demand: int) -> None:
+        with self._displaced():
+            await place.again(demand)
+
+    @contextmanager
+    def _displaced(self) -> Iterator[None]:
         try:
-            await place.turn(tokens)
+            yield
         except ResourceExhausted:
             self._metrics.refused("displaced")
             raise
 
-    def spare(self, tenant: str) -> Place | None:
-        """A slot if one is free."""
-        return self._line.spare(tenant)
+    def spare(self, tenant: str, demand: int) -> Place | None:
+        """A slot if one is free, and there is room."""
+        return self._line.spare(tenant, demand)
 
     def give_back(self, tenant: str, rates: Rates, tokens: int) -> None:
         if rates.tpm and tokens > 0:
@@ -126,18 +150,37 @@ class Ticket:
         """What is left of the tenant's limits."""
         return self._admission.levels(self._tenant, self._rates)
 
-    async def turn(self, tokens: int) -> None:
-        """Take the ``tokens`` that the request may need and wait for its turn. Raises as :meth:`Admission.admit`."""
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
+        """Take the ``tokens`` that the request may need and wait for its turn, and for room for its ``demand``. Raises
+        as :meth:`Admission.admit`, and :class:`DeadlineExceeded` at ``deadline_s``."""
         self._taken = tokens
         try:
-            await self._admission.turn(self._place, self._tenant, self._rates, tokens)
+            await self._admission.turn(
+                self._place, self._tenant, self._rates, tokens,
+                priority=priority, demand=demand, deadline_s=deadline_s,
+            )  # fmt: skip
         except RateLimited:
             self._taken = 0
             raise
 
+    def release(self) -> None:
+        """It is known now where it goes: the room that was kept for it is anybody's."""
+        self._place.release()
+
+    async def again(self, demand: int) -> bool:
+        """Where it went there was no room after all: give the slot up, and wait where it did before; no tokens are
+        taken anew. Raises as :meth:`turn`. Returns whether it could wait."""
+        await self._admission.again(self._place, demand)
+        return True
+
+    @property
+    def has_slot(self) -> bool:
+        """Its turn has come, also where it was cancelled before it learned of that."""
+        return self._place.has_slot
+
     def spare(self) -> Place | None:
         """One more slot for the same request, if nobody waits for one: to be left for itself."""
-        return self._admission.spare(self._tenant)
+        return self._admission.spare(self._tenant, self._place.demand)
 
     def leave(self, used_tokens: int = 0) -> None:
         """Give the place or slot to the next one, and back what was not used. Calling it twice is fine."""

@@ -38,15 +38,17 @@ class Reply(Protocol):
 
     def whole(self, status: int, body: bytes, content_type: bytes = JSON, fields: bytes = b"") -> None: ...
 
-    def begin(self, content_type: bytes, fields: bytes = b"") -> None:
-        """Status 200; it leaves with the first data."""
+    def begin(self, content_type: bytes, fields: bytes = b"", status: int = 200, length: int = STREAM) -> None:
+        """It leaves with the first data."""
         ...
 
     async def send(self, data: bytes) -> None:
-        """Waits while the client is behind."""
+        """Some, not nothing. Waits while the client is behind."""
         ...
 
-    async def end(self, data: bytes) -> None: ...
+    async def end(self, data: bytes) -> None:
+        """The last of it, which may be nothing."""
+        ...
 
 
 def field(name: bytes, value: str | bytes) -> bytes:
@@ -63,10 +65,10 @@ def answer_head(
     status: int, date: bytes, content_type: bytes, length: int, fields: bytes, *, close: bool, chunked: bool
 ) -> bytes:
     """``date`` and ``fields`` are whole lines."""
-    return b"%b%bcontent-type: %b\r\n%b%b%b%b\r\n" % (
+    return b"%b%b%b%b%b%b%b\r\n" % (
         _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
         date,
-        content_type,
+        b"content-type: %b\r\n" % content_type if content_type else b"",
         b"content-length: %d\r\n" % length if length != STREAM else b"",
         fields,
         b"connection: close\r\n" if close else b"",

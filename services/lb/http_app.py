@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -22,18 +20,13 @@ from pinyon.runtime.logging import get_logger
 from services.lb.access_log import AccessLog
 from services.lb.auth import ApiKeys
 from services.lb.http_answer import JSON, Reply, error_answer
-from services.lb.http_completions import Completions
 from services.lb.http_cors import Cors
 from services.lb.http_error import HttpError
 from services.lb.http_gzip import Inflater
 from services.lb.http_head import Head, id_field, read_head, sent_id
 from services.lb.http_request import RequestHead
-from services.lb.http_tokenize import Tokenization
-from services.lb.metrics import LbMetrics
-from services.lb.models import Models
-from services.lb.openai_format import model_object
-from services.lb.openapi import openapi_document
-from services.lb.prompts import Prompts
+from services.lb.http_routes import Route, Routes
+from services.lb.metrics import DoorMetrics
 
 __all__ = ["HttpApp", "HttpCall"]
 
@@ -43,22 +36,6 @@ METRICS_REST = 20
 SHOWN_CHARS = 200
 
 _log = get_logger("lb.http")
-
-Page = Callable[[Head], tuple[bytes, bytes]]
-"""Body and content type of an answer that is known at once."""
-Generate = Callable[[Head, bytes | bytearray, Reply], Awaitable[int]]
-
-
-class Route(NamedTuple):
-    label: str
-    """Of the metric."""
-    method: str
-    guarded: bool
-    """An API key is asked for, where there are any."""
-    page: Page | None = None
-    generate: Generate | None = None
-    queued: bool = False
-    """It needs a place in the queue."""
 
 
 class HttpCall:
@@ -84,28 +61,26 @@ class HttpCall:
 
 
 class HttpApp:
-    """``draining`` is set when the process is about to end: readiness fails, requests still run.
+    """``routes`` and those that every load balancer has. ``draining`` is set when the process is about to end:
+    readiness fails, requests still run.
 
     ``lacks`` says why no request would be served now; empty: one would be. ``missing`` says it of single models.
     """
 
     def __init__(
         self,
-        completions: Completions,
-        tokenization: Tokenization,
-        models: Models,
+        routes: Routes,
         lacks: Callable[[], str],
         missing: Callable[[], dict[str, str]],
         keys: ApiKeys,
-        metrics: LbMetrics,
+        metrics: DoorMetrics,
         registry: CollectorRegistry,
         inflater: Inflater,
         cors: Cors,
         clock: Clock,
         access: AccessLog,
     ) -> None:
-        self._completions = completions
-        self._models = models
+        self._routes = routes
         self._lacks = lacks
         self._missing = missing
         self._keys = keys
@@ -115,25 +90,23 @@ class HttpApp:
         self._cors = cors
         self._clock = clock
         self._access = access
-        self._created_s = int(time.time())
         self.draining = False
         self._metrics_page = b""
         self._metrics_until_s = 0.0
-        self._routes: dict[str, Route] = {
-            "/v1/completions": Route("completions", "POST", True, generate=completions.completion, queued=True),
-            "/v1/chat/completions": Route("chat", "POST", True, generate=completions.chat, queued=True),
-            "/tokenize": Route("tokenize", "POST", True, generate=tokenization.tokenize),
-            "/detokenize": Route("detokenize", "POST", True, generate=tokenization.detokenize),
-            "/v1/models": Route("models", "GET", True, self._list_models),
-            "/version": Route("version", "GET", False, self._version),
-            "/openapi.json": Route("openapi", "GET", False, self._openapi),
-            "/health": Route("health", "GET", False, self._live),
-            "/health/live": Route("health", "GET", False, self._live),
-            "/health/ready": Route("health", "GET", False, self._ready),
-            "/metrics": Route("metrics", "GET", False, self._prometheus),
-        }
-        self._model_route = Route("models", "GET", True, self._retrieve_model)
-        self._preflight_route = Route("preflight", "OPTIONS", False, self._preflight)
+        pages = [
+            Route("version", "GET", False, "/version", self._version),
+            Route("health", "GET", False, "/health", self._live),
+            Route("health", "GET", False, "/health/live", self._live),
+            Route("health", "GET", False, "/health/ready", self._ready),
+            Route("metrics", "GET", False, "/metrics", self._prometheus),
+        ]
+        self._pages = {route.place: route for route in pages}
+        self._preflight_route = Route("preflight", "OPTIONS", False, "", self._preflight)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Of all routes, as the log names them."""
+        return (*self._pages, *self._routes.places)
 
     # -- what the server asks for (services.lb.http_state.App)
 
@@ -152,12 +125,10 @@ class HttpApp:
 
     def _open(self, head: RequestHead, call: HttpCall) -> None:
         path, method = head.path, head.method
-        route = self._routes.get(path)
+        route = self._pages.get(path) or self._routes.find(path)
         if route is None:
-            if not path.startswith("/v1/models/"):
-                raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]})")
-            route, path = self._model_route, "/v1/models/*"
-        call.place = path
+            raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]})")
+        call.place = route.place
         if method == "OPTIONS" and self._cors:
             route = self._preflight_route
         call.route, call.label, call.guarded = route, route.label, route.guarded
@@ -166,13 +137,14 @@ class HttpApp:
             allow = {b"allow": route.method.encode()}
             raise HttpError(405, f"Not allowed to {method} on {head.path[:SHOWN_CHARS]}.", allow)
         wanted = call.head
+        wanted.raw = head
         read_head(wanted, head.fields)
         call.request_id = wanted.request_id
         if route.guarded:
             wanted.client = self._keys.client(wanted.authorization)
             call.holder = wanted.client.holder
         if route.queued:
-            self._completions.check_place(wanted.client)
+            self._routes.check_place(wanted.client)
 
     def answer(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
         """A page."""
@@ -230,26 +202,14 @@ class HttpApp:
             holder=call.holder,
             requests=head.requests,
             broken=head.broken,
+            facts=head.facts,
             quiet=not call.guarded and call.route is not None,
         )
 
     # -- pages
 
-    def _list_models(self, head: Head) -> tuple[bytes, bytes]:
-        return json.dumps({"object": "list", "data": [self._object(each) for each in self._models]}).encode(), JSON
-
-    def _retrieve_model(self, head: Head) -> tuple[bytes, bytes]:
-        name = head.path.removeprefix("/v1/models/")
-        return json.dumps(self._object(self._models.of(name))).encode(), JSON
-
-    def _object(self, prompts: Prompts) -> dict[str, object]:
-        return model_object(prompts.model, self._created_s, prompts.max_context())
-
     def _version(self, head: Head) -> tuple[bytes, bytes]:
         return json.dumps({"version": __version__}).encode(), JSON
-
-    def _openapi(self, head: Head) -> tuple[bytes, bytes]:
-        return openapi_document(), JSON
 
     def _preflight(self, head: Head) -> tuple[bytes, bytes]:
         return b"", b"text/plain"

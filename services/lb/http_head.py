@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
@@ -14,6 +15,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies, check_kind, check_label, check_priority
 from services.lb.auth import PUBLIC
 from services.lb.http_error import HttpError
+from services.lb.http_request import RequestHead
 from services.lb.labels import Labels
 from services.lb.request import Request
 
@@ -58,10 +60,12 @@ class Head:
         "authorization",
         "broken",
         "client",
+        "facts",
         "gzip",
         "labels",
         "no_reuse",
         "path",
+        "raw",
         "report",
         "request_id",
         "requests",
@@ -87,6 +91,10 @@ class Head:
         self.ttft_slo_ms = 0
         self.requests: Sequence[Request] = ()
         """What it became, once its body is understood."""
+        self.raw: RequestHead | None = None
+        """As it came."""
+        self.facts: Mapping[str, Any] | None = None
+        """For the log, of what became no request of ours."""
         self.broken = ""
         """The code of the error with which an answer ended that had begun."""
 

@@ -16,15 +16,15 @@ __all__ = ["ReplyWriter"]
 class ReplyWriter:
     """A :class:`services.lb.http_answer.Reply`, for each request anew after ``start``."""
 
-    __slots__ = ("_bodiless", "_chunked", "_corked", "_loop", "_shared", "_stall", "_transport", "_waiter", "begun",
-                 "close", "done", "fields", "paused", "silent")  # fmt: skip
+    __slots__ = ("_bodiless", "_chunked", "_corked", "_framed", "_loop", "_shared", "_stall", "_transport", "_waiter",
+                 "begun", "close", "done", "fields", "paused", "silent")  # fmt: skip
 
     def __init__(self, shared: HttpState, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
         self._shared = shared
         self._loop = loop
         self._transport = transport
         self._bodiless = False
-        self._chunked = True
+        self._chunked = self._framed = True
         self._corked = b""
         """An answer's head, held back until its body begins: one system call instead of two."""
         self._waiter: asyncio.Future[None] | None = None
@@ -54,8 +54,9 @@ class ReplyWriter:
         if self.silent or self.begun:
             return
         self.close = self.close or self._shared.closing
+        length = STREAM if status == 204 else len(body)  # which has no body, so it must not say how long it is
         head = answer_head(
-            status, self._shared.date, content_type, len(body), fields + self.fields, close=self.close, chunked=False
+            status, self._shared.date, content_type, length, fields + self.fields, close=self.close, chunked=False
         )  # fmt: skip
         self.begun = self.done = True
         self._transport.write(head if self._bodiless else head + body)
@@ -73,19 +74,21 @@ class ReplyWriter:
             self._transport.write(CONTINUE)
         return self._chunked
 
-    def begin(self, content_type: bytes, fields: bytes = b"") -> None:
+    def begin(self, content_type: bytes, fields: bytes = b"", status: int = 200, length: int = STREAM) -> None:
         self.begun = True
         self.close = self.close or self._shared.closing
+        self._framed = self._chunked and length == STREAM
         self._corked = answer_head(
-            200, self._shared.date, content_type, STREAM, fields + self.fields, close=self.close, chunked=self._chunked
-        )
+            status, self._shared.date, content_type, length, fields + self.fields, close=self.close,
+            chunked=self._framed,
+        )  # fmt: skip
 
     async def send(self, data: bytes) -> None:
         if self.paused:
             await self._writable()
         if not self.silent:
             head, self._corked = self._corked, b""
-            self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data)
+            self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._framed else head + data)
 
     async def end(self, data: bytes) -> None:
         if self.paused:
@@ -93,9 +96,12 @@ class ReplyWriter:
         if not self.silent:
             head, self._corked = self._corked, b""
             self.done = True
-            self._transport.write(
-                b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(data), data) if self._chunked else head + data
-            )
+            if not self._framed:
+                self._transport.write(head + data)
+            elif data:
+                self._transport.write(b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(data), data))
+            else:
+                self._transport.write(head + b"0\r\n\r\n")
 
     # -- slow readers
 

@@ -9,7 +9,7 @@ from pinyon.core.request import TURN_MAX, RequestClass
 from services.lb.auth import Client
 from services.lb.openai_parse import Call, PromptInput
 
-__all__ = ["Labels", "classify"]
+__all__ = ["Labels", "allowed_geographies", "classify"]
 
 
 @dataclass(slots=True)
@@ -33,12 +33,7 @@ def classify(
 
     The tenant is the key's alone, and where the key names geographies the client may only choose among them.
     """
-    allowed = client.geographies
-    outside = [name for name in labels.geographies if allowed and name not in allowed]
-    if outside:
-        raise InvalidArgument(
-            f"This API key allows {', '.join(allowed)}, not {', '.join(outside)}.", field=geographies_field
-        )
+    geographies = allowed_geographies(labels, client, geographies_field)
     priority = labels.priority if labels.priority is not None else call.priority
     conversation = call.prompt_field == "messages"
     return RequestClass(
@@ -49,10 +44,19 @@ def classify(
         priority=client.priority if priority is None else priority,
         arrived_unix_s=arrived_unix_s,
         tenant=client.tenant,
-        geographies=labels.geographies or allowed,
+        geographies=geographies,
         cache_salt=labels.cache_salt or call.cache_salt,
         no_store=labels.no_store,
     )
+
+
+def allowed_geographies(labels: Labels, client: Client, field: str = "x-pinyon-geographies") -> tuple[str, ...]:
+    """Where the request may be served; empty: it does not say. Raises :class:`InvalidArgument`."""
+    allowed = client.geographies
+    outside = [name for name in labels.geographies if allowed and name not in allowed]
+    if outside:
+        raise InvalidArgument(f"This API key allows {', '.join(allowed)}, not {', '.join(outside)}.", field=field)
+    return labels.geographies or allowed
 
 
 def _turn(prompt: PromptInput) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -15,8 +16,14 @@ __all__ = ["GRANTED", "run_side_by_side"]
 class _Granted:
     """The :class:`services.lb.admission.Turn` of a choice: its slot is held for it."""
 
-    async def turn(self, tokens: int) -> None:
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
         pass
+
+    def release(self) -> None:
+        pass
+
+    async def again(self, demand: int) -> bool:
+        return False
 
     def leave(self, used_tokens: int = 0) -> None:
         pass
@@ -41,6 +48,7 @@ async def run_side_by_side(ticket: Ticket, runs: Iterable[Callable[[], Awaitable
             task.add_done_callback(lambda _, place=place: place.leave())  # type: ignore[misc]
 
     async def extra(place: Place, run: Callable[[], Awaitable[None]]) -> None:
+        place.release()
         await run()
         place.leave()
         spread()

@@ -3,38 +3,88 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import PinyonError
+from pinyon.core.errors import DeadlineExceeded, PinyonError
 from pinyon.routing.queue import RequestQueue
 
-__all__ = ["Line", "Place"]
+__all__ = ["Held", "Line", "Place"]
+
+
+class Held(Protocol):
+    """Room that is kept for one request until it is known where that goes."""
+
+    def release(self) -> None:
+        """Calling it again is fine."""
 
 
 class Place:
     """One request's place: taken before the request is prepared, left when it has ended (``with``, or ``leave``)."""
 
-    __slots__ = ("_error", "_has_slot", "_line", "_number", "_turn")
+    __slots__ = (
+        "_error", "_has_slot", "_held", "_line", "_number", "_turn", "deadline_s", "demand", "entered_s", "priority",
+        "tenant", "tokens",
+    )  # fmt: skip
 
-    def __init__(self, line: Line, number: int) -> None:
+    def __init__(self, line: Line, number: int, tenant: str) -> None:
         self._line = line
         self._number = number
         self._has_slot = False
+        self._held: Held | None = None
         self._error: PinyonError | None = None
         self._turn: asyncio.Future[None] | None = None
+        self.tenant = tenant
+        self.tokens = self.priority = self.demand = 0
+        self.deadline_s = math.inf
+        self.entered_s = 0.0
 
-    async def turn(self, tokens: int) -> None:
-        """Wait for a slot; ``tokens`` is what the request may take. Raises :class:`ResourceExhausted` when the place
-        has to be given to another tenant."""
-        if self._error is None and not self._line.enter(self, tokens):
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
+        """Wait for a slot, and for room for this ``demand``; ``tokens`` is what the request may take.
+
+        Raises :class:`ResourceExhausted` when the place has to be given to another tenant, and
+        :class:`DeadlineExceeded` when it still waits at ``deadline_s`` of the line's clock.
+        """
+        self.tokens, self.priority, self.demand, self.deadline_s = tokens, priority, demand, deadline_s
+        if self._error is None and not self._line.enter(self):
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
+        self._check()
+
+    async def again(self, demand: int | None = None) -> None:
+        """Where the request went, it was refused: give the slot back and wait for one at the old place in the line. The
+        loop turns at least once. ``demand``: its number, if that is another one now.
+
+        Raises as :meth:`turn`, and :class:`ValueError` if it has no slot.
+        """
+        if not self._has_slot:
+            raise ValueError("it has no slot")
+        self.release()
+        if demand is not None:
+            self.demand = demand
+        self._has_slot = False
+        self._turn = asyncio.get_running_loop().create_future()
+        self._line.put_back(self)
+        await self._turn
+        await asyncio.sleep(0)
+        self._check()
+
+    def _check(self) -> None:
         if self._error is not None:
             raise self._error
 
+    def release(self) -> None:
+        """It is known now where it goes: the room that was kept for it is anybody's. Calling it twice is fine."""
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
     def leave(self) -> None:
         """Give the slot to the next in line, or the place back. Calling it twice is fine."""
+        self.release()
         if self._error is None and self._number:
             number, self._number = self._number, 0
             self._line.left(number, self._has_slot)
@@ -51,9 +101,13 @@ class Place:
     def number(self) -> int:
         return self._number
 
-    def granted(self) -> None:
+    @property
+    def has_slot(self) -> bool:
+        return self._has_slot
+
+    def granted(self, held: Held | None) -> None:
         """It has its slot, whether or not its task learns of it before it is cancelled."""
-        self._has_slot = True
+        self._has_slot, self._held = True, held
         self._wake()
 
     def lost(self, error: PinyonError) -> None:
@@ -65,14 +119,38 @@ class Place:
             self._turn.set_result(None)
 
 
-class Line:
-    """All on one event loop."""
+def _always(demand: int) -> bool:
+    return True
 
-    def __init__(self, queue: RequestQueue, clock: Clock = time.monotonic) -> None:
+
+def _nobody(demand: int) -> None:
+    """Nobody is told."""
+
+
+class Line:
+    """All on one event loop.
+
+    ``is_open`` says whether there is room for a demand now, and ``on_grant`` is told at once of each request of it that
+    has got a slot, so that ``is_open`` counts it when it is asked for the next; it may give what is kept for that one
+    until it has left, or :meth:`Place.release`. Neither may raise. Whenever there may
+    be room for more, :meth:`availability_changed` is to be called: without it, only who comes or leaves finds it.
+    """
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        clock: Clock = time.monotonic,
+        is_open: Callable[[int], bool] = _always,
+        on_grant: Callable[[int], Held | None] = _nobody,
+    ) -> None:
+        self.is_open, self.on_grant = is_open, on_grant
         self._queue = queue
         self._clock = clock
         self._places: dict[int, Place] = {}
         self._last = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
+        """When the timer goes off."""
 
     @property
     def in_flight(self) -> int:
@@ -82,38 +160,106 @@ class Line:
     def queued(self) -> int:
         return self._queue.queued
 
+    @property
+    def waiting_demands(self) -> Collection[int]:
+        """Of those who wait."""
+        return self._queue.waiting_demands
+
     def reserve(self, tenant: str) -> Place:
         """A place, before anything is done for a request. Raises :class:`ResourceExhausted` when the queue is full."""
         self._last = number = self._last + 1
         out = self._queue.reserve(number, tenant, self._clock())
         if out is not None:
             self._places.pop(out).lost(self._queue.full())
-        place = self._places[number] = Place(self, number)
+        place = self._places[number] = Place(self, number, tenant)
         return place
 
-    def spare(self, tenant: str) -> Place | None:
-        """A slot that nobody waits for, at once; None if there is none."""
-        if not self._queue.has_spare:
+    def spare(self, tenant: str, demand: int = 0) -> Place | None:
+        """A slot that nobody waits for, at once; None if there is none, or no room."""
+        if not self._queue.has_spare or demand in self._queue.waiting_demands or not self.is_open(demand):
             return None
         place = self.reserve(tenant)
-        self.enter(place, 1)
+        place.tokens, place.demand = 1, demand
+        self.enter(place)
         return place
 
     def check(self, tenant: str) -> None:
         """Raises as :meth:`reserve` would now."""
         self._queue.check(tenant)
 
-    def enter(self, place: Place, tokens: int) -> bool:
+    def enter(self, place: Place) -> bool:
         """Whether it has a slot at once."""
-        if not self._queue.enter(place.number, tokens, self._clock()):
-            return False
-        del self._places[place.number]
-        place.granted()
-        return True
+        place.entered_s = now_s = self._clock()
+        room, demand, priority, deadline_s = self.is_open(place.demand), place.demand, place.priority, place.deadline_s
+        if room and not demand and not priority and deadline_s == math.inf:  # a short line of a journal
+            has_slot = self._queue.enter(place.number, place.tokens, now_s)
+        else:
+            has_slot = self._queue.enter(
+                place.number, place.tokens, now_s, priority=priority, demand=demand, deadline_s=deadline_s, open=room
+            )
+        if has_slot:
+            self._grant(place.number)
+        else:
+            self._set_timer()
+        return has_slot
 
     def left(self, number: int, had_slot: bool) -> None:
         if not had_slot:
             del self._places[number]
             self._queue.cancel(number, self._clock())
-        elif (following := self._queue.leave(self._clock())) is not None:
-            self._places.pop(following).granted()
+            return
+        now_s = self._clock()
+        self._expire(now_s)
+        if (following := self._queue.leave(now_s, self._closed())) is not None:
+            self._grant(following)
+            self._hand_on(now_s)
+
+    def put_back(self, place: Place) -> None:
+        """Its slot is for who has room; it waits where it did before."""
+        self._places[place.number] = place
+        self._queue.put_back(
+            place.number, place.tenant, place.tokens, place.entered_s,
+            priority=place.priority, demand=place.demand, deadline_s=place.deadline_s,
+        )  # fmt: skip
+        self._set_timer()
+        self.availability_changed()
+
+    def availability_changed(self) -> None:
+        """There may be room for more, or for others: hand free slots on while somebody can go."""
+        now_s = self._clock()
+        self._expire(now_s)
+        self._hand_on(now_s)
+
+    # -- the parts
+
+    def _closed(self) -> list[int]:
+        """Demands of those who wait that have no room now."""
+        return [demand for demand in self._queue.waiting_demands if not self.is_open(demand)]
+
+    def _hand_on(self, now_s: float) -> None:
+        while self._queue.can_go_on and (following := self._queue.next(now_s, self._closed())) is not None:
+            self._grant(following)
+
+    def _grant(self, number: int) -> None:
+        place = self._places.pop(number)
+        place.granted(self.on_grant(place.demand))
+
+    def _expire(self, now_s: float) -> None:
+        if now_s >= self._queue.next_deadline_s:
+            for number in self._queue.expire(now_s):
+                self._places.pop(number).lost(DeadlineExceeded("the request's time was up before its turn came"))
+
+    def _set_timer(self) -> None:
+        """For the first deadline. It may go off too early, when that one waits no more: then it is set again."""
+        deadline_s = self._queue.next_deadline_s
+        if deadline_s < self._timer_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_s = deadline_s
+            after_s = max(0.0, deadline_s - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer, self._timer_s = None, math.inf
+        self._expire(self._clock())
+        self._set_timer()

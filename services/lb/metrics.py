@@ -15,10 +15,10 @@ from services.lb.line import Line
 from services.lb.request import Request
 from services.lb.worker_sessions import WorkerSessions
 
-__all__ = ["LbMetrics"]
+__all__ = ["E2E_BUCKETS_S", "TTFT_BUCKETS_S", "DoorMetrics", "LbMetrics"]
 
-_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_E2E_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class _OfModel:
@@ -31,8 +31,49 @@ class _OfModel:
         self.tokens_in, self.tokens_out, self.tokens_cached = tokens_in, tokens_out, cached
 
 
-class LbMetrics:
-    """``http_requests`` counts answers, ``finish`` whole requests of either front door. ``models``: those served."""
+class DoorMetrics:
+    """Of the door and the line behind it, wherever requests go then. ``answered`` counts HTTP answers."""
+
+    def __init__(self, registry: CollectorRegistry, line: Line) -> None:
+        self._http = Counter(
+            "pinyon_lb_http_requests_total", "HTTP requests answered", ("route", "status"), registry=registry
+        )
+        self._refused = Counter(
+            "pinyon_lb_refused_total",
+            "Requests refused with 429 by the load balancer itself",
+            ("reason",),
+            registry=registry,
+        )
+        self._broken = Counter(
+            "pinyon_lb_http_broken_streams_total", "Streams that began with 200 and ended with an error", ("error",),
+            registry=registry,
+        )  # fmt: skip
+        self._http_children: dict[tuple[str, int], Counter] = {}
+        self.http_connections = Gauge("pinyon_lb_http_connections", "Open HTTP connections", registry=registry)
+        for name, text, value in (
+            ("queue", "Requests waiting for their turn", lambda: line.queued),
+            ("in_flight", "Requests being placed or running", lambda: line.in_flight),
+        ):
+            Gauge(f"pinyon_lb_{name}_requests", text, registry=registry).set_function(value)
+
+    def answered(self, route: str, status: int) -> None:
+        """``route`` must be one of a few: it is a label."""
+        child = self._http_children.get((route, status))
+        if child is None:
+            child = self._http_children[route, status] = self._http.labels(route, str(status))
+        child.inc()
+
+    def refused(self, reason: str) -> None:
+        """``reason`` must be one of a few: it is a label."""
+        self._refused.labels(reason).inc()
+
+    def broken(self, error: str) -> None:
+        """A stream ended with this error's code."""
+        self._broken.labels(error).inc()
+
+
+class LbMetrics(DoorMetrics):
+    """And of whole requests of either front door, on our own instances. ``models``: those served."""
 
     def __init__(
         self,
@@ -43,17 +84,9 @@ class LbMetrics:
         workers: WorkerSessions,
         view: InstanceView,
     ) -> None:
-        self._http = Counter(
-            "pinyon_lb_http_requests_total", "HTTP requests answered", ("route", "status"), registry=registry
-        )
+        super().__init__(registry, line)
         self._finished = Counter(
             "pinyon_lb_requests_total", "Generations by how they ended", ("finish", "model"), registry=registry
-        )
-        self._refused = Counter(
-            "pinyon_lb_refused_total",
-            "Requests refused with 429 by the load balancer itself",
-            ("reason",),
-            registry=registry,
         )
         self._no_token = Counter(
             "pinyon_lb_no_token_total",
@@ -61,24 +94,19 @@ class LbMetrics:
             ("finish", "model"),
             registry=registry,
         )
-        self._broken = Counter(
-            "pinyon_lb_http_broken_streams_total", "Streams that began with 200 and ended with an error", ("error",),
-            registry=registry,
-        )  # fmt: skip
-        self._http_children: dict[tuple[str, int], Counter] = {}
         self._finish_children: dict[tuple[str, str], Counter] = {}
         ttft = Histogram(
             "pinyon_lb_ttft_seconds",
             "Arrival to first token, of requests that got one",
             ("model",),
-            buckets=_TTFT_S,
+            buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
         e2e = Histogram(
             "pinyon_lb_e2e_seconds",
             "Arrival to last token, of finished requests",
             ("model",),
-            buckets=_E2E_S,
+            buckets=E2E_BUCKETS_S,
             registry=registry,
         )
 
@@ -103,13 +131,18 @@ class LbMetrics:
         self.fallbacks = Counter(
             "pinyon_lb_fallback_placements_total", "Placements made without the conductor", registry=registry
         )
-        self.http_connections = Gauge("pinyon_lb_http_connections", "Open HTTP connections", registry=registry)
+        self._forwarded = Counter(
+            "pinyon_lb_forwarded_total", "Attempts forwarded to other regions", ("region",), registry=registry
+        )
+        self._accepted = Counter(
+            "pinyon_lb_accepted_total", "Requests taken from other regions", ("region",), registry=registry
+        )
+        self.forwarded_by_region: dict[str, int] = {}
+        self.accepted_by_region: dict[str, int] = {}
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(name, text, registry=registry).set_function(value)
 
-        gauge("pinyon_lb_queue_requests", "Requests waiting for their turn", lambda: line.queued)
-        gauge("pinyon_lb_in_flight_requests", "Requests being placed or running", lambda: line.in_flight)
         gauge("pinyon_lb_placing_requests", "Requests waiting for the conductor", lambda: conductor.pending)
         gauge("pinyon_lb_instances", "Instances that requests can be sent to", lambda: len(view.addresses))
         gauge("pinyon_lb_unconfirmed_instances", "Instances that the conductor has not listed yet since it started",
@@ -119,20 +152,15 @@ class LbMetrics:
         gauge("pinyon_lb_counted_placements", "Requests counted on instances, per role", lambda: view.in_flight)
         gauge("pinyon_lb_conductor_connected", "1 while the conductor answers", lambda: float(conductor.connected))
 
-    def answered(self, route: str, status: int) -> None:
-        """``route`` must be one of a few: it is a label."""
-        child = self._http_children.get((route, status))
-        if child is None:
-            child = self._http_children[route, status] = self._http.labels(route, str(status))
-        child.inc()
+    def forwarded(self, region: str) -> None:
+        """``region`` is a peer's: there are few."""
+        self._forwarded.labels(region).inc()
+        self.forwarded_by_region[region] = self.forwarded_by_region.get(region, 0) + 1
 
-    def refused(self, reason: str) -> None:
-        """``reason`` must be one of a few: it is a label."""
-        self._refused.labels(reason).inc()
-
-    def broken(self, error: str) -> None:
-        """A stream ended with this error's code."""
-        self._broken.labels(error).inc()
+    def accepted(self, region: str) -> None:
+        """``region`` is a peer's: there are few."""
+        self._accepted.labels(region).inc()
+        self.accepted_by_region[region] = self.accepted_by_region.get(region, 0) + 1
 
     def ended(self, request: Request, outcome: str, now_s: float) -> None:
         """A generation ended; ``outcome`` is a finish reason or an error's code."""

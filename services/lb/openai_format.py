@@ -137,7 +137,7 @@ def model_object(name: str, created_s: int, max_context: int) -> dict[str, objec
 
 _TYPES = {401: "invalid_request_error", 429: "rate_limit_error"}
 _CODES = {408: "request_timeout", 413: "request_too_large", 429: "rate_limit_exceeded", 503: "unavailable"}
-_CODES |= {504: "timeout", 500: "internal_error"}
+_CODES |= {504: "timeout", 500: "internal_error", 502: "bad_gateway"}
 
 
 def error_object(error: PinyonError, status: int) -> dict[str, object]:

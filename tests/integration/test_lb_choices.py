@@ -300,6 +300,12 @@ class FakeDispatcher:
     def __init__(self) -> None:
         self.asked = []
 
+    def demand(self, request):
+        return 0
+
+    def priority(self, request):
+        return 0
+
     async def run(self, request, ticket):
         sampling, prompt = request.ask.sampling, request.ask.tokens_le32[::4]
         self.asked.append(sampling)
@@ -322,7 +328,7 @@ class FakeDispatcher:
 async def told():
     """A client of a load balancer whose instances tell log-probabilities."""
     async with running_lb() as bench:
-        bench.lb.app._completions._dispatcher = dispatcher = FakeDispatcher()
+        bench.lb.app._routes._completions._dispatcher = dispatcher = FakeDispatcher()
         async with client_of(bench) as client:
             yield client, dispatcher
 

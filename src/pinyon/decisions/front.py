@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pinyon.core.journal import Journal
-from pinyon.routing.queue import RequestQueue
+from pinyon.routing.queue import AGEING_S, RequestQueue
 from pinyon.routing.rates import TenantRates
 
 __all__ = ["FrontConfig", "FrontDecisions"]
 
 FRONT_INPUTS = {
-    "queue": ("reserve", "enter", "leave", "cancel"),
+    "queue": ("reserve", "enter", "next", "leave", "put_back", "expire", "cancel"),
     "rates": ("request", "take", "give_back"),
 }
 """The methods that change something, by module."""
@@ -19,17 +19,18 @@ FRONT_INPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class FrontConfig:
-    """What the decisions depend on beside their inputs, in requests."""
+    """What the decisions depend on beside their inputs: requests, and seconds that a level of priority is worth."""
 
     slots: int
     limit: int
+    ageing_s: float = AGEING_S
 
 
 class FrontDecisions:
     """The parts, wired. With a ``journal``, whatever they are told is written down."""
 
     def __init__(self, config: FrontConfig, journal: Journal | None = None) -> None:
-        self.queue = RequestQueue(config.slots, config.limit)
+        self.queue = RequestQueue(config.slots, config.limit, config.ageing_s)
         self.rates = TenantRates()
         if journal is not None:
             self.queue = journal.record("queue", self.queue, FRONT_INPUTS["queue"])

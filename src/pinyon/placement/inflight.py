@@ -70,6 +70,9 @@ class InFlightTable:
     after the instance's session broke: the report of its end may have gone with that. Age is the last resort: a part
     counts for at most ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements.
 
+    The decode instance owns the request: with the decode part the prefill part goes, whose end nobody may report any
+    more. The reverse is not so: what is prefilled is still to be decoded.
+
     What waits for the engine is computing alone: fetches go on beside it. While the prefill part counts, its instance
     is expected to hold the prompt's blocks soon.
     """
@@ -230,20 +233,20 @@ class InFlightTable:
 
     def release(self, request_id: str) -> bool:
         """Forget a placement. Returns whether any part of it was still counted."""
-        known = request_id in self._prefills or request_id in self._decodes
+        if request_id not in self._decodes:
+            return False
         if request_id in self._prefills:
             self._drop_prefill(request_id)
-        if request_id in self._decodes:
-            self._drop_decode(request_id)
-        return known
+        self._drop_decode(request_id)
+        return True
 
     def drop_instance(self, state: InstanceState) -> None:
-        """The instance is gone: its parts count no longer."""
+        """The instance is gone: what was decoded there counts nowhere any longer, what was prefilled not there."""
         for request_id in list(self._by_instance.get(state, ())):
-            if (prefill := self._prefills.get(request_id)) is not None and prefill.state is state:
+            if self._decodes[request_id].state is state:
+                self.release(request_id)
+            else:
                 self._drop_prefill(request_id)
-            if (decode := self._decodes.get(request_id)) is not None and decode.state is state:
-                self._drop_decode(request_id)
 
     def expire(self, now_s: float) -> int:
         """Forget parts that are too old, and what nobody claimed; returns how many parts."""
@@ -253,7 +256,7 @@ class InFlightTable:
         for request_id in _leading(self._prefills, lambda part: part.placed_s <= now_s - self._prefill_s):
             self._drop_prefill(request_id)
         for request_id in _leading(self._decodes, lambda part: part.placed_s <= now_s - self._decode_s):
-            self._drop_decode(request_id)
+            self.release(request_id)
         count = before - len(self._prefills) - len(self._decodes)
         self.expired += count
         return count
@@ -322,6 +325,7 @@ class InFlightTable:
         parts = {(key, part.state) for table in (self._prefills, self._decodes) for key, part in table.items()}
         assert parts == {(key, state) for state, requests in self._by_instance.items() for key in requests}
         assert self._unclaimed.keys() <= self._decodes.keys()
+        assert self._prefills.keys() <= self._decodes.keys(), "a prompt of a request that is over"
         assert self._expected_keys == sum(len(part.expected) // KEY_BYTES for part in self._prefills.values())
         assert self.expected.pairs <= self._expected_keys
         for state in self._by_instance:

@@ -1,69 +1,69 @@
 """The queue in front of everything: fair between tenants, first come, first served within one, with a bound.
 
-Requests are numbers, so what it was told can be written down and told again. Two rules keep one tenant from being in
-the way of the others:
+Requests are numbers, so what it was told can be written down and told again. Rules keep requests from being in the way
+of others:
 
 - **Who goes next**: start-time fair queueing (Goyal et al., SIGCOMM '96), which is the virtual token counter of
   "Fairness in serving large language models" (OSDI '24) charged when a request gets its slot. A tenant that begins to
   wait starts where the others are, so nothing can be saved up; while nobody waits, nothing is counted.
 - **Who is refused**: when all places are taken, a tenant that holds at least two fewer than the longest one takes over
   that one's newest place. One tenant alone may fill the queue; it does not keep others out.
+- **What there is room for** (selective pushing, SkyWalker §3.3 and §4.1): a request waits for a slot, and for room at
+  one of the targets that it may go to. Its *demand* says which: who has the same one waits for the same. Whoever asks
+  says which demands have no room now; they hold up no others, of the same tenant or of another.
+- **Who is urgent**: of one tenant, a request of priority ``p`` goes as if it had come ``p * ageing_s`` seconds later:
+  the urgent go first, and nobody waits forever.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
+import math
+from collections.abc import Collection, KeysView
 
-from pinyon.core.errors import ResourceExhausted
+from pinyon.core.errors import InvalidArgument, ResourceExhausted
+from pinyon.core.request import check_priority
+from pinyon.routing.fair_turns import FairTurns
+from pinyon.routing.pace import Pace
+from pinyon.routing.tenant_lengths import TenantLengths
+from pinyon.routing.waiting import Tenant, Waiting, WaitingHeap
 
-__all__ = ["RequestQueue"]
+__all__ = ["AGEING_S", "RequestQueue"]
 
+AGEING_S = 0.1
+"""One level of priority is worth so much: the most urgent go before what came in the last 100 s."""
 RETRY_AFTER_MIN_S = 1.0
 RETRY_AFTER_MAX_S = 30.0
-TENANTS_MAX = 8192
-"""Tenants without a place whose share is remembered."""
-_SMOOTHING = 0.1
-
-
-class _Tenant:
-    """The places of one tenant, and where its next request starts in virtual time (tokens)."""
-
-    __slots__ = ("name", "reserved", "start", "turn", "waiting")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.reserved: dict[int, None] = {}
-        self.waiting: OrderedDict[int, int] = OrderedDict()  # number → tokens; a dict is slow to take from the front of
-        self.start = 0
-        self.turn = 0
-        """Which entry of the heap is its present one."""
-
-    def __len__(self) -> int:
-        return len(self.reserved) + len(self.waiting)
+_PUT_BACK = -(1 << 62)
+"""Added to the ranks of those who are put back: they are before all that came."""
 
 
 class RequestQueue:
-    """``slots`` requests are in flight at once, ``limit`` more have a place: they wait, or are being prepared.
+    """``slots`` requests are in flight at once, ``limit`` more have a place: they wait, or are being prepared. What is
+    free of the slots are places of those who wait for room.
 
-    ``reserve`` → ``enter`` → (wait for ``leave`` of another) → ``leave``; ``cancel`` gives a place back before that.
+    ``reserve`` → ``enter`` → (wait for ``leave`` of another, or ``next``) → ``leave``; ``cancel`` gives a place back
+    before that, and ``put_back`` a slot for a place.
+
+    A slot may stay free while nobody who waits has room. Whenever there may be room for more, and after a ``leave``,
+    ``next`` is to be asked until it names nobody.
     """
 
-    def __init__(self, slots: int, limit: int) -> None:
+    def __init__(self, slots: int, limit: int, ageing_s: float = AGEING_S) -> None:
+        """``ageing_s``: seconds that one level of priority is worth; 0: none. Raises :class:`ValueError`."""
+        if not 0.0 <= ageing_s < math.inf:
+            raise ValueError(f"ageing_s must be a non-negative number, got {ageing_s}")
         self._slots = slots
         self._limit = limit
-        self._places: dict[int, _Tenant] = {}
-        self._tenants: dict[str, _Tenant] = {}
-        self._lengths = _Lengths()
-        self._turns: list[tuple[int, int, _Tenant]] = []  # a heap of (start, turn); one valid entry per waiting tenant
-        self._last_turn = 0
-        self._now_tokens = 0
-        self._finished: OrderedDict[str, int] = OrderedDict()
-        """Where tenants that do not wait would go on, in virtual time; the oldest first."""
-        self._left_s: float | None = None
-        """When the last slot was handed on, if somebody still waited then."""
-        self._gap_s = 0.0
-        """Mean time between two slots that are handed on; 0: not known."""
+        self._ageing_s = ageing_s
+        self._places: dict[int, Tenant] = {}
+        self._tenants: dict[str, Tenant] = {}
+        self._lengths = TenantLengths()
+        self._turns = FairTurns()
+        self._deadlines = WaitingHeap()
+        self._pace = Pace()
+        self._last_rank = 0
+        self._now_s = -math.inf
+        """The latest time that was told."""
         self.in_flight = 0
         self.queued = 0
         """Requests that wait for a slot."""
@@ -73,8 +73,8 @@ class RequestQueue:
 
         Raises :class:`ResourceExhausted` when the queue is full. No two that have a place have the same number.
         """
-        if number in self._places:
-            raise ValueError(f"request {number} has a place already")
+        self._check_new(number)
+        self._now_s = max(self._now_s, now_s)
         held, out = self._tenants.get(tenant), None
         self.check(tenant)
         if self._is_full:
@@ -82,10 +82,9 @@ class RequestQueue:
             out = next(reversed(longest.reserved or longest.waiting))
             self._remove(out)
         if held is None:
-            held = self._tenants[tenant] = _Tenant(tenant)
+            held = self._tenants[tenant] = Tenant(tenant)
         held.reserved[number] = None
-        self._places[number] = held
-        self._lengths.moved(held, len(held) - 1, len(held))
+        self._placed(number, held)
         return out
 
     def check(self, tenant: str) -> None:
@@ -104,50 +103,117 @@ class RequestQueue:
         """A slot is free, and a place that nobody would have to give up for it."""
         return self.in_flight < self._slots and not self._is_full
 
+    @property
+    def can_go_on(self) -> bool:
+        """A slot is free, and somebody waits: for room, if that was asked for last."""
+        return self.queued > 0 and self.in_flight < self._slots
+
+    @property
+    def waiting_demands(self) -> KeysView[int]:
+        """Of those who wait: whoever asks for the next needs to know of no others whether there is room."""
+        return self._turns.demands
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When the first of those who wait is to be given up; infinite: none is."""
+        first = self._deadlines.first()
+        return math.inf if first is None else first.deadline_s
+
     def full(self) -> ResourceExhausted:
         """What those are told who get no place, or lose theirs."""
-        places = len(self._places)
-        wait_s = min(RETRY_AFTER_MAX_S, max(RETRY_AFTER_MIN_S, places * self._gap_s))
+        # Slots are free: who waits does for room, and how long there has been none says more than how it was before.
+        gap_s = self._pace.gap_s(self._now_s if self.in_flight < self._slots else None)
+        wait_s = min(RETRY_AFTER_MAX_S, max(RETRY_AFTER_MIN_S, len(self._places) * gap_s))
         return ResourceExhausted(
             f"The queue is full ({self._limit} requests). Please try again later.", retry_after_s=wait_s
         )
 
-    def enter(self, number: int, tokens: int, now_s: float) -> bool:
+    def enter(
+        self,
+        number: int,
+        tokens: int,
+        now_s: float,
+        *,
+        priority: int = 0,
+        demand: int = 0,
+        deadline_s: float = math.inf,
+        open: bool = True,
+    ) -> bool:
         """The request of this place is ready: whether it has a slot now; otherwise it waits.
 
-        ``tokens`` is what it may take, prompt and generation: its share is measured by that.
+        ``tokens`` is what it may take, prompt and generation: its share is measured by that. ``open``: its demand has
+        room now; it has none for who comes as long as somebody waits for the same. ``deadline_s``: see :meth:`expire`.
+        Raises :class:`InvalidArgument` for a priority that there is not, or a deadline that is no number.
         """
         tenant = self._places.get(number)
         if tenant is None or number not in tenant.reserved:
             raise ValueError(f"request {number} has no reserved place")
-        if self.in_flight < self._slots:  # then nobody waits: a slot that is left goes to one who does
+        _check(priority, deadline_s)
+        self._now_s = max(self._now_s, now_s)
+        if open and self.in_flight < self._slots and demand not in self._turns.demands:
             self._remove(number)
             self.in_flight += 1
             return True
         del tenant.reserved[number]
-        tenant.waiting[number] = max(1, tokens)
-        self.queued += 1
-        if len(tenant.waiting) == 1:
-            tenant.start = max(self._now_tokens, self._finished.pop(tenant.name, 0))
-            self._line_up(tenant)
+        self._last_rank = rank = self._last_rank + 1
+        due_s = now_s + priority * self._ageing_s
+        self._wait(Waiting(number, tenant, max(1, tokens), due_s, rank, demand, deadline_s))
         return False
 
-    def leave(self, now_s: float) -> int | None:
-        """A request gives its slot back: the number of the one that has it now, if one waited."""
+    def next(self, now_s: float, closed: Collection[int] = ()) -> int | None:
+        """Who has a free slot now; None if nobody has one, as all are taken or nobody waits whose demand is not one of
+        the ``closed``, that have no room now."""
+        self._now_s = max(self._now_s, now_s)
+        if not self.can_go_on:
+            return None
+        waiting = self._turns.next(closed)
+        if waiting is None:
+            return None
+        self._pace.went_on(now_s)
+        self._turns.went_on(waiting)
+        self._remove(waiting.number)
+        self.in_flight += 1
+        return waiting.number
+
+    def leave(self, now_s: float, closed: Collection[int] = ()) -> int | None:
+        """A request gives its slot back: the number of the one that has it now, as :meth:`next` says."""
         if not self.in_flight:
             raise ValueError("nobody has a slot")
-        if not self.queued:
-            self.in_flight -= 1
-            return None
-        self._measure(now_s)
-        tenant = self._next()
-        number = next(iter(tenant.waiting))
-        self._now_tokens = tenant.start
-        tenant.start += tenant.waiting[number]
-        self._remove(number)
-        if tenant.waiting:
-            self._line_up(tenant)
-        return number
+        self.in_flight -= 1
+        return self.next(now_s, closed)
+
+    def put_back(
+        self,
+        number: int,
+        tenant: str,
+        tokens: int,
+        entered_s: float,
+        *,
+        priority: int = 0,
+        demand: int = 0,
+        deadline_s: float = math.inf,
+    ) -> None:
+        """A request that has a slot gives it back and waits where it did before: where it was to go, it was refused.
+
+        All is as it was told to :meth:`enter`, at ``entered_s``. It goes before those who came at the same moment, and
+        its tenant is not charged twice. There is always a place for it: it takes none that was not counted before.
+        """
+        self._check_new(number)
+        _check(priority, deadline_s)
+        if not self.in_flight:
+            raise ValueError("nobody has a slot")
+        held = self._tenants.get(tenant)
+        if held is None:
+            held = self._tenants[tenant] = Tenant(tenant)
+        tokens = max(1, tokens)
+        self.in_flight -= 1
+        self._pace.came_back()
+        self._turns.came_back(held, tokens)
+        self._last_rank = rank = self._last_rank + 1
+        due_s = entered_s + priority * self._ageing_s
+        self._wait(Waiting(number, held, tokens, due_s, _PUT_BACK + rank, demand, deadline_s))
+        held.waiting.move_to_end(number, last=False)  # it is not the newest one
+        self._placed(number, held)
 
     def cancel(self, number: int, now_s: float) -> bool:
         """Whether the request still had a place without a slot, and is gone; with a slot, it must :meth:`leave`."""
@@ -156,84 +222,73 @@ class RequestQueue:
         self._remove(number)
         return True
 
+    def expire(self, now_s: float) -> list[int]:
+        """Those who wait and whose deadlines have come, the earliest first: they are gone."""
+        gone = []
+        while (first := self._deadlines.first()) is not None and first.deadline_s <= now_s:
+            self._remove(first.number)
+            gone.append(first.number)
+        return gone
+
     # -- the parts
+
+    def _check_new(self, number: int) -> None:
+        if number in self._places:
+            raise ValueError(f"request {number} has a place already")
+
+    def _placed(self, number: int, tenant: Tenant) -> None:
+        self._places[number] = tenant
+        self._lengths.moved(tenant, len(tenant) - 1, len(tenant))
+
+    def _wait(self, waiting: Waiting) -> None:
+        waiting.tenant.waiting[waiting.number] = waiting
+        self.queued += 1
+        self._turns.add(waiting)
+        if waiting.deadline_s < math.inf:
+            self._deadlines.add(waiting.deadline_s, waiting)
 
     def _remove(self, number: int) -> None:
         tenant = self._places.pop(number)
         if number in tenant.reserved:
             del tenant.reserved[number]
         else:
-            del tenant.waiting[number]
-            self.queued -= 1
-            if not self.queued:  # everyone starts equal when there is a queue again
-                self._turns.clear()
-                self._finished.clear()
-                self._now_tokens, self._left_s = 0, None
-            elif not tenant.waiting:  # also if it took the last one back: it has had its turns
-                self._finished[tenant.name] = tenant.start
-                if len(self._finished) > TENANTS_MAX:
-                    self._finished.popitem(last=False)
+            self._waits_no_more(tenant.waiting.pop(number))
         self._lengths.moved(tenant, len(tenant) + 1, len(tenant))
         if not tenant:
             del self._tenants[tenant.name]
 
-    def _line_up(self, tenant: _Tenant) -> None:
-        self._last_turn = tenant.turn = self._last_turn + 1
-        if len(self._turns) > 2 * len(self._tenants) + 64:  # of tenants whose requests were cancelled
-            self._turns = [entry for entry in self._turns if self._valid(entry)]
-            heapq.heapify(self._turns)
-        heapq.heappush(self._turns, (tenant.start, tenant.turn, tenant))
+    def _waits_no_more(self, waiting: Waiting) -> None:
+        waiting.waits = False
+        self.queued -= 1
+        self._turns.gone(waiting)
+        if waiting.deadline_s < math.inf:
+            self._deadlines.one_went()
+        if not self.queued:
+            self._pace.stopped()
 
-    def _next(self) -> _Tenant:
-        while not self._valid(entry := heapq.heappop(self._turns)):
-            pass
-        return entry[2]
-
-    @staticmethod
-    def _valid(entry: tuple[int, int, _Tenant]) -> bool:
-        _, turn, tenant = entry
-        return turn == tenant.turn and bool(tenant.waiting)
-
-    def _measure(self, now_s: float) -> None:
-        if self._left_s is not None:
-            gap_s = max(0.0, now_s - self._left_s)
-            self._gap_s += _SMOOTHING * (gap_s - self._gap_s) if self._gap_s else gap_s
-        self._left_s = now_s
-
-    def check_integrity(self) -> None:
-        """Raises :class:`AssertionError` if a bound is broken or somebody waits beside a free slot."""
+    def check_integrity(self, closed: Collection[int] = ()) -> None:
+        """Raises :class:`AssertionError` if a bound is broken or somebody waits beside a free slot whose demand is not
+        one of the ``closed``: those that had no room when it was asked last."""
         assert 0 <= self.in_flight <= self._slots, f"{self.in_flight} of {self._slots} slots are taken"
         held = self.in_flight + len(self._places)
         assert held <= self._slots + self._limit, f"{held} have a place, at most {self._slots + self._limit} may"
-        assert not self.queued or self.in_flight == self._slots, "somebody waits beside a free slot"
         tenants = self._tenants.values()
         assert sum(map(len, tenants)) == len(self._places), "places and tenants differ"
         assert all(map(len, tenants)), "a tenant without a place is kept"
-        assert sum(len(tenant.waiting) for tenant in tenants) == self.queued, "those who wait are miscounted"
+        everyone = [waiting for tenant in tenants for waiting in tenant.waiting.values()]
+        assert len(everyone) == self.queued, "those who wait are miscounted"
+        assert all(waiting.waits for waiting in everyone), "somebody waits and has gone"
+        if self.in_flight < self._slots:
+            held_up = {waiting.demand for waiting in everyone} - set(closed)
+            assert not held_up, f"somebody waits beside a free slot, and has room: demands {held_up}"
         assert self._lengths.longest == max(map(len, tenants), default=0), "the longest queue is another one"
-        lined_up = [entry[2] for entry in self._turns if self._valid(entry)]
-        assert len(lined_up) == len(set(lined_up)) == sum(1 for tenant in tenants if tenant.waiting), "a turn is lost"
+        self._turns.check_integrity(list(tenants))
+        self._deadlines.check_integrity()
+        limited = sum(1 for waiting in everyone if waiting.deadline_s < math.inf)
+        assert self._deadlines.count == limited, "a deadline is lost"
 
 
-class _Lengths:
-    """Tenants by the number of their places, so that the longest queue is found without looking at all."""
-
-    def __init__(self) -> None:
-        self._tenants: dict[int, dict[_Tenant, None]] = {}
-        self.longest = 0
-
-    def one(self) -> _Tenant:
-        """Of the longest ones, the one that has been that for longest."""
-        return next(iter(self._tenants[self.longest]))
-
-    def moved(self, tenant: _Tenant, before: int, after: int) -> None:
-        """By one place."""
-        if before:
-            left = self._tenants[before]
-            del left[tenant]
-            if not left:
-                del self._tenants[before]
-        if after:
-            self._tenants.setdefault(after, {})[tenant] = None
-        if after > self.longest or (before == self.longest and before not in self._tenants):
-            self.longest = after
+def _check(priority: int, deadline_s: float) -> None:
+    check_priority(priority, "priority")
+    if math.isnan(deadline_s):
+        raise InvalidArgument("the deadline is no number", field="deadline_s")

@@ -97,6 +97,7 @@ class Engine(EngineMemory):
         decisions = InstanceDecisions(config, journal)
         super().__init__(time, decisions, config.block_tokens * kv_token_bytes, dram_bytes_s)
         self.prompts, self.steps = decisions.prompts, decisions.steps
+        self.batch_room = decisions.room
         self.state: InstanceState = fleet.join(info, time.now_s)
         fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
         self.jobs: dict[int, Attempt] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,39 @@ def test_a_queue_decides_the_same_again() -> None:
     assert (seen.calls, seen.different) == (8, 0)
 
 
+def test_a_queue_with_all_that_it_can_be_told_decides_the_same_again() -> None:
+    config = FrontConfig(slots=2, limit=4, ageing_s=2.0)
+    lines: list[str] = []
+    journal = Journal(
+        lambda line: lines.append(line + "\n"), lambda: 0.0, Codec(JOURNAL_TYPES), journal_header(config, service="lb")
+    )
+    queue = FrontDecisions(config, journal).queue
+    for number, (priority, demand, deadline_s) in enumerate([(0, 1, 9.0), (-1, 1, math.inf), (5, 2, 3.0), (0, 2, 8.0)]):
+        assert queue.reserve(number, "t", 0.0) is None
+        assert not queue.enter(number, 10, 1.0, priority=priority, demand=demand, deadline_s=deadline_s, open=False), (
+            "there is no room"
+        )
+    assert queue.next(1.5, [each for each in queue.waiting_demands if each != 1]) == 1
+    assert queue.next(1.5, frozenset({1})) == 3
+    assert queue.next(1.5, ()) is None
+    queue.put_back(1, "t", 10, 1.0, priority=-1, demand=1, deadline_s=math.inf)
+    assert queue.expire(queue.next_deadline_s) == [2]
+    assert queue.leave(4.0, [2]) == 1
+    assert queue.leave(5.0, [1]) is None
+    assert queue.next(6.0) == 0
+    seen = replay_journal(lines)
+    assert (seen.calls, seen.different) == (16, 0)
+    lines[0] = lines[0].replace('"ageing_s":2.0', '"ageing_s":0.0')
+    assert replay_journal(lines).different, "a level of priority is worth nothing there"
+
+
+def test_a_journal_of_before_there_was_ageing_is_read() -> None:
+    lines = queue_lines()
+    lines[0] = lines[0].replace(',"ageing_s":0.1', "")
+    assert "ageing" not in lines[0]
+    assert replay_journal(lines).different == 0
+
+
 def test_the_command_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "journal.jsonl"
     lines = queue_lines()
@@ -118,7 +152,9 @@ def test_the_command_refuses_what_is_no_journal(
     assert "cannot read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("config", ['{"slots":1}', "[]", '{"slots":1,"limit":1,"more":1}'])
+@pytest.mark.parametrize(
+    "config", ['{"slots":1}', "[]", '{"slots":1,"limit":1,"ageing_s":-1}', '{"slots":1,"limit":1,"more":1}']
+)
 def test_a_configuration_that_does_not_fit_is_refused(config: str) -> None:
     with pytest.raises(InvalidArgument, match="configuration"):
         replay_journal([f'{{"pinyon_journal":1,"decisions":"front","config":{config}}}\n'])

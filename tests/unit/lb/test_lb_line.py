@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 
 import pytest
 
-from pinyon.core.errors import ResourceExhausted
+from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
 from pinyon.routing.queue import RequestQueue
 from services.lb.line import Line, Place
 
@@ -114,4 +116,153 @@ async def test_another_tenant_takes_over_the_newest_place(when):
         place.leave()
         if its is not None:
             await its
+    assert (line.queued, line.in_flight) == (0, 0)
+
+
+# -- room
+
+
+class Rooms:
+    """So many requests of each demand find room; who gets a slot takes it."""
+
+    def __init__(self, slots: int = 10, **rooms: int) -> None:
+        self.left = Counter({int(name[1:]): count for name, count in rooms.items()})
+        self.now_s = 0.0
+        self.line = Line(RequestQueue(slots, 10), lambda: self.now_s, lambda demand: self.left[demand] > 0, self.taken)
+        self.order: list[str] = []
+
+    def taken(self, demand: int) -> None:
+        assert self.left[demand] > 0, "it was told that there is none"
+        self.left[demand] -= 1
+
+    def send(self, name: str, demand: int, **more: float) -> tuple[Place, asyncio.Task[None]]:
+        place = self.line.reserve("t")
+
+        async def one() -> None:
+            await place.turn(1, demand=demand, **more)
+            self.order.append(name)
+
+        return place, asyncio.get_running_loop().create_task(one())
+
+
+async def test_who_finds_no_room_waits_and_holds_up_nobody():
+    rooms = Rooms(d1=1, d2=2)
+    sent = [rooms.send(name, demand) for name, demand in [("a", 1), ("b", 1), ("c", 2), ("d", 1), ("e", 2), ("f", 2)]]
+    await settle()
+    assert rooms.order == ["a", "c", "e"]
+    assert (rooms.line.in_flight, rooms.line.queued) == (3, 3)
+    rooms.left[1] += 1
+    rooms.line.availability_changed()
+    rooms.left[2] += 1
+    assert rooms.left[1] == 0, "before its task has run"
+    await settle()
+    assert rooms.order == ["a", "c", "e", "b"]
+    rooms.left[1] += 1
+    sent[0][0].leave()
+    await settle()
+    assert rooms.order[4:] == ["d", "f"], "whoever leaves lets all go on who can"
+    for place, task in sent:
+        await task
+        place.leave()
+    assert (rooms.line.in_flight, rooms.line.queued, +rooms.left) == (0, 0, Counter())
+
+
+async def test_a_spare_slot_needs_room_that_nobody_waits_for():
+    rooms = Rooms(slots=3, d1=1)
+    assert rooms.line.spare("t", 2) is None
+    _, waiting = rooms.send("a", 2)
+    await settle()
+    rooms.left[2] += 2
+    assert rooms.line.spare("t", 2) is None, "somebody waits for it"
+    spare = rooms.line.spare("t", 1)
+    assert spare is not None
+    assert rooms.left[1] == 0
+    spare.leave()
+    await waiting
+    assert rooms.order == ["a"], "who leaves hands on"
+
+
+async def test_who_is_refused_waits_where_it_did():
+    rooms = Rooms(d1=2)
+    first, second, third = (rooms.send(name, 1) for name in "abc")
+    await settle()
+    again = asyncio.ensure_future(first[0].again())
+    await settle()
+    assert not again.done()
+    assert (rooms.line.in_flight, rooms.line.queued) == (1, 2)
+    rooms.left[1] += 1
+    rooms.line.availability_changed()
+    async with asyncio.timeout(60):
+        await again
+    assert not third[1].done()
+    with pytest.raises(ValueError, match="no slot"):
+        await third[0].again()
+    for place, task in (first, second, third):
+        rooms.left[1] += 1
+        place.leave()
+        await task
+    assert (rooms.line.in_flight, rooms.line.queued) == (0, 0)
+
+
+async def test_a_slot_that_is_put_back_is_for_who_has_room():
+    rooms = Rooms(slots=1, d1=1, d2=1)
+    first, second = rooms.send("a", 1), rooms.send("b", 2)
+    await settle()
+    assert rooms.order == ["a"]
+    again = asyncio.ensure_future(first[0].again())
+    await settle()
+    assert rooms.order == ["a", "b"]
+    again.cancel()
+    await asyncio.wait({again})
+    first[0].leave()
+    second[0].leave()
+    assert (rooms.line.in_flight, rooms.line.queued) == (0, 0)
+
+
+async def test_the_urgent_go_first():
+    rooms = Rooms()
+    sent = [rooms.send(name, 1, priority=priority) for name, priority in [("a", 0), ("b", -1), ("c", 3), ("d", -2)]]
+    await settle()
+    rooms.left[1] += 4
+    rooms.line.availability_changed()
+    await asyncio.wait({task for _, task in sent})
+    assert rooms.order == ["d", "b", "a", "c"]
+
+
+@pytest.mark.parametrize("found", ["by the timer", "by an event"])
+async def test_who_waits_until_its_deadline_is_told(found):
+    rooms = Rooms()
+    place, task = rooms.send("a", 1, deadline_s=0.001 if found == "by the timer" else 1000.0)
+    _, patient = rooms.send("b", 1, deadline_s=math.inf)
+    await settle()
+    rooms.now_s = 1000.0
+    if found == "by an event":
+        rooms.left[1] += 2
+        rooms.line.availability_changed()
+    with pytest.raises(DeadlineExceeded):
+        async with asyncio.timeout(60):
+            await task
+    place.leave()
+    await settle()
+    assert rooms.order == (["b"] if found == "by an event" else [])
+    patient.cancel()
+
+
+async def test_an_earlier_deadline_is_not_missed():
+    loop = asyncio.get_running_loop()
+    line = Line(RequestQueue(1, 10), loop.time)
+    running = await entered(line)
+    places = [line.reserve("t") for _ in range(3)]
+    after_s = (3600.0, 0.02, 0.01)
+    turns = [
+        asyncio.ensure_future(place.turn(1, deadline_s=loop.time() + each))
+        for place, each in zip(places, after_s, strict=True)
+    ]
+    async with asyncio.timeout(60):
+        for turn in turns[1:]:
+            with pytest.raises(DeadlineExceeded):
+                await turn
+    running.leave()
+    await turns[0]
+    places[0].leave()
     assert (line.queued, line.in_flight) == (0, 0)

@@ -6,6 +6,7 @@ from pinyon.core.errors import InvalidArgument, NotFound, Rejected, ResourceExha
 from pinyon.core.layout import KvLayout
 from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.index import Intake
+from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.least_loaded import LeastLoaded
@@ -542,6 +543,36 @@ def test_an_instance_that_leaves_takes_its_share_along(fleet, scheduler):
     assert (fleet.inflight.prefills, fleet.inflight.decodes) == (0, 1)
     fleet.leave(names(decision)[1])
     assert fleet.inflight.decodes == 0
+
+
+@pytest.mark.parametrize("lost", ["before", "after", "never begun"])
+def test_a_prompt_does_not_outlive_the_request_whose_decode_instance_is_gone(fleet, scheduler, lost):
+    """The report of the prompt's end went with a session of its instance, and nobody else could tell of it."""
+    decision = scheduler.schedule(ask(), 0.0)
+    prefill, decode = decision.prefill, decision.decode
+    assert prefill is not decode
+    fleet.inflight.begin_decode("r", decode)
+    if lost != "never begun":
+        fleet.inflight.begin_prefill("r", prefill, 1.0)
+    if lost == "before":
+        fleet.inflight.unclaim(prefill, 2.0)
+    fleet.leave(decode.info.instance_id)
+    if lost == "after":
+        fleet.inflight.unclaim(prefill, 2.0)
+    fleet.inflight.check_integrity()
+    assert fleet.inflight.expire(20.0) == 0, "nothing is left to be forgotten"
+    assert (fleet.inflight.prefills, fleet.inflight.decodes) == (0, 0)
+    assert (prefill.queued_prefill_us, prefill.computing, prefill.inflight_reads) == (0, 0, 0)
+    fleet.inflight.end_prefill("r", prefill, 3.0)  # it may still come, and nothing comes of it
+
+
+def test_a_prompt_does_not_outlive_a_decode_that_got_too_old():
+    fleet = make_fleet(("p0", PREFILL), ("d0", DECODE))
+    fleet.inflight = InFlightTable(10, 10.0, prefill_s=600.0, decode_s=60.0)
+    Scheduler(fleet, KvCacheCentric()).schedule(ask(), 0.0)
+    fleet.inflight.begin_decode("r", member(fleet, "d0"))
+    assert fleet.inflight.expire(60.0) == 2
+    fleet.inflight.check_integrity()
 
 
 # -- membership of the fleet

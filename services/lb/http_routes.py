@@ -1,0 +1,91 @@
+"""What the HTTP front door offers, by path: of our own instances, or of other people's servers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from services.lb.auth import Client
+from services.lb.http_answer import JSON, Reply
+from services.lb.http_completions import Completions
+from services.lb.http_head import Head
+from services.lb.http_tokenize import Tokenization
+from services.lb.models import Models
+from services.lb.openai_format import model_object
+from services.lb.openapi import openapi_document
+from services.lb.prompts import Prompts
+
+__all__ = ["OwnRoutes", "Route", "Routes"]
+
+Page = Callable[[Head], tuple[bytes, bytes]]
+"""Body and content type of an answer that is known at once."""
+Generate = Callable[[Head, bytes | bytearray, Reply], Awaitable[int]]
+
+
+class Route(NamedTuple):
+    label: str
+    """Of the metric."""
+    method: str
+    guarded: bool
+    """An API key is asked for, where there are any."""
+    place: str
+    """For the log: one of ours, never what a client made up."""
+    page: Page | None = None
+    generate: Generate | None = None
+    queued: bool = False
+    """It needs a place in the queue."""
+
+
+class Routes(Protocol):
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Of all routes."""
+        ...
+
+    def find(self, path: str) -> Route | None: ...
+
+    def check_place(self, client: Client) -> None:
+        """Of a route that is queued. Raises :class:`ResourceExhausted` if there is none: then there is no need to read
+        a body."""
+
+
+class OwnRoutes:
+    """What our own instances are asked for."""
+
+    def __init__(self, completions: Completions, tokenization: Tokenization, models: Models) -> None:
+        self._completions = completions
+        self._models = models
+        self._created_s = int(time.time())
+        found = [
+            Route("completions", "POST", True, "/v1/completions", generate=completions.completion, queued=True),
+            Route("chat", "POST", True, "/v1/chat/completions", generate=completions.chat, queued=True),
+            Route("tokenize", "POST", True, "/tokenize", generate=tokenization.tokenize),
+            Route("detokenize", "POST", True, "/detokenize", generate=tokenization.detokenize),
+            Route("models", "GET", True, "/v1/models", self._list),
+            Route("openapi", "GET", False, "/openapi.json", lambda _: (openapi_document(), JSON)),
+        ]
+        self._routes = {route.place: route for route in found}
+        self._model = Route("models", "GET", True, "/v1/models/*", self._retrieve)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return (*self._routes, self._model.place)
+
+    def find(self, path: str) -> Route | None:
+        route = self._routes.get(path)
+        return self._model if route is None and path.startswith("/v1/models/") else route
+
+    def check_place(self, client: Client) -> None:
+        self._completions.check_place(client)
+
+    def _list(self, head: Head) -> tuple[bytes, bytes]:
+        return json.dumps({"object": "list", "data": [self._object(each) for each in self._models]}).encode(), JSON
+
+    def _retrieve(self, head: Head) -> tuple[bytes, bytes]:
+        name = head.path.removeprefix("/v1/models/")
+        return json.dumps(self._object(self._models.of(name))).encode(), JSON
+
+    def _object(self, prompts: Prompts) -> dict[str, object]:
+        return model_object(prompts.model, self._created_s, prompts.max_context())

@@ -1,0 +1,213 @@
+"""The composition root of a load balancer in front of other people's servers."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
+from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.pushing import PUSHING_RULES
+from pinyon.routing.rates import Rates
+from pinyon.routing.two_layers import Where
+from pinyon.runtime.admin import Changeable, add_admin, changeable_flag
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.journal_file import JournalFile
+from pinyon.runtime.metrics import show_policies
+from pinyon.runtime.security import NO_SECURITY, Security
+from pinyon.runtime.telemetry import Telemetry
+from services.lb.access_log import AccessLog
+from services.lb.admission import Admission
+from services.lb.auth import ApiKeys, load_api_keys
+from services.lb.budget import Budget
+from services.lb.http_app import HttpApp
+from services.lb.http_cors import Cors
+from services.lb.http_gzip import Inflater
+from services.lb.http_server import HttpServer
+from services.lb.https import Https
+from services.lb.line import Line
+from services.lb.off_loop import OffLoop
+from services.lb.servers import make_servers
+from services.lb.settings import LbSettings
+from services.lb.upstreams.connection import ConnectionLimits
+from services.lb.upstreams.fleet import Fleet
+from services.lb.upstreams.forwarding import Forwarding, ForwardingLimits
+from services.lb.upstreams.keys import UpstreamKeys, read_upstream_keys
+from services.lb.upstreams.metrics import UpstreamMetrics
+from services.lb.upstreams.readiness import UpstreamReadiness
+from services.lb.upstreams.routes import UpstreamRoutes
+from services.lb.upstreams.server import Server
+from services.lb.upstreams.url import parse_upstreams
+from services.lb.upstreams.watch import Watch, WatchTimes
+
+__all__ = ["UpstreamLb", "build_upstream_lb"]
+
+
+@dataclass(frozen=True)
+class UpstreamLb:
+    """The parts, wired. ``start`` → ``close``."""
+
+    fleet: Fleet
+    watch: Watch
+    line: Line
+    off_loop: OffLoop
+    app: HttpApp
+    http: HttpServer
+    grpc: GrpcServer
+    https: Https | None
+    keys: ApiKeys
+    journal: JournalFile | None
+    readiness: UpstreamReadiness
+
+    async def start(self) -> dict[str, str]:
+        """Bound endpoints by name."""
+        try:
+            endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
+            self.watch.start()
+            self.readiness.start()
+            return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
+        except BaseException:
+            await self.close(0)
+            raise
+
+    async def close(self, drain_s: float, lame_duck_s: float = 0.0) -> None:
+        """Say for ``lame_duck_s`` that it ends, and serve; then take nothing new, let what runs finish for ``drain_s``,
+        and end it; leaves nothing."""
+        self.app.draining = True
+        self.http.announce()
+        await self.grpc.begin_drain()
+        if lame_duck_s:
+            await asyncio.sleep(lame_duck_s)
+        await self.http.drain(drain_s)
+        await self.grpc.drain(0)
+        await self.readiness.close()
+        await self.watch.close()
+        self.fleet.close()
+        self.off_loop.close()
+        if self.journal is not None:
+            self.journal.close()
+
+    def use_keys(self, keys: UpstreamKeys) -> None:
+        """From now on servers are shown these."""
+        for server in self.fleet.servers.values():
+            server.use_key(keys.of(server.name))
+
+
+def build_upstream_lb(
+    settings: LbSettings,
+    instance_id: str,
+    registry: CollectorRegistry,
+    telemetry: Telemetry,
+    clock: Clock = time.monotonic,
+    security: Security = NO_SECURITY,
+) -> UpstreamLb:
+    """Wire it; nothing is started. Raises :class:`PinyonError` for files that are not as they should be."""
+    keys = load_api_keys(settings.api_keys_file)
+    fleet = Fleet(_servers(settings), settings.routing, settings.pushing_choice, clock, settings.placement_wait_s)
+    times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
+    watch = Watch(fleet, times, clock)
+    config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
+    journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
+    decisions = FrontDecisions(config, journal)
+    line = Line(decisions.queue, clock, fleet.is_open, fleet.on_grant)
+    fleet.changed = line.availability_changed
+    metrics = UpstreamMetrics(registry, line, fleet)
+    show = show_policies(registry, "lb", target=settings.routing, pushing=settings.pushing_choice)
+    off_loop = OffLoop()
+    admission = Admission(line, decisions.rates, Rates(settings.tenant_rpm, settings.tenant_tpm), metrics, clock)
+    bodies = Budget(settings.bodies_limit_mib << 20)
+    access = AccessLog(settings.access_log, clock)
+    limits = ForwardingLimits(
+        settings.request_timeout_s,
+        settings.attempts,
+        settings.upstream_first_byte_s,
+        settings.placement_wait_s,
+        settings.chat_max_tokens,
+    )
+    targets = {Where.LOCAL: fleet}
+    forwarding = Forwarding(admission, fleet, targets, off_loop, metrics, telemetry, limits, security.secret, clock)
+    app = HttpApp(
+        UpstreamRoutes(forwarding, fleet),
+        lambda: readiness.lacks(),
+        lambda: readiness.missing(),
+        keys,
+        metrics,
+        registry,
+        Inflater(off_loop, bodies, settings.body_limit_bytes),
+        Cors(settings.cors_origins),
+        clock,
+        access,
+    )
+    http, grpc, https = make_servers(settings, app, bodies, metrics.http_connections, access, security)
+    readiness = UpstreamReadiness(fleet, grpc.set_serving, lambda: app.draining)
+
+    def drain(draining: bool) -> None:
+        app.draining = draining
+
+    add_admin(
+        grpc,
+        [
+            _changeable("routing", settings.routing, ROUTING_POLICIES.checked, fleet.use_routing, show),
+            _changeable("pushing", settings.pushing_choice, PUSHING_RULES.checked, fleet.use_pushing, show),
+            changeable_flag("draining", lambda: app.draining, drain),
+        ],
+    )
+    return UpstreamLb(fleet, watch, line, off_loop, app, http, grpc, https, keys, journal, readiness)
+
+
+def _servers(settings: LbSettings) -> list[Server]:
+    urls = parse_upstreams(settings.upstream)
+    keys = read_upstream_keys(settings.upstream_api_key_file)
+    names = [str(url) for url in urls]
+    for named in keys.by_server:
+        if named not in names:
+            raise InvalidArgument(
+                f"the upstream API key file has a key for {named}, which is not in --upstream",
+                field="upstream_api_key_file",
+            )
+    tls = _tls(settings.upstream_ca_file) if any(url.tls for url in urls) else None
+    limits = ConnectionLimits(settings.upstream_connect_s, settings.upstream_keep_alive_s, settings.upstream_stall_s)
+    return [
+        Server(url, limits, settings.upstream_connections, settings.upstream_capacity, keys.of(str(url)), tls)
+        for url in urls
+    ]
+
+
+def _tls(ca_file: str) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:  # ssl's errors among them
+        raise InvalidArgument(f"cannot be used: {error.strerror or error}", field="upstream_ca_file") from None
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _changeable(
+    name: str,
+    chosen: str,
+    check: Callable[[str], str],
+    use: Callable[[str], None],
+    show: Callable[[str, str], None],
+) -> Changeable:
+    """A choice that is made anew for each model."""
+    now = chosen
+
+    def parse(text: str) -> Callable[[], None]:
+        check(text)
+
+        def make_it_count() -> None:
+            nonlocal now
+            now = text
+            use(text)
+            show("target" if name == "routing" else name, text)
+
+        return make_it_count
+
+    return Changeable(name, lambda: now, parse)

@@ -1,0 +1,30 @@
+"""What goes wrong with other people's servers. Messages are for clients: servers' addresses are in logs only."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pinyon.core.errors import Unavailable
+
+__all__ = ["Absent", "Broke", "ConnectionsFull"]
+
+
+class Absent(Unavailable):
+    """No connection could be made."""
+
+    http_status: ClassVar[int] = 502
+
+
+class Broke(Unavailable):
+    """The connection was lost, or what came over it is no HTTP, or nothing came in time. ``begun``: a byte of the
+    answer had come."""
+
+    http_status: ClassVar[int] = 502
+
+    def __init__(self, message: str, *, begun: bool) -> None:
+        super().__init__(message)
+        self.begun = begun
+
+
+class ConnectionsFull(Unavailable):
+    """There are as many connections as may be."""

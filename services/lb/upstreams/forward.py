@@ -1,0 +1,98 @@
+"""State of one request that goes on to somebody else's server. :class:`Forwarding` acts, this knows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pinyon.core.errors import PinyonError
+from pinyon.routing.target_policy import Routed
+from pinyon.routing.two_layers import Choice, Route, Where
+from services.lb.admission import Ticket
+from services.lb.http_answer import Reply
+from services.lb.http_head import Head
+from services.lb.upstreams.exchange import Outgoing
+from services.lb.upstreams.passing import Passing
+from services.lb.upstreams.reading import Asked
+from services.lb.upstreams.served import Served
+from services.lb.upstreams.usage import Used
+
+__all__ = ["Forward", "Refusal"]
+
+
+class Refusal(NamedTuple):
+    """A server's answer that it has no room, in case nobody else has."""
+
+    status: int
+    body: bytes
+    kind: bytes
+    fields: bytes
+
+
+class Forward:
+    """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
+
+    __slots__ = ("_held", "_waits", "asked", "attempts", "choice", "deadline_s", "error", "exclude", "geographies",
+                 "head", "outgoing", "passing", "refusal", "reply", "routed", "served", "status", "ticket",
+                 "tries", "used")  # fmt: skip
+
+    def __init__(
+        self, head: Head, asked: Asked, served: Served, ticket: Ticket, reply: Reply, outgoing: Outgoing,
+        routed: Routed, geographies: tuple[str, ...], deadline_s: float,
+    ) -> None:  # fmt: skip
+        self.head, self.asked, self.served, self.ticket, self.reply = head, asked, served, ticket, reply
+        self.outgoing, self.routed, self.geographies = outgoing, routed, geographies
+        self.deadline_s = deadline_s
+        self.exclude: set[str] = set()
+        """Targets that have failed it, or refused it."""
+        self.choice = Choice(Where.WAIT)
+        self.attempts = self.tries = 0
+        self.error: PinyonError | None = None
+        """Of the last attempt."""
+        self.refusal: Refusal | None = None
+        self.passing: Passing | None = None
+        """An answer is on its way."""
+        self.status = 0
+        self.used: Used | None = None
+        self._held = self._waits = False
+
+    @property
+    def route(self) -> Route:
+        return Route(self.routed, self.geographies, self.head.client.tenant, exclude=self.exclude)
+
+    @property
+    def used_tokens(self) -> int:
+        """As far as anybody knows."""
+        if self.used is not None:
+            return self.used.prompt + self.used.completion
+        if self.passing is None:
+            return 0
+        return self.asked.prompt_tokens + self.passing.events
+
+    async def turn(self, priority: int) -> None:
+        """Wait in line. Raises as :meth:`Ticket.turn`, and :class:`Unavailable` when nobody is there."""
+        self._waits = True
+        await self.served.patiently(self.ticket.turn(self.asked.tokens, priority=priority, demand=self.served.number))
+        self._waits, self._held = False, True
+
+    async def again(self) -> None:
+        """There was no room after all: back into the line, where it was."""
+        self._waits = True
+        await self.served.patiently(self.ticket.again(self.served.number))
+        self._waits, self._held = False, True
+
+    def release(self) -> None:
+        """The room that was held for it, if some was, is its own now, or nobody's."""
+        if self._held or (self._waits and self.ticket.has_slot):
+            self._held = self._waits = False
+            self.served.release()
+
+    def facts(self) -> dict[str, Any]:
+        """For the log."""
+        facts: dict[str, Any] = {"model": self.served.name}
+        if self.choice.target:
+            facts["upstream"] = self.choice.target
+        if self.tries > 1:
+            facts["attempts"] = self.tries
+        if self.used is not None:
+            facts["prompt_tokens"], facts["completion_tokens"] = self.used.prompt, self.used.completion
+        return facts

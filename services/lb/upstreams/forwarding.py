@@ -1,0 +1,324 @@
+"""A request's life in front of other people's servers: read, wait for its turn and for room, sent, and sent again
+elsewhere as long as no byte of an answer has come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError, Unavailable
+from pinyon.routing.target_policy import Routed
+from pinyon.routing.two_layers import Choice, Where
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.telemetry import Telemetry
+from services.lb.admission import Admission, Ticket
+from services.lb.auth import PUBLIC, Client
+from services.lb.http_answer import Reply, rate_fields
+from services.lb.http_head import Head
+from services.lb.labels import allowed_geographies
+from services.lb.off_loop import OffLoop
+from services.lb.openai_format import DONE, error_event
+from services.lb.openai_large import is_large
+from services.lb.upstreams.answer import Answer
+from services.lb.upstreams.exchange import Outgoing, Targets
+from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull
+from services.lb.upstreams.fields import from_server, to_server
+from services.lb.upstreams.fleet import Fleet
+from services.lb.upstreams.forward import Forward, Refusal
+from services.lb.upstreams.metrics import UpstreamMetrics
+from services.lb.upstreams.passing import Passing
+from services.lb.upstreams.reading import Asked, read_asked
+
+__all__ = ["Forwarding", "ForwardingLimits"]
+
+NO_ROOM: Final = frozenset((429, 502, 503))
+"""Another server may have some."""
+REFUSAL_BYTES: Final = 64 << 10
+TRIES_MAX: Final = 64
+NEWS_S: Final = 0.5
+"""Room may come up without news of it."""
+
+_log = get_logger("lb.upstreams")
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardingLimits:
+    """``request_s`` is for a whole request. ``attempts`` may be cost servers. ``first_byte_s`` is how long a stream may
+    take to begin, ``wait_s`` how long somebody else is waited for who may take a request that failed.
+    ``default_tokens`` count as generated where a client names no limit."""
+
+    request_s: float = 600.0
+    attempts: int = 3
+    first_byte_s: float = 120.0
+    wait_s: float = 10.0
+    default_tokens: int = 256
+
+
+class Forwarding:
+    """One per load balancer. ``targets``: servers are ``LOCAL``, other regions ``REMOTE``. ``secret`` is what routing
+    keys start from."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        fleet: Fleet,
+        targets: Mapping[Where, Targets],
+        off_loop: OffLoop,
+        metrics: UpstreamMetrics,
+        telemetry: Telemetry,
+        limits: ForwardingLimits,
+        secret: bytes,
+        clock: Clock,
+    ) -> None:
+        self._admission = admission
+        self._fleet = fleet
+        self._targets = targets
+        self._off_loop = off_loop
+        self._metrics = metrics
+        self._telemetry = telemetry
+        self._limits = limits
+        self._secret = secret
+        self._clock = clock
+
+    def check_place(self, client: Client) -> None:
+        """Raises :class:`ResourceExhausted` if there is no place in the queue."""
+        self._admission.check(client)
+
+    async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
+        limit_s = self._limits.request_s
+        deadline_s = head.arrived_s + limit_s
+        forwards: list[Forward] = []
+        try:
+            async with asyncio.timeout(deadline_s - self._clock()):
+                with self._admission.admit(head.client) as ticket:
+                    forward = await self._begin(head, body, ticket, reply, deadline_s)
+                    forwards.append(forward)
+                    await self._run(forward, body)
+                    return forward.status
+        except TimeoutError:
+            error: PinyonError = DeadlineExceeded(
+                f"The request took longer than {limit_s:g} s, the load balancer's --request-timeout-s."
+            )
+        except PinyonError as raised:
+            error = raised
+        except Exception:
+            if not forwards or forwards[0].passing is None or not forwards[0].passing.begun:
+                raise
+            _log.exception("uncaught error in an answer", extra={"request_id": head.log_id})
+            error = Internal("internal error")
+        if not forwards or forwards[0].passing is None or not forwards[0].passing.begun:
+            raise error
+        return await self._break_off(forwards[0].passing, head, error, reply)
+
+    async def _break_off(self, passing: Passing, head: Head, error: PinyonError, reply: Reply) -> int:
+        """The status line has gone out: in a stream the error is an event. Anything else just ends, and as it is not
+        complete, the connection does so, too."""
+        if passing.is_stream and passing.said_all:
+            await reply.end(b"")
+            return passing.status
+        head.broken = error.grpc_code.lower()
+        self._metrics.broken(head.broken)
+        if passing.is_stream:
+            await reply.end(error_event(error) + DONE)
+        return passing.status
+
+    async def _begin(
+        self, head: Head, body: bytes | bytearray, ticket: Ticket, reply: Reply, deadline_s: float
+    ) -> Forward:
+        asked = await self._read(head, body)
+        served = self._fleet.of(asked.model)
+        geographies = allowed_geographies(head.labels, head.client)
+        if not served.layers.region:
+            geographies = ()  # we do not know where we are
+        raw = head.raw
+        assert raw is not None
+        fields = to_server(raw.fields)
+        fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
+        if head.traceparent:
+            fields.append(b"traceparent: %b\r\n" % head.traceparent.encode("ascii"))
+        outgoing = Outgoing(raw.target, b"".join(fields))
+        whose = head.labels.session or head.labels.user or asked.user
+        if not whose and head.client is not PUBLIC:
+            whose = head.client.tenant
+        routed = Routed(asked.keys, whose)
+        return Forward(head, asked, served, ticket, reply, outgoing, routed, geographies, deadline_s)
+
+    async def _read(self, head: Head, body: bytes | bytearray) -> Asked:
+        kind = ""
+        assert head.raw is not None
+        for name, value in head.raw.fields:
+            if name == b"content-type":
+                kind = value.decode("latin-1")
+        arguments = (head.path, kind, body, self._secret, self._limits.default_tokens)
+        if is_large(body):
+            return await self._off_loop.run(head.client.holder, read_asked, *arguments)
+        return read_asked(*arguments)
+
+    # -- where to
+
+    async def _run(self, forward: Forward, body: bytes | bytearray) -> None:
+        """Until it is answered. Raises :class:`PinyonError`."""
+        head, finish = forward.head, "cancelled"
+        labels, client = head.labels, head.client
+        priority = labels.priority if labels.priority is not None else forward.asked.priority
+        with self._telemetry.span("lb.request", head.traceparent, request_id=head.log_id) as span:
+            if span.traceparent:
+                line = b"traceparent: %b\r\n" % span.traceparent.encode("ascii")
+                fields = forward.outgoing.fields
+                if head.traceparent:
+                    fields = fields.replace(b"traceparent: %b\r\n" % head.traceparent.encode("ascii"), b"")
+                forward.outgoing = forward.outgoing._replace(fields=fields + line)
+            try:
+                await forward.turn(client.priority if priority is None else priority)
+                while not await self._attempt(forward, body):
+                    self._metrics.retries.inc()
+                finish = _finish(forward.status)
+            except PinyonError as error:
+                finish = error.grpc_code.lower()
+                raise
+            finally:
+                forward.release()
+                passing = forward.passing
+                if passing is not None:
+                    forward.used = passing.used()
+                forward.ticket.leave(forward.used_tokens)
+                now_s = self._clock()
+                if finish == "cancelled" and now_s >= forward.deadline_s:
+                    finish = "deadline_exceeded"
+                first_s = passing.first_s - head.arrived_s if passing is not None and passing.first_s else 0.0
+                self._metrics.ended(forward.served.name, finish, first_s, now_s - head.arrived_s, forward.used)
+                span.set("outcome", finish)
+                head.facts = forward.facts()
+
+    async def _place(self, forward: Forward) -> Choice | None:
+        """Where it goes now; None: nobody else may have it now, and somebody has refused it. Raises
+        :class:`PinyonError`."""
+        layers = forward.served.layers
+        while True:
+            forward.release()  # of what is chosen from, it is counted when it is sent
+            choice = layers.choose(forward.route, self._clock())
+            if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
+                return choice
+            if choice.where is Where.NOWHERE:
+                raise Unavailable("No region may serve this request that is known.")
+            if not forward.exclude:
+                await forward.again()
+                continue
+            if forward.refusal is not None:
+                return None
+            return await self._elsewhere(forward)
+
+    async def _elsewhere(self, forward: Forward) -> Choice:
+        """Somebody who has not failed it; as it has had its turn, it keeps it."""
+        give_up_s = self._clock() + self._limits.wait_s
+        while True:
+            left_s = give_up_s - self._clock()
+            if left_s <= 0 or not forward.served.others(forward.exclude):
+                raise forward.error or forward.served.nobody()
+            await self._fleet.wait_news(min(left_s, NEWS_S))
+            choice = forward.served.layers.choose(forward.route, self._clock())
+            if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
+                return choice
+
+    # -- one attempt
+
+    async def _attempt(self, forward: Forward, body: bytes | bytearray) -> bool:
+        """Whether it is answered; if not, another attempt is worthwhile. Raises :class:`PinyonError`."""
+        choice = await self._place(forward)
+        if choice is None:
+            self._pass_refusal(forward)
+            return True
+        forward.choice = choice
+        forward.tries += 1
+        targets, name = self._targets[choice.where], choice.target
+        sent = targets.sent(forward.served, name, forward.routed)
+        began_s = self._clock()
+        first_byte_s = self._limits.first_byte_s if forward.asked.stream else inf
+        try:
+            answer = await targets.exchange(name, forward.outgoing, body, forward.deadline_s, first_byte_s)
+            try:
+                self._metrics.got_answer(name, answer.status)
+                if answer.status in NO_ROOM:
+                    await self._refused(forward, answer, targets)
+                    return self._gives_up(forward)
+                await self._pass(forward, answer)
+            finally:
+                answer.close()
+            if answer.status < 500:
+                targets.answered(name, began_s)
+            else:
+                targets.failed(name)
+            return True
+        except (Absent, Broke, ConnectionsFull) as error:
+            self._metrics.got_answer(name, 0)
+            _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.head.log_id})
+            forward.error = error
+            if not isinstance(error, ConnectionsFull):
+                targets.failed(name, absent=isinstance(error, Absent))
+            if isinstance(error, Broke):
+                forward.attempts += 1
+            if not isinstance(error, Absent) or choice.where is Where.REMOTE:
+                forward.exclude.add(name)  # who is absent gets nothing before it is back
+            begun = isinstance(error, Broke) and error.begun
+            if begun or forward.attempts >= self._limits.attempts or forward.tries >= TRIES_MAX:
+                raise
+            return False
+        finally:
+            targets.ended(name, sent)
+
+    async def _pass(self, forward: Forward, answer: Answer) -> None:
+        forward.status = answer.status
+        passing = Passing(answer, forward.reply, rate_fields(forward.ticket.levels), self._clock)
+        forward.passing = passing
+        await passing.run()
+
+    async def _refused(self, forward: Forward, answer: Answer, targets: Targets) -> None:
+        """Keep what it says, should nobody else have room."""
+        pieces: list[bytes] = []
+        size = 0
+        while size <= REFUSAL_BYTES and (piece := await answer.read()):
+            pieces.append(piece)
+            size += len(piece)
+        kind, fields = from_server(answer.fields, own_rates=True)
+        forward.refusal = Refusal(answer.status, b"".join(pieces), kind, fields)
+        name = forward.choice.target
+        forward.attempts += 1
+        forward.exclude.add(name)
+        rest_s = _retry_after_s(answer.fields)
+        if answer.status == 429 or rest_s:
+            targets.refused(name, rest_s)
+        else:
+            targets.failed(name)
+
+    def _gives_up(self, forward: Forward) -> bool:
+        if forward.attempts < self._limits.attempts and forward.tries < TRIES_MAX:
+            return False
+        self._pass_refusal(forward)
+        return True
+
+    def _pass_refusal(self, forward: Forward) -> None:
+        refusal = forward.refusal
+        assert refusal is not None
+        forward.status = refusal.status
+        fields = refusal.fields + rate_fields(forward.ticket.levels)
+        forward.reply.whole(refusal.status, refusal.body, refusal.kind, fields)
+
+
+def _finish(status: int) -> str:
+    if status < 400:
+        return "answered"
+    return "refused" if status < 500 else "failed"
+
+
+def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:
+    """0: it does not say, or not in seconds."""
+    for name, value in fields:
+        if name == b"retry-after":
+            digits = value.strip()
+            return float(digits) if digits.isdigit() and len(digits) < 9 else 0.0
+    return 0.0

@@ -1,0 +1,116 @@
+"""What the load balancer shows of other people's servers, and of requests that went to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.lb.line import Line
+from services.lb.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, DoorMetrics
+from services.lb.upstreams.fleet import Fleet
+from services.lb.upstreams.server import Server
+from services.lb.upstreams.usage import Used
+
+__all__ = ["UpstreamMetrics"]
+
+
+class UpstreamMetrics(DoorMetrics):
+    """Of one load balancer. Labels are servers that were named in settings, and models that these serve."""
+
+    def __init__(self, registry: CollectorRegistry, line: Line, fleet: Fleet) -> None:
+        super().__init__(registry, line)
+        self._finished = Counter(
+            "pinyon_lb_requests_total", "Requests by how they ended", ("finish", "model"), registry=registry
+        )
+        self._answers = Counter(
+            "pinyon_lb_upstream_answers_total",
+            "Answers of servers by the first digit of their status; 0: none came",
+            ("upstream", "status"),
+            registry=registry,
+        )
+        self._first = Histogram(
+            "pinyon_lb_ttft_seconds",
+            "Arrival to an answer's first bytes",
+            ("model",),
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._whole = Histogram(
+            "pinyon_lb_e2e_seconds",
+            "Arrival to an answer's last bytes",
+            ("model",),
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
+        )
+        self._tokens = {
+            name: Counter(f"pinyon_lb_{name}_tokens_total", text, ("model",), registry=registry)
+            for name, text in (
+                ("prompt", "Prompt tokens, as servers say"),
+                ("generated", "Tokens generated, as servers say"),
+                ("cached", "Prompt tokens reused, as servers say"),
+            )
+        }
+        self.retries = Counter("pinyon_lb_retries_total", "Requests sent again, to another server", registry=registry)
+        registry.register(_Servers(fleet))
+
+    def got_answer(self, upstream: str, status: int) -> None:
+        """Of one attempt."""
+        self._answers.labels(upstream, str(status // 100)).inc()
+
+    def ended(self, model: str, finish: str, first_s: float, whole_s: float, used: Used | None) -> None:
+        """A request ended; ``first_s``: after its arrival, 0: without an answer. ``finish`` is one of a few words."""
+        self._finished.labels(finish, model).inc()
+        if first_s:
+            self._first.labels(model).observe(first_s)
+        if finish == "answered":
+            self._whole.labels(model).observe(whole_s)
+        if used is not None:
+            self._tokens["prompt"].labels(model).inc(used.prompt)
+            self._tokens["generated"].labels(model).inc(used.completion)
+            self._tokens["cached"].labels(model).inc(used.cached)
+
+
+class _Servers(Collector):
+    """Read when they are scraped, so that they are exact."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def describe(self) -> Iterator[Metric]:
+        yield from self._gauges().values()
+
+    def collect(self) -> Iterator[Metric]:
+        gauges = self._gauges()
+        for server in self._fleet.servers.values():
+            for name, value in self._values(server).items():
+                gauges[name].add_metric([server.name], value)
+        yield from gauges.values()
+
+    def _values(self, server: Server) -> dict[str, float]:
+        return {
+            "live": float(server.healthy and not self._fleet.closed(server)),
+            "requests": server.outstanding,
+            "connections": server.pool.open,
+            "pending": server.report.pending,
+            "running": server.report.running,
+            "capacity": server.room_for,
+            "models": len(server.models),
+        }
+
+    @staticmethod
+    def _gauges() -> dict[str, GaugeMetricFamily]:
+        return {
+            name: GaugeMetricFamily(f"pinyon_lb_upstream_{name}", text, labels=("upstream",))
+            for name, text in (
+                ("live", "1 for a server that gets requests"),
+                ("requests", "Requests of ours that a server has"),
+                ("connections", "Connections to a server, idle ones too"),
+                ("pending", "Requests that wait at a server, as it said last; -1: it does not say"),
+                ("running", "Requests that a server runs, as it said last; -1: it does not say"),
+                ("capacity", "Requests in a server's batch, as set, said or learned; 0: unknown"),
+                ("models", "Models that a server lists"),
+            )
+        }

@@ -1,0 +1,92 @@
+"""One model that some server serves: its layers of targets, and the requests that wait for one of these."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import Unavailable
+from pinyon.routing.target import Target
+from pinyon.routing.two_layers import TwoLayers
+
+__all__ = ["Served"]
+
+RETRY_AFTER_S = 1.0
+
+
+class Served:
+    """``number`` is the queue's demand for it. While nobody is there for it, requests wait ``wait_s``."""
+
+    def __init__(self, name: str, number: int, layers: TwoLayers, clock: Clock, wait_s: float) -> None:
+        self.name = name
+        self.number = number
+        self.layers = layers
+        self._clock = clock
+        self._wait_s = wait_s
+        self._waiting: set[asyncio.Timeout] = set()
+        self._alone: asyncio.TimerHandle | None = None
+        """Until those that wait are told that nobody is there."""
+
+    def targets(self) -> Iterator[Target]:
+        yield from self.layers.local
+        yield from self.layers.remote
+
+    @property
+    def live(self) -> bool:
+        """Somebody answers."""
+        return self.others(())
+
+    def others(self, exclude: tuple[()] | set[str]) -> bool:
+        """Whether somebody answers who is not one of these."""
+        return any(target.live and target.name not in exclude for target in self.targets())
+
+    def has_room(self) -> bool:
+        now_s = self._clock()
+        return self.layers.local.spare(now_s) > 0 or self.layers.remote.spare(now_s) > 0
+
+    def hold(self) -> None:
+        """A request has got room, and will learn of it."""
+        self.layers.local.hold()
+
+    def release(self) -> None:
+        """It has learned of it, or never will."""
+        self.layers.local.release()
+
+    async def patiently(self, turn: Coroutine[Any, Any, object]) -> None:
+        """Wait for that. Raises :class:`Unavailable` when there has been nobody for too long who could have it."""
+        patience = asyncio.timeout(None)
+        try:
+            async with patience:
+                self._waiting.add(patience)
+                try:
+                    self.look()
+                    await turn
+                finally:
+                    self._waiting.discard(patience)
+        except TimeoutError:
+            raise self.nobody() from None
+
+    def look(self) -> None:
+        """Whether somebody is there may have changed."""
+        if self.live:
+            if self._alone is not None:
+                self._alone.cancel()
+                self._alone = None
+        elif self._waiting and self._alone is None:
+            self._alone = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
+
+    def nobody(self) -> Unavailable:
+        return Unavailable(f"No server of the model '{self.name}' is there.", retry_after_s=RETRY_AFTER_S)
+
+    def close(self) -> None:
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
+
+    def _give_up(self) -> None:
+        self._alone = None
+        now = asyncio.get_running_loop().time()
+        for patience in self._waiting:
+            patience.reschedule(now)

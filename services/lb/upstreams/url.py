@@ -1,0 +1,83 @@
+"""Where a server is: ``http://host:port/prefix``, as people write it in settings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from pinyon.core.errors import InvalidArgument
+
+__all__ = ["UPSTREAMS_MAX", "UpstreamUrl", "parse_upstreams"]
+
+UPSTREAMS_MAX = 1024
+_PORTS = {"http": 80, "https": 443}
+_PREFIX = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamUrl:
+    """``prefix`` is what comes before ``/v1``: empty, or it begins with a slash and ends without one."""
+
+    host: str
+    port: int
+    tls: bool
+    prefix: str = ""
+
+    @property
+    def authority(self) -> str:
+        """For the Host field: without a port that goes without saying."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self._scheme] else f"{host}:{self.port}"
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.tls else "http"
+
+    def __str__(self) -> str:
+        return f"{self._scheme}://{self.authority}{self.prefix}"
+
+
+def parse_upstreams(text: str) -> tuple[UpstreamUrl, ...]:
+    """URLs with commas between them. ``/v1`` at the end may be there or not: all routes begin with it.
+
+    Raises :class:`InvalidArgument` that names what is wrong.
+    """
+    found: list[UpstreamUrl] = []
+    for part in text.split(","):
+        url = _parse(part.strip())
+        if url in found:
+            raise InvalidArgument(f"{url} is named twice", field="upstream")
+        found.append(url)
+    if len(found) > UPSTREAMS_MAX:
+        raise InvalidArgument(f"at most {UPSTREAMS_MAX} servers may be named", field="upstream")
+    return tuple(found)
+
+
+def _parse(text: str) -> UpstreamUrl:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise _wrong(text, "is no URL")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _wrong(text, "is no URL") from None
+    if parts.scheme not in _PORTS or not host:
+        raise _wrong(text, "must begin with http://HOST or https://HOST")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidArgument(
+            "a server's URL must not hold a password: --upstream-api-key-file is for keys", field="upstream"
+        )
+    if parts.query or parts.fragment or "?" in text or "#" in text:
+        raise _wrong(text, "must not have a query")
+    if not _HOST.fullmatch(host) or port == 0:
+        raise _wrong(text, "has no host and port to connect to")
+    prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    if not _PREFIX.fullmatch(prefix):
+        raise _wrong(text, "has a path that cannot be asked for")
+    return UpstreamUrl(host, port or _PORTS[parts.scheme], parts.scheme == "https", prefix)
+
+
+def _wrong(text: str, what: str) -> InvalidArgument:
+    return InvalidArgument(f"{text[:200]!r} {what}", field="upstream")

@@ -1,0 +1,45 @@
+"""How many requests a server takes at once that does not say so: as many as it did not refuse.
+
+It begins with a guess. Being refused (429, 503) says that there were too many, so the guess shrinks by a quarter; each
+time that it was used up and everybody got an answer, it grows by one: additive increase, multiplicative decrease.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["CAPACITY_GUESS", "LearnedCapacity"]
+
+CAPACITY_GUESS: Final = 32
+CAPACITY_MAX: Final = 1024
+_SHRINK: Final = 0.75
+
+
+class LearnedCapacity:
+    """Of one server, in requests. Owned by one thread."""
+
+    __slots__ = ("_served", "value")
+
+    def __init__(self, guess: int = CAPACITY_GUESS) -> None:
+        if not 1 <= guess <= CAPACITY_MAX:
+            raise ValueError(f"a capacity is from 1 to {CAPACITY_MAX}")
+        self.value = guess
+        self._served = 0
+
+    def refused(self, outstanding: int) -> bool:
+        """One of so many was refused, itself among them. Whether that changed the value."""
+        self._served = 0
+        value = max(1, int(min(self.value, outstanding) * _SHRINK))
+        changed, self.value = value != self.value, value
+        return changed
+
+    def served(self, outstanding: int) -> bool:
+        """One of so many ended well, itself among them. Whether that changed the value."""
+        if outstanding < self.value or self.value >= CAPACITY_MAX:
+            return False
+        self._served += 1
+        if self._served < self.value:
+            return False
+        self._served = 0
+        self.value += 1
+        return True

@@ -1,0 +1,98 @@
+"""How busy an inference server is, by the metrics that it shows to Prometheus.
+
+Each kind of server has two gauges that matter: how many requests it runs, and how many it has accepted and has no room
+in its batch for (SkyWalker §3.3). Of the page, only their lines are read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from pinyon.routing.target import UNKNOWN, Report
+
+__all__ = ["SERVER_KINDS", "ServerKind", "kind_of_page", "read_load"]
+
+SERIES_MAX: Final = 256
+"""Of one gauge: one for each model and engine."""
+REQUESTS_MAX: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """``pending`` and ``running`` are the names of its gauges."""
+
+    name: str
+    pending: bytes
+    running: bytes
+
+
+SERVER_KINDS: Final = (
+    ServerKind("vllm", b"vllm:num_requests_waiting", b"vllm:num_requests_running"),
+    ServerKind("sglang", b"sglang:num_queue_reqs", b"sglang:num_running_reqs"),
+    ServerKind("tgi", b"tgi_queue_size", b"tgi_batch_current_size"),
+    ServerKind("llamacpp", b"llamacpp:requests_deferred", b"llamacpp:requests_processing"),
+    ServerKind("pinyon", b"pinyon_lb_queue_requests", b"pinyon_lb_in_flight_requests"),
+)
+"""The names are those of vLLM 0.6 and later, SGLang 0.4, text-generation-inference 2, llama.cpp of 2024, and ours."""
+
+
+def kind_of_page(page: bytes) -> ServerKind | None:
+    """Who shows these metrics; None if nobody whose gauges we know, or they are not there."""
+    for kind in SERVER_KINDS:
+        if read_load(kind, page) is not None:
+            return kind
+    return None
+
+
+def read_load(kind: ServerKind, page: bytes) -> Report | None:
+    """What the page says of the server's requests. None where a gauge is missing, or is no number of requests."""
+    pending, running = _gauge(page, kind.pending), _gauge(page, kind.running)
+    if pending == UNKNOWN or running == UNKNOWN:
+        return None
+    return Report(pending=pending, running=running)
+
+
+def _gauge(page: bytes, name: bytes) -> int:
+    """The sum of its series."""
+    total, found, at = 0, 0, 0
+    while found < SERIES_MAX:
+        at = page.find(name, at)
+        if at < 0:
+            break
+        start, at = at, at + len(name)
+        if start and page[start - 1] != 10:  # not at the beginning of a line: a comment, or a longer name's end
+            continue
+        after = page[at : at + 1]
+        end = page.find(b"\n", at)
+        if end < 0:
+            end = len(page)
+        if after == b"{":
+            # The value follows the last brace: those in labels are before it.
+            at = page.rfind(b"}", at, end) + 1
+            if not at:
+                return UNKNOWN
+        elif after != b" " and after != b"\t":  # a longer name
+            continue
+        value = _number(page[at:end])
+        if value == UNKNOWN:
+            return UNKNOWN
+        total += value
+        found += 1
+        at = end
+    return min(total, REQUESTS_MAX) if found else UNKNOWN
+
+
+def _number(text: bytes) -> int:
+    """The first word of it; a time may follow."""
+    words = text.split(None, 1)
+    if not words or len(words[0]) > 32:
+        return UNKNOWN
+    try:
+        value = float(words[0])
+    except ValueError:
+        return UNKNOWN
+    if not math.isfinite(value) or value < 0:
+        return UNKNOWN
+    return int(min(value, REQUESTS_MAX))

@@ -1,0 +1,95 @@
+"""Who waits for a slot: requests, in lanes of those of one tenant that need the same."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+
+__all__ = ["Lane", "Tenant", "Waiting", "WaitingHeap"]
+
+STALE_MAX = 64
+"""Entries of those who have gone, besides one for each that waits: more are thrown away."""
+
+
+class Waiting:
+    """One request that waits. ``tokens``: what it may take; ``due_s``: who is due first in its lane goes first;
+    ``rank``: another one for each, the lower goes first of those that are due at once; ``waits``: until it goes."""
+
+    __slots__ = ("deadline_s", "demand", "due_s", "number", "rank", "tenant", "tokens", "waits")
+
+    def __init__(
+        self, number: int, tenant: Tenant, tokens: int, due_s: float, rank: int, demand: int, deadline_s: float
+    ) -> None:
+        self.number, self.tenant, self.tokens = number, tenant, tokens
+        self.due_s, self.rank = due_s, rank
+        self.demand, self.deadline_s = demand, deadline_s
+        self.waits = True
+
+
+class WaitingHeap:
+    """Some who wait, by a time. Who waits no longer is left there until it is in front, or most of them are such."""
+
+    __slots__ = ("_entries", "count")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Waiting]] = []
+        self.count = 0
+        """Of those that wait."""
+
+    def add(self, at_s: float, waiting: Waiting) -> None:
+        heapq.heappush(self._entries, (at_s, waiting.rank, waiting))
+        self.count += 1
+
+    def first(self) -> Waiting | None:
+        """The earliest; None if nobody waits."""
+        entries = self._entries
+        while entries and not entries[0][2].waits:
+            heapq.heappop(entries)
+        return entries[0][2] if entries else None
+
+    def one_went(self) -> None:
+        """One of them waits no longer."""
+        self.count -= 1
+        if len(self._entries) > 2 * self.count + STALE_MAX:
+            self._entries = [entry for entry in self._entries if entry[2].waits]
+            heapq.heapify(self._entries)
+
+    def check_integrity(self) -> None:
+        """Raises :class:`AssertionError` if one is miscounted or too many have gone."""
+        assert self.count == sum(1 for entry in self._entries if entry[2].waits), "those who wait are miscounted"
+        assert len(self._entries) <= 2 * self.count + STALE_MAX, "most of a heap have gone"
+
+
+class Lane(WaitingHeap):
+    """Those of one tenant that need the same, by when they are due. When its last one goes it has ended for good.
+
+    ``listed``: which entry of its demand's heap is its present one; see :class:`pinyon.routing.fair_turns.FairTurns`.
+    """
+
+    __slots__ = ("demand", "listed", "tenant")
+
+    def __init__(self, tenant: Tenant, demand: int) -> None:
+        super().__init__()
+        self.tenant = tenant
+        self.demand = demand
+        self.listed = 0
+
+
+class Tenant:
+    """The places of one tenant, and where its next request starts in virtual time (tokens)."""
+
+    __slots__ = ("lanes", "name", "reserved", "start", "turn", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reserved: dict[int, None] = {}
+        self.waiting: OrderedDict[int, Waiting] = OrderedDict()
+        """As they came; who was put back is in front."""
+        self.lanes: dict[int, Lane] = {}
+        """By demand; none is empty."""
+        self.start = 0
+        self.turn = 0
+        """Of tenants that start at the same time, the lower goes first; it has a new one after each."""
+
+    def __len__(self) -> int:
+        return len(self.reserved) + len(self.waiting)

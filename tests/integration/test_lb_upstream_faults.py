@@ -1,0 +1,457 @@
+"""What goes wrong with other people's servers, and what their clients see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from tests.integration.lb_harness import WAIT_S, Connection, spin
+from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire, generate, running_upstreams
+
+
+async def drop(asked: Asked, wire: Wire) -> None:
+    wire.drop()
+
+
+async def broken_stream(asked: Asked, wire: Wire) -> None:
+    await wire.begin()
+    await wire.chunk(b'data: {"n":1}\n\ndata: {"n":')
+    wire.drop()
+
+
+def saying(raw: bytes):
+    async def answer(asked: Asked, wire: Wire) -> None:
+        await wire.raw(raw)
+
+    return answer
+
+
+def refusing(status: int, fields: str = "", body: bytes = b'{"error":"busy"}'):
+    async def answer(asked: Asked, wire: Wire) -> None:
+        await wire.whole(body, status, fields)
+
+    return answer
+
+
+# ---------------------------------------------------------------- sent again
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [drop, refusing(503), refusing(429), refusing(502), refusing(503, "retry-after: 1\r\n")],
+    ids=["dropped", "503", "429", "502", "retry-after"],
+)
+async def test_another_server_gets_what_one_fails(answer) -> None:
+    wrong, sound = FakeServer(), FakeServer()
+    wrong.answer = answer
+    async with running_upstreams(wrong, sound, routing="round_robin") as bench:
+        for _ in range(4):
+            assert (await bench.chat()).status == 200
+        assert wrong.asked
+        assert len(sound.asked) == 4
+        await bench.idle()
+
+
+async def test_no_other_server_is_asked_once_an_answer_has_begun() -> None:
+    wrong, other = FakeServer(), FakeServer()
+    other.waiting = 1  # nothing is sent there of itself
+
+    async def half(asked: Asked, wire: Wire) -> None:
+        await wire.raw(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
+        wire.drop()
+
+    wrong.answer = half
+    async with running_upstreams(wrong, other) as bench:
+        await bench.until(lambda: bench.lb.fleet.servers[other.url].report.pending == 1)
+        reply = await bench.chat()
+        assert reply.status == 502
+        assert reply.json["error"]["code"] == "bad_gateway"
+        assert str(wrong.port) not in reply.body.decode()
+        assert bench.asked == [1, 0]
+        await bench.idle()
+
+
+async def test_attempts_are_bounded_and_the_last_refusal_is_passed_on() -> None:
+    servers = [FakeServer() for _ in range(5)]
+    for server in servers:
+        server.answer = refusing(429, "retry-after: 7\r\nx-ratelimit-limit-requests: 9\r\n", b'{"error":"theirs"}')
+    async with running_upstreams(*servers, attempts=3) as bench:
+        reply = await bench.chat()
+        assert reply.status == 429
+        assert reply.headers["retry-after"] == "7"
+        assert reply.body == b'{"error":"theirs"}'
+        assert sum(bench.asked) == 3
+        await bench.idle()
+
+
+async def test_a_refusal_of_the_only_server_is_passed_on() -> None:
+    server = FakeServer()
+    server.answer = refusing(503, "retry-after: 3\r\n")
+    async with running_upstreams(server) as bench:
+        for _ in range(3):
+            reply = await bench.chat()
+            assert (reply.status, reply.body, reply.headers["retry-after"]) == (503, b'{"error":"busy"}', "3")
+        server.answer = generate
+        assert (await bench.chat()).status == 200
+
+
+async def test_who_asks_to_be_left_alone_is() -> None:
+    full, other = FakeServer(), FakeServer()
+    full.answer = refusing(429, "retry-after: 600\r\n")
+    async with running_upstreams(full, other, routing="round_robin") as bench:
+        for _ in range(10):
+            assert (await bench.chat()).status == 200
+        assert bench.asked == [1, 10]
+
+
+async def test_a_kept_connection_that_the_server_closes_is_no_failure() -> None:
+    server = FakeServer()
+
+    async def once(asked: Asked, wire: Wire) -> None:
+        """It closes behind its answer, and does not say so."""
+        await generate(asked, wire)
+        server.answer = then
+
+    async def then(asked: Asked, wire: Wire) -> None:
+        server.answer = once
+        wire.drop()
+
+    server.answer = once
+    async with running_upstreams(server) as bench:
+        for _ in range(5):
+            assert (await bench.chat()).status == 200
+        assert bench.gauge("retries_total") == 0
+        assert bench.gauge("upstream_answers_total", upstream=server.url, status="0") == 0
+
+
+# ---------------------------------------------------------------- in mid-stream
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error_and_says_nothing_twice() -> None:
+    server, other = FakeServer(), FakeServer()
+    server.answer = other.answer = broken_stream
+    async with running_upstreams(server, other) as bench:
+        reply = await bench.chat(stream=True)
+        assert reply.status == 200
+        first, error, last = reply.events
+        assert first == '{"n":1}'
+        said = json.loads(error)["error"]
+        assert said["code"] == "bad_gateway"
+        assert said["type"] == "server_error"
+        assert last == "[DONE]"
+        assert sum(bench.asked) == 1
+        assert bench.gauge("http_broken_streams_total", error="unavailable") == 1
+        await bench.idle()
+
+
+async def test_a_server_that_is_killed_in_mid_stream() -> None:
+    server, other = FakeServer(), FakeServer()
+
+    async def forever(asked: Asked, wire: Wire) -> None:
+        await wire.begin()
+        await wire.chunk(b"data: 1\n\n")
+        await asyncio.Event().wait()
+
+    server.answer = forever
+    other.waiting = 1
+    async with running_upstreams(server, other) as bench:
+        await bench.until(lambda: bench.lb.fleet.servers[other.url].report.pending == 1)
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(Connection(bench.http)) for _ in range(3)]
+            for client in clients:
+                client.send(
+                    "POST", "/v1/completions", json.dumps({"model": MODEL, "stream": True, "prompt": "a"}).encode()
+                )
+            for client in clients:
+                assert (await client.head())[0] == 200
+                assert await client.chunk() == b"data: 1\n\n"
+            other.waiting = 0
+            await server.stop()
+            for client in clients:
+                last = await client.chunk()
+                assert b'"bad_gateway"' in last
+                assert last.endswith(DONE)
+                assert not await client.chunk()
+        await bench.until(lambda: bench.live(other))
+        assert (await bench.chat(stream=True)).body.endswith(DONE)
+
+
+async def test_a_stream_that_had_said_all_may_end_as_it_likes() -> None:
+    server = FakeServer()
+
+    async def careless(asked: Asked, wire: Wire) -> None:
+        await wire.begin()
+        await wire.chunk(b"data: 1\n\n" + DONE)
+        wire.drop()
+
+    server.answer = careless
+    async with running_upstreams(server) as bench:
+        assert (await bench.chat(stream=True)).events == ["1", "[DONE]"]
+
+
+async def test_a_stream_that_stops_coming() -> None:
+    server = FakeServer()
+
+    async def stalls(asked: Asked, wire: Wire) -> None:
+        await wire.begin()
+        await wire.chunk(b"data: 1\n\n")
+        await asyncio.Event().wait()
+
+    server.answer = stalls
+    async with running_upstreams(server, upstream_stall_s=0.1) as bench:
+        reply = await bench.chat(stream=True)
+        assert "stopped coming" in reply.events[1]
+        await bench.idle()
+
+
+async def test_a_stream_that_does_not_begin_goes_elsewhere() -> None:
+    slow, other = FakeServer(), FakeServer()
+
+    async def never(asked: Asked, wire: Wire) -> None:
+        await asyncio.Event().wait()
+
+    slow.answer = never
+    other.waiting = 1
+    async with running_upstreams(slow, other, upstream_first_byte_s=0.1) as bench:
+        await bench.until(lambda: bench.lb.fleet.servers[other.url].report.pending == 1)
+        asked = asyncio.ensure_future(bench.chat(stream=True))
+        await spin(lambda: slow.open == 1)
+        other.waiting = 0
+        assert (await asked).body.endswith(DONE)
+        assert slow.left == 1
+        assert bench.asked == [1, 1]
+
+
+async def test_a_whole_answer_that_is_too_long_to_keep_and_breaks_off_ends_the_connection() -> None:
+    server = FakeServer()
+
+    async def half(asked: Asked, wire: Wire) -> None:
+        await wire.begin(kind="application/json")
+        for _ in range(10):
+            await wire.chunk(b"x" * 100_000)
+        wire.drop()
+
+    server.answer = half
+    async with running_upstreams(server) as bench:
+        async with Connection(bench.http) as connection:
+            connection.send("POST", "/v1/completions", json.dumps({"model": MODEL}).encode())
+            assert (await connection.head())[0] == 200
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                await _all_chunks(connection)
+        await bench.idle()
+
+
+async def _all_chunks(connection: Connection) -> None:
+    while await connection.chunk():
+        pass
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_has_a_deadline(stream: bool) -> None:
+    server = FakeServer()
+
+    async def forever(asked: Asked, wire: Wire) -> None:
+        if asked.json["stream"]:
+            await wire.begin()
+            await wire.chunk(b"data: 1\n\n")
+        await asyncio.Event().wait()
+
+    server.answer = forever
+    async with running_upstreams(server, request_timeout_s=0.3) as bench:
+        reply = await bench.chat(stream=stream)
+        if stream:
+            assert "--request-timeout-s" in reply.events[1]
+        else:
+            assert reply.status == 504
+        await spin(lambda: server.left == 1)
+        await bench.idle()
+
+
+# ---------------------------------------------------------------- answers that are none
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999\r\n\r\nhello",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n",
+        b"HTTP/1.1 200 OK\r\nx: a\nb\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 300 + b"content-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 40,
+        b"HTTP/9.9 200 OK\r\n\r\n",
+        b"\0" * 1000,
+    ],
+)
+async def test_what_is_no_answer_is_a_bad_gateway(raw: bytes) -> None:
+    server = FakeServer()
+    server.answer = saying(raw)
+    async with running_upstreams(server) as bench:
+        reply = await bench.chat()
+        assert reply.status == 502
+        server.answer = generate
+        assert (await bench.chat()).status == 200
+        await bench.idle()
+
+
+async def test_what_follows_an_answer_is_not_taken_for_the_next_one() -> None:
+    server = FakeServer()
+    whole = b"HTTP/1.1 200 OK\r\ncontent-type: a\r\ncontent-length: 2\r\n\r\n{}"
+    server.answer = saying(whole + b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
+    async with running_upstreams(server) as bench:
+        for _ in range(3):
+            assert (await bench.chat()).body == b"{}"
+        server.answer = generate
+        assert b"an answer" in (await bench.chat()).body
+
+
+# ---------------------------------------------------------------- breakers and probes
+
+
+async def test_who_fails_is_left_out_and_tried_again() -> None:
+    wrong, sound = FakeServer(), FakeServer()
+    wrong.answer = refusing(500)
+    async with running_upstreams(wrong, sound, routing="round_robin") as bench:
+        statuses = [(await bench.chat()).status for _ in range(40)]
+        failures = statuses.count(500)
+        assert 5 <= failures < 15  # then it gets one now and then
+        wrong.answer = generate
+        before = len(wrong.asked)
+        async with asyncio.timeout(WAIT_S):
+            while len(wrong.asked) < before + 3:
+                assert (await bench.chat()).status == 200
+                await bench.lb.fleet.wait_news(0.02)
+        assert bench.live(wrong, sound)
+
+
+async def test_a_client_whose_requests_break_servers_does_not_end_the_service() -> None:
+    servers = [FakeServer() for _ in range(3)]
+
+    async def poisoned(asked: Asked, wire: Wire) -> None:
+        if "poison" in asked.json:
+            await wire.whole(b"{}", 500)
+        else:
+            await generate(asked, wire)
+
+    for server in servers:
+        server.answer = poisoned
+    async with running_upstreams(*servers, routing="round_robin") as bench:
+        for _ in range(60):
+            assert (await bench.chat(poison=1)).status == 500
+        assert (await bench.chat()).status == 200
+
+
+async def test_who_is_absent_is_found_out_by_the_first_request_and_back_at_once() -> None:
+    gone, sound = FakeServer(), FakeServer()
+    async with running_upstreams(gone, sound, upstream_health_s=30, routing="round_robin") as bench:
+        await gone.stop()
+        for _ in range(4):
+            assert (await bench.chat()).status == 200
+        assert bench.live(sound)
+        assert bench.gauge("retries_total") <= 2
+
+
+async def test_a_server_that_comes_back_has_an_empty_cache() -> None:
+    first, other = FakeServer(), FakeServer()
+    async with running_upstreams(first, other, upstream_capacity=8) as bench:
+        text = "the same beginning " * 100
+        await bench.chat(text)
+        holder, free = (first, other) if first.asked else (other, first)
+        await holder.stop()
+        await bench.until(lambda: bench.live(free))
+        assert (await bench.chat(text)).status == 200
+        await holder.start()
+        await bench.until(lambda: bench.live(first, other))
+        await bench.known()
+        before = len(free.asked)
+        for _ in range(4):
+            await bench.chat(text)
+        assert len(free.asked) == before + 4
+
+
+async def test_nobody_there_is_said_after_a_while_and_at_once_served_when_somebody_is() -> None:
+    server = FakeServer()
+    async with running_upstreams(server, placement_wait_s=0.2) as bench:
+        await server.stop()
+        await bench.until(lambda: bench.live())
+        reply = await bench.chat()
+        assert reply.status == 503
+        assert MODEL in reply.json["error"]["message"]
+        assert (await bench.get("/health/ready")).status == 503
+        await bench.idle()
+    server = FakeServer()
+    async with running_upstreams(server, placement_wait_s=WAIT_S) as bench:
+        await server.stop()
+        await bench.until(lambda: bench.live())
+        waits = asyncio.ensure_future(bench.chat())
+        await spin(lambda: bench.gauge("queue_requests") == 1)
+        await server.start()
+        assert (await waits).status == 200
+
+
+async def test_who_waits_when_the_last_server_goes_is_told() -> None:
+    server = FakeServer()
+    async with running_upstreams(server, placement_wait_s=0.2) as bench:
+        server.waiting = 5
+        await bench.until(lambda: bench.lb.fleet.servers[server.url].report.pending == 5)
+        waits = [asyncio.ensure_future(bench.chat()) for _ in range(3)]
+        await spin(lambda: bench.gauge("queue_requests") == 3)
+        await server.stop()
+        assert {reply.status for reply in await asyncio.gather(*waits)} == {503}
+        await bench.idle()
+
+
+async def test_a_server_that_says_it_is_not_well_gets_nothing() -> None:
+    ill, sound = FakeServer(), FakeServer()
+    async with running_upstreams(ill, sound) as bench:
+        ill.health = 503
+        await bench.until(lambda: bench.live(sound))
+        for _ in range(4):
+            await bench.chat()
+        assert bench.asked == [0, 4]
+        ill.health = 200
+        await bench.until(lambda: bench.live(ill, sound))
+
+
+async def test_a_frozen_server_gets_nothing_more() -> None:
+    frozen, sound = FakeServer(), FakeServer()
+    async with running_upstreams(frozen, sound, upstream_health_timeout_s=0.3) as bench:
+        frozen.frozen = True
+        await bench.until(lambda: bench.live(sound))
+        for _ in range(4):
+            assert (await bench.chat()).status == 200
+        frozen.frozen = False
+        await bench.until(lambda: bench.live(frozen, sound))
+
+
+async def test_slow_metrics_do_not_pile_up_and_say_nothing_meanwhile() -> None:
+    slow, quick = FakeServer(), FakeServer()
+    async with running_upstreams(slow, quick, pushing="pending:stale_s=0.2") as bench:
+        slow.go.clear()
+        await spin(lambda: slow.asking == 1)
+        layer = bench.lb.fleet.models[MODEL].layers.local
+        await bench.until(lambda: [each.name for each in layer.available(bench.lb.line._clock())] == [quick.url])
+        for _ in range(3):
+            assert (await bench.chat()).status == 200
+        assert bench.asked == [0, 3]
+        assert slow.asking_most == 1
+        slow.go.set()
+        await bench.until(lambda: len(layer.available(bench.lb.line._clock())) == 2)
+
+
+async def test_metrics_that_go_away_are_done_without() -> None:
+    server = FakeServer()
+    async with running_upstreams(server) as bench:
+        known = bench.lb.fleet.servers[server.url]
+        assert known.kind is not None
+        server.metrics = False
+        await bench.until(lambda: known.kind is None)
+        assert (await bench.chat()).status == 200

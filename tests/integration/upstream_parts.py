@@ -1,0 +1,298 @@
+"""A load balancer in this process in front of hand-written inference servers, with switches for what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from pinyon.runtime.telemetry import Telemetry
+from services.lb.settings import LbSettings
+from services.lb.upstreams.app import UpstreamLb, build_upstream_lb
+from tests.integration.lb_harness import WAIT_S, Front, spin
+
+MODEL = "model-a"
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass
+class Asked:
+    """One request as it came."""
+
+    method: str
+    target: str
+    fields: list[tuple[str, str]]
+    body: bytes
+
+    def __getitem__(self, name: str) -> str:
+        (value,) = [value for each, value in self.fields if each == name]
+        return value
+
+    def __contains__(self, name: str) -> bool:
+        return any(each == name for each, _ in self.fields)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Wire:
+    """Where an answer is written to."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+
+    async def raw(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def whole(self, body: bytes, status: int = 200, fields: str = "", kind: str = "application/json") -> None:
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n{fields}\r\n"
+        await self.raw(head.encode() + body)
+
+    async def begin(self, fields: str = "", kind: str = "text/event-stream", status: int = 200) -> None:
+        await self.raw(
+            f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n{fields}\r\n".encode()
+        )
+
+    async def chunk(self, data: bytes) -> None:
+        await self.raw(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def end(self) -> None:
+        await self.raw(b"0\r\n\r\n")
+
+    def drop(self) -> None:
+        self.writer.transport.abort()
+
+
+Behaviour = Callable[[Asked, Wire], Awaitable[None]]
+
+
+async def generate(asked: Asked, wire: Wire) -> None:
+    """What a server does."""
+    wanted = asked.json
+    if wanted.get("stream"):
+        await wire.begin()
+        for number in range(wanted.get("max_tokens", 3)):
+            await wire.chunk(b'data: {"choices":[{"text":"%d "}]}\n\n' % number)
+        await wire.chunk(DONE)
+        await wire.end()
+        return
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    await wire.whole(json.dumps({"choices": [{"text": "an answer"}], "usage": usage}).encode())
+
+
+class FakeServer:
+    """``answer`` is what it does with what is posted."""
+
+    def __init__(self, models: tuple[str, ...] = (MODEL,), metrics: bool = True) -> None:
+        self.models = models
+        self.metrics = metrics
+        self.answer: Behaviour = generate
+        self.waiting = 0
+        """Requests that it says wait there."""
+        self.running: int | None = None
+        """Requests that it says it runs; None: as many as it does."""
+        self.health = 200
+        self.lists: bytes | None = None
+        """In place of its models."""
+        self.go = asyncio.Event()
+        """Questions for its load wait for it."""
+        self.go.set()
+        self.frozen = False
+        """It takes connections and answers nothing."""
+        self.asked: list[Asked] = []
+        self.questions = 0
+        """For its load."""
+        self.asking = 0
+        """Of these at once."""
+        self.asking_most = 0
+        self.connections = 0
+        self.open = 0
+        """Posted requests that it answers."""
+        self.left = 0
+        """Clients that went away before their answer was complete."""
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=1 << 24)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """As if it was killed."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in list(self._writers):
+            writer.transport.abort()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        self.connections += 1
+        try:
+            while (asked := await _read(reader)) is not None:
+                while self.frozen:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                if asked.method == "POST":
+                    await self._post(asked, reader, Wire(writer))
+                else:
+                    await self._tell(asked, Wire(writer))
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _post(self, asked: Asked, reader: asyncio.StreamReader, wire: Wire) -> None:
+        self.asked.append(asked)
+        self.open += 1
+        work = asyncio.ensure_future(self.answer(asked, wire))
+        gone = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self.left += 1
+                work.cancel()
+                raise ConnectionResetError
+            await work
+        finally:
+            self.open -= 1
+            gone.cancel()
+            await asyncio.gather(gone, work, return_exceptions=True)
+
+    async def _tell(self, asked: Asked, wire: Wire) -> None:
+        path = asked.target.partition("?")[0]
+        if path == "/health":
+            await wire.whole(b"", self.health)
+        elif path == "/v1/models":
+            listed = {"object": "list", "data": [{"id": each, "max_model_len": 4096} for each in self.models]}
+            await wire.whole(json.dumps(listed).encode() if self.lists is None else self.lists)
+        elif path == "/metrics" and self.metrics:
+            self.questions += 1
+            self.asking += 1
+            self.asking_most = max(self.asking_most, self.asking)
+            try:
+                await self.go.wait()
+            finally:
+                self.asking -= 1
+            running = self.open if self.running is None else self.running
+            page = f'vllm:num_requests_running{{a="b"}} {running}\nvllm:num_requests_waiting {self.waiting}\n'
+            await wire.whole(page.encode(), kind="text/plain")
+        else:
+            await wire.whole(b"{}", 404)
+
+
+async def _read(reader: asyncio.StreamReader) -> Asked | None:
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head[:-4].split("\r\n")
+    method, target, _ = first.split(" ")
+    fields = [(name.lower(), value) for name, value in (line.split(": ", 1) for line in lines)]
+    size = sum(int(value) for name, value in fields if name == "content-length")
+    return Asked(method, target, fields, await reader.readexactly(size))
+
+
+@dataclass
+class Bench(Front):
+    """The load balancer and the servers behind it."""
+
+    lb: UpstreamLb
+    servers: list[FakeServer]
+    registry: CollectorRegistry
+    endpoints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def http(self) -> str:
+        return self.endpoints["http"]
+
+    def gauge(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"pinyon_lb_{name}", labels) or 0.0
+
+    @property
+    def asked(self) -> list[int]:
+        """Requests that each server got."""
+        return [len(server.asked) for server in self.servers]
+
+    def live(self, *servers: FakeServer, model: str = MODEL) -> bool:
+        """Whether just these get requests."""
+        served = self.lb.fleet.models.get(model)
+        found = {target.name for target in served.targets() if target.live} if served is not None else set()
+        return found == {server.url for server in servers}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                await self.lb.fleet.wait_news(0.02)
+
+    async def known(self) -> None:
+        """Until all servers have said how busy they are."""
+        await self.until(
+            lambda: all(
+                server.healthy and all(target.reported_s > 0 for target in self._targets(server.name))
+                for server in self.lb.fleet.servers.values()
+            )
+        )
+
+    def _targets(self, name: str) -> list[Any]:
+        found = [each.layers.local.get(name) for each in self.lb.fleet.models.values()]
+        return [target for target in found if target is not None]
+
+    async def idle(self) -> None:
+        """Until nothing of any request is left."""
+        fleet = self.lb.fleet
+        await spin(
+            lambda: (
+                not self.gauge("in_flight_requests")
+                and not self.gauge("queue_requests")
+                and not any(server.outstanding for server in fleet.servers.values())
+                and not any(target.outstanding for name in fleet.servers for target in self._targets(name))
+                and not any(server.open for server in self.servers)
+            )
+        )
+        for served in fleet.models.values():
+            assert served.layers.local._held == 0
+
+    async def chat(self, text: str = "hello", headers: dict[str, str] | None = None, **fields: Any):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+        return await self.post("/v1/chat/completions", body, headers)
+
+
+@contextlib.asynccontextmanager
+async def running_upstreams(*servers: FakeServer, known: bool = True, **settings: Any):
+    for server in servers:
+        if not server.port:
+            await server.start()
+    registry = CollectorRegistry()
+    named = {"upstream": ",".join(server.url for server in servers), "upstream_probe_s": 0.02,
+             "upstream_health_s": 0.05, "access_log": False}  # fmt: skip
+    lb = build_upstream_lb(LbSettings(**(named | settings)), "lb-test", registry, Telemetry("lb", "lb-test"))
+    bench = Bench(lb, list(servers), registry)
+    try:
+        bench.endpoints.update(await lb.start())
+        if known:
+            await bench.known()
+        yield bench
+    finally:
+        await lb.close(0)
+        for server in servers:
+            await server.stop()

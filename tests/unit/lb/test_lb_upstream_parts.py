@@ -1,0 +1,337 @@
+"""Parts of the load balancer in front of other people's servers: URLs, keys, fields, bodies, settings, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.settings import load_settings
+from services.lb.settings import LbSettings
+from services.lb.upstreams.connection import ConnectionLimits
+from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull
+from services.lb.upstreams.fields import from_server, to_server
+from services.lb.upstreams.keys import read_upstream_keys
+from services.lb.upstreams.passing import Passing
+from services.lb.upstreams.pool import Pool
+from services.lb.upstreams.reading import read_asked
+from services.lb.upstreams.url import UpstreamUrl, parse_upstreams
+from services.lb.upstreams.usage import Used, read_usage
+from tests.tls_files import TestAuthority
+
+WAIT_S = 20.0
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "prefix"),
+    [
+        ("http://a:8000", "http://a:8000", ""),
+        ("http://a:8000/", "http://a:8000", ""),
+        ("http://a:8000/v1/", "http://a:8000", ""),
+        ("http://a", "http://a", ""),
+        ("http://a:80/x/v1", "http://a/x", "/x"),
+        ("https://A.example:443/api/x", "https://a.example/api/x", "/api/x"),
+        ("http://[::1]:8000", "http://[::1]:8000", ""),
+    ],
+)
+def test_urls(text: str, name: str, prefix: str) -> None:
+    (url,) = parse_upstreams(text)
+    assert str(url) == name
+    assert url.prefix == prefix
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a:8000", "ftp://a", "http://", "http://u:p@a", "http://a?x=1", "http://a/#", "http://a:0", "http://a:99999",
+     "http://a,http://a/v1", "http://a b", "http://a/x y", "http://a,", "http://a/\r\nx", "http://[::1"],
+)  # fmt: skip
+def test_what_is_no_url(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_upstreams(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--upstream", "http://a", "--conductor", "a:1"], "--conductor does not go with --upstream"),
+        (["--upstream", "http://a", "--model", "/x"], "--model does not go with --upstream"),
+        (["--upstream-capacity", "3"], "--upstream-capacity is of use with --upstream only"),
+        (["--upstream", "nonsense"], "must begin with http"),
+        (["--upstream", "http://a", "--pushing", "x"], "no pushing policy"),
+        (["--upstream", "http://a", "--upstream-ca-file", "x"], "names none"),
+        (["--upstream", "http://u:secret@a"], "--upstream-api-key-file"),
+    ],
+)
+def test_settings_that_contradict_each_other(arguments: list[str], message: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(LbSettings, arguments, {})
+    assert message in capsys.readouterr().err
+
+
+def test_requests_wait_for_room_where_servers_are_others() -> None:
+    assert load_settings(LbSettings, [], {}).pushing_choice == "blind"
+    assert load_settings(LbSettings, ["--upstream", "http://a"], {}).pushing_choice == "pending"
+
+
+def test_keys_of_servers(tmp_path) -> None:
+    file = tmp_path / "keys"
+    assert read_upstream_keys("").of("http://a") == ""
+    file.write_text("# all\nsk-1\n\nhttp://a/v1 sk-2\n")
+    keys = read_upstream_keys(str(file))
+    assert keys.of("http://a") == "sk-2"
+    assert keys.of("http://b") == "sk-1"
+    assert "sk-" not in repr(keys)
+    for wrong in ("", "a b c", "sk-1\nsk-2", "no-url sk-1", "http://a x\nhttp://a/ y", "sk-\u00e4", "sk-\x01"):
+        file.write_text(wrong)
+        with pytest.raises(InvalidArgument) as error:
+            read_upstream_keys(str(file))
+        assert "sk-" not in error.value.message
+    with pytest.raises(InvalidArgument):
+        read_upstream_keys(str(tmp_path / "none"))
+
+
+# ---------------------------------------------------------------- fields and bodies
+
+
+def test_fields_that_are_for_one_hop_stay_there() -> None:
+    sent = [(b"connection", b"close, X-Hop"), (b"x-hop", b"1"), (b"host", b"lb"), (b"x-kept", b"2"), (b"cookie", b"c")]
+    assert to_server(sent) == [b"x-kept: 2\r\n", b"cookie: c\r\n"]
+    came = [
+        (b"content-type", b"text/plain"), (b"connection", b"x-hop"), (b"x-hop", b"1"), (b"set-cookie", b"a"),
+        (b"set-cookie", b"b"), (b"x-ratelimit-limit-requests", b"5"), (b"date", b"now"), (b"trailer", b"x"),
+    ]  # fmt: skip
+    kind, lines = from_server(came, own_rates=False)
+    assert kind == b"text/plain"
+    assert lines == b"set-cookie: a\r\nset-cookie: b\r\nx-ratelimit-limit-requests: 5\r\n"
+    assert b"ratelimit" not in from_server(came, own_rates=True)[1]
+
+
+def ask(body: bytes, path: str = "/v1/chat/completions"):
+    return read_asked(path, "application/json", body, b"secret", 256)
+
+
+def test_what_is_read_of_a_body() -> None:
+    text = "x" * 1024
+    found = ask(b'{"model":"m","stream":true,"max_tokens":10,"priority":-3,"user":"u","messages":[{"role":"user",'
+                b'"content":"%b"}]}' % text.encode())  # fmt: skip
+    assert (found.model, found.stream, found.user, found.priority) == ("m", True, "u", -3)
+    assert len(found.keys) == 8 * 4
+    assert found.tokens == found.prompt_tokens + 10
+    spaced = ask(b'{ "messages" : [ {"content":"%b", "role":"user"} ], "model": "m" }' % text.encode())
+    assert spaced.keys == found.keys
+    assert spaced.tokens == spaced.prompt_tokens + 256
+    assert ask(b'{"model":"n","messages":[{"role":"user","content":"%b"}]}' % text.encode()).keys != found.keys
+    salted = ask(b'{"model":"m","cache_salt":"s","messages":[{"role":"user","content":"%b"}]}' % text.encode())
+    assert salted.keys != found.keys
+    embedded = ask(b'{"model":"m","input":"%b"}' % text.encode(), "/v1/embeddings")
+    assert (embedded.model, embedded.keys) == ("m", b"")
+
+
+@given(st.binary(max_size=300), st.sampled_from(["application/json", "multipart/form-data; boundary=x", ""]))
+def test_any_body_is_read_or_refused(body: bytes, kind: str) -> None:
+    for raw in (body, b'{"model":' + body + b"}", b'{"model":"m","messages":[' + body + b"]}"):
+        with contextlib.suppress(InvalidArgument):
+            read_asked("/v1/chat/completions", kind, raw, b"", 1)
+
+
+@pytest.mark.parametrize(
+    ("tail", "used"),
+    [
+        (b'{"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}}', Used(5, 2, 0)),
+        (b'x"usage": {"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":9}}', Used(5, 0, 5)),
+        (b'data: {"usage":{"prompt_tokens":5,"completion_tokens":1}}\n\ndata: {"usage":null}\n\n', Used(5, 1, 0)),
+        (b'{"usage":{"input_tokens":5,"output_tokens":3}}', Used(5, 3, 0)),
+        (b'{"usage":{"prompt_tokens":-5}}', None),
+        (b'{"usage":{"prompt_tokens":5', None),
+        (b'{"usage":[]}', None),
+        (b'{"text":"\\"usage\\":{\\"prompt_tokens\\":5}"}', None),
+        (b"", None),
+    ],
+)
+def test_usage_at_the_end_of_an_answer(tail: bytes, used: Used | None) -> None:
+    assert read_usage(tail) == used
+
+
+class Pieces:
+    """An answer that comes in pieces."""
+
+    def __init__(self, pieces: list[bytes], kind: bytes) -> None:
+        self.pieces, self.status, self.length = list(pieces), 200, -1
+        self.fields = [(b"content-type", kind)]
+        self.complete = False
+
+    async def read(self) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def close(self) -> None:
+        pass
+
+
+class Sent:
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.last = b""
+
+    def whole(self, status: int, body: bytes, content_type: bytes = b"", fields: bytes = b"") -> None:
+        self.last = body
+
+    def begin(self, content_type: bytes, fields: bytes = b"", status: int = 200, length: int = -1) -> None:
+        pass
+
+    async def send(self, data: bytes) -> None:
+        assert data
+        self.pieces.append(data)
+
+    async def end(self, data: bytes) -> None:
+        self.last = data
+
+
+@given(st.lists(st.sampled_from([b"data: x", b"\n", b"\n\n", b"\r\n\r\n", b"\r\n", b"y" * 70_000]), max_size=30))
+def test_a_stream_loses_no_byte_and_is_cut_between_events_only(pieces: list[bytes]) -> None:
+    sent = Sent()
+    passing = Passing(Pieces(pieces, b"text/event-stream"), sent, b"", lambda: 1.0)  # type: ignore[arg-type]
+    asyncio.run(passing.run())
+    assert b"".join(sent.pieces) + sent.last == b"".join(pieces)
+    for piece in sent.pieces:
+        assert piece.endswith((b"\n\n", b"\n\r\n")) or len(piece) > 64 << 10
+
+
+# ---------------------------------------------------------------- connections
+
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n%b\r\n{}"
+
+
+class Peer:
+    """A server that reads heads and writes what it is told; ``None``: it closes."""
+
+    def __init__(self) -> None:
+        self.says: bytes | None = WHOLE % b""
+        self.connections = 0
+        self.changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Peer:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self.url = UpstreamUrl("127.0.0.1", self.server.sockets[0].getsockname()[1], self.tls is not None)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    tls: ssl.SSLContext | None = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        self.connections += 1
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                if self.says is None:
+                    break
+                writer.write(self.says)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            self._writers.discard(writer)
+            self.changed.set()
+            writer.close()
+
+
+async def whole(pool: Pool) -> bytes:
+    answer = await pool.send(b"GET / HTTP/1.1\r\n\r\n", b"", WAIT_S)
+    try:
+        body = b""
+        while piece := await answer.read():
+            body += piece
+        return body
+    finally:
+        answer.close()
+
+
+async def test_connections_are_used_again_until_they_are_idle_for_too_long() -> None:
+    async with Peer() as peer:
+        pool = Pool(peer.url, ConnectionLimits(idle_s=0.2), 4)
+        for _ in range(3):
+            assert await whole(pool) == b"{}"
+        assert peer.connections == 1
+        async with asyncio.timeout(WAIT_S):
+            await peer.changed.wait()  # it closes by itself
+        assert pool.idle == 0
+        assert await whole(pool) == b"{}"
+        assert peer.connections == 2
+        pool.close()
+
+
+@pytest.mark.parametrize("field", [b"connection: close\r\n", b"keep-alive: timeout=1\r\n"])
+async def test_connections_that_the_server_will_close_are_not_used_again(field: bytes) -> None:
+    async with Peer() as peer:
+        peer.says = WHOLE % field
+        pool = Pool(peer.url, ConnectionLimits(), 4)
+        for _ in range(3):
+            assert await whole(pool) == b"{}"
+        assert peer.connections == 3
+        pool.close()
+
+
+async def test_there_are_no_more_connections_than_may_be() -> None:
+    async with Peer() as peer:
+        peer.says = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{"
+        pool = Pool(peer.url, ConnectionLimits(), 1)
+        answer = await pool.send(b"GET / HTTP/1.1\r\n\r\n", b"", WAIT_S)
+        with pytest.raises(ConnectionsFull):
+            await whole(pool)
+        answer.close()  # which it is told of
+        async with asyncio.timeout(WAIT_S):
+            await peer.changed.wait()
+        peer.says = WHOLE % b""
+        assert await whole(pool) == b"{}"
+        pool.close()
+
+
+async def test_who_is_not_there_and_who_does_not_answer() -> None:
+    async with Peer() as peer:
+        peer.says = b""
+        pool = Pool(peer.url, ConnectionLimits(), 4)
+        with pytest.raises(Broke, match="in time"):
+            await pool.send(b"GET / HTTP/1.1\r\n\r\n", b"", 0.05)
+        peer.says = None
+        with pytest.raises(Broke) as broke:
+            await whole(pool)
+        assert not broke.value.begun
+        pool.close()
+    with pytest.raises(Absent):
+        await whole(Pool(peer.url, ConnectionLimits(), 4))
+    with pytest.raises(Absent):
+        await whole(Pool(UpstreamUrl("no-such-host.invalid", 1, False), ConnectionLimits(), 4))
+
+
+async def test_a_server_with_tls_must_be_who_it_is(tmp_path) -> None:
+    authority = TestAuthority(tmp_path)
+    folder = authority.folder("lb", "x")
+    peer = Peer()
+    peer.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    peer.tls.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    async with peer:
+        known = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        url = UpstreamUrl("localhost", peer.url.port, True)
+        pool = Pool(url, ConnectionLimits(), 4, known)
+        assert await whole(pool) == b"{}"
+        assert await whole(pool) == b"{}"
+        pool.close()
+        with pytest.raises(Absent):
+            await whole(Pool(url, ConnectionLimits(), 4, ssl.create_default_context()))
