@@ -180,7 +180,7 @@ def _fig9(tell: Tell, quick: bool) -> Result:
     picture = Picture(
         "SkyWalker Fig. 9",
         [
-            _bars("Throughput", "output tokens/s", groups, runs, lambda found: _tokens(found), ",.0f"),
+            _bars("Throughput", "thousand output tokens/s", groups, runs, lambda found: _tokens(found) / 1e3, ".1f"),
             _bars("TTFT, P90", "s", groups, runs, lambda found: found.measured.ttft.p90, ".1f"),
             _bars("End to end, P50", "s", groups, runs, lambda found: found.measured.e2e.p50, ".0f"),
             _bars("Hits", "of prompt tokens", groups, runs, lambda found: found.measured.hits, ".0%"),
@@ -242,7 +242,7 @@ def _fig10(tell: Tell, quick: bool) -> Result:
             None,
             ", ".join(f"{size}: {more[size]:.1f} without credits, {fewer[size]:.1f} with" for size in sizes),
             Basis.MODELLED,
-            all(fewer[size] <= more[size] + 0.5 for size in sizes),
+            sum(fewer.values()) < sum(more.values()),
             "of the probe interval. Requests that were pushed to an instance that has no room for them, in the mean "
             "over time: what credits are for; agrees if there are no more of them with credits. Not in the paper",
         ),

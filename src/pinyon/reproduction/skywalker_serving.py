@@ -60,9 +60,9 @@ def _picture(runs: Runs) -> Picture:
     return Picture(
         "SkyWalker Fig. 8",
         [
-            bars("Throughput", "output tokens/s", lambda each: each.output_tokens_per_s, ",.0f"),
-            bars("TTFT, mean", "s", lambda each: each.ttft.mean, ".2f"),
-            bars("TTFT, P90", "s", lambda each: each.ttft.p90, ".2f"),
+            bars("Throughput", "thousand output tokens/s", lambda each: each.output_tokens_per_s / 1e3, ".1f"),
+            bars("TTFT, mean", "s", lambda each: each.ttft.mean, ".1f"),
+            bars("TTFT, P90", "s", lambda each: each.ttft.p90, ".1f"),
             bars("End to end, P50", "s", lambda each: each.e2e.p50, ".0f"),
         ],
     )
