@@ -16,6 +16,7 @@ from rich.table import Table
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from services.cluster import POLICIES, ClusterSpec, LocalCluster
+from services.regions import LocalRegions, RegionsSpec
 from services.supervisor import Supervisor
 
 LOOK_S = 0.2
@@ -29,6 +30,20 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--mixed", type=int, default=0, help="workers that do both (default 0)")
     add("--stores", type=int, default=1, help="KV store nodes; 0 serves without a store and without Redis (default 1)")
     add("--lbs", type=int, default=1, help="load balancers; further ones take the next free ports (default 1)")
+    add(
+        "--regions",
+        default="",
+        metavar="NAME,NAME,...",
+        help="a whole suite for each of these regions, whose load balancers forward to each other; the ports are "
+        "those of the first",
+    )
+    add(
+        "--region-delay-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="there and back between two regions: each message takes half of it longer (default 0)",
+    )
     add("--host", default="127.0.0.1", help="address everything listens on (default 127.0.0.1)")
     add("--http-port", type=int, default=8000, help="OpenAI-compatible HTTP (default 8000; 0: a free one)")
     add("--lb-port", type=int, default=8001, help="the load balancer's gRPC (default 8001; 0: a free one)")
@@ -80,14 +95,17 @@ _SCHEDULE = (
 """With TLS it is for load balancers only."""
 
 
-def _show(console: Console, cluster: LocalCluster) -> None:
-    table = Table(title="pinyon is up", title_justify="left")
+def _show_services(console: Console, cluster: LocalCluster, title: str) -> None:
+    table = Table(title=title, title_justify="left")
     for column in ("service", "pid", "gRPC", "other endpoints"):
         table.add_column(column, overflow="fold")
     for name, service in cluster.services.items():
         others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
         table.add_row(name, str(service.pid), service.endpoints["grpc"], others)
     console.print(table)
+
+
+def _show(console: Console, cluster: LocalCluster) -> None:
     for service in cluster.of_kind("lb")[1:]:
         places = " and ".join(
             f"{kind} at {service.endpoints[name]}" for name, kind in (("http", "HTTP"), ("grpc", "gRPC"))
@@ -140,8 +158,17 @@ def up(arguments: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
+    regions = [name.strip() for name in values.pop("regions").split(",") if name.strip()]
+    delay_ms = values.pop("region_delay_ms")
     try:
-        cluster = LocalCluster(ClusterSpec(**values), log_dir)
+        spec = ClusterSpec(**values)
+        whole: LocalCluster | LocalRegions
+        if regions:
+            whole = LocalRegions(RegionsSpec(tuple(regions), spec, delay_ms=delay_ms), log_dir)
+            clusters = list(whole.clusters.values())
+        else:
+            whole = LocalCluster(spec, log_dir)
+            clusters = [whole]
     except PinyonError as error:
         console.print(f"pinyon: {error.message}", style="red", markup=False)
         return 2
@@ -152,12 +179,15 @@ def up(arguments: argparse.Namespace) -> int:
     try:
         starting = True
         with console.status("starting …"):
-            cluster.start(say)
+            whole.start(say)
         starting = False
-        _show(console, cluster)
-        supervisor = Supervisor(cluster, say, stop.is_set, time.monotonic())
+        for name, cluster in zip(regions or [""], clusters, strict=True):
+            _show_services(console, cluster, f"the region {name}" if name else "pinyon is up")
+        _show(console, clusters[0])
+        supervisors = [Supervisor(cluster, say, stop.is_set, time.monotonic()) for cluster in clusters]
         while not stop.wait(LOOK_S):
-            supervisor.tick(time.monotonic())
+            for supervisor in supervisors:
+                supervisor.tick(time.monotonic())
         console.print("stopping …")
     except KeyboardInterrupt:
         console.print("stopped while starting")
@@ -168,7 +198,7 @@ def up(arguments: argparse.Namespace) -> int:
         return 1
     finally:
         starting = False
-        cluster.stop()
+        whole.stop()
     console.print("stopped")
     return 0
 

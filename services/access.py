@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
-from pinyon.runtime.identity import ADMIN, CONDUCTOR, KVSTORE, LB, WORKER, peer_name
+from pinyon.runtime.identity import ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER, peer_name
 from pinyon.runtime.security import read_secret
 from services.process import ServiceProcess
 
@@ -19,7 +19,7 @@ __all__ = ["Access", "role_of"]
 def role_of(name: str) -> str:
     """The role of the service of that name in a local cluster."""
     kind = name.rpartition("-")[0] or name
-    return kind if kind in (CONDUCTOR, KVSTORE, LB) else WORKER
+    return kind if kind in (CONDUCTOR, CONTROLLER, KVSTORE, LB) else WORKER
 
 
 class Access:

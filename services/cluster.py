@@ -63,6 +63,8 @@ class ClusterSpec:
     mixed: int = 0
     stores: int = 1
     lbs: int = 1
+    prefix: str = ""
+    """Of all instance ids, where several clusters hear of each other; not with ``tls``."""
     host: str = "127.0.0.1"
     http_port: int = 0
     lb_port: int = 0
@@ -110,6 +112,8 @@ class ClusterSpec:
         copies = 1 + len(self.models)
         if copies * (self.prefill + self.decode + self.mixed) > 192:
             raise InvalidArgument(f"{copies} models with that many workers each are too many", field="more_models")
+        if self.prefix and self.tls:
+            raise InvalidArgument("certificates name the instances without a prefix", field="prefix")
         if not 1 <= self.lbs <= 16:
             raise InvalidArgument("lbs must be 1 to 16", field="lbs")
         for name, registry in POLICIES.items():
@@ -340,7 +344,14 @@ class LocalCluster:
         spec = self.spec
         folder = self._access.folder(role_of(name), name)
         return [
-            *("--instance-id", name, "--listen", f"{spec.host}:{port}", "--metrics-listen", f"{spec.host}:0"),
+            *(
+                "--instance-id",
+                spec.prefix + name,
+                "--listen",
+                f"{spec.host}:{port}",
+                "--metrics-listen",
+                f"{spec.host}:0",
+            ),
             *(() if folder is None else ("--tls-dir", str(folder))),
             *(("--allow-insecure",) if spec.allow_insecure else ()),
             *("--log-level", spec.log_level, "--log-format", spec.log_format, "--otlp-endpoint", spec.otlp_endpoint),

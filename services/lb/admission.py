@@ -25,6 +25,10 @@ class Turn(Protocol):
 
     async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None: ...
 
+    def release(self) -> None: ...
+
+    async def again(self, demand: int) -> bool: ...
+
     def leave(self, used_tokens: int = 0) -> None: ...
 
 
@@ -108,9 +112,9 @@ class Admission:
         with self._displaced():
             await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
 
-    async def again(self, place: Place) -> None:
+    async def again(self, place: Place, demand: int) -> None:
         with self._displaced():
-            await place.again()
+            await place.again(demand)
 
     @contextmanager
     def _displaced(self) -> Iterator[None]:
@@ -159,10 +163,15 @@ class Ticket:
             self._taken = 0
             raise
 
-    async def again(self) -> None:
+    def release(self) -> None:
+        """It is known now where it goes: the room that was kept for it is anybody's."""
+        self._place.release()
+
+    async def again(self, demand: int) -> bool:
         """Where it went there was no room after all: give the slot up, and wait where it did before; no tokens are
-        taken anew. Raises as :meth:`turn`."""
-        await self._admission.again(self._place)
+        taken anew. Raises as :meth:`turn`. Returns whether it could wait."""
+        await self._admission.again(self._place, demand)
+        return True
 
     @property
     def has_slot(self) -> bool:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.federation.members import LbInfo, OwnedCluster
 from pinyon.model import ModelCard, load_card
 from pinyon.routing.policies import ROUTING_POLICIES
-from pinyon.routing.policy import RoutingPolicy
+from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.identity import CONDUCTOR, peer_name
+from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
@@ -33,7 +37,10 @@ from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
 from services.lb.callers import LB_CALLERS
+from services.lb.clusters import Clusters
+from services.lb.coalesced import Coalesced
 from services.lb.conductor_session import ConductorSession
+from services.lb.controller_session import ControllerSession
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_app import HttpApp
 from services.lb.http_completions import Completions
@@ -52,17 +59,27 @@ from services.lb.off_loop import OffLoop
 from services.lb.prompts import Prompts
 from services.lb.readiness import Readiness
 from services.lb.recorder import Recorder
+from services.lb.regions.federation import load_federation
+from services.lb.regions.inbound import InboundParts
+from services.lb.regions.links import RegionLinks
+from services.lb.regions.membership import Membership
+from services.lb.regions.named import parse_delays, parse_peers
+from services.lb.regions.peer import Peer
+from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
 from services.lb.servers import make_servers
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
 from services.lb.tokenizer_process import strftime_now
 from services.lb.upstreams.app import UpstreamLb, build_upstream_lb
 from services.lb.upstreams.keys import read_upstream_keys
+from services.lb.ways import Ways
 from services.lb.worker_sessions import WorkerSessions
 
 __all__ = ["Lb", "build", "run"]
 
 _log = get_logger("lb")
+CHANGES_S = 0.002
+"""Instances say how they are many times a second; whoever waits for room hears of it together."""
 TELL_S = 1.0
 """For those who record a trace to be told the rest of it, at least."""
 
@@ -74,7 +91,14 @@ class Lb:
     view: InstanceView
     line: Line
     conductor: ConductorSession
+    clusters: Clusters
     workers: WorkerSessions
+    ways: Ways
+    regions: RegionLinks
+    inbound: InboundParts
+    peers: list[Peer]
+    membership: Membership
+    about: Callable[[dict[str, str]], LbInfo]
     models: Models
     off_loop: OffLoop
     dispatcher: Dispatcher
@@ -89,10 +113,13 @@ class Lb:
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
-        self.conductor.start()
+        self.clusters.start()
+        if self.peers:
+            self.regions.know(self.peers)
         try:
             endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
             self.readiness.start()
+            self.membership.start(self.about(endpoints | {"admin": self.grpc.admin_address or endpoints["grpc"]}))
             return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
         except BaseException:
             await self.close(0)
@@ -111,10 +138,13 @@ class Lb:
         # Also when all of the time is used up: what an ended call had not sent yet would be lost.
         tell_s = TELL_S if self.recorder.recordings else 0.0
         self.recorder.close()
+        self.inbound.end()
         await self.grpc.drain(max(tell_s, drain_s - (time.monotonic() - started_s)))
+        await self.membership.close()
         await self.readiness.close()
+        await self.regions.close()
         await self.workers.close()
-        await self.conductor.close()
+        await self.clusters.close()
         await self.models.close()
         self.off_loop.close()
         if self.journal is not None:
@@ -146,27 +176,47 @@ def build(
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
     cards = load_cards(settings)
     keys = load_api_keys(settings.api_keys_file)
-    view = InstanceView(ROUTING_POLICIES.make(settings.own_routing), settings.instances_grace_s, security.secret)
-    workers = WorkerSessions(settings.unread_tokens, clock, security.channels)
-
-    def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
-        view.update(message, clock(), first)
-        workers.keep_only(view.addresses, view.renewed, view.restarted)
-
+    federation = load_federation(settings)
+    ways = Ways(cards, federation, clock)
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
-    line = Line(decisions.queue, clock)
-    conductor = ConductorSession(
-        settings.conductor,
-        instance_id,
-        on_instances,
-        settings.conductor_timeout_s,
-        lambda: line.in_flight,
-        security.channels.to(peer_name(CONDUCTOR)),
+    line = Line(decisions.queue, clock, ways.is_open, ways.granted)
+    ways.changed, ways.waiting = Coalesced(line.availability_changed, CHANGES_S), lambda: line.waiting_demands
+    own = Peer(instance_id, settings.region, "")
+    regions = RegionLinks(
+        own, ways, federation.secret, settings.unread_tokens, clock, security.channels,
+        parse_delays(settings.test_region_delays_ms),
+    )  # fmt: skip
+    workers = WorkerSessions(
+        settings.unread_tokens,
+        clock,
+        security.channels,
+        lambda *heard: clusters.load(*heard),
+        lambda *lost: clusters.silent(*lost),
+        delays_s=parse_delays(settings.test_instance_delays_ms),
     )
+
+    def make_conductor(
+        address: str, on_instances: Callable[[conductor_pb2.InstanceList, bool], None]
+    ) -> ConductorSession:
+        return ConductorSession(
+            address,
+            instance_id,
+            on_instances,
+            settings.conductor_timeout_s,
+            lambda: line.in_flight,
+            security.channels.to(peer_name(CONDUCTOR)),
+        )
+
+    def make_view(cluster: str) -> InstanceView:
+        layer = partial(ways.local, cluster=cluster)
+        return InstanceView(layer, settings.instances_grace_s, security.secret)
+
+    clusters = Clusters(ways, workers, settings.conductor, make_conductor, make_view, clock)
+    view, conductor = clusters.home.view, clusters.home.conductor
     metrics = LbMetrics(registry, tuple(cards), line, conductor, workers, view)
-    show_policy = show_policies(registry, "lb", routing=settings.own_routing)
+    show_policy = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()
     chains = KeyChains()
     models = Models(
@@ -179,15 +229,17 @@ def build(
     admission = Admission(line, decisions.rates, default, metrics, clock)
     recorder = Recorder(clock)
     dispatcher = Dispatcher(
-        conductor,
+        clusters,
         workers,
-        view,
+        ways,
+        regions,
         metrics,
         recorder,
         telemetry,
         clock,
         settings.attempts,
         settings.placement_wait_s,
+        settings.place_by == "routing",
     )
     bodies = Budget(settings.bodies_limit_mib << 20)
     access = AccessLog(settings.access_log, clock)
@@ -209,9 +261,16 @@ def build(
     )
     http, server, https = make_servers(settings, app, bodies, metrics.http_connections, access, security)
     readiness = Readiness(
-        models.names, view, conductor, security.channels, server.set_serving, lambda: app.draining, clock
+        models.names,
+        view,
+        conductor,
+        security.channels,
+        server.set_serving,
+        lambda: app.draining,
+        clock,
+        ways.serves_elsewhere,
     )
-    servicer = LbServicer(admission, dispatcher, models, keys, settings.request_timeout_s, clock)
+    servicer = LbServicer(admission, dispatcher, models, keys, ways, settings.request_timeout_s, clock)
     server.add(
         lb_pb2_grpc.add_LbServiceServicer_to_server,
         servicer,
@@ -220,9 +279,47 @@ def build(
         servicer.doors,
     )
 
-    def use(routing: RoutingPolicy, choice: str) -> None:
-        view.use(routing)
+    inbound = InboundParts(
+        own, federation.secret, ways, line, models, dispatcher, metrics, access, lambda: app.draining,
+        settings.request_timeout_s, clock,
+    )  # fmt: skip
+    server.add(
+        peer_pb2_grpc.add_PeerServiceServicer_to_server,
+        PeerServicer(inbound),
+        peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
+        PEER_CALLERS,
+    )
+
+    membership = Membership(instance_id, ways, line, clusters, regions, metrics)
+    membership.session = ControllerSession(
+        settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
+        security.channels.to(peer_name(CONTROLLER)), clock,
+    )  # fmt: skip
+    if settings.controller:
+        ways.told = lambda: membership.session.federation is not None
+    boot_id = secrets.token_hex(8)
+
+    def about(endpoints: dict[str, str]) -> LbInfo:
+        """What the controller is told of who this is."""
+        scheme = "http" if https is None else "https"
+        return LbInfo(
+            instance_id,
+            boot_id,
+            settings.region,
+            settings.reachable(endpoints.get("admin", endpoints["grpc"])),
+            settings.http_url or f"{scheme}://{settings.reachable(endpoints['http'])}",
+            (OwnedCluster(settings.region, settings.conductor),) if settings.conductor else (),
+            settings.position_value,
+        )
+
+    def use(_: object, choice: str) -> None:
+        ways.use(routing=choice)
         show_policy("routing", choice)
+
+    def push(_: object, choice: str) -> None:
+        ways.use(pushing=choice)
+        clusters.watch()
+        show_policy("pushing", choice)
 
     def drain(draining: bool) -> None:
         app.draining = draining
@@ -230,7 +327,8 @@ def build(
     add_admin(
         server,
         [
-            changeable_policy(ROUTING_POLICIES, settings.own_routing, use),
+            changeable_policy(ROUTING_POLICIES, settings.routing, use),
+            changeable_policy(PUSHING_RULES, settings.pushing_choice, push),
             changeable_flag("draining", lambda: app.draining, drain),
         ],
         record=recorder.record,
@@ -239,7 +337,14 @@ def build(
         view,
         line,
         conductor,
+        clusters,
         workers,
+        ways,
+        regions,
+        inbound,
+        parse_peers(settings.peers),
+        membership,
+        about,
         models,
         off_loop,
         dispatcher,

@@ -125,7 +125,7 @@ def load_api_keys(path: str) -> ApiKeys:
             raise _bad(f"entry {number}: the key stands in the file already, with another entry")
     keys = _with_limits(keys)
     if any(client.geographies for client in keys.values()):
-        _log.warning("the API keys file names geographies: carried with requests; nothing places by them yet")
+        _log.warning("the API keys file names geographies: they bind load balancers that have a --region")
     return ApiKeys(keys)
 
 

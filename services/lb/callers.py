@@ -10,4 +10,5 @@ LB_CALLERS: Callers = {
     # People's programs: the servicer asks for their API keys.
     "Generate": ANYBODY,
     "ListModels": ANYBODY,
+    "WhereTo": ANYBODY,
 }

@@ -8,15 +8,20 @@ from contextlib import aclosing
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import NotFound, PinyonError, Unavailable
+from pinyon.core.errors import InvalidArgument, NotFound, PinyonError, ResourceExhausted, Unavailable
+from pinyon.routing.layer import Layer
+from pinyon.routing.two_layers import Where
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Turn
-from services.lb.conductor_session import ConductorAway, ConductorSession
-from services.lb.instances import InstanceView
+from services.lb.clusters import HOME, Cluster, Clusters
+from services.lb.conductor_session import ConductorAway
+from services.lb.instances import NOTHING
 from services.lb.metrics import LbMetrics
 from services.lb.recorder import Recorder
+from services.lb.regions.links import RegionLinks
 from services.lb.request import RETRY_CODES, Delta, Request
+from services.lb.ways import Ways
 from services.lb.worker_sessions import WorkerSessions
 
 __all__ = ["Dispatcher"]
@@ -24,6 +29,8 @@ __all__ = ["Dispatcher"]
 RETRY_AFTER_S = 1.0
 POLL_S = 0.5
 """An instance may become placeable without a change of the list (its load fell)."""
+
+_FINE = PinyonError("")
 
 _log = get_logger("lb")
 
@@ -33,25 +40,30 @@ class Dispatcher:
 
     def __init__(
         self,
-        conductor: ConductorSession,
+        clusters: Clusters,
         workers: WorkerSessions,
-        view: InstanceView,
+        ways: Ways,
+        regions: RegionLinks,
         metrics: LbMetrics,
         recorder: Recorder,
         telemetry: Telemetry,
         clock: Clock,
         attempts: int,
         placement_wait_s: float,
+        by_routing: bool = False,
     ) -> None:
-        self._conductor = conductor
+        """``by_routing``: instances are chosen here although a conductor answers, which only says who is there."""
+        self._clusters = clusters
         self._workers = workers
-        self._view = view
+        self._ways = ways
+        self._regions = regions
         self._metrics = metrics
         self._recorder = recorder
         self._telemetry = telemetry
         self._clock = clock
         self._attempts = attempts
         self._placement_wait_s = placement_wait_s
+        self._by_routing = by_routing
 
     async def run(self, request: Request, ticket: Turn) -> AsyncGenerator[Delta, None]:
         """What is new for the client, until the request has its ``finish_reason``; of a whole one all at once.
@@ -65,10 +77,14 @@ class Dispatcher:
             span.classify(ask.request_class)
             request.traceparent = span.traceparent or ask.traceparent
             try:
-                await ticket.turn(request.total_tokens)
+                await ticket.turn(request.total_tokens, priority=self.priority(request), demand=self.demand(request))
                 while request.finish_reason is None:
-                    placement = await self._place(request)
-                    async with aclosing(self._attempt(request, placement)) as deltas:
+                    ticket.release()  # in this turn of the loop it is chosen for itself, or held again
+                    where = await self._place(request, ticket)
+                    attempt = (
+                        self._elsewhere(request, where) if isinstance(where, str) else self._attempt(request, *where)
+                    )
+                    async with aclosing(attempt) as deltas:
                         async for delta in deltas:
                             if request.whole:
                                 request.hold(delta)
@@ -76,6 +92,9 @@ class Dispatcher:
                                 yield delta
                     if request.finish_reason is None:
                         self._retry_or_raise(request)
+                        if request.refused:
+                            self._ways.refused(request, request.region)
+                            await ticket.again(self.demand(request))
                 outcome = request.finish_reason.value
                 ticket.leave(request.used_tokens)
                 if request.whole:
@@ -92,13 +111,25 @@ class Dispatcher:
                 self._metrics.ended(request, outcome, now_s)
                 self._recorder.ended(request)
 
-    async def _attempt(self, request: Request, placement: common_pb2.Placement) -> AsyncGenerator[Delta, None]:
+    def demand(self, request: Request) -> int:
+        """The number of what it may go to, which it waits for in the queue."""
+        return self._ways.demand(request)
+
+    @staticmethod
+    def priority(request: Request) -> int:
+        """Lower goes first, of one tenant's."""
+        return request.ask.request_class.priority
+
+    async def _attempt(
+        self, request: Request, placement: common_pb2.Placement, cluster: Cluster
+    ) -> AsyncGenerator[Delta, None]:
         """One instance's part. Afterwards the request has a ``finish_reason`` or an ``error``."""
-        clock, view, model = self._clock, self._view, request.ask.model
+        clock, view, model = self._clock, cluster.view, request.ask.model
         attempt_id = request.attempt_id
         placed_s = clock()
         request.begin_attempt(placement, placed_s)
-        counted = view.begin(placement)
+        request.cluster = cluster.name
+        counted = view.begin(model, placement, request.routed or NOTHING)
         stream, computed = None, False
         try:
             size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
@@ -108,7 +139,7 @@ class Dispatcher:
             request.fill(
                 submission,
                 attempt_id,
-                view.keys_fit(model, placement.decode_instance_id),
+                self._keys_are(cluster, model) and view.keys_fit(model, placement.decode_instance_id),
                 view.fingerprint(model, placement.decode_instance_id),
                 clock(),
             )
@@ -124,6 +155,7 @@ class Dispatcher:
             request.error = error
         finally:
             view.end(counted)
+            self._ways.changed()
             if stream is not None:
                 request.reached, request.lost = stream.reached, stream.lost
                 stream.close()
@@ -131,18 +163,44 @@ class Dispatcher:
                 view.succeeded(placement.decode_instance_id, placed_s)
             else:
                 # Whoever still lives reports the end itself; who does not cannot.
-                self._conductor.release(attempt_id)
+                cluster.conductor.release(attempt_id)
+
+    async def _elsewhere(self, request: Request, name: str) -> AsyncGenerator[Delta, None]:
+        """Another region's part, which its load balancer sees to. Afterwards as after :meth:`_attempt`."""
+        clock, regions = self._clock, self._regions
+        request.begin_attempt(None, clock(), name)
+        stream, counted = None, None
+        try:
+            stream, submission = regions.open(name, request.gap_s)
+            counted = self._ways.sent(request, name)
+            request.fill(submission, request.attempt_id, False, "", clock())
+            regions.send(name, stream, submission, request.gap_s)
+            self._metrics.forwarded(regions.region_of(name))
+            del submission
+            while request.finish_reason is None and request.error is None:
+                delta = _fold(request, await stream.take(), clock())
+                if delta.tokens or delta.text:
+                    yield delta
+        except Unavailable as error:
+            request.error = error
+        finally:
+            Layer.ended(counted)
+            self._ways.changed()
+            if stream is not None:
+                request.reached, request.lost = stream.reached, stream.lost
+                stream.close()
 
     def _retry_or_raise(self, request: Request) -> None:
         error = request.error
         assert error is not None
         now_s, leaving = self._clock(), False
-        if (failed := request.failed_instance) is not None:
-            leaving = self._view.leaves(failed)
+        if not request.region and (failed := request.failed_instance) is not None:
+            view = self._clusters.get(request.cluster).view
+            leaving = view.leaves(failed)
             if not request.found_full:
-                self._view.failed(failed, now_s)
+                view.failed(failed, now_s)
         if not request.retry(self._attempts, self._placement_wait_s, now_s, leaving=leaving):
-            if error.grpc_code not in RETRY_CODES:
+            if error.grpc_code not in RETRY_CODES or request.refused:
                 raise error
             # Whatever the instance called it, the client may try again.
             raise Unavailable(error.message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
@@ -154,61 +212,121 @@ class Dispatcher:
         if request.tokens:
             self._metrics.resumes.inc()
 
-    async def _place(self, request: Request) -> common_pb2.Placement:
-        """Where the next attempt runs; waits a while for an instance if there is none."""
+    async def _place(self, request: Request, ticket: Turn) -> tuple[common_pb2.Placement, Cluster] | str:
+        """Where the next attempt runs: on which instances of which cluster here, or the name of another region's load
+        balancer. Waits a while for an instance if there is none."""
         give_up_s = self._clock() + self._placement_wait_s
         while True:
-            exclude = self._excluded(request)
-            own = True
-            try:
-                return await self._conductor.place(request.schedule_request(exclude))
-            except ConductorAway as away:
-                error: PinyonError = away
-            except (Unavailable, NotFound) as refusal:
-                # The model is ours: what the conductor does not know is any instance of it, or not yet.
-                error, own = refusal, self._view.doubts(request.ask.model)
-            if own:
-                try:
-                    return self._own_choice(request, exclude)
-                except Unavailable as unavailable:
-                    error = unavailable
-            if request.error is not None and request.found_full:
-                raise request.error  # so is whoever else there is, and the client may wait as well as we
+            choice = self._ways.choose(request)
+            if choice.where is Where.REMOTE:
+                return choice.target
+            if choice.where is Where.NOWHERE:
+                raise InvalidArgument(self._forbidden(request), field="geographies")
+            if choice.where is Where.WAIT and self._waits(request) and await ticket.again(self.demand(request)):
+                ticket.release()  # somebody else was quicker
+                give_up_s = self._clock() + self._placement_wait_s
+                continue
+            if choice.where in (Where.LOCAL, Where.ADOPTED) or self._ways.serves_here(request):
+                cluster = self._clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
+                with self._ways.held(request, cluster.name):
+                    placement, error = await self._here(request, cluster)
+                if placement is not None:
+                    return placement, cluster
+            else:
+                error = Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
+            if isinstance(error, ResourceExhausted) or (request.error is not None and request.found_full):
+                elsewhere = self._ways.elsewhere(request)
+                if elsewhere:
+                    return elsewhere
+                # so is whoever else there is, and the client may wait as well as we
+                raise error if isinstance(error, ResourceExhausted) or request.error is None else request.error
             left_s = give_up_s - self._clock()
             if left_s <= 0:
                 raise self._nowhere(request, error)
-            await self._view.wait_change(min(left_s, POLL_S))
+            await self._clusters.wait_change(min(left_s, POLL_S))
             # One that failed us may have restarted under its old name; until something new is heard, its address may as
             # well still be dead, and the attempts are few.
-            request.exclude = self._view.avoided(request.exclude, self._clock())
+            request.exclude = set().union(
+                *(each.view.avoided(request.exclude, self._clock()) for each in self._clusters)
+            )
+            request.exclude_lbs = self._ways.still_away(request.exclude_lbs)
 
-    def _own_choice(self, request: Request, exclude: Collection[str]) -> common_pb2.Placement:
-        placement = self._view.choose(
-            request.ask.model, request.total_tokens, exclude, self._clock(), careful=request.attempt > 0
+    def _waits(self, request: Request) -> bool:
+        """It can go back into the queue. One that was failed by somebody cannot: there it would be called for whom it
+        must not go to."""
+        return not request.exclude and not request.exclude_lbs and self._ways.may_wait(request)
+
+    async def _here(self, request: Request, cluster: Cluster) -> tuple[common_pb2.Placement | None, PinyonError]:
+        """A placement on instances of the cluster, or why there is none."""
+        exclude = self._excluded(request, cluster)
+        if self._by_routing:
+            try:
+                return self._own_choice(request, exclude, cluster), _FINE
+            except Unavailable as unavailable:
+                return None, unavailable
+        own = True
+        error: PinyonError
+        try:
+            keys = None if self._keys_are(cluster, request.ask.model) else b""
+            return await cluster.conductor.place(request.schedule_request(exclude, keys)), _FINE
+        except ConductorAway as away:
+            error = away
+        except ResourceExhausted as rejected:
+            return None, rejected
+        except (Unavailable, NotFound) as refusal:
+            # The model is ours: what the conductor does not know is any instance of it, or not yet.
+            error, own = refusal, cluster.view.doubts(request.ask.model)
+        if own:
+            try:
+                return self._own_choice(request, exclude, cluster), _FINE
+            except Unavailable as unavailable:
+                error = unavailable
+        return None, error
+
+    def _forbidden(self, request: Request) -> str:
+        whose = request.ask.request_class
+        reasons = {each.reason for each in self._ways.dry_run(request.ask.model, whose.geographies, whose.tenant)}
+        return f"No region that is known may serve this request: {'; '.join(sorted(reasons))}."
+
+    def _own_choice(self, request: Request, exclude: Collection[str], cluster: Cluster) -> common_pb2.Placement:
+        placement = cluster.view.choose(
+            request.ask.model,
+            request.total_tokens,
+            exclude,
+            self._clock(),
+            self._ways.routed(request),
+            careful=request.attempt > 0,
         )
-        self._metrics.fallbacks.inc()
+        if not self._by_routing:
+            self._metrics.fallbacks.inc()
         return placement
 
-    def _excluded(self, request: Request) -> set[str]:
-        """Those that failed this request, and those that may not go on with what it has got. If then nobody is left,
-        and the client has seen nothing, it starts over."""
+    def _keys_are(self, cluster: Cluster, model: str) -> bool:
+        """Whether the block keys of requests are those of the cluster's instances: they are the own cluster's."""
+        return cluster is self._clusters.home or cluster.view.same_keys(self._clusters.home.view, model)
+
+    def _excluded(self, request: Request, cluster: Cluster) -> set[str]:
+        """Those that failed this request or were taken out, and those that may not go on with what it has got. If then
+        nobody is left, and the client has seen nothing, it starts over."""
+        excluded = request.exclude | cluster.removed if cluster.removed else request.exclude
         if not (request.tokens and request.fingerprint):
-            return request.exclude
-        model = request.ask.model
-        exclude = request.exclude | self._view.with_other_weights(model, request.fingerprint)
-        if len(exclude) == len(request.exclude):
+            return excluded
+        model, view = request.ask.model, cluster.view
+        exclude = excluded | view.with_other_weights(model, request.fingerprint)
+        if len(exclude) == len(excluded):
             return exclude
-        if request.can_start_over and not self._view.servable(model, self._clock(), request.total_tokens, exclude):
+        if request.can_start_over and not view.servable(model, self._clock(), request.total_tokens, exclude):
             _log.warning(
                 "nobody else has the weights that generated: from the start",
                 extra={"request_id": request.ask.request_id, "generated": len(request.tokens)},
             )
             request.start_over()
-            return request.exclude
+            return excluded
         return exclude
 
     def _nowhere(self, request: Request, error: PinyonError) -> PinyonError:
-        if request.tokens and self._view.with_other_weights(request.ask.model, request.fingerprint):
+        home = self._clusters.home.view
+        if request.tokens and home.with_other_weights(request.ask.model, request.fingerprint):
             return Unavailable(
                 "The instance that generated went away, and no other one serves the weights it began with.",
                 retry_after_s=RETRY_AFTER_S,

@@ -66,7 +66,10 @@ class ChoicesAnswer:
         """Raises :class:`PinyonError` of the first choice that failed; then none runs any more."""
         requests = self._requests
         try:
-            await ticket.turn(sum(request.total_tokens for request in requests))
+            total, first = sum(request.total_tokens for request in requests), requests[0]
+            dispatcher = self._dispatcher
+            await ticket.turn(total, priority=dispatcher.priority(first), demand=dispatcher.demand(first))
+            ticket.release()  # each choice is chosen a target for itself
             if self._call.echo:
                 await self._read_prompts()
             await run_side_by_side(ticket, [self._runner(index) for index in range(len(requests))])

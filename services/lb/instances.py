@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from pinyon.api.common.v1 import common_pb2
@@ -15,8 +15,12 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.messages.layout import layout_from_proto
 from pinyon.messages.role import role_from_proto
-from pinyon.routing.policy import Candidate, RoutingPolicy, serving_groups
+from pinyon.routing.groups import Candidate, serving_groups
+from pinyon.routing.layer import Layer
+from pinyon.routing.pair import choose_pair
 from pinyon.routing.roster import Roster
+from pinyon.routing.target import Report, Target
+from pinyon.routing.target_policy import Routed
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["InstanceView", "ModelView"]
@@ -26,6 +30,7 @@ INSTANCES_MAX = 4096
 FIRST_PAUSE_S = 2.5
 """Before an instance that failed a request is tried again although nothing new was heard of it."""
 MAX_PAUSE_S = 5.0
+NOTHING = Routed()
 
 _log = get_logger("lb")
 
@@ -57,9 +62,11 @@ class InstanceView:
     """Kept while the conductor is away, and while one that has just started does not know them yet (:class:`Roster`):
     serving goes on with what was known last."""
 
-    def __init__(self, routing: RoutingPolicy, grace_s: float = 10.0, secret: bytes = b"") -> None:
-        """``secret``: the cluster's, which block keys start from; instances with another one are left out."""
-        self._routing = routing
+    def __init__(self, layers: Callable[[str], Layer | None], grace_s: float = 10.0, secret: bytes = b"") -> None:
+        """``layers``: of each model that is served here, what its instances are targets of.
+
+        ``secret``: the cluster's, which block keys start from; instances with another one are left out."""
+        self._layers = layers
         self._secret = secret
         self._secret_id = secret_id(secret)
         self._strangers: frozenset[str] = frozenset()
@@ -67,11 +74,12 @@ class InstanceView:
         self._roster = Roster(grace_s)
         self._failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=INSTANCES_MAX)
         self._instances: dict[str, _Instance] = {}
+        self._at: dict[str, tuple[str, str]] = {}
+        """Model and id by address."""
         self._candidates: dict[str, list[Candidate]] = {}
         self._doubtful: dict[str, list[Candidate]] = {}
         """Those the conductor has lost sight of, although they do not leave."""
         self._models: dict[str, ModelView] = {}
-        self._in_flight: dict[str, int] = {}
         self._namespaces: dict[tuple[str, str], BlockKey] = {}
         self._changed = asyncio.Event()
         self.version = 0
@@ -80,10 +88,8 @@ class InstanceView:
         self.restarted: frozenset[str] = frozenset()
         """Those of them at which another process was before."""
         self.addresses: frozenset[str] = frozenset()
-
-    def use(self, routing: RoutingPolicy) -> None:
-        """From now on this one chooses where there is no conductor."""
-        self._routing = routing
+        self.in_flight = 0
+        """Requests counted on instances, once per role."""
 
     @property
     def unconfirmed(self) -> int:
@@ -122,7 +128,7 @@ class InstanceView:
             else:
                 listed[instance_id] = kept
         self.renewed, self.restarted, self.version = frozenset(renewed), frozenset(restarted), message.version
-        self._take(listed)
+        self._take(listed, now_s)
 
     def _leave_out_strangers(self, listed: dict[str, _Instance]) -> None:
         strangers = frozenset(name for name, each in listed.items() if each.key_secret_id != self._secret_id)
@@ -137,9 +143,10 @@ class InstanceView:
         unconfirmed = self._roster.unconfirmed
         if self._roster.expire(now_s):
             _log.info("forgot instances that the conductor does not list: %s", ", ".join(sorted(unconfirmed)))
-            self._take({name: each for name, each in self._instances.items() if name not in unconfirmed})
+            self._take({name: each for name, each in self._instances.items() if name not in unconfirmed}, now_s)
 
-    def _take(self, instances: dict[str, _Instance]) -> None:
+    def _take(self, instances: dict[str, _Instance], now_s: float) -> None:
+        self._sync(instances, now_s)
         candidates: dict[str, list[Candidate]] = {}
         doubtful: dict[str, list[Candidate]] = {}
         models: dict[str, ModelView] = {}
@@ -157,10 +164,45 @@ class InstanceView:
         if models != self._models:
             self._namespaces.clear()
         self._instances, self._candidates, self._models = instances, candidates, models
+        self._at = {each.candidate.address: (each.model, name) for name, each in instances.items()}
         self._doubtful = doubtful
         self.addresses = frozenset(each.address for found in candidates.values() for each in found)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _sync(self, instances: dict[str, _Instance], now_s: float) -> None:
+        """The layers have the same targets. One that has restarted has nothing of what it was sent before."""
+        before = self._instances
+        for name, old in before.items():
+            new = instances.get(name)
+            if new is None or new.model != old.model:
+                layer = self._layers(old.model)
+                if layer is not None:
+                    layer.leave(name)
+        for name, new in instances.items():
+            layer = self._layers(new.model)
+            if layer is None:
+                continue
+            old_one, candidate = before.get(name), new.candidate
+            if old_one is None or (old_one.boot_id, old_one.candidate) != (new.boot_id, candidate):
+                layer.join(name, candidate.max_batch, batches=candidate.role.decodes)
+                layer.report(name, Report(), now_s)  # until it has had the time to say how it is
+            layer.set_draining(name, not new.schedulable)
+
+    def watched(self, models: Collection[str]) -> dict[str, str]:
+        """Instances of these models by address: whose load is to be heard of."""
+        return {each.address: each.instance_id for model in models for each in self._candidates.get(model, ())}
+
+    def same_keys(self, other: InstanceView, model: str) -> bool:
+        """Whether keys mean the same to the instances of both."""
+        mine, theirs = self._models.get(model), other._models.get(model)
+        if mine is None or theirs is None or self._secret_id != other._secret_id:
+            return False
+        return (mine.fingerprint, mine.layout) == (theirs.fingerprint, theirs.layout)
+
+    def at(self, address: str) -> tuple[str, str] | None:
+        """Model and id of the instance there; None if there is none."""
+        return self._at.get(address)
 
     async def wait_change(self, timeout_s: float) -> None:
         """Until the next list, or for ``timeout_s``."""
@@ -257,7 +299,13 @@ class InstanceView:
         return {each for each in instance_ids if self._failures.avoids(each, now_s)}
 
     def choose(
-        self, model: str, total_tokens: int, exclude: Collection[str], now_s: float, careful: bool = False
+        self,
+        model: str,
+        total_tokens: int,
+        exclude: Collection[str],
+        now_s: float,
+        routed: Routed = NOTHING,
+        careful: bool = False,
     ) -> common_pb2.Placement:
         """A placement without the conductor; those that it has lost sight of are for when there are no others. Raises
         :class:`Unavailable`.
@@ -275,8 +323,10 @@ class InstanceView:
             for each in known
             if (each.instance_id in failures if careful else failures.avoids(each.instance_id, now_s))
         }
-        pair = self._routing.choose(serving_groups(known, total_tokens, exclude, avoided), self._in_flight)
-        if pair is None:
+        layer = self._layers(model)
+        groups = serving_groups(known, total_tokens, exclude, avoided)
+        pair = None if layer is None else choose_pair(groups, layer, routed, now_s)
+        if layer is None or pair is None:
             raise Unavailable("No instance is available for this model.", retry_after_s=1.0)
         failures.tried(pair.prefill.instance_id, now_s)
         failures.tried(pair.decode.instance_id, now_s)
@@ -285,28 +335,27 @@ class InstanceView:
             prefill_address=pair.prefill.address,
             decode_instance_id=pair.decode.instance_id,
             decode_address=pair.decode.address,
-            policy=f"lb_{self._routing.name}",
+            policy=f"lb_{layer.policy.name}",
         )
 
-    def begin(self, placement: common_pb2.Placement) -> tuple[str, str]:
+    def begin(
+        self, model: str, placement: common_pb2.Placement, routed: Routed = NOTHING
+    ) -> tuple[Target | None, Target | None]:
         """Count a request on its instances until :meth:`end` is called with what this returns."""
-        ids = (placement.prefill_instance_id, placement.decode_instance_id)
-        for instance_id in ids:
-            self._in_flight[instance_id] = self._in_flight.get(instance_id, 0) + 1
-        return ids
+        self.in_flight += 2
+        layer = self._layers(model)
+        if layer is None:
+            return None, None
+        prefill, decode = placement.prefill_instance_id, placement.decode_instance_id
+        if prefill == decode:
+            return layer.sent(routed, decode), None
+        # Who decodes is sent the request, and counts it; who computes the prompt is told of it by that one.
+        return layer.sent(routed, prefill, counted=False), layer.sent(NOTHING, decode)
 
-    def end(self, ids: tuple[str, str]) -> None:
-        for instance_id in ids:
-            left = self._in_flight[instance_id] - 1
-            if left:
-                self._in_flight[instance_id] = left
-            else:
-                del self._in_flight[instance_id]
-
-    @property
-    def in_flight(self) -> int:
-        """Requests counted on instances, once per role."""
-        return sum(self._in_flight.values())
+    def end(self, counted: tuple[Target | None, Target | None]) -> None:
+        self.in_flight -= 2
+        for target in counted:
+            Layer.ended(target)
 
 
 def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
@@ -334,7 +383,6 @@ def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
                 info.address,
                 role,
                 f"{info.model_fingerprint}/{layout.layout_id}",
-                load.pending_requests + load.running_requests,
                 info.max_batch,
                 info.max_context_tokens,
             ),

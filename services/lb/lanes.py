@@ -19,6 +19,12 @@ class _Granted:
     async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
+    async def again(self, demand: int) -> bool:
+        return False
+
     def leave(self, used_tokens: int = 0) -> None:
         pass
 
@@ -42,6 +48,7 @@ async def run_side_by_side(ticket: Ticket, runs: Iterable[Callable[[], Awaitable
             task.add_done_callback(lambda _, place=place: place.leave())  # type: ignore[misc]
 
     async def extra(place: Place, run: Callable[[], Awaitable[None]]) -> None:
+        place.release()
         await run()
         place.leave()
         spread()

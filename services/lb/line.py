@@ -5,27 +5,36 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, PinyonError
 from pinyon.routing.queue import RequestQueue
 
-__all__ = ["Line", "Place"]
+__all__ = ["Held", "Line", "Place"]
+
+
+class Held(Protocol):
+    """Room that is kept for one request until it is known where that goes."""
+
+    def release(self) -> None:
+        """Calling it again is fine."""
 
 
 class Place:
     """One request's place: taken before the request is prepared, left when it has ended (``with``, or ``leave``)."""
 
     __slots__ = (
-        "_error", "_has_slot", "_line", "_number", "_turn", "deadline_s", "demand", "entered_s", "priority", "tenant",
-        "tokens",
+        "_error", "_has_slot", "_held", "_line", "_number", "_turn", "deadline_s", "demand", "entered_s", "priority",
+        "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(self, line: Line, number: int, tenant: str) -> None:
         self._line = line
         self._number = number
         self._has_slot = False
+        self._held: Held | None = None
         self._error: PinyonError | None = None
         self._turn: asyncio.Future[None] | None = None
         self.tenant = tenant
@@ -45,25 +54,37 @@ class Place:
             await self._turn
         self._check()
 
-    async def again(self) -> None:
-        """Where the request went, it was refused: give the slot back and wait for one at the old place in the line.
+    async def again(self, demand: int | None = None) -> None:
+        """Where the request went, it was refused: give the slot back and wait for one at the old place in the line. The
+        loop turns at least once. ``demand``: its number, if that is another one now.
 
         Raises as :meth:`turn`, and :class:`ValueError` if it has no slot.
         """
         if not self._has_slot:
             raise ValueError("it has no slot")
+        self.release()
+        if demand is not None:
+            self.demand = demand
         self._has_slot = False
         self._turn = asyncio.get_running_loop().create_future()
         self._line.put_back(self)
         await self._turn
+        await asyncio.sleep(0)
         self._check()
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
 
+    def release(self) -> None:
+        """It is known now where it goes: the room that was kept for it is anybody's. Calling it twice is fine."""
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
     def leave(self) -> None:
         """Give the slot to the next in line, or the place back. Calling it twice is fine."""
+        self.release()
         if self._error is None and self._number:
             number, self._number = self._number, 0
             self._line.left(number, self._has_slot)
@@ -84,9 +105,9 @@ class Place:
     def has_slot(self) -> bool:
         return self._has_slot
 
-    def granted(self) -> None:
+    def granted(self, held: Held | None) -> None:
         """It has its slot, whether or not its task learns of it before it is cancelled."""
-        self._has_slot = True
+        self._has_slot, self._held = True, held
         self._wake()
 
     def lost(self, error: PinyonError) -> None:
@@ -110,7 +131,8 @@ class Line:
     """All on one event loop.
 
     ``is_open`` says whether there is room for a demand now, and ``on_grant`` is told at once of each request of it that
-    has got a slot, so that ``is_open`` counts it when it is asked for the next. Neither may raise. Whenever there may
+    has got a slot, so that ``is_open`` counts it when it is asked for the next; it may give what is kept for that one
+    until it has left, or :meth:`Place.release`. Neither may raise. Whenever there may
     be room for more, :meth:`availability_changed` is to be called: without it, only who comes or leaves finds it.
     """
 
@@ -119,7 +141,7 @@ class Line:
         queue: RequestQueue,
         clock: Clock = time.monotonic,
         is_open: Callable[[int], bool] = _always,
-        on_grant: Callable[[int], None] = _nobody,
+        on_grant: Callable[[int], Held | None] = _nobody,
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
         self._queue = queue
@@ -137,6 +159,11 @@ class Line:
     @property
     def queued(self) -> int:
         return self._queue.queued
+
+    @property
+    def waiting_demands(self) -> Collection[int]:
+        """Of those who wait."""
+        return self._queue.waiting_demands
 
     def reserve(self, tenant: str) -> Place:
         """A place, before anything is done for a request. Raises :class:`ResourceExhausted` when the queue is full."""
@@ -215,8 +242,7 @@ class Line:
 
     def _grant(self, number: int) -> None:
         place = self._places.pop(number)
-        place.granted()
-        self.on_grant(place.demand)
+        place.granted(self.on_grant(place.demand))
 
     def _expire(self, now_s: float) -> None:
         if now_s >= self._queue.next_deadline_s:

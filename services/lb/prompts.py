@@ -229,6 +229,12 @@ class Prompts:
             )
         return call.max_tokens
 
+    async def keys_of(self, request_class: RequestClass, tokens: bytes, holder: str = "") -> bytes:
+        """Block keys of a prompt in the region's own layout, packed; empty while nobody told that. Raises
+        :class:`InvalidArgument` for tokens that the model has not."""
+        self._check_tokens(tokens, "prompt")
+        return await self._keys(self.model, request_class, tokens, holder)
+
     async def _keys(
         self, model: str, request_class: RequestClass, tokens: bytes, holder: str, *, inline: bool = True
     ) -> bytes:

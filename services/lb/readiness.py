@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.core.clock import Clock
-from pinyon.routing.policy import Candidate
+from pinyon.routing.groups import Candidate
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import WORKER, peer_name
 from pinyon.runtime.logging import get_logger
@@ -47,7 +47,9 @@ class Readiness:
         tell: Callable[[bool], Awaitable[None]],
         draining: Callable[[], bool],
         clock: Clock,
+        elsewhere: Callable[[str], bool] = lambda model: False,
     ) -> None:
+        """``elsewhere``: other regions would serve a model."""
         self._models = models
         self._view = view
         self._conductor = conductor
@@ -55,6 +57,7 @@ class Readiness:
         self._tell = tell
         self._draining = draining
         self._clock = clock
+        self._elsewhere = elsewhere
         self._silent: frozenset[str] = frozenset()
         """Of those that were asked, who did not say that it serves."""
         self._next_round_s = 0.0
@@ -77,7 +80,7 @@ class Readiness:
         """Models of which no request would be served, and why, a sentence each."""
         now_s = self._clock()
         found = {model: self._view.lacks(model, now_s, self._silent) for model in self._models}
-        return {model: why for model, why in found.items() if why}
+        return {model: why for model, why in found.items() if why and not self._elsewhere(model)}
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._watch(), name="readiness")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -21,12 +23,17 @@ from pinyon.messages.finish_reason import finish_reason_from_proto
 from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.sampling import sampling_to_proto
+from pinyon.routing.target_policy import Routed
 from services.lb.ask import Ask
 
-__all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
+__all__ = ["REGION_FIELD", "REJECTED_FIELD", "RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
+REGION_FIELD = "region"
+"""The same when a region has no room for what was forwarded to it."""
+REJECTED_FIELD = "region_rejects"
+"""The same when its conductor sees none of its instances in time."""
 
 NO_SLO_MS = 1 << 31
 MS_MAX = (1 << 31) - 1
@@ -76,9 +83,11 @@ class Request:
         "arrived_s",
         "ask",
         "attempt",
+        "cluster",
         "deadline_s",
         "error",
         "exclude",
+        "exclude_lbs",
         "fingerprint",
         "finish_reason",
         "first_token_s",
@@ -89,6 +98,9 @@ class Request:
         "prefill",
         "prompt_logprobs",
         "reached",
+        "region",
+        "routed",
+        "sender",
         "tokens",
         "traceparent",
         "whole",
@@ -106,6 +118,16 @@ class Request:
         self.first_token_s = 0.0
         self.attempt = 0
         self.exclude: set[str] = set()
+        self.exclude_lbs: set[str] = set()
+        """Load balancers of other regions that failed or refused it."""
+        self.sender = ""
+        """The region that it came from, if that is another one: it goes to no third one."""
+        self.region: str = ""
+        """The load balancer of another region that has the present attempt."""
+        self.cluster: str = ""
+        """The adopted cluster that has the present attempt; empty: the region's own, or another region."""
+        self.routed: Routed | None = None
+        """What its target is chosen by, once that was asked for."""
         self.tokens: list[int] = []
         self.fingerprint = ""
         """Of the weights that generated ``tokens``; empty: not known."""
@@ -137,8 +159,11 @@ class Request:
     def total_tokens(self) -> int:
         return self.ask.prompt_tokens + self.ask.sampling.max_tokens
 
-    def schedule_request(self, exclude: Collection[str] = ()) -> conductor_pb2.ScheduleRequest:
-        """What the conductor is asked; ``exclude`` comes to those that failed.
+    def schedule_request(
+        self, exclude: Collection[str] = (), block_keys: bytes | None = None
+    ) -> conductor_pb2.ScheduleRequest:
+        """What the conductor is asked; ``exclude`` comes to those that failed, and ``block_keys`` are those of its
+        instances, if they are not the request's own.
 
         Each attempt has an id of its own: late reports about one do not end another.
         """
@@ -148,7 +173,7 @@ class Request:
             model=ask.model,
             request_class=self._class,
             prompt_tokens=ask.prompt_tokens,
-            block_keys=ask.block_keys[:KEYS_BYTES_MAX],
+            block_keys=(ask.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
             max_tokens=ask.sampling.max_tokens,
             # The client of a request that failed elsewhere waits already: late is better than rejected.
             ttft_slo_ms=NO_SLO_MS if self.attempt else ask.ttft_slo_ms,
@@ -162,10 +187,12 @@ class Request:
     def attempt_id(self) -> str:
         return self.ask.request_id if not self.attempt else f"{self.ask.request_id}~{self.attempt}"
 
-    def begin_attempt(self, placement: common_pb2.Placement, now_s: float) -> None:
-        """The request was placed: it begins, or goes on, there."""
+    def begin_attempt(self, placement: common_pb2.Placement | None, now_s: float, region: str = "") -> None:
+        """The request was placed: it begins, or goes on, there. Without a placement, in another ``region``."""
         # At least one token must be left to generate; if the last one is known already it is simply generated again.
-        self._resumed = min(len(self.tokens), self.ask.sampling.max_tokens - 1)
+        # Another region sees to that by itself, and to what of it is new.
+        self._resumed = min(len(self.tokens), self.ask.sampling.max_tokens - (0 if region else 1))
+        self.region = region
         self._drop_chars = self._sent_chars
         self._drop_tokens = len(self.tokens) - self._resumed
         self.attempt += 1
@@ -202,6 +229,8 @@ class Request:
             message.placement.CopyFrom(self.placement)
             if (slo_ms := self.placement.ttft_slo_ms) and not self.tokens:
                 message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - self.arrived_s) * 1e3))
+        elif ask.ttft_slo_ms and not self.tokens:
+            message.ttft_left_ms = max(-MS_MAX, ask.ttft_slo_ms - round((now_s - self.arrived_s) * 1e3))
         message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
         message.traceparent = self.traceparent
         message.no_reuse = ask.no_reuse
@@ -224,6 +253,8 @@ class Request:
             tokens = tokens[dropped:]
             if logprobs is not NO_LOGPROBS:
                 logprobs = logprobs_after(logprobs, dropped) if tokens else NO_LOGPROBS
+        if update.model_fingerprint and not self.fingerprint:
+            self.fingerprint = update.model_fingerprint
         if tokens:
             if not self.first_token_s:
                 self.first_token_s = now_s
@@ -265,9 +296,19 @@ class Request:
     def failed_instance(self) -> str | None:
         """Whom the last attempt's error speaks against; None when another instance would say the same."""
         error, placement = self.error, self.placement
+        if self.region:
+            return self.region if error is not None and self._region_failed(error) else None
         if error is None or placement is None or not (self.found_full or error.grpc_code in RETRY_CODES):
             return None
         return placement.prefill_instance_id if error.field == PREFILL_FIELD else placement.decode_instance_id
+
+    def _region_failed(self, error: PinyonError) -> bool:
+        return error.grpc_code in RETRY_CODES or error.field in (REGION_FIELD, REJECTED_FIELD)
+
+    @property
+    def refused(self) -> bool:
+        """The other region has not taken it: it costs nothing, and somebody else may."""
+        return bool(self.region) and self.error is not None and self.error.field == REGION_FIELD
 
     @property
     def found_full(self) -> bool:
@@ -287,14 +328,23 @@ class Request:
             return False
         if self._failing_since_s is None:
             self._failing_since_s = now_s
+        if self.refused:  # it may have room soon; until then it counts as full for everybody
+            self._failing_since_s = None
+            return True
+        rejected = bool(self.region) and self.error is not None and self.error.field == REJECTED_FIELD
         generated = len(self.tokens) > self._resumed
         slow = self.reached and now_s - self._submitted_s >= QUICK_S
         paid = self.lost or ((generated or slow) and not leaving)
+        paid = paid and not rejected
         self._paid_attempts += paid
         if self._paid_attempts >= attempts or self.attempt >= TRIES_MAX:
             return False
-        self.exclude.add(failed)
+        (self.exclude_lbs if self.region else self.exclude).add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
+
+    def go_on_after(self, tokens_le32: bytes) -> None:
+        """These were generated before, in another region, where their text is known."""
+        self.tokens = np.frombuffer(tokens_le32, "<u4").tolist()
 
     # -- what nobody has seen yet
 
@@ -355,6 +405,7 @@ class Request:
             "policy": placement.policy,
             "prefill_instance": prefill.prefill_instance_id or placement.prefill_instance_id,
             "decode_instance": placement.decode_instance_id,
+            **({"region": self.region} if self.region else {}),
             "attempts": self.attempt,
             "lb_ms": round((self.placed_s - self.arrived_s) * 1e3, 3),
             "queue_ms": round(prefill.queue_ms, 3),

@@ -14,7 +14,7 @@ import grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
-from pinyon.core.request import SamplingParams
+from pinyon.core.request import SamplingParams, check_geographies
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_values
 from pinyon.runtime.first_message import Doors
@@ -27,6 +27,7 @@ from services.lb.labels import Labels, classify
 from services.lb.models import Models
 from services.lb.openai_parse import PLAIN, Call, PromptInput, Rendering
 from services.lb.request import Ask, Delta, Request
+from services.lb.ways import Ways
 
 __all__ = ["LbServicer"]
 
@@ -44,6 +45,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         dispatcher: Dispatcher,
         models: Models,
         keys: ApiKeys,
+        ways: Ways,
         timeout_s: float,
         clock: Clock,
         unix_clock: Clock = time.time,
@@ -52,6 +54,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         self._dispatcher = dispatcher
         self._models = models
         self._keys = keys
+        self._ways = ways
         self._timeout_s = timeout_s
         self._clock = clock
         self._unix_clock = unix_clock
@@ -59,7 +62,10 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
     @property
     def doors(self) -> Doors:
         """Who has no key or no place is told before a message is read."""
-        return {"Generate": self._enter, "ListModels": lambda context: self._client(context).tenant}
+        return {"Generate": self._enter, "ListModels": self._known, "WhereTo": self._known}
+
+    def _known(self, context: Context) -> str:
+        return self._client(context).tenant
 
     def _enter(self, context: Context) -> str:
         client = self._client(context)
@@ -70,6 +76,24 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         self._client(context)
         return lb_pb2.ListModelsResponse(
             models=[lb_pb2.Model(name=each.model, max_context_tokens=each.max_context()) for each in self._models]
+        )
+
+    async def WhereTo(self, request: lb_pb2.WhereToRequest, context: Context) -> lb_pb2.WhereToResponse:
+        client = self._client(context)
+        model = self._models.of(request.model or None).model
+        labels = Labels(geographies=check_geographies(tuple(request.geographies), "geographies"))
+        whose = classify(labels, Call(model=model, prompt="", prompt_field="prompt"), client, self._unix_clock())
+        return lb_pb2.WhereToResponse(
+            ways=[
+                lb_pb2.Way(
+                    region=each.region,
+                    lb_id=each.target,
+                    allowed=each.allowed,
+                    available=each.available,
+                    reason=each.reason,
+                )
+                for each in self._ways.dry_run(model, whose.geographies, whose.tenant)
+            ]
         )
 
     async def Generate(self, request: lb_pb2.GenerateRequest, context: Context) -> None:

@@ -9,14 +9,16 @@ from pydantic import AfterValidator, Field, model_validator
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
+from pinyon.core.request import check_geographies
+from pinyon.federation.position import Position
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
-from pinyon.routing.target_policies import TARGET_POLICIES
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, is_loopback, service_config
 from services.lb.http_cors import Cors
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import TrustedProxies
+from services.lb.regions.named import parse_delays, parse_peers, parse_position
 from services.lb.upstreams.url import parse_upstreams
 
 __all__ = ["LbSettings"]
@@ -28,6 +30,9 @@ _OF_OWN = {
     "model": "servers bring their models, and say which",
     "served_model_name": "models have the names that servers give them",
     "more_models": "servers bring their models, and say which",
+    "place_by": "there is no conductor",
+    "peers": "requests for these servers are not forwarded to other regions yet",
+    "controller": "requests for these servers are not forwarded to other regions yet",
     "chars_per_token_max": "nothing is tokenized here",
     "unread_tokens": "a server is read no faster than its client reads",
 }
@@ -65,6 +70,38 @@ def _checked_upstreams(urls: str) -> str:
     except InvalidArgument as error:
         raise ValueError(error.message) from None
     return urls
+
+
+def _checked_pushing(choice: str) -> str:
+    return choice if choice == "auto" else PUSHING_RULES.checked(choice)
+
+
+def _checked_region(name: str) -> str:
+    try:
+        return check_geographies((name,), "region")[0] if name else ""
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+
+
+def _checked_peers(peers: str) -> str:
+    try:
+        parse_peers(peers)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return peers
+
+
+def _checked_delays(delays: str) -> str:
+    try:
+        parse_delays(delays)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return delays
+
+
+def _checked_position(text: str) -> str:
+    parse_position(text)
+    return text
 
 
 Upstreams = Annotated[str, AfterValidator(_checked_upstreams)]
@@ -110,17 +147,54 @@ class LbSettings(JournalSettings):
     conductor_timeout_s: float = Field(
         0.5, gt=0, le=60, description="wait for a placement before the load balancer chooses by itself"
     )
-    routing: str = Field(
+    routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = Field(
+        "skywalker",
+        description="the load balancer's own choice: of instances without a conductor, of other regions, and of "
+        "--upstream servers: "
+        f"{ROUTING_POLICIES.described}",
+    )
+    place_by: Literal["conductor", "routing"] = Field(
+        "conductor",
+        description="who chooses instances: the conductor, or always the load balancer's own --routing; the conductor "
+        "says who is there in either case",
+    )
+    pushing: Annotated[str, AfterValidator(_checked_pushing)] = Field(
+        "auto",
+        description="when a request may leave the queue: auto (pending with --peers, --controller or --upstream, else "
+        f"blind), {PUSHING_RULES.described}",
+    )
+    region: Annotated[str, AfterValidator(_checked_region)] = Field(
+        "", description="name of the region: needed where load balancers of others forward to this one, or it to them"
+    )
+    peers: Annotated[str, AfterValidator(_checked_peers)] = Field(
         "",
-        description="the load balancer's own choice of instances, least_loaded if nothing is said: "
-        f"{ROUTING_POLICIES.described}; with --upstream its choice of servers, skywalker if nothing is said: "
-        f"{TARGET_POLICIES.described}",
+        description="load balancers of other regions: REGION=HOST:PORT of their gRPC (with TLS: of their "
+        "--admin-listen), with commas",
     )
-    pushing: Annotated[str, AfterValidator(PUSHING_RULES.checked)] = Field(
-        "pending",
-        description=f"with --upstream: when a server may get a request, which else waits: {PUSHING_RULES.described}",
+    controller: Address = Field(
+        "", description="host:port of the regional controller, which says who the other load balancers are"
     )
-
+    position: Annotated[str, AfterValidator(_checked_position)] = Field(
+        "", description="where the region lies: LATITUDE,LONGITUDE in degrees; for who takes over whom"
+    )
+    http_url: str = Field(
+        "", max_length=512, description="base URL at which clients reach this one, for the controller's list"
+    )
+    federation_secret_file: str = Field(
+        "",
+        description="file with the secret that all regions share: who knows it may forward, and routing keys start "
+        "from it",
+    )
+    geography_file: str = Field(
+        "",
+        description="JSON that says which region may send to which, and where tenants may be served (docs/regions.md)",
+    )
+    test_instance_delays_ms: Annotated[str, AfterValidator(_checked_delays)] = Field(
+        "", description="the same to instances whose ids begin so: PREFIX=MILLISECONDS, with commas"
+    )
+    test_region_delays_ms: Annotated[str, AfterValidator(_checked_delays)] = Field(
+        "", description="for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
+    )
     upstream: Upstreams = Field(
         "",
         description="in place of a conductor: servers that speak OpenAI's HTTP interface (vLLM, SGLang, TGI, "
@@ -244,35 +318,38 @@ class LbSettings(JournalSettings):
             raise ValueError("HTTPS needs both: --http-tls-cert and --http-tls-key")
         return self
 
-    @property
-    def own_routing(self) -> str:
-        """Of our own instances, when no conductor answers."""
-        return self.routing or "least_loaded"
-
-    @property
-    def target_policy(self) -> str:
-        """Of other people's servers."""
-        return self.routing or "skywalker"
-
     @model_validator(mode="after")
     def _one_kind(self) -> LbSettings:
         """What is for our own instances and what is for other people's servers do not go together."""
-        try:
-            if self.upstream:
-                TARGET_POLICIES.checked(self.target_policy)
-            else:
-                ROUTING_POLICIES.checked(self.own_routing)
-        except ValueError as error:
-            raise ValueError(f"--routing: {error}") from None
-        given = self.model_fields_set
-        for name in sorted(given):
-            if (name.startswith("upstream_") or name == "pushing") and not self.upstream:
+        for name in sorted(self.model_fields_set):
+            if name.startswith("upstream_") and not self.upstream:
                 raise ValueError(f"--{name.replace('_', '-')} is of use with --upstream only")
             if name in _OF_OWN and self.upstream and getattr(self, name):
                 raise ValueError(f"--{name.replace('_', '-')} does not go with --upstream: {_OF_OWN[name]}")
         if self.upstream_ca_file and not any(url.tls for url in parse_upstreams(self.upstream)):
             raise ValueError("--upstream-ca-file is for https:// servers, and --upstream names none")
         return self
+
+    @model_validator(mode="after")
+    def _of_a_region(self) -> LbSettings:
+        if not self.region and (self.peers or self.controller or self.geography_file):
+            raise ValueError("--peers, --controller and --geography-file need a name for this region: --region")
+        if self.peers and self.controller:
+            raise ValueError("the controller says who the others are: --peers and --controller exclude each other")
+        if (self.peers or self.controller) and not (self.federation_secret_file or self.has_tls):
+            raise ValueError("other regions need TLS or --federation-secret-file: nobody else may forward")
+        return self
+
+    @property
+    def position_value(self) -> Position | None:
+        return parse_position(self.position)
+
+    @property
+    def pushing_choice(self) -> str:
+        """Without ``auto``."""
+        if self.pushing != "auto":
+            return self.pushing
+        return "pending" if self.peers or self.controller or self.upstream else "blind"
 
     def listeners(self) -> dict[str, str]:
         http = {} if self.http_tls_cert else {"http_listen": self.http_listen}

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import BATCHING_POLICIES, LEVEL_BLOCKS, StepScheduler, StepSeen
+from pinyon.batching import BATCHING_POLICIES, StepScheduler, StepSeen
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
@@ -53,6 +53,7 @@ from services.worker.kv.storage import ObjectStore, Storage
 from services.worker.kv.swaps import Swaps
 from services.worker.learned import restore_learned, save_learned
 from services.worker.ledger import Ledger
+from services.worker.load import WorkerLoad
 from services.worker.metrics import WorkerMetrics, register_gauges
 from services.worker.parts import Parts
 from services.worker.prefill.peers import PrefillPeers
@@ -167,8 +168,9 @@ class Worker:
         self.prefills = Prefills(self.parts, decisions.prompts)
         self.peers = PrefillPeers(self.parts)
         self.decodes = Decodes(self.parts, self.prefills, self.peers, self._metrics)
-        self.sessions = LbSessions(self.decodes)
-        register_gauges(self._registry, self.parts, self.prefills, self.peers, self.decodes, self.sessions)
+        self._load = load = WorkerLoad(self.parts, self.prefills, self.decodes, decisions.room)
+        self.sessions = LbSessions(self.decodes, load.told)
+        register_gauges(self._registry, self.parts, self.prefills, self.peers, self.decodes, self.sessions, load)
         show_policy = show_policies(
             self._registry,
             "worker",
@@ -183,7 +185,7 @@ class Worker:
         self.server = GrpcServer(settings.listen, security.tls)
         self.server.add(
             worker_pb2_grpc.add_WorkerServiceServicer_to_server,
-            WorkerServicer(self.parts, self.prefills, self.sessions, self.load),
+            WorkerServicer(self.parts, self.prefills, self.sessions, load.reported),
             worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
             WORKER_CALLERS,
         )
@@ -236,7 +238,7 @@ class Worker:
             self.report = ReportSession(
                 settings.conductor,
                 info,
-                WorkerReport(cache.pool, ledger, self.load, self.decodes.unfinished),
+                WorkerReport(cache.pool, ledger, load.reported, self.decodes.unfinished),
                 connect=connect,
             )
             ledger.on_end = self.report.wake
@@ -315,20 +317,7 @@ class Worker:
 
     def load(self) -> InstanceLoad:
         """How busy it is now."""
-        pool, reads_once = self.parts.cache.pool, self.parts.members.reads_once
-        return InstanceLoad(
-            pending_requests=self.decodes.pending + self.prefills.queue.foreign,
-            running_requests=self.parts.members.running,
-            kv_tokens=self.parts.members.kv_tokens,
-            level_blocks=LEVEL_BLOCKS if reads_once else 0,
-            shared=self.parts.cache.admission.prefixes.shared() if reads_once else (),
-            pending_prefill_tokens=self.prefills.queue.pending_tokens,
-            room_wait_ms=self.parts.cache.room_wait_s() * 1e3,
-            used_blocks=pool.used,
-            cached_blocks=pool.cached,
-            draining=self.parts.refusing,
-            failed_sources=frozenset(self.parts.fetcher.failed_sources()),
-        )
+        return self._load.reported()
 
     def _engine_changed(self) -> None:
         """It hangs, or does not hang any more: everybody who asks or is told learns it at once."""

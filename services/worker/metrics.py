@@ -20,6 +20,7 @@ from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.kv.storage import Drop, Storage
 from services.worker.kv.swaps import Swaps
+from services.worker.load import WorkerLoad
 from services.worker.orders import PrefillOutcome
 from services.worker.parts import Parts
 from services.worker.prefill.peers import PrefillPeers
@@ -167,12 +168,17 @@ def register_gauges(
     peers: PrefillPeers,
     decodes: Decodes,
     sessions: LbSessions,
+    load: WorkerLoad,
 ) -> None:
-    """Gauges of a running worker. All but the last seven are zero when it is idle."""
+    """Gauges of a running worker. All but the last eight are zero when it is idle."""
     below, swaps = parts.cache.pool.below, parts.cache.swaps
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
         "owned_requests": ("Requests that hold anything here.", lambda: decodes.owned),
         "pending_requests": ("Requests accepted and not yet in the batch.", lambda: decodes.pending),
+        "waiting_for_room": (
+            "Requests and prompts that wait for KV blocks or for a place in the batch: load balancers push no others.",
+            lambda: load.batch().waiting,
+        ),
         "running_requests": ("Requests in the batch.", lambda: parts.members.running),
         "queued_prefills": ("Prompts that wait to be computed.", lambda: prefills.queue.queued),
         "running_prefills": ("Prompts being fetched, computed or sent.", lambda: prefills.queue.active),
@@ -213,6 +219,7 @@ def register_gauges(
         "spared_blocks": ("KV blocks that requests want that wait here.", lambda: parts.cache.pool.eviction.wanted),
         "cached_blocks": ("KV blocks kept only for reuse.", lambda: parts.cache.pool.cached),
         "free_blocks": ("KV blocks without content.", lambda: parts.cache.pool.free),
+        "room_requests": ("Further requests that would have room at once.", lambda: load.batch().room),
         "total_blocks": ("KV blocks of the pool.", lambda: parts.cache.pool.total),
         "dram_blocks": ("KV blocks kept in the second tier.", lambda: 0 if below is None else len(below)),
         "dram_free_blocks": ("Blocks of the second tier without content.", lambda: 0 if below is None else below.free),

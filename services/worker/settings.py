@@ -103,6 +103,9 @@ class WorkerSettings(TransferSettings, JournalSettings):
     lease_s: float = Field(5.0, gt=0, le=600, description="a reader's lease when it does not ask for a time")
     max_lease_s: float = Field(30.0, gt=0, le=3600, description="longest lease a reader gets")
 
+    load_interval_s: float = Field(
+        0.1, ge=0.01, le=60, description="load balancers that ask are told of the load no more often"
+    )
     outbox_tokens: int = Field(65536, ge=1, description="unsent tokens after which a slow reader is cut off")
     write_timeout_s: float = Field(10.0, gt=0, le=600, description="one message's time before a slow reader is cut off")
     store_queue_blocks: int = Field(

@@ -26,6 +26,7 @@ IDLE_GAUGES = (
     "pinyon_kvstore_lost_bytes",
     "pinyon_worker_owned_requests",
     "pinyon_worker_pending_requests",
+    "pinyon_worker_waiting_for_room",
     "pinyon_worker_running_requests",
     "pinyon_worker_queued_prefills",
     "pinyon_worker_running_prefills",

@@ -146,7 +146,7 @@ async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
             assert {reply.status for reply in replies} == {200}, [
                 (n, r.body) for n, r in enumerate(replies) if r.status != 200
             ]
-            assert {reply.json["pinyon"]["policy"] for reply in window} == {"lb_least_loaded"}
+            assert {reply.json["pinyon"]["policy"] for reply in window} == {"lb_skywalker"}
             assert {reply.json["pinyon"]["policy"] for reply in after} == {"pinyon"}
             await wait_idle(cluster)
         finally:

@@ -44,7 +44,7 @@ def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
         assert shown == {
             "pinyon_worker_policies_info": {"paced", "fcfs", "fifo", "most_in_time"},
             "pinyon_conductor_policies_info": {"least_loaded"},
-            "pinyon_lb_policies_info": {"round_robin"},
+            "pinyon_lb_policies_info": {"round_robin", "blind"},
         }
 
 

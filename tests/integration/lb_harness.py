@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.core.clock import Clock
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.model import load_card
@@ -419,6 +420,7 @@ class Bench(Front):
     workers: list[FakeWorker]
     registry: CollectorRegistry
     endpoints: dict[str, str] = field(default_factory=dict)
+    clock: Clock = time.monotonic
 
     @property
     def http(self) -> str:
@@ -427,7 +429,7 @@ class Bench(Front):
     async def connected(self) -> None:
         """Until the load balancer knows instances."""
         async with asyncio.timeout(WAIT_S):
-            while not (self.lb.conductor.connected and self.lb.view.servable(MODEL, time.monotonic())):
+            while not (self.lb.conductor.connected and self.lb.view.servable(MODEL, self.clock())):
                 await self.lb.view.wait_change(0.05)
 
     def gauge(self, name: str, **labels: str) -> float:
@@ -445,7 +447,7 @@ class Bench(Front):
 
 
 @contextlib.asynccontextmanager
-async def running_lb(workers: int = 2, *, conductor: bool = True, **settings):
+async def running_lb(workers: int = 2, *, conductor: bool = True, clock: Clock = time.monotonic, **settings):
     fakes = [FakeWorker(f"w{index}") for index in range(workers)]
     for fake in fakes:
         await fake.start()
@@ -457,8 +459,9 @@ async def running_lb(workers: int = 2, *, conductor: bool = True, **settings):
         "lb-test",
         registry,
         Telemetry("lb", "lb-test"),
+        clock,
     )
-    bench = Bench(lb, fake_conductor, fakes, registry)
+    bench = Bench(lb, fake_conductor, fakes, registry, clock=clock)
     try:
         bench.endpoints.update(await lb.start())
         if conductor:

@@ -12,7 +12,9 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.block_keys import namespace, secret_id
 from pinyon.messages.layout import layout_from_proto
+from pinyon.routing.layer import Layer
 from pinyon.routing.least_loaded import LeastLoaded
+from pinyon.routing.pushing import Blind
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.security import Security
 from pinyon.runtime.telemetry import Telemetry
@@ -58,7 +60,8 @@ async def test_a_worker_with_another_secret_does_not_register() -> None:
 
 
 def test_a_load_balancer_leaves_them_out_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    view = InstanceView(LeastLoaded(), secret=b"ours")
+    layer = Layer(Blind(), LeastLoaded())
+    view = InstanceView(lambda model: layer, secret=b"ours")
     instances = [
         conductor_pb2.Instance(info=info(name, secret), schedulable=True)
         for name, secret in (("a", b"theirs"), ("b", b"ours"), ("c", b""))

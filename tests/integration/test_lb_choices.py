@@ -300,6 +300,12 @@ class FakeDispatcher:
     def __init__(self) -> None:
         self.asked = []
 
+    def demand(self, request):
+        return 0
+
+    def priority(self, request):
+        return 0
+
     async def run(self, request, ticket):
         sampling, prompt = request.ask.sampling, request.ask.tokens_le32[::4]
         self.asked.append(sampling)

@@ -56,7 +56,7 @@ async def test_a_request_in_the_window_of_a_conductor_s_restart(code, known):
         for number in range(4):
             reply = await bench.complete(f"ask {number}", {"x-pinyon-report": "1"}, max_tokens=2)
             assert reply.status == 200
-            assert reply.json["pinyon"]["policy"] == "lb_least_loaded"
+            assert reply.json["pinyon"]["policy"] == "lb_skywalker"
         assert (await bench.get("/health/ready")).status == 200
         assert len(bench.conductor.requests) == 4, "the conductor was asked each time"
         bench.conductor.error = None

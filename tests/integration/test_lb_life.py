@@ -202,7 +202,7 @@ async def test_serving_goes_on_without_the_conductor_and_it_is_found_again():
         for _ in range(4):
             assert (await bench.complete(max_tokens=2)).status == 200
         placement = bench.workers[0].submissions[0].placement
-        assert placement.policy == "lb_least_loaded"
+        assert placement.policy == "lb_skywalker"
         assert bench.registry.get_sample_value("pinyon_lb_fallback_placements_total") == 4
         await bench.conductor.start(port)
         await bench.connected()
@@ -216,7 +216,7 @@ async def test_a_silent_conductor_costs_one_timeout():
     async with running_lb(conductor_timeout_s=0.1) as bench:
         bench.conductor.silent = True
         assert (await bench.complete(max_tokens=2)).status == 200
-        assert bench.workers[0].submissions[0].placement.policy == "lb_least_loaded"
+        assert bench.workers[0].submissions[0].placement.policy == "lb_skywalker"
         await bench.idle()
 
 

@@ -38,6 +38,7 @@ WAIT_S = 60.0
 IDLE_GAUGES = (
     "owned_requests",
     "pending_requests",
+    "waiting_for_room",
     "running_requests",
     "queued_prefills",
     "running_prefills",

@@ -11,11 +11,10 @@ from typing import Any
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
 from pinyon.routing.breaker import Breaker
-from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policies import TARGET_POLICIES
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import TwoLayers
 from pinyon.runtime.logging import get_logger
@@ -23,6 +22,7 @@ from services.lb.upstreams.answer import Answer
 from services.lb.upstreams.exchange import Outgoing
 from services.lb.upstreams.served import Served
 from services.lb.upstreams.server import Server
+from services.lb.ways import Hold, WaysOptions
 
 __all__ = ["MODELS_MAX", "Fleet"]
 
@@ -40,20 +40,17 @@ class Fleet:
     def __init__(
         self,
         servers: Sequence[Server],
-        routing: str,
-        pushing: str,
+        options: WaysOptions,
         clock: Clock,
         wait_s: float,
-        region: str = "",
-        geography: Geography = ANYWHERE,
     ) -> None:
-        """``routing`` and ``pushing`` are choices of :data:`TARGET_POLICIES` and :data:`PUSHING_RULES`."""
+        """``wait_s``: so long may no server of a model be there before those that wait are told."""
         self.servers = {server.name: server for server in servers}
         self.changed: Callable[[], None] = _nobody
-        self._routing, self._pushing = routing, pushing
+        self._routing, self._pushing = options.routing, options.pushing
         self._clock = clock
         self._wait_s = wait_s
-        self._region, self._geography = region, geography
+        self._region, self._geography = options.region, options.geography
         self._breaker = Breaker()
         self._models: dict[str, Served] = {}
         self._by_number: dict[int, Served] = {}
@@ -104,20 +101,19 @@ class Fleet:
         served = self._by_number.get(number)
         return served is None or served.has_room()  # who waits for what is no more must learn of it
 
-    def on_grant(self, number: int) -> None:
+    def on_grant(self, number: int) -> Hold | None:
         served = self._by_number.get(number)
-        if served is not None:
-            served.hold()
+        return None if served is None else served.hold()
 
     # -- policies
 
     def use_routing(self, choice: str) -> None:
         """Raises ``ValueError``. What was sent before is forgotten."""
-        TARGET_POLICIES.checked(choice)
+        ROUTING_POLICIES.checked(choice)
         self._routing = choice
         for served in self._models.values():
-            served.layers.local.use(policy=TARGET_POLICIES.make(choice))
-            served.layers.remote.use(policy=TARGET_POLICIES.make(choice))
+            served.layers.local.use(policy=ROUTING_POLICIES.make(choice))
+            served.layers.remote.use(policy=ROUTING_POLICIES.make(choice))
 
     def use_pushing(self, choice: str) -> None:
         """Raises ``ValueError``."""
@@ -159,7 +155,7 @@ class Fleet:
         return served
 
     def _layer(self) -> Layer:
-        return Layer(PUSHING_RULES.make(self._pushing), TARGET_POLICIES.make(self._routing))
+        return Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
 
     def found(self, server: Server) -> None:
         """It says that it is well."""

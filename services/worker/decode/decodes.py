@@ -39,6 +39,11 @@ class Decodes:
         """Requests accepted and not yet in the batch."""
         return max(0, self._unfinished - self.parts.members.running)
 
+    @property
+    def elsewhere(self) -> int:
+        """Requests whose prompt another instance computes, those aside that wait for KV memory here. O(owned)."""
+        return sum([request.elsewhere for request in list(self._tasks)])
+
     def unfinished(self) -> list[str]:
         """Ids of the requests whose last update was not given out yet."""
         return [request.order.request_id for request in self._tasks if not request.ended.done()]

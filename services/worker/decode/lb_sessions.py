@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
 from pinyon.api.worker.v1 import worker_pb2
@@ -14,6 +14,7 @@ from pinyon.runtime.outbox import MESSAGE_BYTES, in_messages
 from pinyon.runtime.pace import Pace
 from services.worker.convert import failed_update
 from services.worker.decode.decodes import Decodes
+from services.worker.decode.load_news import LoadNews, LoadTeller
 from services.worker.decode.request import DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
 
@@ -24,10 +25,11 @@ SESSIONS_MAX = 1024
 
 
 class LbSessions:
-    """All of them, for the figures."""
+    """All of them, for the figures. ``load`` is what those that ask are told, without what is of their session."""
 
-    def __init__(self, decodes: Decodes) -> None:
+    def __init__(self, decodes: Decodes, load: Callable[[], worker_pb2.Load]) -> None:
         self.decodes = decodes
+        self.load = load
         self._open: set[LbSession] = set()
         self.cut = 0
         """Sessions ended because the load balancer read too slowly."""
@@ -66,7 +68,12 @@ class LbSession:
         settings = sessions.decodes.parts.settings
         self.updates = UpdateBuffer(settings.outbox_tokens, Pace(lambda: len(self._requests), time.monotonic))
         self._write_timeout_s = settings.write_timeout_s
+        self._sessions = sessions
         self._decodes = sessions.decodes
+        self._teller: LoadTeller | None = None
+        """Once the load balancer has asked to be told of the load."""
+        self._received = 0
+        """Submissions."""
         self._requests: dict[int, DecodeRequest] = {}
         self._all_ended: asyncio.Future[None] | None = None
 
@@ -80,25 +87,44 @@ class LbSession:
         try:
             await stream.run(self._take, self._messages(), self._drain)
         finally:
+            if self._teller is not None:
+                self._teller.close()
             for request in list(self._requests.values()):
                 self._decodes.cancel(request, "the load balancer went away")
             self.updates.close(discard=True)
 
     def _take(self, message: worker_pb2.SessionRequest) -> None:
+        self._received += len(message.submissions)
         for submission in message.submissions:
             self._submit(submission)
         for stream_id in message.cancel_stream_ids:
             request = self._requests.get(stream_id)
             if request is not None:
                 self._decodes.cancel(request, "cancelled by the load balancer")
+        if message.load_interval_ms and self._teller is None:
+            parts = self._decodes.parts
+            interval_s = max(parts.settings.load_interval_s, message.load_interval_ms / 1e3)
+            self._teller = LoadTeller(LoadNews(self._told, interval_s), self.updates.nudge, parts.clock)
+
+    def _told(self) -> worker_pb2.Load:
+        load = self._sessions.load()
+        load.received = self._received
+        return load
 
     async def _messages(self) -> AsyncGenerator[worker_pb2.SessionResponse, None]:
         while (message := await self.updates.take()) is not None:
+            load = None if self._teller is None else self._teller.take()
             if message.ByteSize() <= MESSAGE_BYTES:
+                if load is not None:
+                    message.load.CopyFrom(load)
+                elif not message.updates:
+                    continue  # somebody else's message was on its way, and had it
                 yield message
             else:  # many resumed requests replay their texts at once
                 for updates in in_messages(message.updates):
                     yield worker_pb2.SessionResponse(updates=updates)
+                if load is not None:
+                    yield worker_pb2.SessionResponse(load=load)
 
     async def _drain(self) -> None:
         """Nothing more comes in; what was asked is still answered."""

@@ -170,7 +170,7 @@ class DecodeRequest:
         layout, tokens = parts.served.layout, len(self._tokens)
         more = self._transcript.count + 1 < order.sampling.max_tokens
         # Computed here, the last token needs its logits; computed elsewhere, all whole blocks may be kept.
-        usable = tokens if self._elsewhere else tokens - 1
+        usable = tokens if self._goes_elsewhere else tokens - 1
         tells_prompt = order.tells_prompt and not self._started
         reusable = 0 if order.no_reuse or tells_prompt else min(len(self._keys), usable // layout.block_tokens)
         request = BatchRequest(
@@ -184,12 +184,19 @@ class DecodeRequest:
             request_class=order.request_class,
             seconds=order.prefill_s,
             deadline_s=0.0 if order.ttft_left_s == math.inf else self._arrived_s + order.ttft_left_s,
-            computes=reusable > 0 and order.shares and not self._elsewhere,
+            computes=reusable > 0 and order.shares and not self._goes_elsewhere,
         )
         self._waiting = parts.cache.reserve(request, at_once=at_once)
 
     @property
-    def _elsewhere(self) -> bool:
+    def elsewhere(self) -> bool:
+        """Another instance computes its prompt now, or is about to: it takes no place in the batch here yet."""
+        if self._started or self._job is not None or not self._goes_elsewhere:  # asked often, of all that are here
+            return False
+        return self._waiting is None or self._waiting.done()
+
+    @property
+    def _goes_elsewhere(self) -> bool:
         """Another instance computes the prompt. What was generated here is computed here, if it has to be again."""
         return bool(self.order.prefill_instance_id) and self._tokens is self.order.tokens
 
@@ -219,7 +226,7 @@ class DecodeRequest:
         return self._parts.clock() - self._arrived_s
 
     async def _prefill(self, reservation: Reservation, span: Span) -> FirstToken:
-        if self._elsewhere:
+        if self._goes_elsewhere:
             try:
                 return await self._prefill_elsewhere(reservation, span)
             except ResourceExhausted as error:

@@ -25,6 +25,7 @@ class UpdateBuffer:
         self._by_stream: dict[int, worker_pb2.StreamUpdate] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
+        self._nudged = False
         self.overflow: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with :class:`ResourceExhausted` when the limit is reached; what waited is lost then."""
         self.unsent = 0
@@ -50,8 +51,8 @@ class UpdateBuffer:
         return update
 
     async def take(self) -> worker_pb2.SessionResponse | None:
-        """Everything there is, at least one update; None when closed and empty."""
-        while not self._by_stream:
+        """Everything there is: at least one update, or none after a :meth:`nudge`. None when closed and empty."""
+        while not (self._by_stream or self._nudged):
             if self._closed:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
@@ -61,11 +62,18 @@ class UpdateBuffer:
                 self._waiter = None
         if self._pace is not None and not self._closed:
             await self._pace.turn()
-            if not self._by_stream:
-                return None  # discarded meanwhile
+        if self._closed and not self._by_stream:
+            return None  # discarded meanwhile, or nudged only
+        self._nudged = False
         message = self._message
         self._forget()
         return message
+
+    def nudge(self) -> None:
+        """The reader gets a message soon, even if there is no update for it."""
+        if not self._closed:
+            self._nudged = True
+            self._wake()
 
     def close(self, *, discard: bool = False) -> None:
         """No more updates; the reader gets what is left unless ``discard``."""

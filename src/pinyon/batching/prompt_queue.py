@@ -110,6 +110,16 @@ class PromptQueue:
         return sum(not prompt.owned for prompt in (*self._queue.values(), *self._active.values()))
 
     @property
+    def foreign_queued(self) -> int:
+        """Of these, those that have not left the queue."""
+        return len(self._queue) - len(self._owned)
+
+    @property
+    def held_up(self) -> int:
+        """Of these, those that may not leave it because others before them wait for KV memory."""
+        return self.foreign_queued if self._roomless else 0
+
+    @property
     def pending_tokens(self) -> int:
         """Prompt tokens accepted and neither computed nor reused yet."""
         return self._pending_tokens

@@ -40,6 +40,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--trace", action="append", default=[], metavar="NAME=FILE", help="one of them is this file; repeatable"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help="roughly, with shorter and fewer runs: of figures that are simulated alone"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write NAME.json and NAME.svg there")
     parser.add_argument("--json", action="store_true", help="print nothing but one JSON object")
     parser.set_defaults(run=reproduce)
@@ -54,10 +57,13 @@ def reproduce(arguments: argparse.Namespace) -> int:
         wrong = "a figure's name is needed" if arguments.figure is None else f"no figure {arguments.figure!r}"
         raise InvalidArgument(f"{wrong}; there are: {', '.join(FIGURES)}", field="figure")
     figure = FIGURES[arguments.figure]
+    if arguments.quick and not figure.has_quick_way:
+        quick = ", ".join(each.name for each in FIGURES.values() if each.has_quick_way)
+        raise InvalidArgument(f"{figure.name} has no quick way; these have: {quick}", field="quick")
     files = _files(figure, arguments.traces, arguments.trace)
     workloads = [_read(name, path) for name, path in files.items()]
     with Console(stderr=True).status("reading") as status:
-        result = figure.make(workloads, status.update, time.thread_time_ns)
+        result = figure.make(workloads, status.update, time.thread_time_ns, quick=arguments.quick)
     described = {
         "name": "reproduce",
         "figure": figure.name,

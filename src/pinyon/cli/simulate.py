@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pinyon.cli import simulate_regions
 from pinyon.cli.simulated import (
     add_cluster,
     block_tokens_of,
@@ -21,6 +22,7 @@ from pinyon.cli.simulated import (
 )
 from pinyon.cli.simulated_results import draw, print_result, write_rows
 from pinyon.cli.trace_input import open_trace
+from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.simulator.goodput import Bounds, goodput
 from pinyon.simulator.models import Rows
@@ -39,7 +41,9 @@ preble balances load alone where no prefix is long enough (combined=false).
 
 The other models are whole machines, by a profile of their engine and links: chunked prefill, continuous batching, KV
 memory with a second tier, a global pool, and transfers that share NICs. --steps prefill_first, with or without
---no-prefix-cache, are the coupled baselines of Mooncake §5.2."""
+--no-prefix-cache, are the coupled baselines of Mooncake §5.2.
+
+--regions needs no trace: load balancers of several regions route what closed-loop clients send over a day."""
 
 
 def add_command(commands: Any) -> None:
@@ -50,7 +54,7 @@ def add_command(commands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_cluster(parser)
+    add_cluster(parser, traced=False)
     described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
     parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
     rate = parser.add_mutually_exclusive_group()
@@ -71,11 +75,17 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    parser.set_defaults(run=simulate)
+    simulate_regions.add_arguments(parser)
+    parser.set_defaults(run=simulate, defaults=vars(parser.parse_args([])))
 
 
 def simulate(arguments: argparse.Namespace) -> int:
     """Run and print. Raises :class:`PinyonError`."""
+    simulate_regions.check(arguments, arguments.defaults)
+    if arguments.regions is not None:
+        return simulate_regions.simulate(arguments)
+    if arguments.trace is None:
+        raise InvalidArgument("a trace is missing, or --regions", field="trace")
     check(arguments)
     policy, limits = policy_of(arguments, arguments.policy), limits_of(arguments)
     trace = open_trace(arguments)

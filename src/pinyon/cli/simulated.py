@@ -115,9 +115,9 @@ class Load:
         self.native_rate = native_rate(arrivals)
 
 
-def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
-    """The trace, the model, and how a run is judged."""
-    add_trace(parser)
+def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: bool = True) -> None:
+    """The trace, the model, and how a run is judged. Not ``traced``: there need not be a trace."""
+    add_trace(parser, needed=traced)
     parser.add_argument("--model", default=REFERENCE, metavar="NAME", help=f"{MODELS} (default {REFERENCE})")
     if sized:
         parser.add_argument("--instances", type=int, metavar="N", help="how many, each for all phases of a request")

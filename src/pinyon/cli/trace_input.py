@@ -36,9 +36,10 @@ def seed_of(text: str) -> int:
     return int(text)
 
 
-def add_trace(parser: Any) -> None:
+def add_trace(parser: Any, *, needed: bool = True) -> None:
     """The arguments that name a trace."""
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file, plain or gzipped")
+    nargs = {} if needed else {"nargs": "?"}
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file, plain or gzipped", **nargs)
     parser.add_argument("--format", default="", choices=tuple(FORMATS), help="default: its first row tells")
     parser.add_argument("--limit", type=_count_rows, default=0, metavar="ROWS", help="only the file's first rows")
 

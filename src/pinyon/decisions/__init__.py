@@ -1,6 +1,7 @@
 """What a service decides, put together from the pure rooms in one way: for the service, a simulator, and a replay."""
 
 from pinyon.decisions.admission import Admission, Grant
+from pinyon.decisions.batch_room import BatchLoad, BatchRoom
 from pinyon.decisions.front import FrontConfig, FrontDecisions
 from pinyon.decisions.growth import Room, make_room
 from pinyon.decisions.instance import InstanceConfig, InstanceDecisions
@@ -10,6 +11,8 @@ from pinyon.decisions.room_waits import RoomWaits
 __all__ = [
     "JOURNAL_TYPES",
     "Admission",
+    "BatchLoad",
+    "BatchRoom",
     "FrontConfig",
     "FrontDecisions",
     "Grant",

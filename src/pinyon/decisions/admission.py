@@ -25,6 +25,9 @@ from pinyon.paging import BlockPool, Reservation, Reservations
 
 __all__ = ["Admission", "Grant"]
 
+USUAL_WEIGHT = 0.125
+"""Of the last one, in the mean of those that ended."""
+
 
 class Grant(NamedTuple):
     """The blocks are those of the request with this number from now on."""
@@ -60,6 +63,12 @@ class Admission:
         """The admitted ones, as they were admitted."""
         self._blocks: dict[int, int] = {}
         """Of each admitted one."""
+        self._held = 0
+        """All of them together."""
+        self._usual = 0.0
+        """Mean of those that ended last."""
+        self._foreign = 0
+        """Of those that wait, prompts for other instances."""
         self._last = -1
         """None of them has a larger number."""
         self.prefixes = DecodedPrefixes()
@@ -70,9 +79,30 @@ class Admission:
         return len(self._waiting)
 
     @property
+    def waiting_prompts(self) -> int:
+        """Of those that wait, prompts that are computed for other instances."""
+        return self._foreign
+
+    @property
     def admitted(self) -> int:
         """Requests admitted and not ended."""
         return self._policy.running
+
+    @property
+    def decoded(self) -> int:
+        """Of these, those that are decoded here, now or later: each has a slot."""
+        return len(self._decoded)
+
+    @property
+    def free_slots(self) -> int:
+        return self._slots - len(self._decoded)
+
+    @property
+    def mean_blocks(self) -> float:
+        """Blocks of an admitted one, in the mean; what they share, and others do not hold, counts once. Of those that
+        ended last while there is none; 0: there never was one."""
+        admitted = len(self._blocks)
+        return min(self._held, self._pool.used) / admitted if admitted else self._usual
 
     def enqueue(self, request: BatchRequest) -> None:
         """It waits for its blocks. Raises ``ValueError`` if its number is known or the pool can never have so many."""
@@ -80,11 +110,13 @@ class Admission:
             raise ValueError(f"{request.blocks} blocks are more than the pool's {self._pool.total}")
         self._policy.enqueue(request)
         self._waiting[request.number] = request
+        self._foreign += not request.decodes
         self._wanted[request.number] = self._pool.want(request.block_keys[: request.reusable])
 
     def withdraw(self, number: int) -> None:
         """It does not wait any more. Raises ``KeyError`` if it does not."""
         request = self._waiting.pop(number)
+        self._foreign -= not request.decodes
         self._policy.remove(number)
         self._unwant(request)
 
@@ -94,7 +126,10 @@ class Admission:
             raise KeyError(number)
         self._decoded.discard(number)
         self.prefixes.remove(number)
-        del self._blocks[number], self._requests[number]
+        blocks = self._blocks.pop(number)
+        self._held -= blocks
+        self._usual += (USUAL_WEIGHT if self._usual else 1.0) * (blocks - self._usual)
+        del self._requests[number]
 
     def grow(self, number: int, count: int, now_s: float) -> list[int] | None:
         """So many more blocks for an admitted one; None when there is no room. Raises ``KeyError`` if it is none."""
@@ -102,13 +137,14 @@ class Admission:
         blocks = self._reservations.grow(count, now_s)
         if blocks is not None:
             self._blocks[number] = held + count
+            self._held += count
         return blocks
 
     def admit(self, now_s: float) -> list[Grant]:
         """Those that have blocks from now on, in this order."""
         grants: list[Grant] = []
         while self._waiting:
-            chosen = self._policy.admit(self._slots - len(self._decoded), self._room(), now_s)
+            chosen = self._policy.admit(self.free_slots, self.room_blocks, now_s)
             if not chosen:
                 break
             grants += [self._grant(number, now_s) for number in chosen]
@@ -116,6 +152,7 @@ class Admission:
 
     def _grant(self, number: int, now_s: float) -> Grant:
         request = self._waiting.pop(number)
+        self._foreign -= not request.decodes
         reservation = self._reservations.reserve(
             request.block_keys[: request.reusable],
             request.blocks,
@@ -130,6 +167,7 @@ class Admission:
             self._decoded.add(number)
             self.prefixes.add(number, request.block_keys[: request.reusable])
         self._blocks[number] = request.blocks
+        self._held += request.blocks
         self._requests[number] = request
         self._last = max(self._last, number) if len(self._blocks) > 1 else number
         return Grant(number, reservation, self._policy.passed_over_s(number))
@@ -137,7 +175,8 @@ class Admission:
     def _unwant(self, request: BatchRequest) -> None:
         self._pool.unwant(request.block_keys[: self._wanted.pop(request.number)])
 
-    def _room(self) -> int:
+    @property
+    def room_blocks(self) -> int:
         """Blocks for those that enter."""
         pool = self._pool
         return max(0, pool.free + pool.cached - (self._headroom if pool.used else 0))
@@ -169,7 +208,7 @@ class Admission:
 
     def lacks(self, number: int) -> int:
         """Blocks that one that waits lacks still; 0: it may enter. Raises ``KeyError`` if it does not wait."""
-        return max(0, self.need(self._waiting[number]).missing - self._room())
+        return max(0, self.need(self._waiting[number]).missing - self.room_blocks)
 
     def held(self, numbers: Iterable[int]) -> int:
         """Blocks of these admitted ones."""
@@ -195,5 +234,9 @@ class Admission:
             raise RuntimeError("admission: others wait for the policy, or have blocks spared, than wait")
         if len(self.prefixes) != len(self._decoded):
             raise RuntimeError("admission: prefixes are known of others than are decoded")
+        if self._held != sum(self._blocks.values()):
+            raise RuntimeError("admission: blocks that all hold are not those that each holds")
+        if self._foreign != sum([not request.decodes for request in self._waiting.values()]):
+            raise RuntimeError("admission: prompts that wait are counted wrongly")
         if len(self._decoded) > min(self._slots, self._policy.running):
             raise RuntimeError("admission: more are decoded than there are slots, or than were admitted")

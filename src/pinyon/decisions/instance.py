@@ -12,6 +12,7 @@ from pinyon.batching import BATCHING_POLICIES, PromptQueue, StepLimits, StepSche
 from pinyon.batching.service_order import SERVICE_ORDERS, ServiceOrder
 from pinyon.core.journal import Journal
 from pinyon.decisions.admission import Admission
+from pinyon.decisions.batch_room import BatchRoom
 from pinyon.decisions.eviction import Eviction
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.policy import Refit, at_once
@@ -106,6 +107,7 @@ class InstanceDecisions:
         computed: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
         self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills, order=waiting)
         self.steps = StepScheduler(limits, computed, batching.rounds(config.kernel), config.kernel)
+        self.room = BatchRoom(self.admission, self.prompts, config.max_batch, config.pool_blocks)
         if journal is not None:
             self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])
             self.eviction = journal.record("eviction", self.eviction, INSTANCE_INPUTS["eviction"])

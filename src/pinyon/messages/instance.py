@@ -105,6 +105,8 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
             conductor_pb2.SharedPrefix(block_key=each.key, blocks=each.blocks, requests=each.requests)
             for each in load.shared
         ],
+        waiting_for_room=load.waiting_for_room,
+        room=load.room,
     )
 
 
@@ -133,6 +135,8 @@ def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
         ),
         level_blocks=message.prefix_level_blocks,
         shared=_shared_from_proto(message),
+        waiting_for_room=message.waiting_for_room,
+        room=message.room,
     )
 
 

@@ -81,6 +81,10 @@ class InstanceLoad:
     """It reads once what requests share that it decodes, and knows that by levels of so many blocks; 0: it does not."""
     shared: tuple[SharedPrefix, ...] = ()
     """What requests that it decodes have in common."""
+    waiting_for_room: int = 0
+    """Requests and prompts: see :class:`pinyon.decisions.BatchRoom`."""
+    room: int = 0
+    """So many more would have room at once."""
 
     def read_once(self, kv_tokens: float, block_tokens: int) -> float:
         """Of so many tokens of KV that the batch has, those that it reads if it reads once what was reported to be

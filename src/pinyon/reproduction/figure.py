@@ -14,7 +14,7 @@ from typing import Any
 from pinyon.reproduction.picture import Picture
 from pinyon.reproduction.workload import Workload
 
-__all__ = ["Basis", "Claim", "Clock", "Column", "Figure", "Measure", "Result", "Tell", "Value"]
+__all__ = ["Basis", "Claim", "Clock", "Column", "Figure", "Measure", "Result", "Simulated", "Tell", "Value"]
 
 Value = str | int | float | None
 Tell = Callable[[str], None]
@@ -86,6 +86,13 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
+class Simulated:
+    """In runs of some length: a figure may be made quickly and roughly, with shorter and fewer ones."""
+
+    make: Callable[[Tell, bool], Result]
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """``needs`` and ``likes`` are names of workloads: those that it cannot and can be made without."""
 
@@ -95,10 +102,18 @@ class Figure:
     title: str
     needs: tuple[str, ...]
     likes: tuple[str, ...]
-    by: Callable[[Sequence[Workload], Tell], Result] | Measure
+    by: Callable[[Sequence[Workload], Tell], Result] | Measure | Simulated
 
-    def make(self, workloads: Sequence[Workload], tell: Tell, clock: Clock | None = None) -> Result:
-        """Raises ``ValueError`` if it measures, and there is no clock."""
+    @property
+    def has_quick_way(self) -> bool:
+        return isinstance(self.by, Simulated)
+
+    def make(
+        self, workloads: Sequence[Workload], tell: Tell, clock: Clock | None = None, *, quick: bool = False
+    ) -> Result:
+        """``quick``: where it has such a way. Raises ``ValueError`` if it measures, and there is no clock."""
+        if isinstance(self.by, Simulated):
+            return self.by.make(tell, quick)
         if not isinstance(self.by, Measure):
             return self.by(workloads, tell)
         if clock is None:

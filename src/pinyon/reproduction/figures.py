@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from pinyon.reproduction import dualmap_ablation, dualmap_balance, dualmap_elastic, dualmap_serving, dualmap_structure
+from pinyon.reproduction import (
+    dualmap_ablation,
+    dualmap_balance,
+    dualmap_elastic,
+    dualmap_serving,
+    dualmap_structure,
+    skywalker_day,
+    skywalker_pushing,
+    skywalker_serving,
+    skywalker_sharing,
+)
 from pinyon.reproduction.feather_batches import FIG3_8, FIG3_9, FIG3_10, FIG3_11
 from pinyon.reproduction.feather_chunks import FIG5_11
 from pinyon.reproduction.feather_costs import FIG5_9, TABLE5_1
@@ -51,5 +61,14 @@ _FEATHER = (
     *(FIG5_8, FIG5_9, FIG5_10, FIG5_11, TABLE5_1),
     *(FIG5_12, FIG5_13, FIG5_14, FIG5_15, FIG5_16, FIG5_17),
 )
+_SKYWALKER = (
+    skywalker_day.FIG3,
+    skywalker_pushing.FIG4B,
+    skywalker_sharing.FIG5,
+    skywalker_sharing.FIG6,
+    skywalker_serving.FIG8,
+    skywalker_pushing.FIG9,
+    skywalker_pushing.FIG10,
+)
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD, *_FEATHER)}
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_MOONCAKE, *_DUALMAP, *_WILD, *_FEATHER, *_SKYWALKER)}

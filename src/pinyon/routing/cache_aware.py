@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pinyon.routing.prefix_trie import CHUNKS_MAX, PrefixTrie
 from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target_policy import Routed, least_full
 
 __all__ = ["CacheAware"]
 
@@ -65,9 +65,7 @@ class CacheAware:
             bits |= trie.bit(target.name)
         match = trie.match(request.keys, bits)
         if match.chunks and match.chunks > settings.threshold * request.chunks:
-            for target in available:
-                if match.targets & trie.bit(target.name):
-                    return target
+            return least_full([target for target in available if match.targets & trie.bit(target.name)])
         smallest = available[0]
         for target in available:
             if (trie.size(target.name), target.name) < (trie.size(smallest.name), smallest.name):

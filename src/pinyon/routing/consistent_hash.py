@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from pinyon.core.hash_ring import HashRing
 from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed, least_loaded
+from pinyon.routing.target_policy import Routed, least_full
 
 __all__ = ["ConsistentHash"]
 
@@ -53,7 +53,7 @@ class ConsistentHash:
             owner = self._ring.owner(request.hash_key.encode(), among=among)
             if owner is not None:
                 return among[owner]
-        return least_loaded(available)
+        return least_full(available)
 
     def sent(self, request: Routed, name: str) -> None:
         pass

@@ -48,7 +48,9 @@ class Layer:
     def get(self, name: str) -> Target | None:
         return self._targets.get(name)
 
-    def join(self, name: str, capacity: int = 0, distance_s: float = 0.0) -> None:
+    def join(
+        self, name: str, capacity: int = 0, distance_s: float = 0.0, region: str = "", *, batches: bool = True
+    ) -> None:
         """It is there from now on, with an empty cache and nothing of ours; whatever was known of one of that name is
         forgotten. Those beyond :data:`TARGETS_MAX` are not taken."""
         known = name in self._targets
@@ -56,7 +58,8 @@ class Layer:
             return
         if known:
             self._policy.remove(name)
-        self._targets[name] = Target(name, capacity, distance_s)
+        target = self._targets[name] = Target(name, capacity, distance_s, region)
+        target.batches = batches
         self._policy.add(name)
 
     def leave(self, name: str) -> None:
@@ -87,25 +90,40 @@ class Layer:
         if target is not None:
             target.capacity = capacity
 
-    def report(self, name: str, report: Report, now_s: float) -> None:
-        """It said so, or was found to be so, just now."""
+    def report(self, name: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
+        """It said so, or was found to be so, just now. ``unseen``: of ours on their way then, if that is known better
+        than by ``received``."""
         target = self._targets.get(name)
         if target is None:
             return
         target.report, target.reported_s = report, now_s
-        target.sent_before = target.sent if report.received == UNKNOWN else min(target.sent, report.received)
+        if unseen != UNKNOWN:
+            target.sent_before = target.sent - unseen
+        else:
+            target.sent_before = target.sent if report.received == UNKNOWN else min(target.sent, report.received)
 
     # -- who is available
 
     def spare(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> int:
-        """Requests that may be pushed now, at most :data:`UNLIMITED`, less those that are :meth:`hold`."""
+        """Requests that may be pushed now, at most :data:`UNLIMITED`, less those that are :meth:`hold`. Of targets that
+        have a batch."""
         total, pushing = 0, self._pushing
         for target in self._targets.values():
-            if (allowed is None or target.name in allowed) and target.name not in exclude:
+            if target.batches and (allowed is None or target.name in allowed) and target.name not in exclude:
                 total += pushing.spare(target, now_s)
                 if total >= UNLIMITED:
                     return UNLIMITED
         return max(0, total - self._held)
+
+    def has_room(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> bool:
+        """Whether :meth:`spare` is not 0; it looks at no more targets than it has to."""
+        total, pushing, held = 0, self._pushing, self._held
+        for target in self._targets.values():
+            if target.batches and (allowed is None or target.name in allowed) and target.name not in exclude:
+                total += pushing.spare(target, now_s)
+                if total > held:
+                    return True
+        return False
 
     def available(
         self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()
@@ -121,8 +139,8 @@ class Layer:
         ]
 
     def with_room(self, now_s: float) -> int:
-        """Targets that are available: what other regions are told."""
-        return len(self.available(now_s))
+        """Targets with a batch that are available: what other regions are told."""
+        return sum([target.batches for target in self.available(now_s)])
 
     # -- a request's way
 
@@ -143,18 +161,26 @@ class Layer:
             raise ValueError("nothing is held")
         self._held -= 1
 
-    def sent(self, request: Routed, name: str) -> Target | None:
-        """It was pushed there, whoever chose so. What this returns is for :meth:`ended`."""
+    def begin_session(self, name: str) -> None:
+        """It counts what it gets of ours from 0 again."""
         target = self._targets.get(name)
         if target is not None:
-            target.sent += 1
+            target.sent = target.sent_before = 0
+
+    def sent(self, request: Routed, name: str, *, counted: bool = True) -> Target | None:
+        """It was pushed there, whoever chose so. What this returns is for :meth:`ended`. ``counted``: the target will
+        count it among those it has received of ours."""
+        target = self._targets.get(name)
+        if target is not None:
+            target.sent += counted
             target.outstanding += 1
             self._policy.sent(request, name)
         return target
 
     @staticmethod
     def ended(target: Target | None) -> None:
-        """A request that was :meth:`sent` there has ended, however it did. Another one of that name is not concerned."""
+        """A request that was :meth:`sent` there has ended, however it did. Another one of that name is not
+        concerned."""
         if target is not None:
             if target.outstanding <= 0:
                 raise ValueError(f"nothing of ours is at {target.name}")

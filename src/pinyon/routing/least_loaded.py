@@ -1,36 +1,29 @@
-"""The least busy pair the load balancer knows of.
-
-The conductor knows what instances hold and predicts times; this policy knows neither. It compares what the load
-balancer itself has in flight on each instance, per slot of its batch, and then the (possibly old) load that instances
-reported.
-"""
+"""The least busy target: the baseline LL of SkyWalker §5.1."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
-from pinyon.routing.policy import Candidate, Group, Pair
+from pinyon.routing.target import Target
+from pinyon.routing.target_policy import Routed, least_full
 
 __all__ = ["LeastLoaded"]
 
 
 class LeastLoaded:
-    """Ties go to the smaller id, so the same arguments give the same pair; a mixed instance that is best at both keeps
-    the request to itself, and no KV moves."""
+    """By the requests that it has for its size."""
 
     name: ClassVar[str] = "least_loaded"
 
-    def choose(self, groups: Sequence[Group], in_flight: Mapping[str, int]) -> Pair | None:
-        def busy(candidate: Candidate) -> tuple[float, int, str]:
-            own = in_flight.get(candidate.instance_id, 0)
-            return own / (candidate.max_batch or 1), candidate.reported, candidate.instance_id
+    def add(self, name: str) -> None:
+        pass
 
-        best: tuple[float, float, str] | None = None
-        pair: Pair | None = None
-        for group in groups:
-            prefill, decode = min(group.prefills, key=busy), min(group.decodes, key=busy)
-            rank = (busy(decode)[0], busy(prefill)[0], group.name)
-            if best is None or rank < best:
-                best, pair = rank, Pair(prefill, decode)
-        return pair
+    def remove(self, name: str) -> None:
+        pass
+
+    def choose(self, request: Routed, available: Sequence[Target]) -> Target:
+        return least_full(available)
+
+    def sent(self, request: Routed, name: str) -> None:
+        pass

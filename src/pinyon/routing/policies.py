@@ -1,17 +1,23 @@
-"""The routing policies by name."""
+"""The target policies by name: what ``--routing`` chooses."""
 
 from __future__ import annotations
 
 from pinyon.core.policies import NoSettings, Registry
+from pinyon.routing.cache_aware import CacheAware, CacheAwareSettings
+from pinyon.routing.consistent_hash import ConsistentHash, ConsistentHashSettings
 from pinyon.routing.least_loaded import LeastLoaded
-from pinyon.routing.policy import RoutingPolicy
+from pinyon.routing.prefix_tree import PrefixTree, PrefixTreeSettings
 from pinyon.routing.round_robin import RoundRobin
+from pinyon.routing.target_policy import TargetPolicy
 
 __all__ = ["ROUTING_POLICIES"]
 
-ROUTING_POLICIES: Registry[RoutingPolicy] = Registry(
+ROUTING_POLICIES: Registry[TargetPolicy] = Registry(
     "routing",
     {
+        PrefixTree.name: (PrefixTreeSettings, PrefixTree),
+        ConsistentHash.name: (ConsistentHashSettings, ConsistentHash),
+        CacheAware.name: (CacheAwareSettings, CacheAware),
         LeastLoaded.name: (NoSettings, lambda _: LeastLoaded()),
         RoundRobin.name: (NoSettings, lambda _: RoundRobin()),
     },

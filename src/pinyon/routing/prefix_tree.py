@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pinyon.routing.prefix_trie import CHUNKS_MAX, RECORDS_MAX, Match, PrefixTrie
 from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed, least_loaded
+from pinyon.routing.target_policy import Routed, least_full
 
 __all__ = ["PrefixTree"]
 
@@ -38,6 +38,10 @@ class PrefixTree:
     def __init__(self, settings: PrefixTreeSettings | None = None) -> None:
         self._settings = settings or PrefixTreeSettings()
         self.trie = PrefixTrie(self._settings.chunks_max, self._settings.records_max)
+        self.hit_chunks = 0
+        """Of the prompts that were sent, what their targets had been sent before."""
+        self.asked_chunks = 0
+        """Of these prompts in all."""
 
     def add(self, name: str) -> None:
         self.trie.add(name)
@@ -56,9 +60,12 @@ class PrefixTree:
         match = self.match(request, available)
         if match.chunks and match.chunks >= self._settings.explore_below * request.chunks:
             trie = self.trie
-            return least_loaded([target for target in available if match.targets & trie.bit(target.name)])
-        return least_loaded(available)
+            return least_full([target for target in available if match.targets & trie.bit(target.name)])
+        return least_full(available)
 
     def sent(self, request: Routed, name: str) -> None:
-        if self.trie.bit(name):
+        bit = self.trie.bit(name)
+        if bit:
+            self.hit_chunks += self.trie.match(request.keys, bit).chunks
+            self.asked_chunks += request.chunks
             self.trie.insert(request.keys, name)

@@ -108,7 +108,8 @@ class Pending:
             return UNLIMITED
         if report.pending == UNKNOWN and target.capacity:  # it tells nothing: what its batch holds is all we know
             return max(0, target.capacity - target.outstanding)
-        room = settings.burst if report.room == UNKNOWN else report.room
+        # One at the door: until the next report says that a place has become free, it would stay empty.
+        room = settings.burst if report.room == UNKNOWN else max(1, report.room)
         return max(0, room - target.unseen)
 
 

@@ -35,24 +35,30 @@ class Target:
     """Changed by its :class:`pinyon.routing.layer.Layer` alone."""
 
     __slots__ = (
+        "batches",
         "capacity",
         "distance_s",
         "draining",
         "live",
         "name",
         "outstanding",
+        "region",
         "report",
         "reported_s",
         "sent",
         "sent_before",
     )
 
-    def __init__(self, name: str, capacity: int = 0, distance_s: float = 0.0) -> None:
+    def __init__(self, name: str, capacity: int = 0, distance_s: float = 0.0, region: str = "") -> None:
         self.name = name
+        self.region = region
+        """Where it is, if that is another one: regions may have several load balancers."""
         self.capacity = capacity
         """Requests its batch holds; 0: it did not say."""
         self.distance_s = distance_s
         """There and back, as measured; 0 for who is here."""
+        self.batches = True
+        """It generates: there may be room in its batch, or not. One that only computes prompts has none."""
         self.live = True
         self.draining = False
         """It takes nothing new."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
 
-__all__ = ["Routed", "TargetPolicy", "least_loaded"]
+__all__ = ["Routed", "TargetPolicy", "least_full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TargetPolicy(Protocol):
         """The request went there, whoever chose so."""
 
 
-def least_loaded(targets: Sequence[Target]) -> Target:
+def least_full(targets: Sequence[Target]) -> Target:
     """The one that is least full; of those, the nearest, then the smaller name."""
     best = targets[0]
     best_rank = (best.fullness, best.distance_s, best.name)

@@ -1,7 +1,7 @@
 """Where a request goes: to an instance of its region, else to another region, else it waits (SkyWalker §3.1, Listing
 1).
 
-A request that came from another region is placed here or refused; it never goes on to a third (``forwarded``), so that
+A request that came from another region is placed here or refused; it never goes on to a third (its ``sender``), so that
 there are no loops, whatever load balancers believe of each other.
 """
 
@@ -20,6 +20,8 @@ __all__ = ["Choice", "Possible", "Route", "TwoLayers", "Where"]
 
 class Where(StrEnum):
     LOCAL = "local"
+    ADOPTED = "adopted"
+    """To instances of a region whose load balancers have failed."""
     REMOTE = "remote"
     WAIT = "wait"
     NOWHERE = "nowhere"
@@ -27,16 +29,19 @@ class Where(StrEnum):
 
 
 class Choice(NamedTuple):
-    """``target`` is an instance or a region; empty when it waits, and where a conductor places ``LOCAL`` ones."""
+    """``target`` is an instance, an adopted cluster, or another load balancer; empty when it waits, and where a
+    conductor places ``LOCAL`` ones."""
 
     where: Where
     target: str = ""
 
 
 class Possible(NamedTuple):
-    """Of one region, for a dry run: whether a request could go there now, and why (not)."""
+    """Of one load balancer, for a dry run: whether a request could go there now, and why (not). The own one has no
+    ``target``."""
 
     region: str
+    target: str
     allowed: bool
     available: bool
     reason: str
@@ -48,10 +53,10 @@ class Route(NamedTuple):
     routed: Routed
     geographies: Collection[str] = ()
     tenant: str = ""
-    forwarded: bool = False
-    """It has come from another region."""
+    sender: str = ""
+    """The region that it has come from, if that is another one: what law says of that one's requests counts."""
     exclude: Container[str] = ()
-    """Instances and regions that have failed it, or refused it."""
+    """Instances and load balancers that have failed it, or refused it."""
 
 
 class TwoLayers:
@@ -60,6 +65,9 @@ class TwoLayers:
     def __init__(self, region: str, local: Layer, remote: Layer, geography: Geography = ANYWHERE) -> None:
         self.region = region
         self.local, self.remote = local, remote
+        self.adopted: dict[str, tuple[str, Layer]] = {}
+        """Instances of other regions that are served from here for as long as nobody there does (§4.2), by the
+        cluster's name: the region they are in, which law goes by, and they."""
         self.geography = geography
 
     def choose(self, route: Route, now_s: float, *, conducted: bool = False) -> Choice:
@@ -67,40 +75,65 @@ class TwoLayers:
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         if here:
             if conducted:
-                if self.local.spare(now_s, exclude=route.exclude):
+                if self.local.has_room(now_s, exclude=route.exclude):
                     return Choice(Where.LOCAL)
             else:
                 target = self.local.choose(route.routed, now_s, exclude=route.exclude)
                 if target is not None:
                     return Choice(Where.LOCAL, target.name)
-        if route.forwarded:
+        name = self.adopted_for(route, now_s)
+        if name:
+            return Choice(Where.ADOPTED, name)
+        here = here or bool(self._adopted(route))
+        if route.sender:
             return Choice(Where.WAIT if here else Where.NOWHERE)
-        allowed = self.regions_for(route)
+        allowed = self.others_for(route)
         if allowed:
             target = self.remote.choose(route.routed, now_s, allowed, route.exclude)
             if target is not None:
                 return Choice(Where.REMOTE, target.name)
         return Choice(Where.WAIT if here or allowed else Where.NOWHERE)
 
-    def regions_for(self, route: Route) -> set[str]:
-        """Other regions that may serve it, as far as law and contracts go."""
+    def adopted_for(self, route: Route, now_s: float) -> str:
+        """The adopted cluster with the most room for it; empty if none has any."""
+        best, most = "", 0
+        for name in self._adopted(route):
+            spare = self.adopted[name][1].spare(now_s, exclude=route.exclude)
+            if spare > most:
+                best, most = name, spare
+        return best
+
+    def _adopted(self, route: Route) -> list[str]:
+        """Those that may serve it. What came from another region may go to an adopted one: that is no second hop, it is
+        served from here."""
+        geography, sender = self.geography, route.sender or self.region
+        return [
+            name
+            for name, (region, _) in self.adopted.items()
+            if geography.may(sender, region, route.geographies, route.tenant).allowed
+        ]
+
+    def others_for(self, route: Route) -> set[str]:
+        """Load balancers of other regions that may serve it, as far as law and contracts go."""
         geography = self.geography
         return {
             target.name
             for target in self.remote
-            if geography.may(self.region, target.name, route.geographies, route.tenant).allowed
+            if geography.may(self.region, target.region, route.geographies, route.tenant).allowed
         }
 
     def dry_run(self, route: Route, now_s: float) -> list[Possible]:
         """Where it could go and why not, its own region first. Changes nothing."""
         verdict = self.geography.serves(self.region, route.geographies, route.tenant)
         room = self.local.with_room(now_s)
-        found = [Possible(self.region, verdict.allowed, room > 0, _why(verdict.reason, room > 0, "instance"))]
+        found = [Possible(self.region, "", verdict.allowed, room > 0, _why(verdict.reason, room > 0, "instance"))]
         available = {target.name for target in self.remote.available(now_s, exclude=route.exclude)}
         for target in self.remote:
-            verdict = self.geography.may(self.region, target.name, route.geographies, route.tenant)
+            verdict = self.geography.may(self.region, target.region, route.geographies, route.tenant)
             there = target.name in available
-            found.append(Possible(target.name, verdict.allowed, there, _why(verdict.reason, there, "region")))
+            found.append(
+                Possible(target.region, target.name, verdict.allowed, there, _why(verdict.reason, there, "region"))
+            )
         return found
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "ANY",
     "BLOCKS_NAME",
     "CONDUCTOR",
+    "CONTROLLER",
     "KVSTORE",
     "LB",
     "REDIS",
@@ -37,7 +38,9 @@ __all__ = [
     "peer_name",
 ]
 
-ADMIN, CONDUCTOR, KVSTORE, LB, REDIS, WORKER = ROLES = ("admin", "conductor", "kvstore", "lb", "redis", "worker")
+ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, REDIS, WORKER = ROLES = (
+    *("admin", "conductor", "controller", "kvstore", "lb", "redis", "worker"),
+)
 
 ANY = "_any"
 """What stands for any instance where an instance id is written; no instance can be called so."""
@@ -114,6 +117,7 @@ def cluster_identities(prefill: int, decode: int, mixed: int, stores: int, lbs: 
     """The processes of a local cluster, by the ids they have there, and an admin."""
     yield Identity(ADMIN, "admin")
     yield Identity(CONDUCTOR, "conductor")
+    yield Identity(CONTROLLER, "controller")
     yield Identity(REDIS, "redis")
     for role, kind, count in (
         *((WORKER, "prefill", prefill), (WORKER, "decode", decode), (WORKER, "mixed", mixed)),
@@ -125,4 +129,4 @@ def cluster_identities(prefill: int, decode: int, mixed: int, stores: int, lbs: 
 
 def hosts_of(identity: Identity, hosts: Iterable[str]) -> tuple[str, ...]:
     """The hosts that its certificate is good for, loopback too: none but for whom other programs connect to."""
-    return tuple(dict.fromkeys((*hosts, *_LOOPBACK))) if identity.role in (LB, REDIS) else ()
+    return tuple(dict.fromkeys((*hosts, *_LOOPBACK))) if identity.role in (CONTROLLER, LB, REDIS) else ()

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
-import threading
 from collections.abc import Callable
-from contextlib import suppress
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,18 +15,11 @@ from prometheus_client import (
 )
 
 from pinyon import __version__
-from pinyon.core.address import parse_address
 from pinyon.core.compiled import compiled
-from pinyon.runtime.logging import get_logger
+from pinyon.runtime.pages import PageServer
 from pinyon.runtime.security import NO_SECURITY, Security
-from pinyon.runtime.settings import is_loopback
 
 __all__ = ["MetricsServer", "new_registry", "show_certificate", "show_policies"]
-
-CONNECTIONS_MAX = 16
-TIMEOUT_S = 10.0
-
-_log = get_logger("metrics")
 
 
 def new_registry() -> CollectorRegistry:
@@ -70,81 +56,8 @@ def show_certificate(registry: CollectorRegistry, not_after_s: Callable[[], floa
     ends.set_function(not_after_s)
 
 
-class MetricsServer:
-    """Serves ``/metrics`` from threads of its own, so that a busy event loop is still observed.
-
-    On loopback it is plain HTTP. Elsewhere, with TLS files, it is HTTPS, and whoever asks needs a certificate of the
-    cluster. At most ``CONNECTIONS_MAX`` are open at once, each for ``TIMEOUT_S``.
-    """
+class MetricsServer(PageServer):
+    """Serves ``/metrics``, beyond loopback with TLS to whoever has a certificate of the cluster."""
 
     def __init__(self, listen: str, registry: CollectorRegistry, security: Security = NO_SECURITY) -> None:
-        host, port = parse_address(listen)
-        self._tls = None if is_loopback(host) else security.tls
-        self._server = _Server((host, port), self._context())
-        security.on_renewal(self._renew)
-        self._server.set_app(make_wsgi_app(registry))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="pinyon-metrics", daemon=True)
-        self._thread.start()
-        bound = self._server.server_port
-        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
-
-    def _context(self) -> ssl.SSLContext | None:
-        return None if self._tls is None else self._tls.server_context(ask_clients=True)
-
-    def _renew(self) -> None:
-        """A context of its own: into the present one another authority could be added, but none taken out."""
-        self._server.context = self._context()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=2)
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, address: tuple[str, int], context: ssl.SSLContext | None) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.context = context
-        """Of connections made from now on."""
-        self._room = threading.Semaphore(CONNECTIONS_MAX)
-        super().__init__(address, _Handler)
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._room.acquire(blocking=False)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        cut: threading.Timer | None = None
-        try:
-            request.settimeout(TIMEOUT_S)
-            if (context := self.context) is not None:
-                request = context.wrap_socket(request, server_side=True)
-            # The socket's own timeout begins anew with each byte.
-            cut = threading.Timer(TIMEOUT_S, _cut, (request,))
-            cut.daemon = True
-            cut.start()
-            super().process_request_thread(request, client_address)
-        except OSError:  # no TLS, no certificate, too slow
-            self.shutdown_request(request)
-        finally:
-            if cut is not None:
-                cut.cancel()
-            self._room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("a scrape from %s failed", client_address, exc_info=True)
-
-
-def _cut(request: socket.socket) -> None:
-    with suppress(OSError):  # it is closed already
-        socket.socket.shutdown(request, socket.SHUT_RDWR)  # under TLS: whoever reads there sees the end
-
-
-class _Handler(WSGIRequestHandler):
-    def address_string(self) -> str:
-        return str(self.client_address[0])  # no name service
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
+        super().__init__("metrics", listen, make_wsgi_app(registry), security, ask_clients=True)

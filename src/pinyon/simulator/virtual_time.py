@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from itertools import count
 
@@ -26,10 +27,10 @@ class VirtualTime:
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         self.at(self.now_s + delay_s, action)
 
-    def run(self) -> None:
-        """Until nothing is to happen any more."""
+    def run(self, until_s: float = math.inf) -> None:
+        """Until nothing is to happen any more, or only after ``until_s``."""
         heap = self._heap
-        while heap:
+        while heap and heap[0][0] <= until_s:
             self.now_s, _, action = heapq.heappop(heap)
             action()
             self.events += 1

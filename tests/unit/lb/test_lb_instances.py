@@ -7,8 +7,9 @@ import pytest
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import Unavailable
-from pinyon.routing.least_loaded import LeastLoaded
+from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.pushing import Blind
 from services.lb.instances import FIRST_PAUSE_S, MAX_PAUSE_S, InstanceView
 
 MODEL = "m"
@@ -31,8 +32,20 @@ def listed(**boots: str) -> conductor_pb2.InstanceList:
     )  # fmt: skip
 
 
+def empty_view(routing: str = "least_loaded") -> InstanceView:
+    layer = Layer(Blind(), ROUTING_POLICIES.make(routing))
+    return InstanceView({MODEL: layer}.get)
+
+
+def taken(view: InstanceView, exclude: set[str], now_s: float) -> str:
+    """Chosen, and told that a request went there and is over."""
+    placement = view.choose(MODEL, 10, exclude, now_s, careful=bool(exclude))
+    view.end(view.begin(MODEL, placement))
+    return placement.decode_instance_id
+
+
 def view_of(**boots: str) -> InstanceView:
-    view = InstanceView(LeastLoaded())
+    view = empty_view()
     view.update(listed(**boots), 0.0, first=True)
     return view
 
@@ -82,12 +95,12 @@ def test_news_of_an_instance_and_its_success_end_the_pause():
 def test_requests_find_those_that_live_at_whatever_time(routing: str, dead: set[str]):
     """A minute of requests: the first one meets the dead, later ones one of them now and then, and go on to one that
     never failed."""
-    view = InstanceView(ROUTING_POLICIES.make(routing))
+    view = empty_view(routing)
     view.update(listed(**dict.fromkeys("abcdefgh", "1")), 0.0, first=True)
     met = 0
     for number in range(600):
         now_s, exclude, failures = number * 0.1, set(), 0
-        while (name := view.choose(MODEL, 10, exclude, now_s, careful=bool(exclude)).decode_instance_id) in dead:
+        while (name := taken(view, exclude, now_s)) in dead:
             view.failed(name, now_s)
             exclude.add(name)
             failures += 1
@@ -143,7 +156,7 @@ def test_another_process_at_an_address_is_told_apart():
 def test_whose_weights_are_whose():
     message = listed(a="1", b="1", c="1")
     message.instances[2].info.model_fingerprint = "new"
-    view = InstanceView(LeastLoaded())
+    view = empty_view()
     view.update(message, 0.0, first=True)
     assert view.with_other_weights(MODEL, "f") == {"c"}
     assert view.with_other_weights(MODEL, "new") == {"a", "b"}
@@ -157,7 +170,7 @@ def test_what_is_missing_is_said():
     message = listed(p="1", d="1", e="1")
     for instance, role in zip(message.instances, (common_pb2.ROLE_PREFILL, *[common_pb2.ROLE_DECODE] * 2), strict=True):
         instance.info.role = role
-    view = InstanceView(LeastLoaded())
+    view = empty_view()
     assert view.lacks(MODEL, 0.0) == "No instance of m is available."
     view.update(message, 0.0)
     assert view.lacks(MODEL, 0.0) == view.lacks(MODEL, 0.0, {"e"}) == ""

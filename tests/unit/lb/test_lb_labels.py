@@ -186,7 +186,7 @@ def test_geographies_that_nothing_places_by_are_warned_of_once(tmp_path, caplog,
     with caplog.at_level(logging.WARNING, logger="pinyon"):
         load_api_keys(str(path))
     assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
-    assert all("nothing places by them" in record.getMessage() for record in caplog.records)
+    assert all("that have a --region" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from services.lb.worker_session import WorkerStream
+from services.lb.worker_stream import WorkerStream
 
 HOUR_S = 3600.0
 

@@ -11,10 +11,10 @@ from pinyon.core.hash_ring import HashRing
 from pinyon.routing.consistent_hash import SEED
 from pinyon.routing.geography import Geography, parse_geography
 from pinyon.routing.layer import Layer
+from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.routing_keys import KEYS_MAX, byte_keys, routing_root, token_keys
-from pinyon.routing.target import Report
-from pinyon.routing.target_policies import TARGET_POLICIES
+from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Route, TwoLayers, Where
 
@@ -22,13 +22,13 @@ ASK = Routed(byte_keys(b"root", b"abcdefgh", 1), "user")
 
 
 def layer(policy: str = "skywalker", pushing: str = "pending", names: str = "") -> Layer:
-    made = Layer(PUSHING_RULES.make(pushing), TARGET_POLICIES.make(policy))
+    made = Layer(PUSHING_RULES.make(pushing), ROUTING_POLICIES.make(policy))
     for name in names:
         made.join(name)
     return made
 
 
-def names(targets: list) -> str:
+def names(targets: list[Target]) -> str:
     return "".join(target.name for target in targets)
 
 
@@ -58,6 +58,8 @@ def test_between_two_reports_no_more_are_pushed_than_there_is_room_for() -> None
     assert local.spare(0.0) == 1
     local.report("a", Report(pending=0, room=2, received=1), 0.1)  # two were under way when it said so
     assert local.spare(0.1) == 0
+    local.report("a", Report(pending=0, room=0, received=3), 0.2)  # one may wait at its door
+    assert local.spare(0.2) == 1
     local.report("a", Report(pending=0, room=2, received=3), 0.2)
     assert local.spare(0.2) == 2
 
@@ -75,8 +77,10 @@ def test_who_cannot_say_how_much_room_it_has_gets_a_burst() -> None:
 def test_what_a_conductor_is_asked_for_takes_a_credit_at_once() -> None:
     local = layer(names="a")
     local.report("a", Report(pending=0, room=1), 0.0)
+    assert local.has_room(0.0)
     local.hold()
     assert local.spare(0.0) == 0
+    assert not local.has_room(0.0)
     local.release()
     assert local.spare(0.0) == 1
     with pytest.raises(ValueError, match="nothing is held"):
@@ -152,7 +156,7 @@ def full(names: str = "ab") -> Layer:
 def regions(*there: str, queue: int = 0) -> Layer:
     made = layer()
     for name in there:
-        made.join(name)
+        made.join(name, region=name)
         made.report(name, Report(pending=queue, room=5, available=1), 0.0)
     return made
 
@@ -165,7 +169,7 @@ def test_local_first_then_remote_then_the_queue() -> None:
     assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
     two.local.report("b", Report(pending=2), 0.0)
     assert two.choose(Route(ASK, exclude=("eu",)), 0.0) == Choice(Where.WAIT)
-    assert two.choose(Route(ASK, forwarded=True), 0.0) == Choice(Where.WAIT)  # never a second hop
+    assert two.choose(Route(ASK, sender="eu"), 0.0) == Choice(Where.WAIT)  # never a second hop
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def test_local_first_then_remote_then_the_queue() -> None:
         (Report(pending=10, room=1, available=1), True),
         (Report(pending=11, room=1, available=1), False),
         (Report(pending=0, room=1, available=0), False),
-        (Report(pending=0, room=0, available=1), False),
+        (Report(pending=0, room=0, available=1), True),
     ],
 )
 def test_a_region_is_available_with_an_instance_and_a_short_queue(report: Report, there: bool) -> None:
@@ -204,6 +208,19 @@ def test_load_never_overrides_geography() -> None:
     us.local.report("a", Report(pending=0), 0.0)
     assert us.choose(Route(ASK, ("gdpr",)), 0.0) == Choice(Where.REMOTE, "eu")  # although there is room here
     assert us.choose(Route(ASK, ("mars",)), 0.0) == Choice(Where.NOWHERE)
+
+
+def test_adopted_instances_are_where_they_are() -> None:
+    """Who serves them does not change the law: neither for its own requests, nor for those that others send."""
+    law = parse_geography({"regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["eu"], "to": ["us"]}]})
+    us = TwoLayers("us", full(), regions(), law)
+    adopted = layer(names="x")
+    adopted.report("x", Report(pending=0, room=2), 0.0)
+    us.adopted["ap/ap"] = "ap", adopted
+    assert us.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.ADOPTED, "ap/ap")
+    assert us.choose(Route(ASK, ("us",)), 0.0, conducted=True) == Choice(Where.WAIT)
+    assert us.choose(Route(ASK, sender="eu"), 0.0, conducted=True) == Choice(Where.WAIT)
+    assert us.choose(Route(ASK, sender="us"), 0.0, conducted=True) == Choice(Where.ADOPTED, "ap/ap")
 
 
 def test_a_dry_run_says_where_and_why_not() -> None:

@@ -6,12 +6,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.request import Role
+from pinyon.routing.groups import Candidate, Pair, serving_groups
+from pinyon.routing.layer import Layer
 from pinyon.routing.least_loaded import LeastLoaded
-from pinyon.routing.policy import Candidate, Pair, serving_groups
+from pinyon.routing.pair import choose_pair as choose
+from pinyon.routing.pushing import Blind
+from pinyon.routing.target_policy import Routed
 
 
 def choose_pair(fleet, in_flight, total_tokens, exclude=(), avoided=()) -> Pair | None:
-    return LeastLoaded().choose(serving_groups(fleet, total_tokens, exclude, avoided), in_flight)
+    layer = Layer(Blind(), LeastLoaded())
+    for each in fleet:
+        layer.join(each.instance_id, each.max_batch)
+        for _ in range(in_flight.get(each.instance_id, 0)):
+            layer.sent(Routed(), each.instance_id)
+    return choose(serving_groups(fleet, total_tokens, exclude, avoided), layer, Routed(), 0.0)
 
 
 def instance(name: str, role: Role = Role.MIXED, group: str = "g", **facts: int) -> Candidate:
@@ -34,12 +43,9 @@ def test_roles_are_respected():
     assert choose_pair(fleet[1:], {}, 10) is None
 
 
-def test_own_requests_count_per_slot_then_what_was_reported():
+def test_own_requests_count_per_slot():
     fleet = [instance("a", max_batch=2), instance("b", max_batch=8)]
     pair = choose_pair(fleet, {"a": 1, "b": 2}, 10)
-    assert pair is not None
-    assert pair.decode.instance_id == "b"
-    pair = choose_pair([instance("a", reported=5), instance("b", reported=1)], {}, 10)
     assert pair is not None
     assert pair.decode.instance_id == "b"
 
@@ -48,7 +54,7 @@ def test_who_just_failed_is_chosen_last_but_chosen():
     fleet = [instance("a"), instance("b"), instance("p", Role.PREFILL, "h"), instance("d", Role.DECODE, "h")]
     chosen = []
     for avoided in ((), "a", "ab", "abp", "abpd"):
-        pair = choose_pair(fleet, {"b": 9, "d": 99}, 10, (), avoided)
+        pair = choose_pair(fleet, {"b": 9, "p": 10}, 10, (), avoided)
         assert pair is not None
         chosen.append(pair.decode.instance_id)
     assert chosen == ["a", "b", "d", "a", "a"]
@@ -76,9 +82,8 @@ def test_excluded_and_too_small_ones_are_left_out():
             st.just("x:1"),
             st.sampled_from(list(Role)),
             st.sampled_from(["g", "h"]),
-            st.integers(0, 5),
-            st.integers(0, 3),
-            st.sampled_from([0, 10, 100]),
+            max_batch=st.integers(0, 3),
+            max_context=st.sampled_from([0, 10, 100]),
         ),
         max_size=8,
         unique_by=lambda candidate: candidate.instance_id,

@@ -43,8 +43,8 @@ def test_a_local_cluster(tmp_path: Path) -> None:
     assert main(["certs", str(tmp_path), "--cluster", "--prefill", "1", "--decode", "1"]) == 0
     made = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.glob("*/*/tls.crt")}
     assert made == {
-        *("admin/admin", "conductor/conductor", "redis/redis", "worker/prefill-0", "worker/decode-0"),
-        *("kvstore/kvstore-0", "lb/lb-0"),
+        *("admin/admin", "conductor/conductor", "controller/controller", "redis/redis"),
+        *("worker/prefill-0", "worker/decode-0", "kvstore/kvstore-0", "lb/lb-0"),
     }
 
 

@@ -88,8 +88,8 @@ def test_who_serves_blocks_is_named_for_it() -> None:
 def test_a_local_cluster_and_its_hosts() -> None:
     identities = list(cluster_identities(prefill=2, decode=1, mixed=0, stores=1, lbs=1))
     assert [str(each) for each in identities] == [
-        *("admin admin", "conductor conductor", "redis redis"),
+        *("admin admin", "conductor conductor", "controller controller", "redis redis"),
         *("worker prefill-0", "worker prefill-1", "worker decode-0", "kvstore kvstore-0", "lb lb-0"),
     ]
-    assert {each.role for each in identities if hosts_of(each, ("example.org",))} == {"lb", "redis"}
+    assert {each.role for each in identities if hosts_of(each, ("example.org",))} == {"controller", "lb", "redis"}
     assert peer_name("lb", "lb-0") == "lb-0.lb.pinyon"

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from pinyon.runtime import metrics
-from pinyon.runtime.metrics import CONNECTIONS_MAX, MetricsServer, new_registry, show_certificate, show_policies
+from pinyon.runtime import pages
+from pinyon.runtime.metrics import MetricsServer, new_registry, show_certificate, show_policies
+from pinyon.runtime.pages import CONNECTIONS_MAX
 from pinyon.runtime.security import Security
 from tests.tls_files import TestAuthority, tls_of
 
@@ -144,7 +145,7 @@ def test_another_authority_takes_over_and_the_old_one_lets_nobody_in(
 
 def test_who_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then buys no time."""
-    monkeypatch.setattr(metrics, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(pages, "TIMEOUT_S", 0.3)
     server = MetricsServer("127.0.0.1:0", new_registry())
     deadline = time.monotonic() + 60
     try:

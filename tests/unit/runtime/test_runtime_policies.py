@@ -9,6 +9,7 @@ from pinyon.batching import BATCHING_POLICIES
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.settings import load_settings
 from services.conductor.settings import ConductorSettings
@@ -22,12 +23,14 @@ SEAMS = [
     (KvStoreSettings, "eviction", EVICTION_POLICIES),
     (ConductorSettings, "placement", PLACEMENT_POLICIES),
     (LbSettings, "routing", ROUTING_POLICIES),
+    (LbSettings, "pushing", PUSHING_RULES),
 ]
 
 
 @pytest.mark.parametrize(("settings", "field", "registry"), SEAMS)
 def test_every_known_one_can_be_chosen(settings, field, registry):
-    assert registry.make(getattr(load_settings(settings, [], {}), field)) is not None
+    default = getattr(load_settings(settings, [], {}), field)
+    assert default == "auto" or registry.make(default) is not None
     for name in registry.names:
         by_line = load_settings(settings, [f"--{field}", name], {})
         by_environment = load_settings(settings, [], {f"{settings.model_config['env_prefix']}{field.upper()}": name})

@@ -128,7 +128,7 @@ class InstanceInfo(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., geography: _Optional[str] = ..., key_secret_id: _Optional[str] = ..., short_first: _Optional[bool] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
-    __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining", "failed_source_addresses", "room_wait_ms", "mean_batch", "mean_kv_tokens", "kv_tokens", "prefix_level_blocks", "shared_prefixes")
+    __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining", "failed_source_addresses", "room_wait_ms", "mean_batch", "mean_kv_tokens", "kv_tokens", "prefix_level_blocks", "shared_prefixes", "waiting_for_room", "room")
     PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PENDING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,8 @@ class InstanceLoad(_message.Message):
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_LEVEL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SHARED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_ROOM_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
     pending_requests: int
     running_requests: int
     pending_prefill_tokens: int
@@ -157,7 +159,9 @@ class InstanceLoad(_message.Message):
     kv_tokens: int
     prefix_level_blocks: int
     shared_prefixes: _containers.RepeatedCompositeFieldContainer[SharedPrefix]
-    def __init__(self, pending_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., mean_tbt_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., failed_source_addresses: _Optional[_Iterable[str]] = ..., room_wait_ms: _Optional[float] = ..., mean_batch: _Optional[float] = ..., mean_kv_tokens: _Optional[float] = ..., kv_tokens: _Optional[int] = ..., prefix_level_blocks: _Optional[int] = ..., shared_prefixes: _Optional[_Iterable[_Union[SharedPrefix, _Mapping]]] = ...) -> None: ...
+    waiting_for_room: int
+    room: int
+    def __init__(self, pending_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., mean_tbt_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., failed_source_addresses: _Optional[_Iterable[str]] = ..., room_wait_ms: _Optional[float] = ..., mean_batch: _Optional[float] = ..., mean_kv_tokens: _Optional[float] = ..., kv_tokens: _Optional[int] = ..., prefix_level_blocks: _Optional[int] = ..., shared_prefixes: _Optional[_Iterable[_Union[SharedPrefix, _Mapping]]] = ..., waiting_for_room: _Optional[int] = ..., room: _Optional[int] = ...) -> None: ...
 
 class SharedPrefix(_message.Message):
     __slots__ = ("block_key", "blocks", "requests")

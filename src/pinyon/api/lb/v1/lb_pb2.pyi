@@ -91,6 +91,34 @@ class ListModelsResponse(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[Model]
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
+class WhereToRequest(_message.Message):
+    __slots__ = ("model", "geographies")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GEOGRAPHIES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    geographies: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., geographies: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WhereToResponse(_message.Message):
+    __slots__ = ("ways",)
+    WAYS_FIELD_NUMBER: _ClassVar[int]
+    ways: _containers.RepeatedCompositeFieldContainer[Way]
+    def __init__(self, ways: _Optional[_Iterable[_Union[Way, _Mapping]]] = ...) -> None: ...
+
+class Way(_message.Message):
+    __slots__ = ("region", "lb_id", "allowed", "available", "reason")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    LB_ID_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    region: str
+    lb_id: str
+    allowed: bool
+    available: bool
+    reason: str
+    def __init__(self, region: _Optional[str] = ..., lb_id: _Optional[str] = ..., allowed: _Optional[bool] = ..., available: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class Model(_message.Message):
     __slots__ = ("name", "max_context_tokens")
     NAME_FIELD_NUMBER: _ClassVar[int]

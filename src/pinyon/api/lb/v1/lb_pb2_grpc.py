@@ -45,6 +45,11 @@ class LbServiceStub:
                 request_serializer=pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.WhereTo = channel.unary_unary(
+                '/pinyon.api.lb.v1.LbService/WhereTo',
+                request_serializer=pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.WhereToRequest.SerializeToString,
+                response_deserializer=pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.WhereToResponse.FromString,
+                _registered_method=True)
 
 
 class LbServiceServicer:
@@ -65,6 +70,13 @@ class LbServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhereTo(self, request, context):
+        """Where a request of the caller could go now, and why not elsewhere. Nothing is sent anywhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LbServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_LbServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.ListModelsRequest.FromString,
                     response_serializer=pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'WhereTo': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhereTo,
+                    request_deserializer=pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.WhereToRequest.FromString,
+                    response_serializer=pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.WhereToResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class LbService:
             '/pinyon.api.lb.v1.LbService/ListModels',
             pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.ListModelsRequest.SerializeToString,
             pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhereTo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pinyon.api.lb.v1.LbService/WhereTo',
+            pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.WhereToRequest.SerializeToString,
+            pinyon_dot_api_dot_lb_dot_v1_dot_lb__pb2.WhereToResponse.FromString,
             options,
             channel_credentials,
             insecure,

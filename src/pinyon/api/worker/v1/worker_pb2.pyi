@@ -8,18 +8,42 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SessionRequest(_message.Message):
-    __slots__ = ("submissions", "cancel_stream_ids")
+    __slots__ = ("submissions", "cancel_stream_ids", "load_interval_ms")
     SUBMISSIONS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     submissions: _containers.RepeatedCompositeFieldContainer[Submission]
     cancel_stream_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    load_interval_ms: int
+    def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ..., load_interval_ms: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("updates",)
+    __slots__ = ("updates", "load")
     UPDATES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     updates: _containers.RepeatedCompositeFieldContainer[StreamUpdate]
-    def __init__(self, updates: _Optional[_Iterable[_Union[StreamUpdate, _Mapping]]] = ...) -> None: ...
+    load: Load
+    def __init__(self, updates: _Optional[_Iterable[_Union[StreamUpdate, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("seq", "pending", "running", "room", "max_batch", "pending_prefill_tokens", "draining", "received")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
+    PENDING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    pending: int
+    running: int
+    room: int
+    max_batch: int
+    pending_prefill_tokens: int
+    draining: bool
+    received: int
+    def __init__(self, seq: _Optional[int] = ..., pending: _Optional[int] = ..., running: _Optional[int] = ..., room: _Optional[int] = ..., max_batch: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., draining: _Optional[bool] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("stream_id", "request_id", "model", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "placement", "timeout_ms", "traceparent", "no_reuse", "model_fingerprint", "ttft_left_ms")
@@ -54,7 +78,7 @@ class Submission(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., ttft_left_ms: _Optional[int] = ...) -> None: ...
 
 class StreamUpdate(_message.Message):
-    __slots__ = ("stream_id", "tokens", "text", "finish_reason", "usage", "error", "prefill", "logprobs", "prompt_logprobs")
+    __slots__ = ("stream_id", "tokens", "text", "finish_reason", "usage", "error", "prefill", "logprobs", "prompt_logprobs", "model_fingerprint")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +88,7 @@ class StreamUpdate(_message.Message):
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     text: str
@@ -73,7 +98,8 @@ class StreamUpdate(_message.Message):
     prefill: PrefillReport
     logprobs: _common_pb2.Logprobs
     prompt_logprobs: _common_pb2.Logprobs
-    def __init__(self, stream_id: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, stream_id: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class PrefillReport(_message.Message):
     __slots__ = ("prefill_instance_id", "queue_ms", "fetch_ms", "compute_ms", "push_ms", "computed_tokens", "local_tokens", "peer_tokens", "store_tokens", "decode_local_tokens")

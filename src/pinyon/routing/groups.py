@@ -1,29 +1,27 @@
-"""What the load balancer's own choice is asked when no conductor answers, and the interface of what answers."""
+"""Which instances can serve a request together: those between which KV can move."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from pinyon.core.request import Role
 
-__all__ = ["Candidate", "Group", "Pair", "RoutingPolicy", "serving_groups"]
+__all__ = ["Candidate", "Group", "Pair", "serving_groups"]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One instance that may take requests.
 
-    ``group`` names weights and KV layout: KV moves only inside a group. ``reported`` is the number of requests in its
-    last report; ``max_batch`` and ``max_context`` (tokens) are 0 when the instance named none.
+    ``group`` names weights and KV layout: KV moves only inside a group. ``max_batch`` and ``max_context`` (tokens) are
+    0 when the instance named none.
     """
 
     instance_id: str
     address: str
     role: Role
     group: str
-    reported: int = 0
     max_batch: int = 0
     max_context: int = 0
 
@@ -43,21 +41,6 @@ class Group:
     name: str
     prefills: list[Candidate] = field(default_factory=list)
     decodes: list[Candidate] = field(default_factory=list)
-
-
-class RoutingPolicy(Protocol):
-    """Chooses a pair for a request from what the load balancer knows by itself. Owned by one thread."""
-
-    @property
-    def name(self) -> str:
-        """How settings and (after ``lb_``) placements name it."""
-
-    def choose(self, groups: Sequence[Group], in_flight: Mapping[str, int]) -> Pair | None:
-        """A pair of one of the ``groups``; None when there are none.
-
-        ``groups`` comes from :func:`serving_groups`. ``in_flight`` counts the caller's own requests by instance id.
-        """
-        ...
 
 
 def serving_groups(

@@ -1,0 +1,193 @@
+"""The load balancer's one stream to the regional controller: who it is and how busy, and what the federation is.
+
+The controller is asked for nothing while a request runs. While it is away, the load balancer goes on with what it was
+told last; of what it adopted, with what :mod:`pinyon.federation.lease` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import suppress
+
+from pinyon.api.controller.v1 import controller_pb2
+from pinyon.core.clock import Clock
+from pinyon.core.errors import PinyonError
+from pinyon.federation.lease import adopted_now
+from pinyon.federation.members import LbInfo, LbLoad
+from pinyon.federation.view import Cluster, Federation
+from pinyon.messages.federation import (
+    LATENCIES_MAX,
+    federation_from_proto,
+    federation_to_proto,
+    lb_info_to_proto,
+    lb_load_to_proto,
+)
+from pinyon.runtime.channel import OpenChannel, open_channel
+from pinyon.runtime.duplex import Dialed, Method, Redialer
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["ControllerSession"]
+
+WRITE_S = 5.0
+PERIOD_S = 1.0
+GAP_S = 0.05
+"""Between two reports, at least: what happens meanwhile travels together."""
+LEASE_S = 5.0
+"""Until the controller has said another one."""
+LATENCY_CHANGE = 0.1
+"""A round trip is told again when it differs by this share of what was told."""
+
+Request = controller_pb2.SessionRequest
+Response = controller_pb2.SessionResponse
+METHOD = Method("/pinyon.api.controller.v1.ControllerService/Session", Request, Response)
+
+_log = get_logger("lb.controller")
+
+
+class ControllerSession:
+    """``start`` → (``wake`` when something changed) → ``close``. Without an address it does nothing.
+
+    ``on_federation`` is called on the event loop with each federation that is news: what the load balancer itself owns
+    is ``federation.owned_by(lb_id)`` (with instances added and removed), its peers are ``federation.peers_of(lb_id)``,
+    and what it serves for others at the moment is :meth:`adopted`. What the callables give is asked for before each
+    report.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        on_federation: Callable[[Federation], None],
+        load: Callable[[], LbLoad],
+        latencies_ms: Callable[[], Mapping[str, float]] = dict,
+        draining: Callable[[], bool] = lambda: False,
+        connect: OpenChannel = open_channel,
+        clock: Clock = time.monotonic,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._address = address
+        self._on_federation = on_federation
+        self._load = load
+        self._latencies_ms = latencies_ms
+        self._draining = draining
+        self._clock = clock
+        self._period_s = period_s
+        self._link = Redialer("controller", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
+        self._info: LbInfo | None = None
+        self._changed = False
+        """What it says of itself is not told yet."""
+        self._wake = asyncio.Event()
+        self._stream: Dialed[Request, Response] | None = None
+        self._told_ms: dict[str, float] = {}
+        """Round trips as this session was told them."""
+        self._lease_s = LEASE_S
+        self._heard_s = -math.inf
+        self.federation: Federation | None = None
+        """What was told last; None: nothing yet."""
+        self.sessions = 0
+        """How often a controller answered a new session."""
+
+    @property
+    def connected(self) -> bool:
+        """A controller has answered on a stream that stands."""
+        return self._stream is not None
+
+    def start(self, info: LbInfo) -> None:
+        """Once the load balancer's addresses are known."""
+        self._info = info
+        if self._address:
+            self._link.start()
+
+    def register(self, info: LbInfo) -> None:
+        """What it says of itself has changed: other clusters, another address. Its ids stay."""
+        self._info = info
+        self._changed = True
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Something changed: report it soon."""
+        self._wake.set()
+
+    async def close(self, farewell_s: float = 1.0) -> None:
+        """Say that it leaves, if somebody hears it, and end."""
+        self._wake.set()
+        await self._link.close(farewell_s if self.connected else 0.0)
+
+    def adopted(self, reachable: Collection[str] = ()) -> tuple[Cluster, ...]:
+        """The clusters that it serves for others now; ``reachable`` are ids of load balancers that it has streams to.
+
+        It changes by itself when the controller is silent for longer than its lease: ask when a peer comes or goes.
+        """
+        if self._info is None:
+            return ()
+        silent_s = self._clock() - self._heard_s
+        return adopted_now(self.federation, self._info.lb_id, silent_s, self._lease_s, reachable)
+
+    async def _converse(self, stream: Dialed[Request, Response]) -> None:
+        self._told_ms.clear()
+        try:
+            await stream.run(lambda message: self._take(stream, message), self._reports())
+        finally:
+            self._stream = None
+
+    def _take(self, stream: Dialed[Request, Response], message: Response) -> None:
+        if self._stream is None:
+            self._stream = stream
+            self.sessions += 1
+            _log.info("registered with the controller at %s", self._address)
+        self._heard_s = self._clock()
+        if message.lease_ms:
+            self._lease_s = message.lease_ms / 1e3
+        if not message.HasField("federation"):
+            return
+        try:
+            federation = federation_from_proto(message.federation)
+        except PinyonError as error:
+            _log.warning("cannot take what the controller says: %s", error.message)
+            return
+        if not federation.follows(self.federation):
+            return  # an older message of the same memory
+        self.federation = federation
+        try:
+            self._on_federation(federation)
+        except Exception:  # the stream is good for more than this
+            _log.exception("cannot take the controller's federation")
+
+    async def _reports(self) -> AsyncGenerator[Request, None]:
+        """All that one stream says, the farewell last."""
+        self._changed = True
+        first = self._report()
+        if self.federation is not None:
+            first.known.CopyFrom(federation_to_proto(self.federation))
+        yield first
+        while not self._link.closing:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):
+                    await self._wake.wait()
+            self._wake.clear()
+            report = self._report()
+            report.leaving = self._link.closing
+            yield report
+            if report.leaving:
+                return
+            await asyncio.sleep(GAP_S)
+        farewell = self._report()
+        farewell.leaving = True
+        yield farewell
+
+    def _report(self) -> Request:
+        latencies_ms = dict(list(self._latencies_ms().items())[:LATENCIES_MAX])
+        told_ms = {lb_id: self._told_ms[lb_id] for lb_id in latencies_ms if lb_id in self._told_ms}
+        news = {
+            lb_id: now_ms
+            for lb_id, now_ms in latencies_ms.items()
+            if lb_id not in told_ms or abs(now_ms - told_ms[lb_id]) > LATENCY_CHANGE * told_ms[lb_id]
+        }
+        self._told_ms = told_ms | news
+        report = Request(load=lb_load_to_proto(self._load()), latencies_ms=news, draining=self._draining())
+        if self._changed and self._info is not None:
+            self._changed = False
+            report.registration.CopyFrom(lb_info_to_proto(self._info))
+        return report

@@ -1,0 +1,1 @@
+"""Load balancers of other regions: what is forwarded to them, and what they forward to us."""

@@ -1,0 +1,80 @@
+"""The gRPC door for load balancers of other regions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, ResourceExhausted
+from pinyon.core.request import check_geographies
+from pinyon.runtime.callers import Callers
+from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.identity import LB, caller, check_claim
+from services.lb.regions.inbound import Inbound, InboundParts
+from services.lb.regions.link import PEER_VERSION
+from services.lb.regions.peer import Peer
+from services.lb.regions.proof import is_nonce, new_nonce, welcome_proof
+
+__all__ = ["PEER_CALLERS", "PeerServicer"]
+
+PEER_CALLERS: Callers = {"Session": frozenset({LB})}
+WRITE_S = 5.0
+FIRST_S = 5.0
+SESSIONS_MAX = 256
+UNKNOWN_MAX = 64
+"""Besides, those that have not proved yet what they are: they have 5 s for each of the two messages that takes."""
+LB_ID_CHARS_MAX = 128
+
+
+class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
+    """Who calls must have the certificate of a load balancer, or know the federation's secret: without both, the door
+    is shut."""
+
+    def __init__(self, parts: InboundParts) -> None:
+        self._parts = parts
+        self._waiting = 0
+        """Sessions that have not said anything yet."""
+
+    async def Session(self, _: object, context: Any) -> None:
+        parts = self._parts
+        if not parts.own.region:
+            raise FailedPrecondition("this load balancer is of no region: --region names it")
+        if not parts.secret and caller(context) is None:
+            raise FailedPrecondition("regions need TLS between them, or --federation-secret-file")
+        known = sum(session.known for session in parts.sessions)
+        if known >= SESSIONS_MAX or len(parts.sessions) - known + self._waiting >= UNKNOWN_MAX:
+            raise ResourceExhausted("too many load balancers are connected", retry_after_s=1.0)
+        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
+        self._waiting += 1
+        try:
+            first = await stream.first(FIRST_S)
+        finally:
+            self._waiting -= 1
+        if first is None:
+            return
+        hello = first.hello
+        peer = self._checked(hello, context)
+        nonce = new_nonce()
+        welcome = peer_pb2.PeerWelcome(
+            region=parts.own.region,
+            lb_id=parts.own.name,
+            nonce=nonce,
+            proof=welcome_proof(parts.secret, hello.nonce, nonce, parts.own.region, parts.own.name),
+            version=PEER_VERSION,
+        )
+        await Inbound(parts, peer, nonce).run(stream, welcome)
+
+    def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> Peer:
+        """Raises :class:`PinyonError` for whom we do not speak with."""
+        if hello.version != PEER_VERSION:
+            raise FailedPrecondition(f"version {hello.version} is not spoken here, but {PEER_VERSION}", field="version")
+        if not is_nonce(hello.nonce):
+            raise InvalidArgument("the nonce has 16 to 64 bytes", field="nonce")
+        check_geographies((hello.region,), "region")
+        if not hello.lb_id or len(hello.lb_id) > LB_ID_CHARS_MAX or not hello.lb_id.isprintable():
+            raise InvalidArgument(f"lb_id has 1 to {LB_ID_CHARS_MAX} characters", field="lb_id")
+        check_claim(context, LB, hello.lb_id)
+        verdict = self._parts.ways.geography.sends(hello.region, self._parts.own.region)
+        if not verdict.allowed:
+            raise PermissionDenied(f"{hello.region} may not send to {self._parts.own.region}: {verdict.reason}")
+        return Peer(hello.lb_id, hello.region, "")

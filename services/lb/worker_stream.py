@@ -1,0 +1,165 @@
+"""The mailboxes of requests that run elsewhere: on an instance, or in another region. Updates go straight into them: a
+list and one future per request, nothing per token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import PinyonError, ResourceExhausted
+from pinyon.core.request import FinishReason
+from pinyon.messages.error import error_to_proto
+from pinyon.messages.finish_reason import finish_reason_to_proto
+
+__all__ = ["WorkerStream", "WorkerStreams"]
+
+
+class WorkerStream:
+    """The updates of one request on one instance. The last one has a finish reason.
+
+    The reader is woken at once for the first update and the last one; between them not more often than every ``gap_s``
+    seconds, so that tokens which come faster than anybody reads travel together.
+    """
+
+    __slots__ = (
+        "_due_s",
+        "_gap_s",
+        "_loop",
+        "_owner",
+        "_timer",
+        "_unread",
+        "_updates",
+        "_waiter",
+        "ended",
+        "lost",
+        "reached",
+        "stream_id",
+    )
+
+    def __init__(self, owner: WorkerStreams, stream_id: int, gap_s: float) -> None:
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._updates: list[worker_pb2.StreamUpdate] = []
+        self._unread = 0
+        self._gap_s = gap_s
+        self._due_s = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.stream_id = stream_id
+        self.ended = False
+        """The instance is done with it (or gone)."""
+        self.reached = True
+        self.lost = False
+        """The instance went away, and it was ``reached`` before: who knows what it did with the request."""
+
+    async def take(self) -> list[worker_pb2.StreamUpdate]:
+        """All updates since the last call; waits for at least one."""
+        if not self._updates or not (self.ended or self._loop.time() >= self._due_s):
+            self._waiter = self._loop.create_future()
+            if self._updates:
+                self._timer = self._loop.call_at(self._due_s, self._wake)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+        updates, self._updates = self._updates, []
+        self._unread = 0
+        self._due_s = self._loop.time() + self._gap_s
+        return updates
+
+    def deliver(self, update: worker_pb2.StreamUpdate) -> int:
+        """Put one update; how many tokens, and log-probabilities beside them, are unread now."""
+        if update.finish_reason:
+            self.ended = True
+        self._updates.append(update)
+        self._unread += len(update.tokens) + len(update.logprobs.top_tokens)
+        if self._waiter is not None:
+            if self.ended or self._loop.time() >= self._due_s:
+                self._wake()
+            elif self._timer is None:
+                self._timer = self._loop.call_at(self._due_s, self._wake)
+        return self._unread
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def fail(self, error: PinyonError) -> None:
+        """End it from this side."""
+        self.deliver(
+            worker_pb2.StreamUpdate(
+                stream_id=self.stream_id,
+                finish_reason=finish_reason_to_proto(FinishReason.ERROR),
+                error=error_to_proto(error),
+            )
+        )
+
+    def close(self) -> None:
+        """Nobody reads any more: cancel it if it has not ended. Calling it twice is fine."""
+        self._owner.forget(self)
+
+
+class WorkerStreams:
+    """Of one session. ``cancel`` is told the id of a stream that nobody reads any more and that has not ended;
+    ``on_idle`` that the last one has gone."""
+
+    def __init__(
+        self, unread_tokens: int, cancel: Callable[[int], None], on_idle: Callable[[], None] = lambda: None
+    ) -> None:
+        self._unread_limit = unread_tokens
+        self._cancel = cancel
+        self._on_idle = on_idle
+        self._streams: dict[int, WorkerStream] = {}
+        self.opened = 0
+        """Streams so far."""
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(self, gap_s: float) -> WorkerStream:
+        self.opened += 1
+        stream = self._streams[self.opened] = WorkerStream(self, self.opened, gap_s)
+        return stream
+
+    def has(self, stream: WorkerStream) -> bool:
+        """It is read, and has not ended."""
+        return self._streams.get(stream.stream_id) is stream
+
+    def forget(self, stream: WorkerStream) -> None:
+        """Nobody reads it any more."""
+        if self._remove(stream.stream_id) and not stream.ended:
+            self._cancel(stream.stream_id)
+
+    def take(self, updates: Iterable[worker_pb2.StreamUpdate]) -> None:
+        """What has come for them."""
+        streams = self._streams
+        for update in updates:
+            stream = streams.get(update.stream_id)
+            if stream is None or stream.ended:
+                continue
+            unread = stream.deliver(update)
+            if stream.ended:
+                self._remove(stream.stream_id)
+            elif unread > self._unread_limit:
+                self._remove(stream.stream_id)
+                self._cancel(stream.stream_id)
+                stream.fail(ResourceExhausted("The client reads too slowly."))
+
+    def end(self, error: PinyonError, reached: bool) -> int:
+        """The session has ended: so have they all; how many. ``reached``: the other side was there."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.reached = stream.lost = reached
+            stream.fail(error)
+        return len(streams)
+
+    def _remove(self, stream_id: int) -> bool:
+        if self._streams.pop(stream_id, None) is None:
+            return False
+        if not self._streams:
+            self._on_idle()
+        return True

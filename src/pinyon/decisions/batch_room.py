@@ -1,0 +1,72 @@
+"""How full an instance is: who waits for room in its batch, and how many more would not have to (SkyWalker §3.3).
+
+"A pending request is a request that has not been scheduled to the continuous batch yet, which indicates that the
+current batch is full and cannot admit more requests, as constrained by GPU memory." So a request waits for room
+
+- while it has no KV memory: it came, or gave way, and there is none, or none of the places that
+  :class:`pinyon.decisions.Admission` gives out;
+- while it is one too many for the batch: chunks of prompts are computed beside it, so a request whose prompt is
+  computed here, or is to be once its turn has come, has its place in the batch; those beyond ``max_batch`` have none
+  yet. One whose prompt is computed elsewhere takes a place when that has come.
+
+A prompt that is computed for another instance needs memory alone. It waits for room while it has none, and so do those
+that may not leave the queue of prompts for that reason. Who merely waits until the engine has computed others' prompts
+does not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pinyon.batching import PromptQueue
+from pinyon.decisions.admission import Admission
+
+__all__ = ["BatchLoad", "BatchRoom"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoad:
+    """In requests: those of this instance, and prompts that it computes for others. Each is counted once."""
+
+    waiting: int = 0
+    """For room."""
+    running: int = 0
+    """All others."""
+    room: int = 0
+    """So many more would have room at once: an estimate, see :meth:`BatchRoom.look`."""
+
+
+class BatchRoom:
+    """Looks at the parts of an instance; changes nothing, so any thread may ask."""
+
+    def __init__(self, admission: Admission, prompts: PromptQueue, max_batch: int, pool_blocks: int) -> None:
+        self._admission = admission
+        self._prompts = prompts
+        self._max_batch = max_batch
+        self._pool_blocks = pool_blocks
+
+    def look(self, owned: int, elsewhere: int) -> BatchLoad:
+        """``owned``: requests that came to be decoded here and are not gone, those included that have not asked for KV
+        memory yet. ``elsewhere``: of those that do not wait for memory, those whose prompt another instance computes.
+
+        ``room`` is 0 while anybody waits. Else it is what the places of the batch allow, and what the free and cached
+        blocks do if each takes as many as those that are here have in the mean (as those that ended last had, while
+        nobody is here; as a place's share of the pool, if nobody ever was), less those that are here and have not asked
+        for theirs. At most ``max_batch``. It does not foresee that those that run grow.
+        """
+        admission, prompts = self._admission, self._prompts
+        asking = admission.waiting - admission.waiting_prompts
+        with_memory = max(0, owned - asking)
+        in_batch = max(0, with_memory - elsewhere)
+        waiting = admission.waiting + prompts.held_up + max(0, in_batch - self._max_batch)
+        admitted_prompts = admission.admitted - admission.decoded
+        here = owned + admission.waiting_prompts + admitted_prompts + prompts.foreign_queued
+        running = max(0, here - waiting)
+        if waiting:
+            return BatchLoad(waiting, running, 0)
+        coming = max(0, with_memory - admission.decoded)
+        places = min(self._max_batch - in_batch, admission.free_slots - coming)
+        each = max(1, math.ceil(admission.mean_blocks or self._pool_blocks // self._max_batch))
+        by_memory = admission.room_blocks // each - coming - prompts.foreign_queued
+        return BatchLoad(0, running, max(0, min(places, by_memory)))

@@ -1,0 +1,72 @@
+"""Instances that people added to clusters and removed from them, beside what load balancers say of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pinyon.core.errors import FailedPrecondition, ResourceExhausted
+from pinyon.federation.view import ClusterName
+
+__all__ = ["Changes", "is_upstream"]
+
+CHANGES_MAX = 1024
+"""Of one cluster, of either kind."""
+
+
+def is_upstream(instance: str) -> bool:
+    """A base URL; else it is the id of a worker."""
+    return "://" in instance
+
+
+class Changes:
+    """What counts for an instance is what was said of it last."""
+
+    def __init__(self) -> None:
+        self._added: dict[ClusterName, dict[str, None]] = {}
+        self._removed: dict[ClusterName, dict[str, None]] = {}
+
+    def add(self, cluster: ClusterName, instance: str) -> bool:
+        """Whether something has changed. Raises :class:`FailedPrecondition` for a worker that was not removed."""
+        removed = self._removed.get(cluster, {})
+        if instance in removed:
+            del removed[instance]
+            return True
+        if not is_upstream(instance):
+            raise FailedPrecondition(
+                f"{instance} was not removed; workers register with their conductor by themselves", field="instance"
+            )
+        return _put(self._added.setdefault(cluster, {}), instance)
+
+    def remove(self, cluster: ClusterName, instance: str) -> bool:
+        """Whether something has changed."""
+        self._added.get(cluster, {}).pop(instance, None)
+        return _put(self._removed.setdefault(cluster, {}), instance)
+
+    def recover(self, cluster: ClusterName, added: Iterable[str], removed: Iterable[str]) -> None:
+        """What was said before, as far as nothing was said since."""
+        said = {*self.added(cluster), *self.removed(cluster)}
+        for instance in added:
+            if instance not in said:
+                _put(self._added.setdefault(cluster, {}), instance)
+        for instance in removed:
+            if instance not in said:
+                _put(self._removed.setdefault(cluster, {}), instance)
+
+    def forget(self, cluster: ClusterName) -> None:
+        self._added.pop(cluster, None)
+        self._removed.pop(cluster, None)
+
+    def added(self, cluster: ClusterName) -> tuple[str, ...]:
+        return tuple(self._added.get(cluster, ()))
+
+    def removed(self, cluster: ClusterName) -> tuple[str, ...]:
+        return tuple(self._removed.get(cluster, ()))
+
+
+def _put(instances: dict[str, None], instance: str) -> bool:
+    if instance in instances:
+        return False
+    if len(instances) >= CHANGES_MAX:
+        raise ResourceExhausted(f"{CHANGES_MAX} instances of the cluster were added or removed already")
+    instances[instance] = None
+    return True

@@ -1,0 +1,66 @@
+"""How far regions are from each other, as round trips in milliseconds.
+
+The best of what is known: what load balancers have measured (the median, both ways), else what a table says, else what
+the positions do. What is measured counts also when one of both is gone by now: that is when it is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import check_geographies
+from pinyon.federation.position import Position
+
+__all__ = ["Distances", "parse_distances"]
+
+MS_PER_KM = 0.015
+"""Light takes 0.01 ms there and back through a kilometre of glass fibre, and cables do not lie along great circles."""
+REGIONS_MAX = 256
+
+Pair = tuple[str, str]
+"""Names of two regions, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    measured: Mapping[Pair, tuple[float, ...]] = field(default_factory=dict)
+    table: Mapping[Pair, float] = field(default_factory=dict)
+    positions: Mapping[str, Position] = field(default_factory=dict)
+
+    def ms(self, one: str, other: str) -> float:
+        """Infinite when nobody knows."""
+        if one == other:
+            return 0.0
+        pair = (one, other) if one < other else (other, one)
+        if measured := self.measured.get(pair):
+            return median(measured)
+        told = self.table.get(pair)
+        if told is not None:
+            return told
+        here, there = self.positions.get(one), self.positions.get(other)
+        return math.inf if here is None or there is None else here.km_to(there) * MS_PER_KM
+
+
+def parse_distances(document: Any) -> dict[Pair, float]:
+    """Of a file's JSON: ``{REGION: {REGION: MILLISECONDS, …}, …}``, each pair once. Raises :class:`InvalidArgument`."""
+    if not isinstance(document, dict) or len(document) > REGIONS_MAX:
+        raise InvalidArgument(f"distances must be an object of at most {REGIONS_MAX} regions", field="distances")
+    table: dict[Pair, float] = {}
+    for one, row in document.items():
+        check_geographies((one,), "distances")
+        if not isinstance(row, dict) or len(row) > REGIONS_MAX:
+            raise InvalidArgument(f"{one} must be an object of at most {REGIONS_MAX} regions", field="distances")
+        for other, far_ms in row.items():
+            check_geographies((other,), "distances")
+            if isinstance(far_ms, bool) or not isinstance(far_ms, (int, float)) or not 0 <= far_ms < math.inf:
+                raise InvalidArgument(f"{one}: {other} must be milliseconds, not {far_ms!r}", field="distances")
+            pair = (one, other) if one < other else (other, one)
+            if one == other or table.get(pair, far_ms) != far_ms:
+                raise InvalidArgument(f"{one}: {other} is said twice, or of itself", field="distances")
+            table[pair] = float(far_ms)
+    return table

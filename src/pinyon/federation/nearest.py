@@ -1,0 +1,83 @@
+"""Where a client goes: load balancers that live, the nearest first (SkyWalker §4.1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pinyon.core.errors import InvalidArgument, NotFound
+from pinyon.federation.distances import Distances
+from pinyon.federation.members import LbState
+from pinyon.federation.position import Position
+from pinyon.federation.view import Federation, Member, Region
+from pinyon.routing.geography import Geography
+
+__all__ = ["NearRegion", "nearest"]
+
+
+@dataclass(frozen=True, slots=True)
+class NearRegion:
+    """``distance_km`` is from the client's position, ``distance_ms`` from its region; None: nobody knows."""
+
+    region: Region
+    members: tuple[Member, ...]
+    allowed: bool
+    """Law lets what comes from the client's region be served there."""
+    distance_km: float | None = None
+    distance_ms: float | None = None
+
+    @property
+    def live(self) -> bool:
+        """Somebody there takes clients."""
+        return any(_takes(member) for member in self.members)
+
+
+def _takes(member: Member) -> bool:
+    return member.state is LbState.LIVE and bool(member.info.http_url)
+
+
+def nearest(
+    federation: Federation,
+    geography: Geography,
+    distances: Distances,
+    position: Position | None = None,
+    home: str = "",
+) -> tuple[NearRegion, ...]:
+    """All regions: first those that serve and may, nearest first, then by name.
+
+    ``home`` is the region that the client is in; without it, the one that is nearest to its ``position``, whether
+    anybody serves there or not: its law is the client's. Without either, nobody is nearer than others.
+
+    Raises:
+        NotFound: no region is called so.
+        InvalidArgument: both are given.
+    """
+    if position is not None and home:
+        raise InvalidArgument("either a position or a region", field="region")
+    if home and not any(region.name == home for region in federation.regions):
+        raise NotFound(f"there is no region {home!r}", field="region")
+    away_km: dict[str, float] = {}
+    if position is not None:
+        for region in federation.regions:
+            if region.position is not None:
+                away_km[region.name] = position.km_to(region.position)
+        home = min([(far, name) for name, far in away_km.items()], default=(0.0, ""))[1]
+    found = []
+    for region in federation.regions:
+        far_ms = distances.ms(home, region.name) if home else math.inf
+        found.append(
+            NearRegion(
+                region,
+                tuple([member for member in federation.members if member.info.region == region.name]),
+                not home or geography.sends(home, region.name).allowed,
+                away_km.get(region.name),
+                None if math.isinf(far_ms) else far_ms,
+            )
+        )
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(near: NearRegion) -> tuple[bool, float, float, str]:
+    far_km = math.inf if near.distance_km is None else near.distance_km
+    far_ms = math.inf if near.distance_ms is None else near.distance_ms
+    return not (near.live and near.allowed), far_km, far_ms, near.region.name

@@ -1,0 +1,39 @@
+"""Where on Earth something is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import asin, cos, radians, sin, sqrt
+
+from pinyon.core.errors import InvalidArgument
+
+__all__ = ["Position"]
+
+EARTH_RADIUS_KM = 6371.0088
+"""The mean one of the IUGG."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """In degrees. Raises :class:`InvalidArgument` for a place that is not on Earth."""
+
+    latitude: float
+    """North of the equator, in [-90, 90]."""
+    longitude: float
+    """East of Greenwich, in [-180, 180]."""
+
+    def __post_init__(self) -> None:
+        if not -90.0 <= self.latitude <= 90.0 or not -180.0 <= self.longitude <= 180.0:
+            raise InvalidArgument(
+                f"a position is a latitude in [-90, 90] and a longitude in [-180, 180], not "
+                f"{self.latitude}, {self.longitude}",
+                field="position",
+            )
+
+    def km_to(self, other: Position) -> float:
+        """Along the great circle (haversine formula)."""
+        north, other_north = radians(self.latitude), radians(other.latitude)
+        up = sin((other_north - north) / 2)
+        along = sin(radians(other.longitude - self.longitude) / 2)
+        chord = up * up + cos(north) * cos(other_north) * along * along
+        return 2 * EARTH_RADIUS_KM * asin(sqrt(min(1.0, chord)))

@@ -1,0 +1,333 @@
+"""The registry: regions, load balancers, what they serve, and who serves it for those that failed (SkyWalker §4.2).
+
+Everything that happens is told to it with the time; ``sweep`` says what follows. Its :class:`Federation` has a version
+that grows with each change of it; load and heartbeats change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from pinyon.federation.changes import Changes, is_upstream
+from pinyon.federation.clusters import cluster_of, owned_before, owners_of
+from pinyon.federation.distances import Distances, Pair
+from pinyon.federation.members import LbInfo, LbLoad, LbState
+from pinyon.federation.position import Position
+from pinyon.federation.takeover import assign
+from pinyon.federation.view import ClusterName, Federation, Member, Region
+from pinyon.federation.watched import Timing, Watched
+from pinyon.routing.geography import Geography
+
+__all__ = ["MEMBERS_MAX", "VERSION_JUMP", "Registry"]
+
+MEMBERS_MAX = 256
+UPSTREAMS_MAX = 8192
+"""Of all clusters together: the federation fits one message."""
+LATENCIES_MAX = 256
+VERSION_JUMP = 1 << 20
+"""What a restart adds: the last versions that were told may not have reached the disk."""
+
+
+class Registry:
+    """``geography`` and ``table`` (distances in milliseconds) may be replaced at any time."""
+
+    def __init__(
+        self,
+        epoch: str,
+        started_s: float,
+        timing: Timing | None = None,
+        geography: Geography | None = None,
+        table: Mapping[Pair, float] | None = None,
+        members_max: int = MEMBERS_MAX,
+    ) -> None:
+        self.timing = timing or Timing()
+        self.geography = geography or Geography()
+        self.table: Mapping[Pair, float] = table or {}
+        self._members_max = members_max
+        self._started_s = started_s
+        self._members: dict[str, Watched] = {}
+        self._changes = Changes()
+        self._adoptions: dict[ClusterName, str] = {}
+        self._serial = 0
+        self._distances: Distances | None = None
+        self._view = Federation(epoch)
+        self.takeovers = 0
+        """Clusters that somebody adopted, in this controller's life."""
+        self.handbacks = 0
+        """Clusters that their owners got back."""
+        self.failures = 0
+
+    # -- what there is
+
+    @property
+    def federation(self) -> Federation:
+        """As of the last ``sweep``, registration or change."""
+        return self._view
+
+    def watched(self) -> Iterable[Watched]:
+        """All load balancers."""
+        return self._members.values()
+
+    def settling(self, now_s: float) -> bool:
+        """It has just started: who is not heard may live."""
+        return now_s < self._started_s + self.timing.grace_s
+
+    def distances(self) -> Distances:
+        """Between regions, by all that is known."""
+        measured: dict[Pair, list[float]] = {}
+        for member in self._members.values():
+            here = member.info.region
+            for lb_id, latency_ms in member.latencies_ms.items():
+                other = self._members.get(lb_id)
+                if other is not None and other.info.region != here:
+                    there = other.info.region
+                    measured.setdefault((here, there) if here < there else (there, here), []).append(latency_ms)
+        return Distances({pair: tuple(each) for pair, each in measured.items()}, self.table, self._positions())
+
+    # -- sessions
+
+    def register(self, info: LbInfo, now_s: float) -> int:
+        """A session begins. Returns its number; an earlier session of the load balancer is void from now on.
+
+        Raises :class:`FailedPrecondition` for a boot that a newer one has taken the name from, and
+        :class:`ResourceExhausted` when there are too many.
+        """
+        known = self._members.get(info.lb_id)
+        if known is not None and info.boot_id in known.displaced:
+            raise FailedPrecondition(f"a newer process is {info.lb_id}", field="registration.boot_id")
+        self._make_room(info, known)
+        self._serial += 1
+        if known is None:
+            known = self._members[info.lb_id] = Watched(info, self._serial, lost_s=now_s)
+        known.register(info, self._serial, self._serial, now_s)
+        self._publish()
+        return self._serial
+
+    def update(self, session: int, info: LbInfo) -> None:
+        """Who has a session says something else of itself. Raises as :meth:`register`, and for another id."""
+        member = self._of(session)
+        if member is None:
+            return
+        if (info.lb_id, info.boot_id, info.region) != (member.info.lb_id, member.info.boot_id, member.info.region):
+            raise InvalidArgument("its ids and its region stay in a session", field="registration")
+        self._make_room(info, member)
+        self._serial += 1
+        member.info, member.registered = info, self._serial
+        self._publish()
+
+    def heard(
+        self, session: int, load: LbLoad | None, latencies_ms: Mapping[str, float], draining: bool, now_s: float
+    ) -> bool:
+        """A report. False: the session is void."""
+        member = self._of(session)
+        if member is None:
+            return False
+        member.heard(now_s)
+        member.drains(draining, now_s)
+        if load is not None:
+            member.load = load
+        member.measured(latencies_ms, LATENCIES_MAX)
+        return True
+
+    def left(self, session: int, now_s: float) -> None:
+        """In good order."""
+        member = self._of(session)
+        if member is not None:
+            member.leave(now_s)
+
+    def lost(self, session: int, now_s: float) -> None:
+        """The session ended, for whatever reason. Of a void one: nothing."""
+        member = self._of(session)
+        if member is not None:
+            member.session, member.lost_s = 0, now_s
+
+    def probed(self, lb_id: str, boot_id: str, answered: bool, began_s: float, now_s: float) -> None:
+        """A probe of its address that began then has ended."""
+        member = self._members.get(lb_id)
+        if member is None or member.left or member.info.boot_id != boot_id:
+            return
+        if answered:
+            member.answered(now_s)
+        else:
+            member.silent(began_s, self.timing)
+
+    def stood_still(self, late_s: float) -> None:
+        """This process did nothing for so long: who was not heard meanwhile may have spoken."""
+        for member in self._members.values():
+            member.heard_s += late_s
+            member.failed_probes = 0
+
+    def sweep(self, now_s: float) -> list[LbInfo]:
+        """What follows from the time. Returns who has failed just now."""
+        failed = [each.info for each in self._members.values() if each.look(now_s, self._started_s, self.timing)]
+        self.failures += len(failed)
+        standings = {lb_id: each.standing(now_s, self.timing) for lb_id, each in self._members.items()}
+        clusters = [(key, tuple([each.info.lb_id for each in owners])) for key, owners in self._owners().items()]
+        before = self._adoptions
+        self._adoptions = assign(clusters, standings, before, self._sends, self._distance_ms)
+        self._distances = None
+        self.takeovers += sum([before.get(key) != lb_id for key, lb_id in self._adoptions.items()])
+        for key, owners in clusters:
+            if key in before and key not in self._adoptions:
+                self.handbacks += any(standings[owner].serves for owner in owners)
+        self._publish()
+        return failed
+
+    # -- people
+
+    def add_instance(self, region: str, cluster: str, instance: str) -> bool:
+        """Whether something has changed. Raises :class:`PinyonError` for what cannot be."""
+        key = self._named(region, cluster)
+        known = cluster_of(key, self._owners()[key], self._changes, "")
+        if is_upstream(instance) and known.conductor:
+            raise FailedPrecondition(
+                "its workers register with their conductor, which has no upstreams", field="instance"
+            )
+        if is_upstream(instance) and self._upstreams() >= UPSTREAMS_MAX:
+            raise ResourceExhausted(f"there are {UPSTREAMS_MAX} upstreams")
+        changed = self._changes.add(key, instance)
+        self._publish()
+        return changed
+
+    def remove_instance(self, region: str, cluster: str, instance: str) -> bool:
+        """As :meth:`add_instance`."""
+        changed = self._changes.remove(self._named(region, cluster), instance)
+        self._publish()
+        return changed
+
+    def forget(self, lb_id: str) -> None:
+        """Raises :class:`NotFound`, and :class:`FailedPrecondition` while it lives."""
+        member = self._members.get(lb_id)
+        if member is None:
+            raise NotFound(f"there is no load balancer {lb_id}", field="lb_id")
+        if member.state in (LbState.LIVE, LbState.DRAINING):
+            raise FailedPrecondition(f"{lb_id} is {member.state.value}", field="lb_id")
+        self._drop(lb_id)
+        self._publish()
+
+    # -- memory
+
+    def recover(self, known: Federation, now_s: float) -> None:
+        """What was so before this controller started: from its file or, where that is lost, as a load balancer was told
+        it. What has been heard since counts more."""
+        owned = owned_before(known)
+        adopted: set[str] = set()
+        for cluster in known.clusters:
+            self._changes.recover(cluster.key, cluster.added, cluster.removed)
+            if cluster.adopter:
+                self._adoptions.setdefault(cluster.key, cluster.adopter)
+                adopted.update(cluster.owners)
+        for each in known.members:
+            lb_id = each.info.lb_id
+            if lb_id in self._members or len(self._members) >= self._members_max:
+                continue
+            self._serial += 1
+            away = each.state is not LbState.LIVE or lb_id in adopted
+            self._members[lb_id] = Watched(
+                replace(each.info, clusters=tuple(owned.get(lb_id, ()))),
+                self._serial,
+                lost_s=now_s,
+                up_s=now_s,
+                downs=int(away),
+                failed=each.state is LbState.FAILED,
+                left=each.state is LbState.LEFT,
+                draining=each.state is LbState.DRAINING,
+                displaced=each.displaced,
+            )
+        version = self._view.version
+        if known.epoch == self._view.epoch:
+            version = max(version, known.version + VERSION_JUMP)
+        self._view = replace(self._view, version=version)
+        self._publish()
+
+    # -- inside
+
+    def _of(self, session: int) -> Watched | None:
+        for member in self._members.values():
+            if member.session == session:
+                return member
+        return None
+
+    def _positions(self) -> dict[str, Position]:
+        """Of regions: what was said last."""
+        members = self._by_registration()
+        return {each.info.region: each.info.position for each in members if each.info.position is not None}
+
+    def _by_registration(self) -> list[Watched]:
+        return sorted(self._members.values(), key=lambda member: member.registered)
+
+    def _make_room(self, info: LbInfo, known: Watched | None) -> None:
+        before = 0 if known is None else _upstreams_of(known.info)
+        if self._upstreams() - before + _upstreams_of(info) > UPSTREAMS_MAX:
+            raise ResourceExhausted(f"at most {UPSTREAMS_MAX} upstreams in all")
+        if known is not None or len(self._members) < self._members_max:
+            return
+        gone = [each for each in self._by_registration() if each.left]
+        if not gone:
+            raise ResourceExhausted(f"{len(self._members)} load balancers are known; see pinyon regions forget")
+        self._drop(gone[0].info.lb_id)
+
+    def _drop(self, lb_id: str) -> None:
+        before = set(self._owners())
+        del self._members[lb_id]
+        for key in before - set(self._owners()):
+            self._changes.forget(key)
+            self._adoptions.pop(key, None)
+        for member in self._members.values():
+            member.latencies_ms.pop(lb_id, None)
+
+    def _upstreams(self) -> int:
+        added = sum([len(self._changes.added(key)) for key in self._owners()])
+        return added + sum([_upstreams_of(each.info) for each in self._members.values()])
+
+    def _owners(self) -> dict[ClusterName, list[Watched]]:
+        return owners_of(self._members.values())
+
+    def _sends(self, one: str, other: str) -> bool:
+        return self.geography.sends(one, other).allowed
+
+    def _distance_ms(self, one: str, other: str) -> float:
+        """In one sweep: they are put together once, and only where they are asked for."""
+        if self._distances is None:
+            self._distances = self.distances()
+        return self._distances.ms(one, other)
+
+    def _named(self, region: str, cluster: str) -> ClusterName:
+        names = [name for of, name in self._owners() if of == region]
+        if not names:
+            raise NotFound(f"there is no cluster in region {region!r}", field="region")
+        if cluster in names:
+            return region, cluster
+        if cluster or len(names) > 1:
+            raise InvalidArgument(f"clusters of {region} are {', '.join(names)}", field="cluster")
+        return region, names[0]
+
+    def _publish(self) -> None:
+        """A new version, if anything is different."""
+        tags = self.geography.tags
+        positions = self._positions()
+        regions = sorted({each.info.region for each in self._members.values()})
+        view = replace(
+            self._view,
+            regions=tuple([Region(name, tuple(tags.get(name, ())), positions.get(name)) for name in regions]),
+            members=tuple(
+                [
+                    Member(replace(each.info, clusters=()), each.state, bool(each.session), each.displaced)
+                    for _, each in sorted(self._members.items())
+                ]
+            ),
+            clusters=tuple(
+                [
+                    cluster_of(key, owners, self._changes, self._adoptions.get(key, ""))
+                    for key, owners in self._owners().items()
+                ]
+            ),
+        )
+        if view != self._view:
+            self._view = replace(view, version=self._view.version + 1)
+
+
+def _upstreams_of(info: LbInfo) -> int:
+    return sum([len(cluster.upstreams) for cluster in info.clusters])

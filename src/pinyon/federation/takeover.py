@@ -1,0 +1,78 @@
+"""Who serves the instances of a load balancer that does not (SkyWalker §4.2).
+
+Of each *cluster*: its owners while one of them serves; else the closest load balancer that may, one alone. Who has
+adopted a cluster keeps it until an owner has served for a while, or until it does not serve itself. Somebody closer
+that comes back later changes nothing, and an owner that comes and goes moves nothing about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pinyon.federation.view import ClusterName
+
+__all__ = ["Standing", "assign"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A load balancer as this decision sees it."""
+
+    lb_id: str
+    region: str
+    serves: bool
+    """It lives, and takes new requests."""
+    steady: bool
+    """It has done so for long enough to get its own back."""
+    hears: bool
+    """It has a session: it would learn that it is to adopt something."""
+    keeps: bool
+    """It has one, or has lost it so shortly ago that it goes on with what it was told; or nobody knows yet."""
+
+
+def assign(
+    clusters: Sequence[tuple[ClusterName, tuple[str, ...]]],
+    standings: Mapping[str, Standing],
+    adoptions: Mapping[ClusterName, str],
+    sends: Callable[[str, str], bool],
+    distance_ms: Callable[[str, str], float],
+) -> dict[ClusterName, str]:
+    """Who adopts what from now on.
+
+    ``clusters``: each with the ids of its owners; ``adoptions``: who does now. ``sends(region, other)``: whether law
+    lets requests of ``region`` be served by a load balancer of ``other``. Of equally close ones that adopts which has
+    the fewest, then the first by id.
+    """
+    kept: dict[ClusterName, str] = {}
+    orphans: list[tuple[ClusterName, tuple[str, ...]]] = []
+    last: dict[ClusterName, str] = {}
+    """Orphans of who has not been heard for a while: better than nobody."""
+    counts: dict[str, int] = {}
+    for key, owners in clusters:
+        serving = [standings[owner] for owner in owners if owner in standings and standings[owner].serves]
+        if any(owner.steady for owner in serving):
+            continue
+        present = standings.get(adoptions.get(key, ""))
+        may = present is not None and present.serves and present.lb_id not in owners and sends(key[0], present.region)
+        if present is not None and may and present.keeps:
+            kept[key] = present.lb_id
+            counts[present.lb_id] = counts.get(present.lb_id, 0) + 1
+        elif not serving:
+            orphans.append((key, owners))
+            if present is not None and may:
+                last[key] = present.lb_id
+    for key, owners in sorted(orphans):
+        best: tuple[bool, float, int, str] | None = None
+        for lb_id, standing in standings.items():
+            if not standing.serves or not standing.hears or lb_id in owners or not sends(key[0], standing.region):
+                continue
+            rank = (not standing.steady, distance_ms(key[0], standing.region), counts.get(lb_id, 0), lb_id)
+            if best is None or rank < best:
+                best = rank
+        if best is not None:
+            kept[key] = best[3]
+            counts[best[3]] = counts.get(best[3], 0) + 1
+        elif key in last:
+            kept[key] = last[key]
+    return kept

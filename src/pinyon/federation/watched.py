@@ -1,0 +1,154 @@
+"""One load balancer in the controller's eyes: when it was heard, whether it answers, since when it serves.
+
+All times are by the controller's own clock, in seconds: clocks of hosts are never compared. Which of two boots is the
+newer one is told by the order in which they came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pinyon.federation.members import LbInfo, LbLoad, LbState
+from pinyon.federation.takeover import Standing
+
+__all__ = ["DISPLACED_MAX", "Timing", "Watched"]
+
+DISPLACED_MAX = 8
+DOUBLINGS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """In seconds."""
+
+    silence_s: float = 2.0
+    """Who has a session and says nothing for so long is suspected; who has none is at once."""
+    probes: int = 2
+    """So many in a row that a suspected one does not answer: it has failed."""
+    grace_s: float = 10.0
+    """After a start, who is known from before and not heard yet has not failed for so long."""
+    settle_s: float = 5.0
+    """An owner that is back gets its clusters back after so long; twice as long after each failure in a row."""
+    settle_max_s: float = 60.0
+    calm_s: float = 300.0
+    """Failures further back than this are forgotten."""
+    lease_s: float = 5.0
+    """An adopter that does not hear the controller goes on for so long in any case."""
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """What is known of it. ``session`` is the number of its session; 0: it has none."""
+
+    info: LbInfo
+    registered: int
+    """Its place in the order of registrations."""
+    session: int = 0
+    heard_s: float = -math.inf
+    lost_s: float = -math.inf
+    """When it lost its session, or was first heard of."""
+    up_s: float = -math.inf
+    """Since when it serves."""
+    failed_probes: int = 0
+    downs: int = 0
+    """Failures in a row, or 1 if it was away otherwise."""
+    failed: bool = False
+    left: bool = False
+    draining: bool = False
+    confirmed: bool = False
+    """It was heard, or has answered, in this controller's life."""
+    displaced: tuple[str, ...] = ()
+    load: LbLoad = field(default_factory=LbLoad)
+    latencies_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def state(self) -> LbState:
+        if self.left:
+            return LbState.LEFT
+        if self.failed:
+            return LbState.FAILED
+        return LbState.DRAINING if self.draining else LbState.LIVE
+
+    @property
+    def serves(self) -> bool:
+        return not (self.left or self.failed or self.draining)
+
+    def suspected_from_s(self, timing: Timing) -> float:
+        """When probes begin to count against it; in the future while it is well."""
+        return self.heard_s + timing.silence_s if self.session else self.lost_s
+
+    def suspected(self, now_s: float, timing: Timing) -> bool:
+        return now_s >= self.suspected_from_s(timing)
+
+    def heard(self, now_s: float) -> None:
+        """By itself."""
+        self.heard_s = now_s
+        self.left = False
+        self.answered(now_s)
+
+    def answered(self, now_s: float) -> None:
+        """A probe."""
+        self.failed_probes = 0
+        self.confirmed = True
+        if self.failed:
+            self.failed = False
+            self.up_s = now_s
+
+    def silent(self, began_s: float, timing: Timing) -> None:
+        """A probe that began then had no answer."""
+        if began_s >= self.suspected_from_s(timing):
+            self.failed_probes += 1
+
+    def drains(self, draining: bool, now_s: float) -> None:
+        if draining and not self.draining:
+            self.downs = max(1, self.downs)
+        elif self.draining and not draining:
+            self.up_s = now_s
+        self.draining = draining
+
+    def leave(self, now_s: float) -> None:
+        """In good order; it is back with its next registration."""
+        self.left, self.failed, self.draining = True, False, False
+        self.session, self.lost_s = 0, now_s
+        self.downs = max(1, self.downs)
+
+    def register(self, info: LbInfo, registered: int, session: int, now_s: float) -> None:
+        """A session of this boot, or of a newer one."""
+        if info.boot_id != self.info.boot_id:
+            self.displaced = (*self.displaced, self.info.boot_id)[-DISPLACED_MAX:]
+            self.load, self.latencies_ms = LbLoad(), {}
+            self.draining = False
+        if self.left:
+            self.up_s = now_s
+        self.info, self.registered, self.session = info, registered, session
+        self.heard(now_s)
+
+    def look(self, now_s: float, started_s: float, timing: Timing) -> bool:
+        """Whether it has failed just now."""
+        if self.serves and self.downs and now_s - self.up_s >= timing.calm_s:
+            self.downs = 0
+        if self.failed or self.left or self.failed_probes < timing.probes or not self.suspected(now_s, timing):
+            return False
+        if not self.confirmed and now_s < started_s + timing.grace_s:
+            return False
+        self.failed = True
+        self.downs += 1
+        return True
+
+    def standing(self, now_s: float, timing: Timing) -> Standing:
+        hold_s = 0.0
+        if self.downs:
+            hold_s = min(timing.settle_max_s, timing.settle_s * 2.0 ** min(self.downs - 1, DOUBLINGS_MAX))
+        steady = self.serves and self.confirmed and now_s - self.up_s >= hold_s
+        keeps = bool(self.session) or not self.confirmed or now_s - self.lost_s < timing.lease_s
+        return Standing(self.info.lb_id, self.info.region, self.serves, steady, bool(self.session), keeps)
+
+    def measured(self, latencies_ms: Mapping[str, float], most: int) -> None:
+        """News of round trips. Of more than ``most``, the oldest go."""
+        for lb_id, latency_ms in latencies_ms.items():
+            self.latencies_ms.pop(lb_id, None)
+            self.latencies_ms[lb_id] = latency_ms
+        while len(self.latencies_ms) > most:
+            del self.latencies_ms[next(iter(self.latencies_ms))]

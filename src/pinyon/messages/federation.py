@@ -1,0 +1,277 @@
+"""What load balancers and the regional controller tell each other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from pinyon.api.controller.v1 import controller_pb2
+from pinyon.core.address import parse_address
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import check_geographies
+from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState, OwnedCluster
+from pinyon.federation.position import Position
+from pinyon.federation.view import Cluster, Federation, Member, Region
+from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_id, check_text
+
+__all__ = [
+    "LATENCIES_MAX",
+    "check_instance",
+    "check_region",
+    "check_url",
+    "federation_from_proto",
+    "federation_to_proto",
+    "latencies_from_proto",
+    "lb_info_from_proto",
+    "lb_info_to_proto",
+    "lb_load_from_proto",
+    "lb_load_to_proto",
+]
+
+URL_CHARS_MAX = 512
+CLUSTERS_MAX = 16
+UPSTREAMS_MAX = 256
+INSTANCES_MAX = 256
+REGIONS_MAX = 64
+LATENCIES_MAX = 256
+LATENCY_MS_MAX = 3.6e6
+_URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
+
+_STATES = {
+    LbState.LIVE: controller_pb2.LB_STATE_LIVE,
+    LbState.DRAINING: controller_pb2.LB_STATE_DRAINING,
+    LbState.FAILED: controller_pb2.LB_STATE_FAILED,
+    LbState.LEFT: controller_pb2.LB_STATE_LEFT,
+}
+_STATES_BACK = {number: state for state, number in _STATES.items()}
+
+
+def check_region(name: str, field: str) -> str:
+    """A name that requests can allow or forbid."""
+    return check_geographies((name,), field)[0]
+
+
+def check_url(url: str, field: str) -> str:
+    """The base of URLs, without a query, and without a password, which would be on logs."""
+    match = _URL.fullmatch(check_text(url, field, URL_CHARS_MAX))
+    if match is None or int(match[1] or 0) > 65535:
+        raise InvalidArgument("must be http://HOST or https://HOST, with port and path if need be", field=field)
+    return url
+
+
+def check_instance(name: str, field: str) -> str:
+    """An instance's id, or an upstream's base URL."""
+    return check_url(name, field) if "://" in name else check_id(name, field)
+
+
+def _address(address: str, field: str) -> str:
+    try:
+        parse_address(check_text(address, field, ADDRESS_CHARS_MAX))
+    except InvalidArgument as error:
+        raise InvalidArgument(error.message, field=field) from None
+    return address
+
+
+def _position_to_proto(position: Position | None) -> controller_pb2.Position | None:
+    if position is None:
+        return None
+    return controller_pb2.Position(latitude=position.latitude, longitude=position.longitude)
+
+
+def lb_info_to_proto(info: LbInfo) -> controller_pb2.LoadBalancerInfo:
+    return controller_pb2.LoadBalancerInfo(
+        lb_id=info.lb_id,
+        boot_id=info.boot_id,
+        region=info.region,
+        grpc_address=info.grpc_address,
+        http_url=info.http_url,
+        clusters=[
+            controller_pb2.OwnedCluster(name=each.name, conductor=each.conductor, upstream_urls=each.upstreams)
+            for each in info.clusters
+        ],
+        position=_position_to_proto(info.position),
+    )
+
+
+def lb_info_from_proto(message: controller_pb2.LoadBalancerInfo, field: str = "registration") -> LbInfo:
+    """A registration. Raises :class:`InvalidArgument`."""
+    region = check_region(message.region, f"{field}.region")
+    if len(message.clusters) > CLUSTERS_MAX:
+        raise InvalidArgument(f"must be at most {CLUSTERS_MAX}", field=f"{field}.clusters")
+    clusters = tuple([_cluster(each, region, f"{field}.clusters") for each in message.clusters])
+    if len({each.name for each in clusters}) < len(clusters):
+        raise InvalidArgument("must be different ones", field=f"{field}.clusters.name")
+    position = None
+    if message.HasField("position"):
+        position = Position(message.position.latitude, message.position.longitude)
+    return LbInfo(
+        lb_id=check_id(message.lb_id, f"{field}.lb_id"),
+        boot_id=check_id(message.boot_id, f"{field}.boot_id"),
+        region=region,
+        grpc_address=_address(message.grpc_address, f"{field}.grpc_address"),
+        http_url=check_url(message.http_url, f"{field}.http_url") if message.http_url else "",
+        clusters=clusters,
+        position=position,
+    )
+
+
+def _cluster(message: controller_pb2.OwnedCluster, region: str, field: str) -> OwnedCluster:
+    if bool(message.conductor) == bool(message.upstream_urls):
+        raise InvalidArgument("must have either a conductor or upstreams", field=field)
+    return OwnedCluster(
+        name=check_region(message.name or region, f"{field}.name"),
+        conductor=_address(message.conductor, f"{field}.conductor") if message.conductor else "",
+        upstreams=_urls(message.upstream_urls, f"{field}.upstream_urls"),
+    )
+
+
+def _urls(urls: Iterable[str], field: str) -> tuple[str, ...]:
+    checked = tuple(dict.fromkeys([check_url(url, field) for url in urls]))
+    if len(checked) > UPSTREAMS_MAX:
+        raise InvalidArgument(f"must be at most {UPSTREAMS_MAX}", field=field)
+    return checked
+
+
+def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
+    """Of more instances and regions than a report may have, the first ones."""
+    return controller_pb2.LoadBalancerLoad(
+        queue=load.queue,
+        in_flight=load.in_flight,
+        available_instances=load.available_instances,
+        instances=load.instances,
+        forwarded_total=load.forwarded_total,
+        accepted_total=load.accepted_total,
+        hit_chunks_total=load.hit_chunks_total,
+        asked_chunks_total=load.asked_chunks_total,
+        forwarded_by_region=dict(list(load.forwarded_by_region.items())[:REGIONS_MAX]),
+        accepted_by_region=dict(list(load.accepted_by_region.items())[:REGIONS_MAX]),
+        per_instance=[
+            controller_pb2.InstanceLoad(
+                name=each.name,
+                pending=each.pending,
+                running=each.running,
+                outstanding=each.outstanding,
+                available=each.available,
+            )
+            for each in load.per_instance[:INSTANCES_MAX]
+        ],
+    )
+
+
+def lb_load_from_proto(message: controller_pb2.LoadBalancerLoad) -> LbLoad:
+    """A report. Raises :class:`InvalidArgument`."""
+    if len(message.per_instance) > INSTANCES_MAX:
+        raise InvalidArgument(f"must be at most {INSTANCES_MAX}", field="load.per_instance")
+    return LbLoad(
+        queue=message.queue,
+        in_flight=message.in_flight,
+        available_instances=message.available_instances,
+        instances=message.instances,
+        forwarded_total=message.forwarded_total,
+        accepted_total=message.accepted_total,
+        hit_chunks_total=message.hit_chunks_total,
+        asked_chunks_total=message.asked_chunks_total,
+        forwarded_by_region=_by_region(message.forwarded_by_region, "load.forwarded_by_region"),
+        accepted_by_region=_by_region(message.accepted_by_region, "load.accepted_by_region"),
+        per_instance=tuple(
+            [
+                InstanceLoad(
+                    check_text(each.name, "load.per_instance.name", URL_CHARS_MAX),
+                    each.pending,
+                    each.running,
+                    each.outstanding,
+                    each.available,
+                )
+                for each in message.per_instance
+            ]
+        ),
+    )
+
+
+def _by_region(counts: Mapping[str, int], field: str) -> dict[str, int]:
+    if len(counts) > REGIONS_MAX:
+        raise InvalidArgument(f"must be at most {REGIONS_MAX}", field=field)
+    return {check_region(name, field): count for name, count in counts.items()}
+
+
+def latencies_from_proto(latencies_ms: Mapping[str, float]) -> dict[str, float]:
+    """Round trips by load balancer id. Raises :class:`InvalidArgument`."""
+    if len(latencies_ms) > LATENCIES_MAX:
+        raise InvalidArgument(f"must be at most {LATENCIES_MAX}", field="latencies_ms")
+    for lb_id, latency_ms in latencies_ms.items():
+        check_id(lb_id, "latencies_ms")
+        if not math.isfinite(latency_ms) or not 0 <= latency_ms <= LATENCY_MS_MAX:
+            raise InvalidArgument(f"must be from 0 to {LATENCY_MS_MAX:g}", field="latencies_ms")
+    return dict(latencies_ms)
+
+
+def federation_to_proto(federation: Federation) -> controller_pb2.Federation:
+    return controller_pb2.Federation(
+        epoch=federation.epoch,
+        version=federation.version,
+        regions=[
+            controller_pb2.Region(name=each.name, tags=each.tags, position=_position_to_proto(each.position))
+            for each in federation.regions
+        ],
+        load_balancers=[
+            controller_pb2.LoadBalancer(
+                info=lb_info_to_proto(each.info),
+                state=_STATES[each.state],
+                connected=each.connected,
+                displaced_boot_ids=each.displaced,
+            )
+            for each in federation.members
+        ],
+        clusters=[
+            controller_pb2.Cluster(
+                region=each.region,
+                name=each.name,
+                conductor=each.conductor,
+                upstream_urls=each.upstreams,
+                removed_instances=each.removed,
+                added_instances=each.added,
+                owner_ids=each.owners,
+                adopter_id=each.adopter,
+            )
+            for each in federation.clusters
+        ],
+    )
+
+
+def federation_from_proto(message: controller_pb2.Federation) -> Federation:
+    """Raises :class:`InvalidArgument` for what no controller of this kind would say."""
+    members = []
+    for each in message.load_balancers:
+        state = _STATES_BACK.get(each.state)
+        if state is None:
+            raise InvalidArgument("must be given", field="load_balancers.state")
+        displaced = tuple([check_id(boot, "load_balancers.displaced_boot_ids") for boot in each.displaced_boot_ids])
+        members.append(Member(lb_info_from_proto(each.info, "load_balancers.info"), state, each.connected, displaced))
+    return Federation(
+        epoch=check_text(message.epoch, "epoch"),
+        version=message.version,
+        regions=tuple([_region(each) for each in message.regions]),
+        members=tuple(members),
+        clusters=tuple([_told_cluster(each) for each in message.clusters]),
+    )
+
+
+def _region(message: controller_pb2.Region) -> Region:
+    position = None
+    if message.HasField("position"):
+        position = Position(message.position.latitude, message.position.longitude)
+    return Region(check_region(message.name, "regions.name"), tuple(message.tags), position)
+
+
+def _told_cluster(message: controller_pb2.Cluster) -> Cluster:
+    return Cluster(
+        region=check_region(message.region, "clusters.region"),
+        name=check_region(message.name, "clusters.name"),
+        conductor=_address(message.conductor, "clusters.conductor") if message.conductor else "",
+        upstreams=_urls(message.upstream_urls, "clusters.upstream_urls"),
+        removed=tuple([check_instance(each, "clusters.removed_instances") for each in message.removed_instances]),
+        added=tuple([check_instance(each, "clusters.added_instances") for each in message.added_instances]),
+        owners=tuple([check_id(each, "clusters.owner_ids") for each in message.owner_ids]),
+        adopter=check_text(message.adopter_id, "clusters.adopter_id"),
+    )

@@ -1,0 +1,55 @@
+"""Who computes a prompt and who generates, when no conductor answers: the choice of a region without one.
+
+The conductor knows what instances hold and predicts times. A load balancer knows what it has sent where and what
+instances say of their load: by that its routing policy chooses who computes the prompt, and among those that KV can
+move to from there the one that generates. A mixed instance with room for that keeps the request to itself, and no KV
+moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pinyon.routing.groups import Candidate, Group, Pair
+from pinyon.routing.layer import Layer
+from pinyon.routing.target import Target
+from pinyon.routing.target_policy import Routed
+
+__all__ = ["choose_pair"]
+
+
+def choose_pair(groups: Sequence[Group], layer: Layer, request: Routed, now_s: float) -> Pair | None:
+    """A pair of one of the groups (:func:`pinyon.routing.groups.serving_groups`); None when there are none.
+
+    Those that have room, by the layer's pushing rule; if there is no such pair, whoever there is.
+    """
+    able = {target.name for target in layer.available(now_s)}
+    pair = _choose(groups, layer, request, able)
+    return _choose(groups, layer, request, {target.name for target in layer}) if pair is None else pair
+
+
+def _choose(groups: Sequence[Group], layer: Layer, request: Routed, able: set[str]) -> Pair | None:
+    prefills: dict[str, tuple[Candidate, Group]] = {}
+    for group in groups:
+        if any(each.instance_id in able for each in group.decodes):
+            for each in group.prefills:
+                if each.instance_id in able:
+                    prefills[each.instance_id] = each, group
+    targets = _targets(layer, list(prefills))
+    if not targets:
+        return None
+    prefill, group = prefills[layer.policy.choose(request, targets).name]
+    decodes = {each.instance_id: each for each in group.decodes if each.instance_id in able}
+    if prefill.instance_id in decodes:
+        return Pair(prefill, prefill)
+    chosen = layer.policy.choose(Routed(), _targets(layer, list(decodes)))
+    return Pair(prefill, decodes[chosen.name])
+
+
+def _targets(layer: Layer, names: Sequence[str]) -> list[Target]:
+    found = []
+    for name in names:
+        target = layer.get(name)
+        if target is not None:
+            found.append(target)
+    return found

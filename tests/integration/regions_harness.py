@@ -1,0 +1,79 @@
+"""Several regions in this process: a load balancer each, between hand-written conductors and workers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from pinyon.core.clock import Clock
+from pinyon.routing.target import Report
+from services.lb.regions.peer import Peer
+from tests.integration.lb_harness import MODEL, Bench, running_lb, spin
+
+__all__ = ["FULL", "ROOMY", "Regions", "running_regions"]
+
+FULL, ROOMY = Report(pending=1, running=1), Report(pending=0, running=0, room=4)
+PUSHING = "pending:stale_s=3600"
+"""What instances said last counts for as long as a test takes: the hand-written ones say nothing by themselves."""
+
+
+class Regions(dict[str, Bench]):
+    """By name."""
+
+    def say(self, region: str, report: Report) -> None:
+        """All instances of a region report this."""
+        for worker in self[region].workers:
+            self[region].lb.ways.load("", MODEL, worker.name, report)
+
+    async def knows(self, region: str, other: str, report: Report) -> None:
+        """Until ``region`` has heard that ``other`` has room, or has none."""
+        two = self[region].lb.ways.of(MODEL)
+        assert two is not None
+        available = int(report.pending == 0)
+
+        def heard() -> bool:
+            return any(
+                each.region == other and each.live and bool(each.report.available > 0) is bool(available)
+                for each in two.remote
+            )
+
+        await spin(heard)
+
+    async def idle(self) -> None:
+        for bench in self.values():
+            await bench.idle()
+
+
+def peer_of(name: str, bench: Bench) -> Peer:
+    return Peer(f"lb-{name}", name, bench.endpoints["grpc"])
+
+
+@contextlib.asynccontextmanager
+async def running_regions(
+    folder: Path,
+    *names: str,
+    workers: int = 1,
+    linked: bool = True,
+    clocks: Mapping[str, Clock] | None = None,
+    **settings: object,
+) -> AsyncIterator[Regions]:
+    """With a secret that they share; each knows the others."""
+    secret = folder / "federation-secret"
+    secret.write_text("a secret of the federation")
+    async with contextlib.AsyncExitStack() as stack:
+        regions = Regions()
+        for name in names:
+            options: dict[str, object] = {"pushing": PUSHING, "federation_secret_file": str(secret)} | settings
+            clock = (clocks or {}).get(name, time.monotonic)
+            regions[name] = await stack.enter_async_context(running_lb(workers, region=name, clock=clock, **options))
+            regions.say(name, ROOMY)
+        if linked:
+            for name, bench in regions.items():
+                bench.lb.regions.know([peer_of(other, there) for other, there in regions.items() if other != name])
+            for name in names:
+                for other in names:
+                    if other != name:
+                        await regions.knows(name, other, ROOMY)
+        yield regions

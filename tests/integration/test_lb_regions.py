@@ -1,0 +1,431 @@
+"""Requests that go to another region: what the client sees, what is left behind, and what is never done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+
+import grpc
+import pytest
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.block_keys import tokens_to_bytes
+from pinyon.routing.geography import parse_geography
+from services.lb.regions import link as link_module
+from services.lb.regions.proof import caller_proof, request_proof, welcome_proof
+from tests.integration.lb_harness import MODEL, Connection, expected_text, spin
+from tests.integration.regions_harness import FULL, ROOMY, Regions, running_regions
+
+REPORT = {"x-pinyon-report": "1"}
+
+
+async def full_here(regions: Regions, here: str = "us") -> None:
+    regions.say(here, FULL)
+
+
+async def test_what_the_region_has_no_room_for_goes_to_another_one(tmp_path):
+    async with running_regions(tmp_path, "us", "eu") as regions:
+        us, eu = regions["us"], regions["eu"]
+        assert (await us.complete(max_tokens=5)).json["choices"][0]["text"] == expected_text(5, 5)
+        assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (1, 0)
+        regions.say("us", FULL)
+        reply = await us.complete(max_tokens=5, headers=REPORT)
+        assert reply.status == 200
+        assert reply.json["choices"][0]["text"] == expected_text(5, 5)
+        assert reply.json["usage"]["completion_tokens"] == 5
+        assert reply.json["pinyon"]["region"] == "lb-eu"
+        streamed = await us.complete(max_tokens=5, stream=True)
+        text = "".join(json.loads(event)["choices"][0]["text"] for event in streamed.events[:-1])
+        assert text == expected_text(5, 5)
+        assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (1, 2)
+        assert us.gauge("forwarded_total", region="eu") == 2
+        assert eu.gauge("accepted_total", region="us") == 2
+        await regions.idle()
+
+
+async def test_a_client_that_leaves_is_gone_on_every_hop(tmp_path):
+    async with running_regions(tmp_path, "us", "eu") as regions:
+        regions.say("us", FULL)
+        worker = regions["eu"].workers[0]
+        worker.go.clear()
+        async with Connection(regions["us"].http) as connection:
+            connection.send("POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": "hello"}).encode())
+            await worker.until(lambda: worker.open)
+            connection.drop()
+            await worker.until(lambda: worker.cancelled)
+        await regions.idle()
+
+
+async def test_a_deadline_crosses_regions(tmp_path):
+    async with running_regions(tmp_path, "us", "eu", request_timeout_s=0.5) as regions:
+        regions.say("us", FULL)
+        worker = regions["eu"].workers[0]
+        worker.go.clear()
+        reply = await regions["us"].complete()
+        assert reply.status == 504
+        assert 0 < worker.submissions[0].timeout_ms <= 500
+        await worker.until(lambda: worker.cancelled)
+        await regions.idle()
+
+
+async def test_a_stream_whose_region_dies_goes_on_with_the_same_tokens(tmp_path):
+    async with running_regions(tmp_path, "us", "eu") as regions:
+        regions.say("us", FULL)
+        there, here = regions["eu"].workers[0], regions["us"].workers[0]
+        there.go.clear()
+        there.hold_after = 3
+        async with Connection(regions["us"].http) as connection:
+            body = {"model": MODEL, "prompt": "hello", "max_tokens": 8, "stream": True}
+            connection.send("POST", "/v1/completions", json.dumps(body).encode())
+            await connection.head()
+            first = await connection.chunk()
+            await there.until(lambda: there.open)
+            await regions["eu"].lb.grpc.drain(0)
+            rest = [first]
+            while chunk := await connection.chunk():
+                rest.append(chunk)
+        events = [line[6:] for line in b"".join(rest).decode().split("\n\n") if line]
+        text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+        assert text == expected_text(5, 8)
+        assert here.submissions[0].generated_tokens >= 1
+        assert here.submissions[0].model_fingerprint == there.fingerprint
+        await regions["us"].idle()
+
+
+async def test_a_stream_goes_on_in_another_region_when_this_ones_instances_die(tmp_path):
+    async with running_regions(tmp_path, "us", "eu") as regions:
+        here, there = regions["us"].workers[0], regions["eu"].workers[0]
+        here.die_at = 3
+        reply = await regions["us"].complete(max_tokens=8, stream=True)
+        text = "".join(json.loads(event)["choices"][0]["text"] for event in reply.events[:-1])
+        assert text == expected_text(5, 8)
+        assert there.submissions[0].generated_tokens == 3
+        await regions.idle()
+
+
+async def test_nothing_is_forwarded_twice(tmp_path):
+    """The second region has no room either, by the time it comes; a third one has: it waits where it is."""
+    async with running_regions(tmp_path, "us", "eu", "ap") as regions:
+        us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
+        us.lb.ways.use(geography=parse_geography({
+            "regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["us"], "to": ["eu"]}],
+        }))  # fmt: skip
+        regions.say("us", FULL)
+        regions.say("eu", FULL)  # `us` has not heard of it yet
+        waiting = asyncio.create_task(us.complete(max_tokens=3))
+        await spin(lambda: eu.gauge("queue_requests") == 1)
+        assert ap.gauge("in_flight_requests") == 0
+        regions.say("eu", ROOMY)
+        assert (await waiting).json["choices"][0]["text"] == expected_text(5, 3)
+        assert (len(eu.workers[0].submissions), len(ap.workers[0].submissions)) == (1, 0)
+        await regions.idle()
+
+
+async def test_what_a_region_refuses_is_put_back_and_served_at_home(tmp_path):
+    async with running_regions(tmp_path, "us", "eu", queue_limit=0, in_flight_limit=1) as regions:
+        us, eu = regions["us"], regions["eu"]
+        eu.workers[0].go.clear()
+        blocking = asyncio.create_task(eu.complete(max_tokens=1))
+        await eu.workers[0].until(lambda: eu.workers[0].open)
+        regions.say("us", FULL)
+        waiting = asyncio.create_task(us.complete(max_tokens=3))
+        await spin(lambda: (us.registry.get_sample_value("pinyon_lb_forwarded_total", {"region": "eu"}) or 0) >= 1)
+        await spin(lambda: us.gauge("queue_requests") == 1)
+        regions.say("us", ROOMY)
+        assert (await waiting).json["choices"][0]["text"] == expected_text(5, 3)
+        eu.workers[0].go.set()
+        await blocking
+        await regions.idle()
+
+
+async def test_a_region_that_would_be_late_is_not_the_last_word(tmp_path):
+    async with running_regions(tmp_path, "us", "eu", "ap") as regions:
+        late = common_pb2.Error(code="RESOURCE_EXHAUSTED", message="no instance is in time", retry_after_ms=1000)
+        for name in ("us", "eu"):
+            regions[name].conductor.error = late
+        reply = await regions["us"].complete(max_tokens=3)
+        assert reply.json["choices"][0]["text"] == expected_text(5, 3)
+        assert len(regions["ap"].workers[0].submissions) == 1
+        regions["ap"].conductor.error = late
+        assert (await regions["us"].complete(max_tokens=3)).status == 429
+        await regions.idle()
+
+
+async def test_a_region_that_is_known_and_was_not_heard_yet_may_come(tmp_path):
+    async with running_regions(tmp_path, "us", linked=False, placement_wait_s=0.3) as regions:
+        us = regions["us"]
+        us.lb.regions.know([link_module.Peer("lb-eu", "eu", "127.0.0.1:1")])
+        reply = await us.complete(max_tokens=3, headers={"x-pinyon-geographies": "eu"})
+        assert reply.status == 503
+        assert (await us.complete(max_tokens=3, headers={"x-pinyon-geographies": "mars"})).status == 400
+        await regions.idle()
+
+
+async def test_requests_wait_at_the_load_balancer_until_somebody_has_room(tmp_path):
+    async with running_regions(tmp_path, "us") as regions:
+        us = regions["us"]
+        regions.say("us", FULL)
+        waiting = [asyncio.create_task(us.complete(max_tokens=2)) for _ in range(3)]
+        await spin(lambda: us.gauge("queue_requests") == 3)
+        assert not us.workers[0].submissions
+        regions.say("us", ROOMY)
+        assert [(await each).status for each in waiting] == [200] * 3
+        await regions.idle()
+
+
+async def test_a_region_without_instances_is_ready_while_others_are(tmp_path):
+    async with running_regions(tmp_path, "us", "eu") as regions:
+        us, eu = regions["us"], regions["eu"]
+        us.conductor.workers = []
+        us.conductor.push()
+        await spin(lambda: not us.lb.view.servable(MODEL, us.clock()))
+        assert (await us.complete(max_tokens=3)).json["choices"][0]["text"] == expected_text(5, 3)
+        assert len(eu.workers[0].submissions) == 1
+        assert (await us.get("/health/ready")).status == 200
+        await eu.lb.grpc.drain(0)
+        two = us.lb.ways.of(MODEL)
+        await spin(lambda: not any(target.live for target in two.remote))
+        reply = await us.get("/health/ready")
+        assert reply.status == 503
+        assert "No instance" in reply.body.decode()
+
+
+async def test_clocks_that_differ_do_not_matter(tmp_path):
+    """Of one region by eleven days, and of the other one it goes slower by a thousandth."""
+    clocks = {"us": lambda: time.monotonic() + 1e6, "eu": lambda: 0.999 * time.monotonic() - 1e6}
+    async with running_regions(tmp_path, "us", "eu", clocks=clocks, request_timeout_s=20.0) as regions:
+        for here, there in (("us", "eu"), ("eu", "us")):
+            regions.say(here, FULL)
+            assert (await regions[here].complete(max_tokens=5)).json["choices"][0]["text"] == expected_text(5, 5)
+            submission = regions[there].workers[0].submissions[-1]
+            assert 15_000 < submission.timeout_ms <= 20_000
+            regions.say(here, ROOMY)
+            await regions.knows(there, here, ROOMY)
+        await regions.idle()
+
+
+# -- law
+
+GDPR = {"regions": {"us": [], "eu": ["gdpr"], "uk": ["gdpr"]}, "rules": [{"from": ["gdpr"], "to": ["gdpr"]}]}
+
+
+async def test_load_never_overrides_law(tmp_path):
+    policy = tmp_path / "geography.json"
+    policy.write_text(json.dumps(GDPR | {"tenants": {"acme": ["gdpr"]}}))
+    keys = tmp_path / "keys"
+    keys.write_text("k-acme acme\nk-other other\n")
+    async with running_regions(
+        tmp_path, "us", "eu", geography_file=str(policy), api_keys_file=str(keys), linked=False
+    ) as regions:
+        us, eu = regions["us"], regions["eu"]
+        us.lb.regions.know([link_module_peer("eu", eu)])
+        await regions.knows("us", "eu", ROOMY)
+        acme, other = ({"authorization": f"Bearer k-{name}"} for name in ("acme", "other"))
+        assert (await us.complete(max_tokens=1, headers=acme)).status == 200
+        assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (0, 1)
+        geographies = {"x-pinyon-geographies": "gdpr"}
+        assert (await us.complete(max_tokens=1, headers=other | geographies)).status == 200
+        assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (0, 2)
+        regions.say("eu", FULL)
+        await regions.knows("us", "eu", FULL)
+        waiting = asyncio.create_task(us.complete(max_tokens=1, headers=acme))
+        await spin(lambda: us.gauge("queue_requests") == 1)  # although there is room here
+        regions.say("eu", ROOMY)
+        assert (await waiting).status == 200
+        nowhere = await us.complete(max_tokens=1, headers=other | {"x-pinyon-geographies": "mars"})
+        assert nowhere.status == 400
+        assert "may be served in mars only" in nowhere.json["error"]["message"]
+        assert not us.workers[0].submissions
+        await regions.idle()
+
+
+async def test_what_a_region_must_not_send_is_refused_where_it_comes(tmp_path):
+    """The sender's policy is another one, by mistake."""
+    policy = tmp_path / "geography.json"
+    policy.write_text(json.dumps({"regions": {"us": [], "eu": []}, "rules": [{"from": ["eu"], "to": ["eu"]}]}))
+    async with running_regions(tmp_path, "us", "eu", geography_file=str(policy), linked=False) as regions:
+        eu, us = regions["eu"], regions["us"]
+        eu.lb.ways.use(geography=parse_geography({}))
+        eu.lb.regions.know([link_module_peer("us", us)])
+        (link,) = eu.lb.regions.links
+        await spin(lambda: link._talk is not None)
+        await spin(lambda: link._talk is None)
+        assert not link.sessions
+        regions.say("eu", FULL)
+
+
+async def test_a_dry_run_says_where_a_request_could_go(tmp_path):
+    policy = tmp_path / "geography.json"
+    policy.write_text(json.dumps(GDPR))
+    async with running_regions(tmp_path, "eu", "us", "uk", geography_file=str(policy), linked=False) as regions:
+        eu = regions["eu"]
+        eu.lb.regions.know([link_module_peer(name, regions[name]) for name in ("us", "uk")])
+        await regions.knows("eu", "uk", ROOMY)
+        async with grpc.aio.insecure_channel(eu.endpoints["grpc"]) as channel:
+            stub = lb_pb2_grpc.LbServiceStub(channel)
+            ways = (await stub.WhereTo(lb_pb2.WhereToRequest())).ways
+            said = {each.region: (each.allowed, each.available) for each in ways}
+            assert said["eu"] == said["uk"] == (True, True)
+            assert "us" not in said or not said["us"][0]
+            ways = (await stub.WhereTo(lb_pb2.WhereToRequest(geographies=["uk"]))).ways
+            assert [each.region for each in ways if each.allowed] == ["uk"]
+            assert "may be served in uk only" in ways[0].reason
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await stub.WhereTo(lb_pb2.WhereToRequest(model="nonsense"))
+            assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        assert not any(bench.workers[0].submissions for bench in regions.values())
+
+
+# -- strangers
+
+
+def link_module_peer(name, bench):
+    return link_module.Peer(f"lb-{name}", name, bench.endpoints["grpc"])
+
+
+class Caller:
+    """Somebody who speaks the protocol, and may do what no load balancer of ours does."""
+
+    def __init__(self, bench, secret: bytes) -> None:
+        self.secret = secret
+        self._channel = grpc.aio.insecure_channel(bench.endpoints["grpc"])
+        self.call = peer_pb2_grpc.PeerServiceStub(self._channel).Session()
+
+    async def __aenter__(self) -> Caller:
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.call.cancel()
+        await self._channel.close()
+
+    async def hello(self, **fields) -> peer_pb2.SessionResponse:
+        values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1} | fields
+        await self.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
+        answer = await self.call.read()
+        assert answer is not grpc.aio.EOF
+        welcome = answer.welcome
+        assert welcome.proof == welcome_proof(b"a secret of the federation", b"n" * 16, welcome.nonce, "us", "lb-test")
+        assert not answer.HasField("state")
+        self.nonce = welcome.nonce
+        return answer
+
+    async def prove(self) -> None:
+        await self.call.write(peer_pb2.SessionRequest(proof=caller_proof(self.secret, self.nonce, "eu", "x"), probe=7))
+
+    def request(self, *, hops: int = 1, nonce: bytes = b"", secret: bytes = b"") -> peer_pb2.ForwardedRequest:
+        submission = worker_pb2.Submission(
+            stream_id=1, request_id="r", model=MODEL, prompt_tokens_le32=tokens_to_bytes([1, 2, 3])
+        )
+        submission.sampling.max_tokens = 2
+        data = submission.SerializeToString()
+        proof = request_proof(secret or self.secret, nonce or self.nonce, hops, data)
+        return peer_pb2.ForwardedRequest(submission=data, hops=hops, proof=proof)
+
+    async def status(self) -> grpc.StatusCode:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+        return await self.call.code()
+
+
+OURS = b"a secret of the federation"
+
+
+async def test_who_does_not_know_the_secret_learns_nothing(tmp_path):
+    async with running_regions(tmp_path, "us", linked=False) as regions:
+        async with Caller(regions["us"], b"wrong") as caller:
+            await caller.hello()
+            await caller.prove()
+            assert await caller.status() is grpc.StatusCode.PERMISSION_DENIED
+        async with Caller(regions["us"], b"wrong") as caller:
+            await caller.hello()
+            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request()]))
+            assert await caller.status() is grpc.StatusCode.PERMISSION_DENIED
+        assert not regions["us"].workers[0].submissions
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"version": 2}, grpc.StatusCode.FAILED_PRECONDITION),
+        ({"nonce": b"short"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"region": "a b"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"lb_id": ""}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_a_bad_hello_is_refused(tmp_path, fields, code):
+    async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
+        values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1} | fields
+        await caller.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
+        assert await caller.status() is code
+
+
+async def test_a_request_is_good_for_one_session_and_one_hop(tmp_path):
+    async with running_regions(tmp_path, "us", linked=False) as regions:
+        async with Caller(regions["us"], OURS) as caller:
+            await caller.hello()
+            await caller.prove()
+            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(nonce=b"o" * 16)]))
+            assert await caller.status() is grpc.StatusCode.PERMISSION_DENIED
+        async with Caller(regions["us"], OURS) as caller:
+            await caller.hello()
+            await caller.prove()
+            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(hops=2)]))
+            while not (message := await caller.call.read()).updates:
+                pass
+            assert message.updates[0].error.code == "FAILED_PRECONDITION"
+            assert "2 regions" in message.updates[0].error.message
+        assert not regions["us"].workers[0].submissions
+        await regions.idle()
+
+
+async def test_who_proves_itself_is_served(tmp_path):
+    async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
+        await caller.hello()
+        await caller.prove()
+        await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request()]))
+        tokens, probes, state = [], set(), None
+        while True:
+            message = await caller.call.read()
+            probes.add(message.probe)
+            state = message.state if message.HasField("state") else state
+            for update in message.updates:
+                tokens += update.tokens
+            if message.updates and message.updates[-1].finish_reason:
+                break
+        assert tokens == [ord(char) for char in expected_text(3, 2)]
+        assert 7 in probes
+        assert state is not None
+        assert state.models[0].instances == 1
+        assert state.models[0].credits >= 1
+
+
+async def test_without_a_secret_and_without_tls_the_door_is_shut(tmp_path):
+    async with (
+        running_regions(tmp_path, "us", linked=False, federation_secret_file="") as regions,
+        Caller(regions["us"], OURS) as caller,
+    ):
+        values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1}
+        await caller.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
+        assert await caller.status() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_silent_region_is_left(tmp_path, monkeypatch):
+    """Its load balancer is frozen: its streams go on elsewhere."""
+    monkeypatch.setattr(link_module, "TICK_S", 0.02)
+    async with running_regions(tmp_path, "us", "eu") as regions:
+        regions.say("us", FULL)
+        there = regions["eu"].workers[0]
+        there.go.clear()
+        there.hold_after = 3
+        running = asyncio.create_task(regions["us"].complete(max_tokens=8))
+        await there.until(lambda: there.open)
+        for inbound in [*regions["eu"].lb.inbound.sessions]:
+            inbound._news = asyncio.Event()  # its writer waits for another one, and writes nothing any more
+        assert (await running).json["choices"][0]["text"] == expected_text(5, 8)
+        there.go.set()
+        await regions.idle()
