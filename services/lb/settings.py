@@ -30,9 +30,10 @@ _OF_OWN = {
     "model": "servers bring their models, and say which",
     "served_model_name": "models have the names that servers give them",
     "more_models": "servers bring their models, and say which",
+    "place_by": "there is no conductor",
+    "peers": "requests for these servers are not forwarded to other regions yet",
+    "controller": "requests for these servers are not forwarded to other regions yet",
     "chars_per_token_max": "nothing is tokenized here",
-    "peers": "requests for servers are not forwarded to other regions yet",
-    "controller": "requests for servers are not forwarded to other regions yet",
     "unread_tokens": "a server is read no faster than its client reads",
 }
 """Settings for our own instances, and why they mean nothing for other people's servers."""
@@ -60,6 +61,15 @@ def _checked_models(models: str) -> str:
     except InvalidArgument as error:
         raise ValueError(error.message) from None
     return models
+
+
+def _checked_upstreams(urls: str) -> str:
+    try:
+        if urls:
+            parse_upstreams(urls)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return urls
 
 
 def _checked_pushing(choice: str) -> str:
@@ -92,15 +102,6 @@ def _checked_delays(delays: str) -> str:
 def _checked_position(text: str) -> str:
     parse_position(text)
     return text
-
-
-def _checked_upstreams(urls: str) -> str:
-    try:
-        if urls:
-            parse_upstreams(urls)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return urls
 
 
 Upstreams = Annotated[str, AfterValidator(_checked_upstreams)]
@@ -148,7 +149,8 @@ class LbSettings(JournalSettings):
     )
     routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = Field(
         "skywalker",
-        description="the load balancer's own choice: of instances without a conductor, and of other regions: "
+        description="the load balancer's own choice: of instances without a conductor, of other regions, and of "
+        "--upstream servers: "
         f"{ROUTING_POLICIES.described}",
     )
     place_by: Literal["conductor", "routing"] = Field(
@@ -193,7 +195,6 @@ class LbSettings(JournalSettings):
     test_region_delays_ms: Annotated[str, AfterValidator(_checked_delays)] = Field(
         "", description="for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
     )
-
     upstream: Upstreams = Field(
         "",
         description="in place of a conductor: servers that speak OpenAI's HTTP interface (vLLM, SGLang, TGI, "
@@ -318,6 +319,18 @@ class LbSettings(JournalSettings):
         return self
 
     @model_validator(mode="after")
+    def _one_kind(self) -> LbSettings:
+        """What is for our own instances and what is for other people's servers do not go together."""
+        for name in sorted(self.model_fields_set):
+            if name.startswith("upstream_") and not self.upstream:
+                raise ValueError(f"--{name.replace('_', '-')} is of use with --upstream only")
+            if name in _OF_OWN and self.upstream and getattr(self, name):
+                raise ValueError(f"--{name.replace('_', '-')} does not go with --upstream: {_OF_OWN[name]}")
+        if self.upstream_ca_file and not any(url.tls for url in parse_upstreams(self.upstream)):
+            raise ValueError("--upstream-ca-file is for https:// servers, and --upstream names none")
+        return self
+
+    @model_validator(mode="after")
     def _of_a_region(self) -> LbSettings:
         if not self.region and (self.peers or self.controller or self.geography_file):
             raise ValueError("--peers, --controller and --geography-file need a name for this region: --region")
@@ -337,19 +350,6 @@ class LbSettings(JournalSettings):
         if self.pushing != "auto":
             return self.pushing
         return "pending" if self.peers or self.controller or self.upstream else "blind"
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> LbSettings:
-        """What is for our own instances and what is for other people's servers do not go together."""
-        given = self.model_fields_set
-        for name in sorted(given):
-            if name.startswith("upstream_") and not self.upstream:
-                raise ValueError(f"--{name.replace('_', '-')} is of use with --upstream only")
-            if name in _OF_OWN and self.upstream and getattr(self, name):
-                raise ValueError(f"--{name.replace('_', '-')} does not go with --upstream: {_OF_OWN[name]}")
-        if self.upstream_ca_file and not any(url.tls for url in parse_upstreams(self.upstream)):
-            raise ValueError("--upstream-ca-file is for https:// servers, and --upstream names none")
-        return self
 
     def listeners(self) -> dict[str, str]:
         http = {} if self.http_tls_cert else {"http_listen": self.http_listen}

@@ -447,7 +447,9 @@ class Bench(Front):
 
 
 @contextlib.asynccontextmanager
-async def running_lb(workers: int = 2, *, conductor: bool = True, clock: Clock = time.monotonic, **settings):
+async def running_lb(
+    workers: int = 2, *, conductor: bool = True, clock: Clock = time.monotonic, name: str = "lb-test", **settings
+):
     fakes = [FakeWorker(f"w{index}") for index in range(workers)]
     for fake in fakes:
         await fake.start()
@@ -456,9 +458,9 @@ async def running_lb(workers: int = 2, *, conductor: bool = True, clock: Clock =
     registry = CollectorRegistry()
     lb = build(
         LbSettings(conductor=fake_conductor.address if conductor else "", **settings),
-        "lb-test",
+        name,
         registry,
-        Telemetry("lb", "lb-test"),
+        Telemetry("lb", name),
         clock,
     )
     bench = Bench(lb, fake_conductor, fakes, registry, clock=clock)

@@ -67,7 +67,8 @@ async def running_regions(
         for name in names:
             options: dict[str, object] = {"pushing": PUSHING, "federation_secret_file": str(secret)} | settings
             clock = (clocks or {}).get(name, time.monotonic)
-            regions[name] = await stack.enter_async_context(running_lb(workers, region=name, clock=clock, **options))
+            one = running_lb(workers, region=name, clock=clock, name=f"lb-{name}", **options)
+            regions[name] = await stack.enter_async_context(one)
             regions.say(name, ROOMY)
         if linked:
             for name, bench in regions.items():

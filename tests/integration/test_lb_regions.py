@@ -308,7 +308,7 @@ class Caller:
         answer = await self.call.read()
         assert answer is not grpc.aio.EOF
         welcome = answer.welcome
-        assert welcome.proof == welcome_proof(b"a secret of the federation", b"n" * 16, welcome.nonce, "us", "lb-test")
+        assert welcome.proof == welcome_proof(b"a secret of the federation", b"n" * 16, welcome.nonce, "us", "lb-us")
         assert not answer.HasField("state")
         self.nonce = welcome.nonce
         return answer

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
+import grpc
 import pytest
 
+from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from services.lb.upstreams.answer import HIGH_BYTES
 from tests.integration.lb_harness import WAIT_S, Connection, spin
 from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire, running_upstreams
@@ -604,3 +606,38 @@ async def test_a_load_balancer_in_front_of_load_balancers() -> None:
             assert (await front.chat()).status == 200
             assert [len(server.asked) for server in servers[:2]] == before
             await front.idle()
+
+
+async def test_policies_are_changed_by_admins() -> None:
+    server = FakeServer()
+    async with running_upstreams(server) as bench, grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+
+        async def apply(**settings: str) -> dict[str, str]:
+            wanted = [admin_pb2.Setting(name=name, value=value) for name, value in settings.items()]
+            changes = (await stub.Apply(admin_pb2.ApplyRequest(settings=wanted))).changes
+            return {change.name: change.after for change in changes}
+
+        assert await apply() == {"draining": "false", "pushing": "pending", "routing": "skywalker"}
+        changed = await apply(routing="skywalker:explore_below=0.2", pushing="outstanding:limit=3")
+        assert changed == {
+            "draining": "false",
+            "pushing": "outstanding:limit=3",
+            "routing": "skywalker:explore_below=0.2",
+        }
+        assert bench.lb.fleet.models[MODEL].layers.local._pushing.name == "outstanding"
+        with pytest.raises(grpc.aio.AioRpcError, match="no routing policy"):
+            await apply(routing="x")
+        assert (await bench.chat()).status == 200
+
+
+async def test_where_a_request_may_be_served_is_looked_at_where_there_is_a_region() -> None:
+    server = FakeServer()
+    headers = {"x-pinyon-geographies": "eu"}
+    async with running_upstreams(server) as bench:
+        assert (await bench.chat(headers=headers)).status == 200
+    async with running_upstreams(server, region="us") as bench:
+        reply = await bench.chat(headers=headers)
+        assert reply.status == 400
+        assert reply.json["error"]["param"] == "geographies"
+        assert (await bench.chat(headers={"x-pinyon-geographies": "eu, us"})).status == 200

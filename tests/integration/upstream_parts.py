@@ -280,7 +280,7 @@ class Bench(Front):
 @contextlib.asynccontextmanager
 async def running_upstreams(*servers: FakeServer, known: bool = True, **settings: Any):
     for server in servers:
-        if not server.port:
+        if server._server is None:
             await server.start()
     registry = CollectorRegistry()
     named = {"upstream": ",".join(server.url for server in servers), "upstream_probe_s": 0.02,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -17,7 +16,7 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.routing.two_layers import Where
-from pinyon.runtime.admin import Changeable, add_admin, changeable_flag
+from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.metrics import show_policies
@@ -34,6 +33,7 @@ from services.lb.http_server import HttpServer
 from services.lb.https import Https
 from services.lb.line import Line
 from services.lb.off_loop import OffLoop
+from services.lb.regions.federation import load_federation
 from services.lb.servers import make_servers
 from services.lb.settings import LbSettings
 from services.lb.upstreams.connection import ConnectionLimits
@@ -110,7 +110,8 @@ def build_upstream_lb(
 ) -> UpstreamLb:
     """Wire it; nothing is started. Raises :class:`PinyonError` for files that are not as they should be."""
     keys = load_api_keys(settings.api_keys_file)
-    fleet = Fleet(_servers(settings), settings.routing, settings.pushing_choice, clock, settings.placement_wait_s)
+    federation = load_federation(settings)
+    fleet = Fleet(_servers(settings), federation, clock, settings.placement_wait_s)
     times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
     watch = Watch(fleet, times, clock)
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
@@ -119,7 +120,7 @@ def build_upstream_lb(
     line = Line(decisions.queue, clock, fleet.is_open, fleet.on_grant)
     fleet.changed = line.availability_changed
     metrics = UpstreamMetrics(registry, line, fleet)
-    show = show_policies(registry, "lb", target=settings.routing, pushing=settings.pushing_choice)
+    show = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()
     admission = Admission(line, decisions.rates, Rates(settings.tenant_rpm, settings.tenant_tpm), metrics, clock)
     bodies = Budget(settings.bodies_limit_mib << 20)
@@ -132,7 +133,9 @@ def build_upstream_lb(
         settings.chat_max_tokens,
     )
     targets = {Where.LOCAL: fleet}
-    forwarding = Forwarding(admission, fleet, targets, off_loop, metrics, telemetry, limits, security.secret, clock)
+    forwarding = Forwarding(
+        admission, fleet, targets, off_loop, metrics, telemetry, limits, federation.secret or security.secret, clock
+    )
     app = HttpApp(
         UpstreamRoutes(forwarding, fleet),
         lambda: readiness.lacks(),
@@ -148,14 +151,23 @@ def build_upstream_lb(
     http, grpc, https = make_servers(settings, app, bodies, metrics.http_connections, access, security)
     readiness = UpstreamReadiness(fleet, grpc.set_serving, lambda: app.draining)
 
+    # Each model has a policy of its own, so the choice is what changes.
+    def use_routing(_: str, choice: str) -> None:
+        fleet.use_routing(choice)
+        show("routing", choice)
+
+    def use_pushing(_: str, choice: str) -> None:
+        fleet.use_pushing(choice)
+        show("pushing", choice)
+
     def drain(draining: bool) -> None:
         app.draining = draining
 
     add_admin(
         grpc,
         [
-            _changeable("routing", settings.routing, ROUTING_POLICIES.checked, fleet.use_routing, show),
-            _changeable("pushing", settings.pushing_choice, PUSHING_RULES.checked, fleet.use_pushing, show),
+            changeable_policy(ROUTING_POLICIES, settings.routing, use_routing, ROUTING_POLICIES.checked),
+            changeable_policy(PUSHING_RULES, settings.pushing_choice, use_pushing, PUSHING_RULES.checked),
             changeable_flag("draining", lambda: app.draining, drain),
         ],
     )
@@ -187,27 +199,3 @@ def _tls(ca_file: str) -> ssl.SSLContext:
         raise InvalidArgument(f"cannot be used: {error.strerror or error}", field="upstream_ca_file") from None
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _changeable(
-    name: str,
-    chosen: str,
-    check: Callable[[str], str],
-    use: Callable[[str], None],
-    show: Callable[[str, str], None],
-) -> Changeable:
-    """A choice that is made anew for each model."""
-    now = chosen
-
-    def parse(text: str) -> Callable[[], None]:
-        check(text)
-
-        def make_it_count() -> None:
-            nonlocal now
-            now = text
-            use(text)
-            show("target" if name == "routing" else name, text)
-
-        return make_it_count
-
-    return Changeable(name, lambda: now, parse)

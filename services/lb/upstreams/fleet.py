@@ -11,7 +11,6 @@ from typing import Any
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
 from pinyon.routing.breaker import Breaker
-from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
@@ -23,6 +22,7 @@ from services.lb.upstreams.answer import Answer
 from services.lb.upstreams.exchange import Outgoing
 from services.lb.upstreams.served import Served
 from services.lb.upstreams.server import Server
+from services.lb.ways import Hold, WaysOptions
 
 __all__ = ["MODELS_MAX", "Fleet"]
 
@@ -40,20 +40,17 @@ class Fleet:
     def __init__(
         self,
         servers: Sequence[Server],
-        routing: str,
-        pushing: str,
+        options: WaysOptions,
         clock: Clock,
         wait_s: float,
-        region: str = "",
-        geography: Geography = ANYWHERE,
     ) -> None:
-        """``routing`` and ``pushing`` are choices of :data:`ROUTING_POLICIES` and :data:`PUSHING_RULES`."""
+        """``wait_s``: so long may no server of a model be there before those that wait are told."""
         self.servers = {server.name: server for server in servers}
         self.changed: Callable[[], None] = _nobody
-        self._routing, self._pushing = routing, pushing
+        self._routing, self._pushing = options.routing, options.pushing
         self._clock = clock
         self._wait_s = wait_s
-        self._region, self._geography = region, geography
+        self._region, self._geography = options.region, options.geography
         self._breaker = Breaker()
         self._models: dict[str, Served] = {}
         self._by_number: dict[int, Served] = {}
@@ -104,10 +101,9 @@ class Fleet:
         served = self._by_number.get(number)
         return served is None or served.has_room()  # who waits for what is no more must learn of it
 
-    def on_grant(self, number: int) -> None:
+    def on_grant(self, number: int) -> Hold | None:
         served = self._by_number.get(number)
-        if served is not None:
-            served.hold()
+        return None if served is None else served.hold()
 
     # -- policies
 

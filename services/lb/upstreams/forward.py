@@ -31,7 +31,7 @@ class Refusal(NamedTuple):
 class Forward:
     """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
 
-    __slots__ = ("_held", "_waits", "asked", "attempts", "choice", "deadline_s", "error", "exclude", "geographies",
+    __slots__ = ("asked", "attempts", "choice", "deadline_s", "error", "exclude", "geographies",
                  "head", "outgoing", "passing", "refusal", "reply", "routed", "served", "status", "ticket",
                  "tries", "used")  # fmt: skip
 
@@ -53,7 +53,6 @@ class Forward:
         """An answer is on its way."""
         self.status = 0
         self.used: Used | None = None
-        self._held = self._waits = False
 
     @property
     def route(self) -> Route:
@@ -70,21 +69,11 @@ class Forward:
 
     async def turn(self, priority: int) -> None:
         """Wait in line. Raises as :meth:`Ticket.turn`, and :class:`Unavailable` when nobody is there."""
-        self._waits = True
         await self.served.patiently(self.ticket.turn(self.asked.tokens, priority=priority, demand=self.served.number))
-        self._waits, self._held = False, True
 
     async def again(self) -> None:
         """There was no room after all: back into the line, where it was."""
-        self._waits = True
         await self.served.patiently(self.ticket.again(self.served.number))
-        self._waits, self._held = False, True
-
-    def release(self) -> None:
-        """The room that was held for it, if some was, is its own now, or nobody's."""
-        if self._held or (self._waits and self.ticket.has_slot):
-            self._held = self._waits = False
-            self.served.release()
 
     def facts(self) -> dict[str, Any]:
         """For the log."""

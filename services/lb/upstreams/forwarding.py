@@ -10,7 +10,7 @@ from math import inf
 from typing import Final
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError, Unavailable
+from pinyon.core.errors import DeadlineExceeded, Internal, InvalidArgument, PinyonError
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.logging import get_logger
@@ -133,8 +133,12 @@ class Forwarding:
         asked = await self._read(head, body)
         served = self._fleet.of(asked.model)
         geographies = allowed_geographies(head.labels, head.client)
-        if not served.layers.region:
-            geographies = ()  # we do not know where we are
+        if served.layers.region:
+            verdict = served.layers.geography.serves(served.layers.region, geographies, head.client.tenant)
+            if not verdict.allowed and not len(served.layers.remote):
+                raise InvalidArgument(f"This region may not serve it: {verdict.reason}.", field="geographies")
+        else:
+            geographies = ()  # nobody has said where this is
         raw = head.raw
         assert raw is not None
         fields = to_server(raw.fields)
@@ -182,7 +186,6 @@ class Forwarding:
                 finish = error.grpc_code.lower()
                 raise
             finally:
-                forward.release()
                 passing = forward.passing
                 if passing is not None:
                     forward.used = passing.used()
@@ -200,12 +203,12 @@ class Forwarding:
         :class:`PinyonError`."""
         layers = forward.served.layers
         while True:
-            forward.release()  # of what is chosen from, it is counted when it is sent
+            forward.ticket.release()  # from here on it is counted when it is sent
             choice = layers.choose(forward.route, self._clock())
             if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
                 return choice
             if choice.where is Where.NOWHERE:
-                raise Unavailable("No region may serve this request that is known.")
+                raise InvalidArgument("No region that is known may serve it.", field="geographies")
             if not forward.exclude:
                 await forward.again()
                 continue

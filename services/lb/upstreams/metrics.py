@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -45,32 +46,64 @@ class UpstreamMetrics(DoorMetrics):
             buckets=E2E_BUCKETS_S,
             registry=registry,
         )
-        self._tokens = {
-            name: Counter(f"pinyon_lb_{name}_tokens_total", text, ("model",), registry=registry)
+        self._prompt, self._generated, self._cached = [
+            Counter(f"pinyon_lb_{name}_tokens_total", text, ("model",), registry=registry)
             for name, text in (
                 ("prompt", "Prompt tokens, as servers say"),
                 ("generated", "Tokens generated, as servers say"),
                 ("cached", "Prompt tokens reused, as servers say"),
             )
-        }
+        ]
+        self._models: dict[str, _OfModel] = {}
+        self._answer_children: dict[tuple[str, int], Counter] = {}
+        self._finish_children: dict[tuple[str, str], Counter] = {}
         self.retries = Counter("pinyon_lb_retries_total", "Requests sent again, to another server", registry=registry)
         registry.register(_Servers(fleet))
 
     def got_answer(self, upstream: str, status: int) -> None:
         """Of one attempt."""
-        self._answers.labels(upstream, str(status // 100)).inc()
+        known = upstream, status // 100
+        child = self._answer_children.get(known)
+        if child is None:
+            child = self._answer_children[known] = self._answers.labels(upstream, str(status // 100))
+        child.inc()
 
     def ended(self, model: str, finish: str, first_s: float, whole_s: float, used: Used | None) -> None:
         """A request ended; ``first_s``: after its arrival, 0: without an answer. ``finish`` is one of a few words."""
-        self._finished.labels(finish, model).inc()
+        child = self._finish_children.get((finish, model))
+        if child is None:
+            child = self._finish_children[finish, model] = self._finished.labels(finish, model)
+        child.inc()
+        of_model = self._models.get(model)
+        if of_model is None:
+            of_model = self._models[model] = self._of(model)
         if first_s:
-            self._first.labels(model).observe(first_s)
+            of_model.first.observe(first_s)
         if finish == "answered":
-            self._whole.labels(model).observe(whole_s)
+            of_model.whole.observe(whole_s)
         if used is not None:
-            self._tokens["prompt"].labels(model).inc(used.prompt)
-            self._tokens["generated"].labels(model).inc(used.completion)
-            self._tokens["cached"].labels(model).inc(used.cached)
+            of_model.prompt.inc(used.prompt)
+            of_model.generated.inc(used.completion)
+            of_model.cached.inc(used.cached)
+
+    def _of(self, model: str) -> _OfModel:
+        return _OfModel(
+            self._first.labels(model),
+            self._whole.labels(model),
+            self._prompt.labels(model),
+            self._generated.labels(model),
+            self._cached.labels(model),
+        )
+
+
+class _OfModel(NamedTuple):
+    """One model's children."""
+
+    first: Histogram
+    whole: Histogram
+    prompt: Counter
+    generated: Counter
+    cached: Counter
 
 
 class _Servers(Collector):

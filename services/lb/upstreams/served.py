@@ -10,6 +10,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
 from pinyon.routing.target import Target
 from pinyon.routing.two_layers import TwoLayers
+from services.lb.ways import Hold
 
 __all__ = ["Served"]
 
@@ -44,15 +45,11 @@ class Served:
 
     def has_room(self) -> bool:
         now_s = self._clock()
-        return self.layers.local.spare(now_s) > 0 or self.layers.remote.spare(now_s) > 0
+        return self.layers.local.has_room(now_s) or self.layers.remote.has_room(now_s)
 
-    def hold(self) -> None:
+    def hold(self) -> Hold:
         """A request has got room, and will learn of it."""
-        self.layers.local.hold()
-
-    def release(self) -> None:
-        """It has learned of it, or never will."""
-        self.layers.local.release()
+        return Hold(self.layers.local)
 
     async def patiently(self, turn: Coroutine[Any, Any, object]) -> None:
         """Wait for that. Raises :class:`Unavailable` when there has been nobody for too long who could have it."""

@@ -173,8 +173,10 @@ def _show_until(until_s: float, draw: Draw | None, failure: str, keys: int) -> b
             return True
         if keys < 0:
             time.sleep(min(LOOK_S, left_s))
-        elif select.select([keys], [], [], min(LOOK_S, left_s))[0] and os.read(keys, 64)[:1] in (b"q", b"Q", b""):
-            return False
+        elif select.select([keys], [], [], min(LOOK_S, left_s))[0]:
+            typed = os.read(keys, 64)
+            if not typed or b"q" in typed.lower():
+                return False
 
 
 def screen_of(lines: list[Line]) -> str:

@@ -97,6 +97,10 @@ class Registry:
         known = self._members.get(info.lb_id)
         if known is not None and info.boot_id in known.displaced:
             raise FailedPrecondition(f"a newer process is {info.lb_id}", field="registration.boot_id")
+        if known is not None and known.info.region != info.region and known.serves:
+            raise FailedPrecondition(
+                f"{info.lb_id} is in {known.info.region}: ids are unique over all regions", field="registration.lb_id"
+            )
         self._make_room(info, known)
         self._serial += 1
         if known is None:

@@ -170,6 +170,17 @@ def test_draining_and_leaving_are_no_failures():
     assert world.registry.failures == 0
 
 
+def test_two_regions_do_not_fight_for_one_name():
+    world = World("a-0", "b-0")
+    namesake = LbInfo("a-0", "x", "b", "h:1")
+    with pytest.raises(FailedPrecondition, match="unique over all regions"):
+        world.registry.register(namesake, world.now_s)
+    assert world.registry.heard(world.sessions["a-0"], None, {}, False, world.now_s)
+    world.dies("a-0")
+    world.registry.register(namesake, world.now_s)
+    assert world.state_of("a-0").info.region == "b", "it moved"
+
+
 # ---------------------------------------------------------------- versions
 
 

@@ -63,7 +63,9 @@ def test_what_is_no_url(text: str) -> None:
         (["--upstream", "http://a", "--conductor", "a:1"], "--conductor does not go with --upstream"),
         (["--upstream", "http://a", "--model", "/x"], "--model does not go with --upstream"),
         (["--upstream-capacity", "3"], "--upstream-capacity is of use with --upstream only"),
+        (["--upstream", "http://a", "--peers", "b=c:1", "--region", "x"], "does not go with --upstream"),
         (["--upstream", "nonsense"], "must begin with http"),
+        (["--upstream", "http://a", "--routing", "x"], "no routing policy 'x'"),
         (["--upstream", "http://a", "--pushing", "x"], "no pushing policy"),
         (["--upstream", "http://a", "--upstream-ca-file", "x"], "names none"),
         (["--upstream", "http://u:secret@a"], "--upstream-api-key-file"),
@@ -75,7 +77,7 @@ def test_settings_that_contradict_each_other(arguments: list[str], message: str,
     assert message in capsys.readouterr().err
 
 
-def test_requests_wait_for_room_where_servers_are_others() -> None:
+def test_requests_wait_for_room_at_servers_of_others() -> None:
     assert load_settings(LbSettings, [], {}).pushing_choice == "blind"
     assert load_settings(LbSettings, ["--upstream", "http://a"], {}).pushing_choice == "pending"
 

@@ -21,6 +21,7 @@ from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ROLES, caller, peer_name
 from pinyon.runtime.tls import Tls, client_credentials
 from services.conductor.callers import CONDUCTOR_CALLERS
+from services.controller.callers import CONTROLLER_CALLERS
 from services.kvstore.callers import BLOCK_READ_CALLERS, KVSTORE_CALLERS
 from services.lb.callers import LB_CALLERS
 from services.worker.callers import BLOCK_READ_CALLERS as WORKERS_BLOCK_READ_CALLERS
@@ -236,11 +237,12 @@ async def test_a_server_with_tls_says_for_every_method_who_may_call_it(authority
 
 
 def test_the_tables_name_roles_that_exist_and_let_no_one_else_speak_for_tenants() -> None:
-    tables = (CONDUCTOR_CALLERS, KVSTORE_CALLERS, BLOCK_READ_CALLERS, WORKERS_BLOCK_READ_CALLERS, WORKER_CALLERS)
-    for table in tables:
+    stores = (KVSTORE_CALLERS, BLOCK_READ_CALLERS, WORKERS_BLOCK_READ_CALLERS)
+    for table in (CONDUCTOR_CALLERS, CONTROLLER_CALLERS, WORKER_CALLERS, *stores):
         assert all(roles and roles <= set(ROLES) for roles in table.values())
     for table, methods in (
         (WORKER_CALLERS, ("Session", "Generate")),
+        (CONTROLLER_CALLERS, ("Session",)),
         (CONDUCTOR_CALLERS, ("Schedule", "ScheduleSession", "Release")),
     ):
         assert {table[method] for method in methods} == {frozenset(("lb",))}

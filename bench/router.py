@@ -1,0 +1,290 @@
+"""The load balancer in front of other people's inference servers (``--upstream``) beside vllm-router and sglang-router.
+
+All three choose by prefix, in front of four stub servers each, which compute nothing and count what a prefix cache
+would have had. Half of each prompt is one of 64 shared beginnings, the other half is its own: no prompt comes twice, no
+more than half of it can be hit, and one server's cache has no room for all beginnings. CPU is what the router's process
+used per request, by the scheduler's accounting; what it makes servers do besides is not in it, and its other calls are
+counted. Added latency is against the same requests sent to a stub without a router. They take turns within a run.
+
+Then, for ours: memory over many distinct prompts, and 2,000 streams at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.load import HttpClient, cpu_seconds, http_request, run_closed_loop
+from bench.peers import PeerUnavailable
+from bench.report import Aim, Report, number, parser, percentile, progress, summary
+from bench.router_sides import PEERS, SERVERS, Side, peer_side, pinyon_side, running_stubs
+from bench.router_stub import CHUNK_BYTES, MODEL
+
+SIZES_KB = (8, 32)
+GROUPS = 64
+CONCURRENCY = 16
+CACHE_HALVES = 96
+"""A server's cache holds so many halves of prompts: enough for its share of the beginnings, and not for all."""
+CACHE_CHUNKS = CACHE_HALVES * max(SIZES_KB) * 512 // CHUNK_BYTES
+STREAMS = 2000
+DISTINCT_BYTES = 1024
+POINTS = 10
+"""At which memory is looked at."""
+GROWTH_AIM = 0.05
+QUICK_MEMORY_S = 5.0
+
+
+class Prompts:
+    """Request bodies, each once."""
+
+    def __init__(self, seed: int, size_bytes: int, stream: bool) -> None:
+        self._random = random.Random(f"{seed} {size_bytes} {stream}")
+        self._half = size_bytes // 2
+        self._stream = stream
+        self._shared = [self._text(self._half) for _ in range(GROUPS)]
+
+    def _text(self, size: int) -> str:
+        return self._random.randbytes(size // 2).hex()
+
+    def take(self, host: str, count: int) -> list[bytes]:
+        bodies: list[dict[str, object]] = [
+            {"model": MODEL, "prompt": self._random.choice(self._shared) + self._text(self._half),
+             "max_tokens": 16 if self._stream else 1, "stream": self._stream, "temperature": 0}
+            for _ in range(count)
+        ]  # fmt: skip
+        return [http_request(host, "/v1/completions", body) for body in bodies]
+
+
+async def turn(side: Side, prompts: Prompts, count: int, figures: dict[str, list[float]]) -> None:
+    """One repetition of one side."""
+    clients = [HttpClient(side.address) for _ in range(CONCURRENCY)]
+    try:
+        for concurrency in (1, CONCURRENCY):
+            requests = prompts.take(side.address, count // 2 if concurrency == 1 else count)
+            following = iter(requests)
+            gc.collect()
+            cpu_s = cpu_seconds([side.pid]) if side.pid else 0.0
+
+            async def send(number_: int, following: Iterator[bytes] = following) -> Any:
+                return await clients[number_].send(next(following))
+
+            samples = await run_closed_loop(send, len(requests), concurrency)
+            if concurrency > 1 and side.pid:
+                figures.setdefault("cpu_us_per_request", []).append(
+                    (cpu_seconds([side.pid]) - cpu_s) / len(requests) * 1e6
+                )
+            if concurrency == 1:
+                for percent in (50, 99):
+                    first = percentile([sample.first_byte_s for sample in samples], percent) * 1e6
+                    figures.setdefault(f"first_byte_p{percent}_us", []).append(first)
+    finally:
+        for client in clients:
+            client.close()
+
+
+async def measure(
+    direct: Side, sides: list[Side], size_kb: int, stream: bool, quick: bool, seed: int
+) -> dict[str, dict[str, Any]]:
+    """By side: CPU, latency that it adds, hit ratio."""
+    repetitions = 2 if quick else 7
+    count = (80 if size_kb == SIZES_KB[0] else 40) if quick else 400
+    figures: dict[str, dict[str, list[float]]] = {side.name: {} for side in (direct, *sides)}
+    sent = {side.name: 0 for side in sides}
+    prompts = {side.name: Prompts(seed, size_kb << 10, stream) for side in (direct, *sides)}
+    ignored: dict[str, list[float]] = {}
+    for side in sides:
+        await turn(side, prompts[side.name], GROUPS if quick else 4 * GROUPS, ignored)
+    before = {side.name: side.stats() for side in sides}
+    for _ in range(repetitions):
+        for side in (direct, *sides):
+            await turn(side, prompts[side.name], count, figures[side.name])
+            if side is not direct:
+                sent[side.name] += count + count // 2
+    found: dict[str, dict[str, Any]] = {}
+    plain = figures[direct.name]
+    for side in sides:
+        mine = figures[side.name]
+        result: dict[str, Any] = {"cpu_us_per_request": summary(mine["cpu_us_per_request"])}
+        for percent in (50, 99):
+            key = f"first_byte_p{percent}_us"
+            added = [one - other for one, other in zip(mine[key], plain[key], strict=True)]
+            result[f"added_p{percent}_us"] = summary(added)
+        result |= _counted(side, before[side.name], sent[side.name])
+        found[side.name] = result
+    return found
+
+
+def _counted(side: Side, before: dict[str, int], sent: int) -> dict[str, float]:
+    """What its servers saw. Raises RuntimeError for what cannot be: then it is not what was meant that is measured."""
+    now = side.stats()
+    requests, others, asked, hits = [now[name] - before[name] for name in ("requests", "others", "asked", "hits")]
+    if requests != sent:
+        raise RuntimeError(f"{side.name}: {sent} requests were sent, and its servers got {requests}")
+    if not 0 <= hits <= asked / 2:
+        raise RuntimeError(f"{side.name}: {hits} hits of {asked}, and half of each prompt is new")
+    return {"hit_ratio": round(hits / asked, 4), "other_calls_per_request": round(others / requests, 2)}
+
+
+async def memory(side: Side, distinct: int, limit_s: float, seed: int) -> dict[str, Any]:
+    """What the router's process holds while prompts come of which no two begin alike."""
+    random_ = random.Random(seed)
+    clients = [HttpClient(side.address) for _ in range(CONCURRENCY)]
+    resident = [side.resident_bytes]
+    counts = [0]
+    began_s = time.monotonic()
+    part = max(CONCURRENCY, distinct // POINTS)
+    rest = http_request(side.address, "/v1/completions", {"model": MODEL, "prompt": "@" * DISTINCT_BYTES})
+    try:
+        while counts[-1] < distinct and time.monotonic() - began_s < limit_s:
+
+            async def send(client: int) -> Any:
+                text = random_.randbytes(DISTINCT_BYTES // 2).hex().encode()
+                return await clients[client].send(rest.replace(b"@" * DISTINCT_BYTES, text))
+
+            size = part if limit_s > 60 else min(part, 2000)
+            await run_closed_loop(send, size, CONCURRENCY)
+            counts.append(counts[-1] + size)
+            resident.append(side.resident_bytes)
+    finally:
+        for client in clients:
+            client.close()
+    half = next(at for at, count in enumerate(counts) if count >= counts[-1] / 2)
+    return {
+        "distinct_prompts": counts[-1],
+        "resident_mib": [round(each / 2**20, 1) for each in resident],
+        "last_half_growth_ratio": round(resident[-1] / resident[half] - 1, 4),
+        "requests_per_s": round(counts[-1] / (time.monotonic() - began_s)),
+    }
+
+
+async def streams(side: Side, count: int, seed: int) -> dict[str, Any]:
+    """So many at once, none of which ends before all are there."""
+    random_ = random.Random(seed)
+    shared = [random_.randbytes(2048).hex() for _ in range(GROUPS)]
+    base, base_bytes = side.stats(), side.resident_bytes
+    began_s, cpu_s = time.monotonic(), cpu_seconds([side.pid])
+    all_here = asyncio.Event()
+    arrived = served = 0
+    host, _, port = side.address.rpartition(":")
+
+    async def one(at: int) -> None:
+        nonlocal arrived, served
+        body = {"model": MODEL, "prompt": shared[at % GROUPS] + random_.randbytes(512).hex(), "stream": True,
+                "stub_hold": True}  # fmt: skip
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(http_request(side.address, "/v1/completions", body))
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200"):
+                return
+            await reader.readuntil(b"data: ")
+            arrived += 1
+            if arrived == count:
+                all_here.set()
+            await reader.readuntil(b"[DONE]")
+            served += 1
+        finally:
+            writer.close()
+
+    tasks = [asyncio.ensure_future(one(at)) for at in range(count)]
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(all_here.wait(), 60)
+    all_s, most, held = time.monotonic() - began_s, side.stats()["running"], side.resident_bytes
+    await asyncio.to_thread(side.release)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    after = side.stats()
+    return {
+        "asked": count,
+        "at_once": most,
+        "served": served,
+        "until_all_run_s": round(all_s, 2),
+        "cpu_us_per_stream": round((cpu_seconds([side.pid]) - cpu_s) / count * 1e6),
+        "kib_per_stream": round((held - base_bytes) / count / 1024, 1),
+        "hit_ratio": round((after["hits"] - base["hits"]) / max(1, after["asked"] - base["asked"]), 4),
+    }
+
+
+async def run(quick: bool, seed: int, distinct: int) -> Report:
+    report = Report(
+        "router",
+        {
+            "servers": SERVERS, "shared_beginnings": GROUPS, "concurrency": CONCURRENCY, "seed": seed, "quick": quick,
+            "peers": {name: requirement for name, (requirement, _) in PEERS.items()},
+        },
+    )  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        running_stubs(2 + len(PEERS), CACHE_CHUNKS) as stubs,
+        contextlib.ExitStack() as stack,
+    ):
+        direct = Side("direct", stubs[0][0], stubs[0])
+        ours = stack.enter_context(pinyon_side(stubs[1], Path(logs)))
+        sides = [ours]
+        for name, own in zip(PEERS, stubs[2:], strict=True):
+            try:
+                sides.append(stack.enter_context(peer_side(name, own, Path(logs))))
+            except (PeerUnavailable, RuntimeError) as error:
+                report.baseline[name] = {"unavailable": str(error)}
+        for size_kb, stream in itertools.product(SIZES_KB, (False, True)):
+            key = f"{size_kb}kb_{'stream' if stream else 'whole'}"
+            found = await measure(direct, sides, size_kb, stream, quick, seed)
+            report.results[key] = found.pop(ours.name)
+            report.baseline[key] = found
+            _tell(key, {ours.name: report.results[key], **found})
+            best = max((each["hit_ratio"] for each in found.values()), default=None)
+            if best is not None:
+                report.aims.append(
+                    Aim(
+                        f"{key}: hit ratio, 98 % of the better peer's",
+                        round(0.98 * best, 4),
+                        report.results[key]["hit_ratio"],
+                        at_most=False,
+                    )
+                )
+        limit_s = QUICK_MEMORY_S if quick else 1200.0
+        report.results["memory"] = await memory(ours, distinct, limit_s, seed)
+        reached = report.results["memory"]["distinct_prompts"] >= distinct
+        report.aims.append(
+            Aim(
+                "memory: growth over the last half of 1,000,000 distinct prompts, ratio",
+                GROWTH_AIM,
+                report.results["memory"]["last_half_growth_ratio"] if reached else None,
+                reason="" if reached else f"{report.results['memory']['distinct_prompts']} came in the time there was",
+            )
+        )
+        progress(f"memory: {json.dumps(report.results['memory'])}")
+        report.results["streams"] = found_streams = await streams(ours, STREAMS, seed)
+        report.aims.append(Aim("streams at once, served", STREAMS, found_streams["served"], at_most=False))
+        progress(f"streams: {json.dumps(found_streams)}")
+    return report
+
+
+def _tell(key: str, found: dict[str, dict[str, Any]]) -> None:
+    for name, each in found.items():
+        progress(
+            f"{key}: {name}: CPU {each['cpu_us_per_request']['median']:.0f} us, added p50 "
+            f"{each['added_p50_us']['median']:.0f} p99 {each['added_p99_us']['median']:.0f} us, "
+            f"hits {each['hit_ratio']:.3f}, other calls {each['other_calls_per_request']}"
+        )
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument(
+        "--distinct", type=number(1000, 100_000_000), default=1_000_000, help="distinct prompts for memory"
+    )
+    arguments = options.parse_args()
+    asyncio.run(run(arguments.quick, arguments.seed, arguments.distinct)).emit()
+
+
+if __name__ == "__main__":
+    main()
