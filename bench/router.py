@@ -4,7 +4,8 @@ All three choose by prefix, in front of four stub servers each, which compute no
 would have had. Half of each prompt is one of 64 shared beginnings, the other half is its own: no prompt comes twice, no
 more than half of it can be hit, and one server's cache has no room for all beginnings. CPU is what the router's process
 used per request, by the scheduler's accounting; what it makes servers do besides is not in it, and its other calls are
-counted. Added latency is against the same requests sent to a stub without a router. They take turns within a run.
+counted. Added latency is against such requests sent to the stubs in turn, without a router: their hits are round
+robin's. All take turns within a run.
 
 Then, for ours: memory over many distinct prompts, and 2,000 streams at once.
 """
@@ -34,9 +35,11 @@ GROUPS = 64
 CONCURRENCY = 16
 CACHE_HALVES = 96
 """A server's cache holds so many halves of prompts: enough for its share of the beginnings, and not for all."""
-CACHE_CHUNKS = CACHE_HALVES * max(SIZES_KB) * 512 // CHUNK_BYTES
 STREAMS = 2000
+DISTINCT = 1_000_000
 DISTINCT_BYTES = 1024
+ROUND_ROBIN = "round_robin"
+"""What the stubs say of requests that were sent to them in turn."""
 POINTS = 10
 """At which memory is looked at."""
 GROWTH_AIM = 0.05
@@ -66,7 +69,8 @@ class Prompts:
 
 async def turn(side: Side, prompts: Prompts, count: int, figures: dict[str, list[float]]) -> None:
     """One repetition of one side."""
-    clients = [HttpClient(side.address) for _ in range(CONCURRENCY)]
+    clients = [HttpClient(side.entry(number_)) for number_ in range(CONCURRENCY)]
+    turns = itertools.count()
     try:
         for concurrency in (1, CONCURRENCY):
             requests = prompts.take(side.address, count // 2 if concurrency == 1 else count)
@@ -74,8 +78,8 @@ async def turn(side: Side, prompts: Prompts, count: int, figures: dict[str, list
             gc.collect()
             cpu_s = cpu_seconds([side.pid]) if side.pid else 0.0
 
-            async def send(number_: int, following: Iterator[bytes] = following) -> Any:
-                return await clients[number_].send(next(following))
+            async def send(number_: int, following: Iterator[bytes] = following, alone: bool = concurrency == 1) -> Any:
+                return await clients[next(turns) % SERVERS if alone else number_].send(next(following))
 
             samples = await run_closed_loop(send, len(requests), concurrency)
             if concurrency > 1 and side.pid:
@@ -95,21 +99,23 @@ async def measure(
     direct: Side, sides: list[Side], size_kb: int, stream: bool, quick: bool, seed: int
 ) -> dict[str, dict[str, Any]]:
     """By side: CPU, latency that it adds, hit ratio."""
-    repetitions = 2 if quick else 7
+    repetitions = 2 if quick else 5
     count = (80 if size_kb == SIZES_KB[0] else 40) if quick else 400
     figures: dict[str, dict[str, list[float]]] = {side.name: {} for side in (direct, *sides)}
-    sent = {side.name: 0 for side in sides}
+    everyone = (direct, *sides)
+    for side in everyone:
+        side.resize(CACHE_HALVES * size_kb * 512 // CHUNK_BYTES)
+    sent = {side.name: 0 for side in everyone}
     prompts = {side.name: Prompts(seed, size_kb << 10, stream) for side in (direct, *sides)}
     ignored: dict[str, list[float]] = {}
-    for side in sides:
+    for side in everyone:
         await turn(side, prompts[side.name], GROUPS if quick else 4 * GROUPS, ignored)
-    before = {side.name: side.stats() for side in sides}
+    before = {side.name: side.stats() for side in everyone}
     for _ in range(repetitions):
-        for side in (direct, *sides):
+        for side in everyone:
             await turn(side, prompts[side.name], count, figures[side.name])
-            if side is not direct:
-                sent[side.name] += count + count // 2
-    found: dict[str, dict[str, Any]] = {}
+            sent[side.name] += count + count // 2
+    found: dict[str, dict[str, Any]] = {ROUND_ROBIN: _counted(direct, before[direct.name], sent[direct.name])}
     plain = figures[direct.name]
     for side in sides:
         mine = figures[side.name]
@@ -223,7 +229,7 @@ async def run(quick: bool, seed: int, distinct: int) -> Report:
     )  # fmt: skip
     with (
         tempfile.TemporaryDirectory() as logs,
-        running_stubs(2 + len(PEERS), CACHE_CHUNKS) as stubs,
+        running_stubs(2 + len(PEERS)) as stubs,
         contextlib.ExitStack() as stack,
     ):
         direct = Side("direct", stubs[0][0], stubs[0])
@@ -240,7 +246,7 @@ async def run(quick: bool, seed: int, distinct: int) -> Report:
             report.results[key] = found.pop(ours.name)
             report.baseline[key] = found
             _tell(key, {ours.name: report.results[key], **found})
-            best = max((each["hit_ratio"] for each in found.values()), default=None)
+            best = max((each["hit_ratio"] for name, each in found.items() if name != ROUND_ROBIN), default=None)
             if best is not None:
                 report.aims.append(
                     Aim(
@@ -252,7 +258,7 @@ async def run(quick: bool, seed: int, distinct: int) -> Report:
                 )
         limit_s = QUICK_MEMORY_S if quick else 1200.0
         report.results["memory"] = await memory(ours, distinct, limit_s, seed)
-        reached = report.results["memory"]["distinct_prompts"] >= distinct
+        reached = report.results["memory"]["distinct_prompts"] >= DISTINCT
         report.aims.append(
             Aim(
                 "memory: growth over the last half of 1,000,000 distinct prompts, ratio",
@@ -270,6 +276,9 @@ async def run(quick: bool, seed: int, distinct: int) -> Report:
 
 def _tell(key: str, found: dict[str, dict[str, Any]]) -> None:
     for name, each in found.items():
+        if name == ROUND_ROBIN:
+            progress(f"{key}: in turn: hits {each['hit_ratio']:.3f}")
+            continue
         progress(
             f"{key}: {name}: CPU {each['cpu_us_per_request']['median']:.0f} us, added p50 "
             f"{each['added_p50_us']['median']:.0f} p99 {each['added_p99_us']['median']:.0f} us, "
@@ -280,7 +289,7 @@ def _tell(key: str, found: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument(
-        "--distinct", type=number(1000, 100_000_000), default=1_000_000, help="distinct prompts for memory"
+        "--distinct", type=number(1000, 100_000_000), default=DISTINCT, help="distinct prompts for memory"
     )
     arguments = options.parse_args()
     asyncio.run(run(arguments.quick, arguments.seed, arguments.distinct)).emit()

@@ -32,7 +32,7 @@ PEERS = {
 
 @dataclass
 class Side:
-    """A router, or nothing in between: ``address`` is where requests go, ``stubs`` who gets them."""
+    """A router, or nothing in between (``pid`` 0): ``address`` is where requests go, ``stubs`` who gets them."""
 
     name: str
     address: str
@@ -46,6 +46,15 @@ class Side:
             for name, value in _get(f"http://{stub}/stats").items():
                 total[name] = total.get(name, 0) + value
         return total
+
+    def entry(self, number: int) -> str:
+        """Where the client of this number connects to: without a router, to all stubs in turn."""
+        return self.address if self.pid else self.stubs[number % len(self.stubs)]
+
+    def resize(self, chunks: int) -> None:
+        """Caches are empty, and hold so much from here on."""
+        for stub in self.stubs:
+            _get(f"http://{stub}/resize/{chunks}")
 
     def release(self) -> None:
         for stub in self.stubs:
@@ -62,9 +71,9 @@ def _get(url: str) -> Any:
 
 
 @contextlib.contextmanager
-def running_stubs(sides: int, chunks: int) -> Iterator[list[list[str]]]:
-    """Addresses of the servers of each side; ``chunks`` is what each server's cache holds."""
-    command = [sys.executable, "-m", "bench.router_stub", str(sides * SERVERS), str(chunks)]
+def running_stubs(sides: int) -> Iterator[list[list[str]]]:
+    """Addresses of the servers of each side."""
+    command = [sys.executable, "-m", "bench.router_stub", str(sides * SERVERS)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

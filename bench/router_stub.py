@@ -1,7 +1,8 @@
 """Inference servers that compute nothing, for ``bench/router.py``: several in one process, each with a model of a
 prefix cache, which says what of each prompt a real one would have had.
 
-``python -m bench.router_stub SERVERS CHUNKS`` prints their ports as JSON. A request's field ``stub_hold`` makes a
+``python -m bench.router_stub SERVERS`` prints their ports as JSON; GET ``/resize/CHUNKS`` empties a server's cache and
+says what it holds from then on. A request's field ``stub_hold`` makes a
 stream of it that goes on until somebody GETs ``/release``. Prompts are what is posted to ``/v1/completions``.
 ``/tokenize`` is answered as by vLLM, for vllm-router chooses by tokens and asks a server for them; anything else, such
 as ``/v1/completions/render`` that it tries first, is not there, as with a vLLM that was started without more.
@@ -56,7 +57,7 @@ def tokenized(body: bytes) -> tuple[int, bytes]:
 class Stub:
     """One server. ``chunks`` is what its cache holds."""
 
-    def __init__(self, chunks: int) -> None:
+    def __init__(self, chunks: int = 0) -> None:
         self.chunks = chunks
         self.cache: OrderedDict[int, None] = OrderedDict()
         self.running = self.most = self.requests = self.others = self.asked = self.hits = 0
@@ -87,6 +88,10 @@ class Stub:
             return 200, json.dumps({name: getattr(self, name) for name in names}).encode()
         if path == b"/release":
             self.released.set()
+            return 200, b"{}"
+        if path.startswith(b"/resize/"):
+            self.chunks = int(path.rpartition(b"/")[2])
+            self.cache.clear()
             return 200, b"{}"
         known = _PAGES.get(path)
         return (404, b"{}") if known is None else (200, json.dumps(known).encode())
@@ -158,11 +163,11 @@ class Connection(asyncio.Protocol):
             stub.running -= 1
 
 
-async def main(servers: int, chunks: int) -> None:
+async def main(servers: int) -> None:
     loop = asyncio.get_running_loop()
     ports = []
     for _ in range(servers):
-        stub = Stub(chunks)
+        stub = Stub()
         server = await loop.create_server(lambda stub=stub: Connection(stub), "127.0.0.1", 0, backlog=4096)  # type: ignore[misc]
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps(ports), flush=True)
@@ -170,4 +175,4 @@ async def main(servers: int, chunks: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2])))
+    uvloop.run(main(int(sys.argv[1])))

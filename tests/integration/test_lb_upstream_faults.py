@@ -147,6 +147,51 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_says_nothing_twic
         await bench.idle()
 
 
+@pytest.mark.parametrize(
+    ("path", "kind", "message"),
+    [
+        ("/v1/messages", "error", lambda said: said["error"]["message"]),
+        ("/v1/responses", "error", lambda said: said["message"]),
+    ],
+)
+async def test_errors_in_streams_are_in_the_words_of_their_route(path: str, kind: str, message) -> None:
+    server = FakeServer()
+    server.answer = broken_stream
+    async with running_upstreams(server) as bench:
+        reply = await bench.post(path, {"model": MODEL, "stream": True})
+        first, last, end = reply.body.split(b"\n\n")
+        assert first == b'data: {"n":1}'
+        assert end == b""
+        name, data = last.split(b"\n")
+        assert name == b"event: error"
+        said = json.loads(data.removeprefix(b"data: "))
+        assert said["type"] == kind
+        assert "closed the connection" in message(said)
+
+
+@pytest.mark.parametrize(
+    ("last", "whole"),
+    [
+        (b'event: message_stop\ndata: {"type":"message_stop"}\n\n', True),
+        (b'event: response.completed\ndata: {"type":"response.completed"}\n\n', True),
+        (b'data: {"text":"event: message_stop"}\n\n', False),
+        (b'data: {"text":"data: [DONE]"}\n\n', False),
+    ],
+)
+async def test_other_ends_of_streams(last: bytes, whole: bool) -> None:
+    server = FakeServer()
+
+    async def answer(asked: Asked, wire: Wire) -> None:
+        await wire.begin()
+        await wire.chunk(b"data: 1\n\n" + last)
+        wire.drop()
+
+    server.answer = answer
+    async with running_upstreams(server) as bench:
+        body = (await bench.post("/v1/messages", {"model": MODEL, "stream": True})).body
+        assert (b"event: error" not in body) is whole
+
+
 async def test_a_server_that_is_killed_in_mid_stream() -> None:
     server, other = FakeServer(), FakeServer()
 
@@ -394,6 +439,23 @@ async def test_nobody_there_is_said_after_a_while_and_at_once_served_when_somebo
         waits = asyncio.ensure_future(bench.chat())
         await spin(lambda: bench.gauge("queue_requests") == 1)
         await server.start()
+        assert (await waits).status == 200
+
+
+async def test_a_server_that_comes_back_full_is_waited_for() -> None:
+    server = FakeServer()
+    async with running_upstreams(server, placement_wait_s=0.5) as bench:
+        await server.stop()
+        await bench.until(lambda: bench.live())
+        waits = asyncio.ensure_future(bench.chat())
+        await spin(lambda: bench.gauge("queue_requests") == 1)
+        served = bench.lb.fleet.models[MODEL]
+        assert served._alone is not None
+        server.waiting = 1
+        await server.start()
+        await bench.until(lambda: bench.live(server))
+        assert served._alone is None  # somebody is there: the queue's own time counts
+        server.waiting = 0
         assert (await waits).status == 200
 
 

@@ -115,7 +115,8 @@ async def test_a_form_goes_to_the_model_that_it_names() -> None:
 @pytest.mark.parametrize(
     "path",
     ["/tokenize", "/v1", "/v1/", "/v2/x", "/v1/../metrics", "/v1/%2e%2e/metrics", "/v1//x", "/v1/load_lora_adapter",
-     "/openapi.json", "/shutdown", "/v1/%0d%0ax"],
+     "/openapi.json", "/shutdown", "/v1/%0d%0ax", "http://elsewhere/v1/completions", "/%76%31/completions",
+     "/v1/x%2f..%2f..%2fmetrics", "/v1/unload_lora_adapter"],
 )  # fmt: skip
 async def test_other_paths_are_not_passed_on(path: str) -> None:
     server = FakeServer()
@@ -365,6 +366,20 @@ async def test_models_come_and_go() -> None:
         await bench.until(lambda: bench.live(server, model="b"))
         assert (await bench.chat(model="b")).status == 200
         assert (await bench.chat(model="a")).status == 404
+
+
+async def test_who_waits_for_a_model_that_goes_is_told() -> None:
+    server = FakeServer(models=("a", "b"))
+    async with running_upstreams(server) as bench:
+        server.waiting = 1
+        await bench.until(lambda: bench.lb.fleet.servers[server.url].report.pending == 1)
+        waits = asyncio.ensure_future(bench.chat(model="b"))
+        await spin(lambda: bench.gauge("queue_requests") == 1)
+        known = bench.lb.fleet.servers[server.url]
+        bench.lb.fleet.listed(known, {"a": {}})
+        assert (await waits).status == 503
+        assert (await bench.chat(model="b")).status == 404
+        await bench.idle()
 
 
 async def test_before_any_model_is_known_clients_are_told_to_come_again() -> None:

@@ -26,6 +26,7 @@ from services.lb.access_log import AccessLog
 from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
+from services.lb.coalesced import Coalesced
 from services.lb.http_app import HttpApp
 from services.lb.http_cors import Cors
 from services.lb.http_gzip import Inflater
@@ -49,6 +50,9 @@ from services.lb.upstreams.watch import Watch, WatchTimes
 
 __all__ = ["UpstreamLb", "build_upstream_lb"]
 
+CHANGES_S = 0.002
+"""Those who wait are looked at once for so many reports."""
+
 
 @dataclass(frozen=True)
 class UpstreamLb:
@@ -64,6 +68,7 @@ class UpstreamLb:
     https: Https | None
     keys: ApiKeys
     journal: JournalFile | None
+    changes: Coalesced
     readiness: UpstreamReadiness
 
     async def start(self) -> dict[str, str]:
@@ -90,6 +95,7 @@ class UpstreamLb:
         await self.readiness.close()
         await self.watch.close()
         self.fleet.close()
+        self.changes.close()
         self.off_loop.close()
         if self.journal is not None:
             self.journal.close()
@@ -118,7 +124,8 @@ def build_upstream_lb(
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
     line = Line(decisions.queue, clock, fleet.is_open, fleet.on_grant)
-    fleet.changed = line.availability_changed
+    changes = Coalesced(line.availability_changed, CHANGES_S)
+    fleet.changed = changes
     metrics = UpstreamMetrics(registry, line, fleet)
     show = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()
@@ -171,7 +178,7 @@ def build_upstream_lb(
             changeable_flag("draining", lambda: app.draining, drain),
         ],
     )
-    return UpstreamLb(fleet, watch, line, off_loop, app, http, grpc, https, keys, journal, readiness)
+    return UpstreamLb(fleet, watch, line, off_loop, app, http, grpc, https, keys, journal, changes, readiness)
 
 
 def _servers(settings: LbSettings) -> list[Server]:

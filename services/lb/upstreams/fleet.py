@@ -89,8 +89,8 @@ class Fleet:
         """Each model as a server describes it. Of several, the shortest context is all that one can count on."""
         for name in self._models:
             best: Mapping[str, Any] = {}
-            for server in self.servers.values():
-                said = server.models.get(name)
+            for target in self._models[name].layers.local:
+                said = self.servers[target.name].models.get(name)
                 if said is not None and (not best or _context(said) < _context(best)):
                     best = said
             yield {"object": "model", "created": 0, "owned_by": "upstream", **best, "id": name}
@@ -144,8 +144,14 @@ class Fleet:
                     continue
                 known = self._add(name)
             if known.layers.local.get(server.name) is None:
-                known.layers.local.join(server.name, server.room_for)
+                self._join(known.layers.local, server)
         self.refresh(server)
+
+    @staticmethod
+    def _join(layer: Layer, server: Server) -> None:
+        """With an empty cache; whether it gets requests is for :meth:`refresh` to say, and to tell."""
+        layer.join(server.name, server.room_for)
+        layer.set_live(server.name, False)
 
     def _add(self, name: str) -> Served:
         self._last_number += 1
@@ -163,8 +169,8 @@ class Fleet:
         if server.gone:
             server.gone = False
             server.pool.drop_idle()
-            for layer in self._layers_of(server):
-                layer.join(server.name, server.room_for)
+            for name in server.models:
+                self._join(self._models[name].layers.local, server)
         if not server.healthy:
             server.healthy = True
             server.lacks = ""
@@ -276,10 +282,6 @@ class Fleet:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()
-
-    def _layers_of(self, server: Server) -> Iterator[Layer]:
-        for name in server.models:
-            yield self._models[name].layers.local
 
     def _tell(self) -> None:
         self.changed()

@@ -18,10 +18,10 @@ from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Admission, Ticket
 from services.lb.auth import PUBLIC, Client
 from services.lb.http_answer import Reply, rate_fields
+from services.lb.http_error import HttpError
 from services.lb.http_head import Head
 from services.lb.labels import allowed_geographies
 from services.lb.off_loop import OffLoop
-from services.lb.openai_format import DONE, error_event
 from services.lb.openai_large import is_large
 from services.lb.upstreams.answer import Answer
 from services.lb.upstreams.exchange import Outgoing, Targets
@@ -32,6 +32,7 @@ from services.lb.upstreams.forward import Forward, Refusal
 from services.lb.upstreams.metrics import UpstreamMetrics
 from services.lb.upstreams.passing import Passing
 from services.lb.upstreams.reading import Asked, read_asked
+from services.lb.upstreams.stream_error import stream_error
 
 __all__ = ["Forwarding", "ForwardingLimits"]
 
@@ -39,6 +40,7 @@ NO_ROOM: Final = frozenset((429, 502, 503))
 """Another server may have some."""
 REFUSAL_BYTES: Final = 64 << 10
 TRIES_MAX: Final = 64
+SHOWN_CHARS: Final = 200
 NEWS_S: Final = 0.5
 """Room may come up without news of it."""
 
@@ -124,12 +126,16 @@ class Forwarding:
         head.broken = error.grpc_code.lower()
         self._metrics.broken(head.broken)
         if passing.is_stream:
-            await reply.end(error_event(error) + DONE)
+            await reply.end(stream_error(head.path, error))
         return passing.status
 
     async def _begin(
         self, head: Head, body: bytes | bytearray, ticket: Ticket, reply: Reply, deadline_s: float
     ) -> Forward:
+        assert head.raw is not None
+        if not head.raw.target.startswith(b"/v1/") or b"#" in head.raw.target:
+            # An absolute one, or one that hides what it is: a server is asked for what was looked at here.
+            raise HttpError(404, f"Invalid URL (POST {head.path[:SHOWN_CHARS]})")
         asked = await self._read(head, body)
         served = self._fleet.of(asked.model)
         geographies = allowed_geographies(head.labels, head.client)
@@ -139,13 +145,9 @@ class Forwarding:
                 raise InvalidArgument(f"This region may not serve it: {verdict.reason}.", field="geographies")
         else:
             geographies = ()  # nobody has said where this is
-        raw = head.raw
-        assert raw is not None
-        fields = to_server(raw.fields)
+        fields = to_server(head.raw.fields)
         fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
-        if head.traceparent:
-            fields.append(b"traceparent: %b\r\n" % head.traceparent.encode("ascii"))
-        outgoing = Outgoing(raw.target, b"".join(fields))
+        outgoing = Outgoing(head.raw.target, b"".join(fields))
         whose = head.labels.session or head.labels.user or asked.user
         if not whose and head.client is not PUBLIC:
             whose = head.client.tenant
@@ -171,12 +173,9 @@ class Forwarding:
         labels, client = head.labels, head.client
         priority = labels.priority if labels.priority is not None else forward.asked.priority
         with self._telemetry.span("lb.request", head.traceparent, request_id=head.log_id) as span:
-            if span.traceparent:
-                line = b"traceparent: %b\r\n" % span.traceparent.encode("ascii")
-                fields = forward.outgoing.fields
-                if head.traceparent:
-                    fields = fields.replace(b"traceparent: %b\r\n" % head.traceparent.encode("ascii"), b"")
-                forward.outgoing = forward.outgoing._replace(fields=fields + line)
+            if parent := span.traceparent or head.traceparent:
+                line = b"traceparent: %b\r\n" % parent.encode("ascii")
+                forward.outgoing = forward.outgoing._replace(fields=forward.outgoing.fields + line)
             try:
                 await forward.turn(client.priority if priority is None else priority)
                 while not await self._attempt(forward, body):
@@ -209,6 +208,8 @@ class Forwarding:
                 return choice
             if choice.where is Where.NOWHERE:
                 raise InvalidArgument("No region that is known may serve it.", field="geographies")
+            if self._fleet.models.get(forward.served.name) is not forward.served:
+                raise forward.served.nobody()  # no server lists it any more
             if not forward.exclude:
                 await forward.again()
                 continue

@@ -9,6 +9,7 @@ from pinyon.core.clock import Clock
 from services.lb.http_answer import STREAM, Reply
 from services.lb.upstreams.answer import Answer
 from services.lb.upstreams.fields import from_server
+from services.lb.upstreams.stream_error import has_ended
 from services.lb.upstreams.usage import TAIL_BYTES, Used, read_usage
 
 __all__ = ["WHOLE_BYTES", "Passing"]
@@ -20,7 +21,6 @@ EVENT_BYTES: Final = 64 << 10
 """Of an event that is not here to its end are kept back: a client can do nothing with them, and an error may have to
 follow."""
 _EVENTS: Final = b"text/event-stream"
-_DONE: Final = b"data: [DONE]"
 _ENDS: Final = (b"\n\n", b"\n\r\n")
 
 
@@ -57,7 +57,7 @@ class Passing:
     @property
     def said_all(self) -> bool:
         """A stream that breaks off now has ended all the same."""
-        return self._last.rstrip().endswith(_DONE)
+        return has_ended(self._last)
 
     async def run(self) -> None:
         """To its end. Raises :class:`PinyonError` where the server's answer breaks off."""

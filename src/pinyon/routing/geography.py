@@ -103,8 +103,8 @@ def parse_geography(document: Any) -> Geography:
     check_geographies_of(regions)
     tags = {name: _names(given, f"regions.{name}") for name, given in regions.items()}
     known = {EVERYONE, *tags}
-    for given in tags.values():
-        known.update(given)
+    for names in tags.values():
+        known.update(names)
     parsed = []
     for place, given in enumerate(rules):
         rule = _table(given, f"rules[{place}]", ("from", "to"))
