@@ -365,10 +365,12 @@ async def run(settings: LbSettings, context: ServiceContext) -> None:
     lb = make(settings, context.instance_id, context.registry, context.telemetry, security=context.security)
     if lb.https is not None:
         context.files.add("HTTPS certificate", lb.https.files, lb.https.renew, lambda _: None)
-    if path := settings.api_keys_file:
-        context.files.add("API keys file", [Path(path)], lambda: load_api_keys(path), lb.keys.renew)
-    if (path := settings.upstream_api_key_file) and isinstance(lb, UpstreamLb):
-        context.files.add("upstream API key file", [Path(path)], lambda: read_upstream_keys(path), lb.use_keys)
+    if keys := settings.api_keys_file:
+        context.files.add("API keys file", [Path(keys)], partial(load_api_keys, keys), lb.keys.renew)
+    if (upstream_keys := settings.upstream_api_key_file) and isinstance(lb, UpstreamLb):
+        context.files.add(
+            "upstream API key file", [Path(upstream_keys)], partial(read_upstream_keys, upstream_keys), lb.use_keys
+        )
     endpoints = await lb.start()
     context.ready({name: settings.reachable(address) for name, address in endpoints.items()})
     try:
