@@ -8,18 +8,23 @@ from collections.abc import Callable
 __all__ = ["Coalesced"]
 
 
+SHARE_MAX = 0.25
+"""Of the loop's time that the function may take: where it takes long, it is called less often."""
+PAUSE_MAX_S = 0.25
+
+
 class Coalesced:
-    """Calls ``function`` so many seconds after the first of the calls since it was called last. To be called on an
-    event loop."""
+    """Calls ``function`` so many seconds after the first of the calls since it was called last, or later. To be called
+    on an event loop."""
 
     def __init__(self, function: Callable[[], None], seconds: float) -> None:
         self._function = function
-        self._seconds = seconds
+        self._seconds = self._pause_s = seconds
         self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._call)
+            self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._call)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -27,4 +32,9 @@ class Coalesced:
 
     def _call(self) -> None:
         self._timer = None
-        self._function()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            self._function()
+        finally:
+            self._pause_s = max(self._seconds, min(PAUSE_MAX_S, (loop.time() - began_s) / SHARE_MAX))

@@ -119,6 +119,11 @@ class Place:
             self._turn.set_result(None)
 
 
+GRANTS_MAX = 64
+"""At once: what so many begin with is done before further ones do, and whoever else is served from this loop is
+between."""
+
+
 def _always(demand: int) -> bool:
     return True
 
@@ -151,6 +156,8 @@ class Line:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         """When the timer goes off."""
+        self._goes_on = False
+        """There were more than could have their slots at once."""
 
     @property
     def in_flight(self) -> int:
@@ -210,25 +217,34 @@ class Line:
             return
         now_s = self._clock()
         self._expire(now_s)
-        if (following := self._queue.leave(now_s, self._closed())) is not None:
+        closed = self._closed()
+        if (following := self._queue.leave(now_s, closed)) is not None:
             self._grant(following)
-            self._hand_on(now_s)
+            self._hand_on(now_s, closed)
 
     def put_back(self, place: Place) -> None:
-        """Its slot is for who has room; it waits where it did before."""
+        """Its slot is for who has room; it waits where it did before. Whatever was said, there is no room for it now:
+        neither it nor who needs the same goes on before the next :meth:`availability_changed`."""
         self._places[place.number] = place
         self._queue.put_back(
             place.number, place.tenant, place.tokens, place.entered_s,
             priority=place.priority, demand=place.demand, deadline_s=place.deadline_s,
         )  # fmt: skip
         self._set_timer()
-        self.availability_changed()
+        now_s = self._clock()
+        self._expire(now_s)
+        if self._queue.can_go_on:
+            closed = self._closed()
+            if place.demand not in closed:
+                closed.append(place.demand)
+            self._hand_on(now_s, closed)
 
     def availability_changed(self) -> None:
         """There may be room for more, or for others: hand free slots on while somebody can go."""
         now_s = self._clock()
         self._expire(now_s)
-        self._hand_on(now_s)
+        if self._queue.can_go_on:
+            self._hand_on(now_s, self._closed())
 
     # -- the parts
 
@@ -236,9 +252,23 @@ class Line:
         """Demands of those who wait that have no room now."""
         return [demand for demand in self._queue.waiting_demands if not self.is_open(demand)]
 
-    def _hand_on(self, now_s: float) -> None:
-        while self._queue.can_go_on and (following := self._queue.next(now_s, self._closed())) is not None:
+    def _hand_on(self, now_s: float, closed: list[int]) -> None:
+        """Grants take room and give none: of those that were not ``closed`` before, only whose turn it is may be, and
+        is looked at again."""
+        queue = self._queue
+        for _ in range(GRANTS_MAX):
+            while (demand := queue.next_demand(closed)) is not None and not self.is_open(demand):
+                closed.append(demand)
+            if demand is None or (following := queue.next(now_s, closed)) is None:
+                return
             self._grant(following)
+        if queue.can_go_on and not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self.availability_changed()
 
     def _grant(self, number: int) -> None:
         place = self._places.pop(number)

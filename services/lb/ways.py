@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pinyon.core.clock import Clock
+from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
@@ -22,6 +23,9 @@ from services.lb.request import Request
 __all__ = ["Hold", "Ways", "WaysOptions"]
 
 DEMANDS_MAX = 4096
+WAITING_DEMANDS_MAX = 256
+"""Different ones that may be waited with before clients' own choices of regions make no further ones: each is looked at
+whenever there may be room."""
 ROOTS_MAX = 4096
 
 
@@ -334,7 +338,8 @@ class Ways:
     # -- the queue
 
     def demand(self, request: Request) -> int:
-        """The number of what it may go to: the same for all that may go to the same."""
+        """The number of what it may go to: the same for all that may go to the same. Raises :class:`ResourceExhausted`
+        where a choice of regions that nobody waits for would be one too many."""
         whose, model = request.ask.request_class, request.ask.model
         tenant = whose.tenant if whose.tenant in self.geography.tenants else ""
         # By what it may go to, not by how it says so: there are a few of these, and names can be put together at will.
@@ -343,6 +348,10 @@ class Ways:
         )
         name = model, regions, request.sender
         number = self._numbers.get(name)
+        if whose.geographies and len(waiting := self.waiting()) >= WAITING_DEMANDS_MAX and number not in waiting:
+            raise ResourceExhausted(
+                "Too many different choices of regions wait for room. Please try again later.", retry_after_s=1.0
+            )
         if number is None:
             if len(self._demands) >= DEMANDS_MAX:
                 self._forget()

@@ -160,6 +160,11 @@ class RequestQueue:
         self._wait(Waiting(number, tenant, max(1, tokens), due_s, rank, demand, deadline_s))
         return False
 
+    def next_demand(self, closed: Collection[int] = ()) -> int | None:
+        """The demand of whoever :meth:`next` would name; None if it would name nobody. Changes nothing."""
+        waiting = self._turns.next(closed) if self.can_go_on else None
+        return None if waiting is None else waiting.demand
+
     def next(self, now_s: float, closed: Collection[int] = ()) -> int | None:
         """Who has a free slot now; None if nobody has one, as all are taken or nobody waits whose demand is not one of
         the ``closed``, that have no room now."""

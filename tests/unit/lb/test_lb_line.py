@@ -10,7 +10,7 @@ import pytest
 
 from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
 from pinyon.routing.queue import RequestQueue
-from services.lb.line import Line, Place
+from services.lb.line import GRANTS_MAX, Line, Place
 
 
 async def settle() -> None:
@@ -202,6 +202,54 @@ async def test_who_is_refused_waits_where_it_did():
         place.leave()
         await task
     assert (rooms.line.in_flight, rooms.line.queued) == (0, 0)
+
+
+async def test_what_is_refused_though_there_seems_to_be_room_waits_for_news():
+    """Else it would be called again and again."""
+    line = Line(RequestQueue(10, 10), is_open=lambda _: True)
+    place, other = line.reserve("t"), line.reserve("t")
+    await place.turn(1, demand=1)
+    again = asyncio.ensure_future(place.again())
+    behind = asyncio.ensure_future(other.turn(1, demand=1))
+    await settle()
+    assert not again.done()
+    assert not behind.done(), "who needs the same comes after it"
+    await (elsewhere := line.reserve("t")).turn(1, demand=2)
+    line.availability_changed()
+    await asyncio.gather(again, behind)
+    for each in (place, other, elsewhere):
+        each.leave()
+    assert (line.in_flight, line.queued) == (0, 0)
+
+
+async def test_many_go_on_in_parts_and_little_is_asked_for_them():
+    count, asked, turns_of_loop = 10 * GRANTS_MAX, Counter[int](), 0
+    room = 0
+
+    def is_open(demand: int) -> bool:
+        asked[demand] += 1
+        return room > 0
+
+    line = Line(RequestQueue(2 * count, 2 * count), is_open=is_open)
+    places = [line.reserve(f"t{each % 7}") for each in range(count)]
+    tasks = [asyncio.ensure_future(place.turn(1, demand=each % 50)) for each, place in enumerate(places)]
+    await settle()
+    assert line.queued == count
+    asked.clear()
+    room = count
+    line.availability_changed()
+    assert line.in_flight == GRANTS_MAX
+    while line.queued:
+        before = line.in_flight
+        await asyncio.sleep(0)
+        turns_of_loop += 1
+        assert line.in_flight - before <= GRANTS_MAX
+    assert turns_of_loop < 20
+    assert asked.total() <= count + 50 * (count // GRANTS_MAX + 1)
+    await asyncio.gather(*tasks)
+    for place in places:
+        place.leave()
+    assert (line.in_flight, line.queued) == (0, 0)
 
 
 async def test_a_slot_that_is_put_back_is_for_who_has_room():

@@ -1,0 +1,42 @@
+"""Many calls that are worth one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.lb.coalesced import PAUSE_MAX_S, SHARE_MAX, Coalesced
+
+
+class Loop:
+    """A clock, and timers that go off when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.after: list[float] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+
+async def test_what_takes_long_is_called_less_often(monkeypatch):
+    fake, real, calls = Loop(), asyncio.get_running_loop(), []
+    takes_s = iter((0.0, 0.01, 5.0, 0.0, 0.0))
+
+    def work() -> None:
+        calls.append(fake.now_s)
+        fake.now_s += next(takes_s)
+
+    def call_later(after_s, function):
+        fake.after.append(after_s)
+        return real.call_soon(function)
+
+    fake.call_later = call_later
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: fake)
+    coalesced = Coalesced(work, 0.002)
+    for _ in range(5):
+        for _ in range(3):  # worth one
+            coalesced()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(calls) == 5
+    assert fake.after == [0.002, 0.002, 0.01 / SHARE_MAX, PAUSE_MAX_S, 0.002]

@@ -1,0 +1,106 @@
+"""Which demand a request waits with, and which of them have room."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pinyon.core.errors import ResourceExhausted
+from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.routing.geography import Geography
+from pinyon.routing.target import Report
+from services.lb.request import Ask, Request
+from services.lb.ways import DEMANDS_MAX, WAITING_DEMANDS_MAX, Ways, WaysOptions
+
+
+def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:
+    whose = RequestClass(tenant=tenant, geographies=geographies)
+    made = Request(Ask("id", "m", whose, b"\1\0\0\0" * 8, b"k" * 16, SamplingParams(5)), 0.0, 10.0)
+    made.sender = sender
+    return made
+
+
+class Waiting:
+    """``waiting`` are demands in a queue."""
+
+    def __init__(self, **options) -> None:
+        self.now_s = 0.0
+        self.waiting: set[int] = set()
+        self.ways = Ways(["m"], WaysOptions("us", pushing="pending", **options), lambda: self.now_s)
+        self.ways.waiting = lambda: self.waiting
+
+    def hear(self, name: str, region: str, available: int) -> None:
+        report = Report(0, 0, room=available, received=0, available=available)
+        self.ways.heard(name, region, {"m": report}, 0.1, draining=False)
+
+    def instance(self, room: int) -> None:
+        layer = self.ways.local("m")
+        assert layer is not None
+        if layer.get("i") is None:
+            layer.join("i", 8)
+        self.ways.load("", "m", "i", Report(0 if room else 1, 0, room=room))
+
+
+def test_who_may_go_to_the_same_waits_for_the_same():
+    ways = (world := Waiting()).ways
+    world.hear("lb-eu", "eu", 1)
+    assert ways.demand(request()) == ways.demand(request(tenant="other"))
+    assert ways.demand(request()) == ways.demand(request("us", "eu")) == ways.demand(request("eu", "us", "nowhere"))
+    assert ways.demand(request("us")) != ways.demand(request("eu")) != ways.demand(request())
+    assert ways.demand(request()) != ways.demand(request(sender="eu"))
+
+
+def test_a_region_that_comes_later_is_open_to_who_comes_later():
+    """A demand says where those go who wait with it: the first one's words count. Who may go to one region more than
+    that one must not share its number."""
+    ways = (world := Waiting()).ways
+    world.instance(room=0)
+    before = ways.demand(request("us", "eu"))
+    assert before == ways.demand(request("us")), "no other region is known"
+    assert not ways.is_open(before)
+    world.hear("lb-eu", "eu", 3)
+    after = ways.demand(request("us", "eu"))
+    assert after != before
+    assert ways.demand(request("us")) != after
+    assert ways.is_open(after)
+    assert not ways.is_open(ways.demand(request("us")))
+    ways.gone("lb-eu")
+    assert not ways.is_open(after), "it waits for its own region"
+    assert ways.demand(request("us", "eu")) == ways.demand(request("us"))
+
+
+def test_tenants_with_a_law_of_their_own_wait_by_themselves():
+    geography = Geography({"us": [], "eu": []}, [], {"acme": ["eu"]})
+    ways = (world := Waiting(geography=geography)).ways
+    world.instance(room=1)
+    world.hear("lb-eu", "eu", 0)
+    assert ways.is_open(ways.demand(request()))
+    assert not ways.is_open(ways.demand(request(tenant="acme")))
+
+
+def test_demands_that_nobody_waits_with_are_forgotten():
+    ways = (world := Waiting()).ways
+    first = ways.demand(request())
+    world.waiting = {first}
+    for each in range(2 * DEMANDS_MAX):
+        ways.demand(request(sender=f"s{each}"))
+    assert ways.demand(request()) == first
+    assert len(ways._demands) <= DEMANDS_MAX
+    assert len(ways._numbers) <= DEMANDS_MAX
+
+
+def test_clients_cannot_make_any_number_of_demands_wait():
+    ways = (world := Waiting()).ways
+    names = [f"r{each:02}" for each in range(12)]
+    for name in names:
+        world.hear(f"lb-{name}", name, 0)
+    choices = itertools.chain.from_iterable(itertools.combinations(names, size) for size in range(1, 13))
+    for choice in itertools.islice(choices, WAITING_DEMANDS_MAX):
+        world.waiting.add(ways.demand(request(*choice)))
+    with pytest.raises(ResourceExhausted, match="choices of regions"):
+        ways.demand(request(*next(choices)))
+    assert len(world.waiting) == WAITING_DEMANDS_MAX
+    assert ways.demand(request(names[0])) in world.waiting, "who needs what others wait for may wait, too"
+    ways.demand(request())  # and who names none
+    ways.demand(request(sender="r00"))
