@@ -51,7 +51,7 @@ READS = {
     "waits",
     "work",
 }
-READS |= {"next_deadline"}
+READS |= {"next_deadline", "next_demand"}
 
 
 @pytest.mark.parametrize(
