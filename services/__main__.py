@@ -48,6 +48,12 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--http-port", type=int, default=8000, help="OpenAI-compatible HTTP (default 8000; 0: a free one)")
     add("--lb-port", type=int, default=8001, help="the load balancer's gRPC (default 8001; 0: a free one)")
     add("--conductor-port", type=int, default=7000, help="the conductor's gRPC (default 7000; 0: a free one)")
+    add(
+        "--controller-port",
+        type=int,
+        default=7100,
+        help="gRPC of the controller of --regions (default 7100; 0: a free one)",
+    )
     add("--redis-url", default="", help="a running Redis; default: redis-server from the PATH, else the embedded one")
     add("--model", default="", help="Hugging Face checkpoint folder; default: the small built-in model")
     add("--served-model-name", default="", help="name clients ask for; default: the model's own")
@@ -119,7 +125,7 @@ def _show(console: Console, cluster: LocalCluster) -> None:
     trust = f"--cacert {access.authority} " if access.authority else ""
     conductor = f"-plaintext {cluster.conductor}"
     if admin := access.admin:
-        name = peer_name(CONDUCTOR, "conductor")
+        name = peer_name(CONDUCTOR, f"{cluster.spec.prefix}conductor")
         conductor = (
             f"-cacert {admin}/ca.crt -cert {admin}/tls.crt -key {admin}/tls.key -authority {name} {cluster.conductor}"
         )
@@ -129,12 +135,23 @@ def _show(console: Console, cluster: LocalCluster) -> None:
         f"grpcurl {conductor} list",
         f"grpcurl {conductor} pinyon.api.conductor.v1.ConductorService/ListInstances",
         *(() if cluster.spec.tls else (_SCHEDULE.format(cluster.conductor),)),
+        *_look(cluster),
     )
     served = cluster.spec.served_model_name or (Path(cluster.spec.model).name if cluster.spec.model else "pinyon-tiny")
     for line in lines:
         # Not through rich: it would wrap lines that people copy.
         sys.stdout.write(f"  {line.replace('pinyon-tiny', served)}\n\n")
     console.print("Ctrl-C stops everything.", style="dim")
+
+
+def _look(cluster: LocalCluster) -> list[str]:
+    """What shows several regions."""
+    if not cluster.spec.controller:
+        return []
+    address, admin = cluster.services["controller"].endpoints["grpc"], cluster.access.admin
+    return [
+        f"{Path(sys.executable).parent / 'pinyon'} top --controller {address}{f' --tls-dir {admin}' if admin else ''}"
+    ]
 
 
 def up(arguments: argparse.Namespace) -> int:

@@ -64,11 +64,14 @@ class ClusterSpec:
     stores: int = 1
     lbs: int = 1
     prefix: str = ""
-    """Of all instance ids, where several clusters hear of each other; not with ``tls``."""
+    """Of all instance ids, where several clusters hear of each other."""
     host: str = "127.0.0.1"
     http_port: int = 0
     lb_port: int = 0
     conductor_port: int = 0
+    controller: bool = False
+    """One runs, which knows the load balancers of all regions."""
+    controller_port: int = 0
     redis_url: str = ""
     model: str = ""
     served_model_name: str = ""
@@ -99,7 +102,7 @@ class ClusterSpec:
     log_level: str = "info"
     log_format: str = "text"
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """More arguments per kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
+    """More arguments per kind of service: conductor, controller, kvstore, worker, prefill, decode, mixed, lb."""
 
     def __post_init__(self) -> None:
         if self.journal and not Path(self.journal).is_dir():
@@ -112,8 +115,6 @@ class ClusterSpec:
         copies = 1 + len(self.models)
         if copies * (self.prefill + self.decode + self.mixed) > 192:
             raise InvalidArgument(f"{copies} models with that many workers each are too many", field="more_models")
-        if self.prefix and self.tls:
-            raise InvalidArgument("certificates name the instances without a prefix", field="prefix")
         if not 1 <= self.lbs <= 16:
             raise InvalidArgument("lbs must be 1 to 16", field="lbs")
         for name, registry in POLICIES.items():
@@ -189,7 +190,7 @@ class LocalCluster:
     def _start(self, progress: Progress) -> None:
         deadline = time.monotonic() + START_S + 3.0 * self.spec.instances
         if self.spec.tls:
-            self._access = Access(self._make_certificates())
+            self._access = Access(self._make_certificates(), self.spec.prefix)
         if self.spec.stores:
             try:
                 self.redis = find_redis(self.spec.redis_url, tls_dir=self._access.folder(REDIS, "redis"))
@@ -197,7 +198,10 @@ class LocalCluster:
             except NoRedis as error:
                 self.spec = replace(self.spec, stores=0)
                 progress(f"no KV store: it needs a Redis. {error.message}; everything else starts without it")
-        self._launch([self._make("conductor", "conductor", self._conductor_arguments())], deadline, progress)
+        first = [self._make("conductor", "conductor", self._conductor_arguments())]
+        if self.spec.controller:
+            first.append(self._make("controller", "controller", self._controller_arguments()))
+        self._launch(first, deadline, progress)
         served = [(self.spec.served_model_name, self.spec.model), *self.spec.models.items()]
         workers = [
             self._make(f"{role}-{number}", "worker", self._worker_arguments(role, f"{role}-{number}", *model))
@@ -229,7 +233,7 @@ class LocalCluster:
         now = datetime.datetime.now(datetime.UTC)
         authority = Authority.open(root, now)
         prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
-        for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs):
+        for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs, spec.prefix):
             authority.issue(Wanted(identity, hosts_of(identity, (spec.host,))), now)
         return root
 
@@ -319,7 +323,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End everything, outermost first; what does not end in time is killed."""
-        for kinds in (("lb",), ("prefill", "decode", "mixed"), ("kvstore",), ("conductor",)):
+        for kinds in (("lb",), ("prefill", "decode", "mixed"), ("kvstore",), ("conductor", "controller")):
             group = [service for kind in kinds for service in self.of_kind(kind)]
             for service in group:
                 service.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
@@ -342,7 +346,7 @@ class LocalCluster:
 
     def _common(self, kind: str, name: str, port: int = 0) -> list[str]:
         spec = self.spec
-        folder = self._access.folder(role_of(name), name)
+        folder = self._access.folder(role_of(name), spec.prefix + name)
         return [
             *(
                 "--instance-id",
@@ -368,6 +372,10 @@ class LocalCluster:
 
     def _conductor_arguments(self) -> list[str]:
         return [*self._chosen("placement"), *self._common("conductor", "conductor", self.spec.conductor_port)]
+
+    def _controller_arguments(self) -> list[str]:
+        spec = self.spec
+        return ["--http-listen", f"{spec.host}:0", *self._common("controller", "controller", spec.controller_port)]
 
     def _store_arguments(self, name: str) -> list[str]:
         spec = self.spec

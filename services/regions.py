@@ -6,15 +6,20 @@ import json
 import os
 import random
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
+from pinyon.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from pinyon.core.request import check_geographies
-from services.cluster import ClusterSpec, LocalCluster
+from pinyon.federation.members import LbState
+from pinyon.federation.view import Federation
+from pinyon.messages.federation import federation_from_proto
+from services.cluster import START_S, ClusterSpec, LocalCluster
 from services.free_port import is_free
-from services.process import INTERPRETER, Launch
+from services.process import INTERPRETER, Launch, ServiceProcess
 
 __all__ = ["LocalRegions", "RegionsSpec"]
 
@@ -30,13 +35,15 @@ class RegionsSpec:
     """``cluster`` is what there is in each region; its load balancers have free ports, but for the first region's.
 
     ``delays_ms``: there and back between two regions, by ``"one:other"`` in either order; ``delay_ms`` for all others.
-    ``clusters``: what is otherwise in one of them."""
+    ``clusters``: what is otherwise in one of them. ``controller``: it says who the load balancers are, and who serves
+    the instances of one that failed; else each is told of the others when it starts."""
 
     names: tuple[str, ...]
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
     clusters: Mapping[str, ClusterSpec] = field(default_factory=dict)
     delay_ms: float = 0.0
     delays_ms: Mapping[str, float] = field(default_factory=dict)
+    controller: bool = True
     geography: Mapping[str, object] | None = None
     """See :func:`pinyon.routing.geography.parse_geography`."""
 
@@ -70,10 +77,12 @@ class LocalRegions:
         with os.fdopen(descriptor, "w") as file:
             file.write(os.urandom(32).hex())
         arguments = ["--federation-secret-file", str(secret)]
+        told = ["--state-file", str(root / "controller.json")]
         if spec.geography is not None:
             policy = root / "geography.json"
             policy.write_text(json.dumps(spec.geography))
             arguments += ["--geography-file", str(policy)]
+            told += ["--geography", str(policy)]
         clusters = {name: spec.clusters.get(name, spec.cluster) for name in spec.names}
         for number, (name, each) in enumerate(clusters.items()):
             if number or not each.lb_port:
@@ -84,20 +93,24 @@ class LocalRegions:
         tls_dir = spec.cluster.tls_dir or str(root / "tls")
         # With TLS, other load balancers come to the door of those who have certificates.
         doors = {name: free_port(each.host) if tls else each.lb_port for name, each in clusters.items()}
+        first = clusters[spec.names[0]]
+        controller = f"{first.host}:{first.controller_port or free_port(first.host)}" if spec.controller else ""
         self.clusters: dict[str, LocalCluster] = {}
         for name, each in clusters.items():
             others = [other for other in spec.names if other != name]
-            peers = ",".join(f"{other}={each.host}:{doors[other]}" for other in others)
+            peers = "" if controller else ",".join(f"{other}={each.host}:{doors[other]}" for other in others)
             delays = ",".join(f"{other}={spec.delay(name, other) / 2:g}" for other in others if spec.delay(name, other))
             extra = dict(each.extra)
             extra["lb"] = (
-                *("--region", name, "--peers", peers, "--test-region-delays-ms", delays, *arguments),
+                *("--region", name, "--peers", peers, "--controller", controller),
+                *("--test-region-delays-ms", delays, *arguments),
                 *(("--admin-listen", f"{each.host}:{doors[name]}") if tls else ()),
                 *extra.get("lb", ()),
             )
-            # Certificates name instances as they are called in each region, and one authority has signed them all.
-            called = {"tls_dir": tls_dir} if tls else {"prefix": f"{name}-"}
-            own = replace(each, extra=extra, **called)  # type: ignore[arg-type]
+            own = replace(each, extra=extra, prefix=f"{name}-", tls_dir=tls_dir if tls else "")
+            if controller and each is first:
+                extra["controller"] = (*told, *extra.get("controller", ()))
+                own = replace(own, controller=True, controller_port=int(controller.rpartition(":")[2]))
             self.clusters[name] = LocalCluster(own, None if log_dir is None else log_dir / name, launch)
 
     def __enter__(self) -> LocalRegions:
@@ -112,9 +125,33 @@ class LocalRegions:
         try:
             for name, cluster in self.clusters.items():
                 cluster.start(lambda line, name=name: progress(f"{name}: {line}"))  # type: ignore[misc]
+            if self.spec.controller:
+                self._wait_known()
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def controller(self) -> ServiceProcess:
+        """Raises :class:`KeyError` if there is none."""
+        return self.clusters[self.spec.names[0]].services["controller"]
+
+    def federation(self) -> Federation:
+        """As the controller knows it."""
+        return federation_from_proto(self.listed().federation)
+
+    def listed(self) -> controller_pb2.ListRegionsResponse:
+        """What the controller says to who asks."""
+        with self.clusters[self.spec.names[0]].access.channel(self.controller) as channel:
+            stub = controller_pb2_grpc.ControllerServiceStub(channel)
+            return stub.ListRegions(controller_pb2.ListRegionsRequest(), timeout=START_S, wait_for_ready=True)
+
+    def _wait_known(self) -> None:
+        deadline = time.monotonic() + START_S
+        while [each.state for each in self.federation().members] != [LbState.LIVE] * len(self.clusters):
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded("the controller does not know all load balancers")
+            time.sleep(0.02)  # a poll with a deadline: it has no event for outsiders
 
     def stop(self) -> None:
         for cluster in self.clusters.values():

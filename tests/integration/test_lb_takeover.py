@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 
@@ -51,6 +52,17 @@ async def test_who_drains_hands_its_instances_over_and_gets_them_back(tmp_path):
         us.lb.app.draining = False
         await spin(lambda: not eu.lb.clusters.adopted)
         assert controller.registry.failures == 0
+
+
+async def test_who_begins_to_end_says_so_at_once(tmp_path):
+    async with federated(tmp_path) as (_, regions):
+        us, eu = regions["us"], regions["eu"]
+        us.lb.membership.session._period_s = 3600.0
+        us.lb.membership.session.wake()  # the period it waits for was another one
+        ending = asyncio.ensure_future(us.lb.close(0.0, lame_duck_s=3600.0))
+        await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
+        ending.cancel()
+        await asyncio.wait({ending})
 
 
 async def test_law_forbids_adoption(tmp_path):

@@ -113,18 +113,21 @@ def check_claim(context: Any, role: str, instance_id: str) -> None:
         raise PermissionDenied(f"the certificate is that of {known}, not of {role} {instance_id}", field="instance_id")
 
 
-def cluster_identities(prefill: int, decode: int, mixed: int, stores: int, lbs: int) -> Iterator[Identity]:
-    """The processes of a local cluster, by the ids they have there, and an admin."""
+def cluster_identities(
+    prefill: int, decode: int, mixed: int, stores: int, lbs: int, prefix: str = ""
+) -> Iterator[Identity]:
+    """The processes of a local cluster, by the ids they have there, and an admin. ``prefix``: of the ids of its
+    services."""
     yield Identity(ADMIN, "admin")
-    yield Identity(CONDUCTOR, "conductor")
-    yield Identity(CONTROLLER, "controller")
+    yield Identity(CONDUCTOR, f"{prefix}conductor")
+    yield Identity(CONTROLLER, f"{prefix}controller")
     yield Identity(REDIS, "redis")
     for role, kind, count in (
         *((WORKER, "prefill", prefill), (WORKER, "decode", decode), (WORKER, "mixed", mixed)),
         *((KVSTORE, "kvstore", stores), (LB, "lb", lbs)),
     ):
         for index in range(count):
-            yield Identity(role, f"{kind}-{index}")
+            yield Identity(role, f"{prefix}{kind}-{index}")
 
 
 def hosts_of(identity: Identity, hosts: Iterable[str]) -> tuple[str, ...]:
