@@ -144,7 +144,10 @@ class LocalRegions:
         """What the controller says to who asks."""
         with self.clusters[self.spec.names[0]].access.channel(self.controller) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
-            return stub.ListRegions(controller_pb2.ListRegionsRequest(), timeout=START_S, wait_for_ready=True)
+            reply: controller_pb2.ListRegionsResponse = stub.ListRegions(
+                controller_pb2.ListRegionsRequest(), timeout=START_S, wait_for_ready=True
+            )
+            return reply
 
     def _wait_known(self) -> None:
         deadline = time.monotonic() + START_S

@@ -93,7 +93,7 @@ class Dispatcher:
                     if request.finish_reason is None:
                         self._retry_or_raise(request)
                         if request.refused:
-                            self._ways.refused(request, request.region)
+                            self._ways.refused(request, request.lb)
                             await ticket.again(self.demand(request))
                 outcome = request.finish_reason.value
                 ticket.leave(request.used_tokens)
@@ -169,7 +169,7 @@ class Dispatcher:
         """Another region's part, which its load balancer sees to. Afterwards as after :meth:`_attempt`."""
         clock, regions = self._clock, self._regions
         attempt_id = request.attempt_id
-        request.begin_attempt(None, clock(), name)
+        request.begin_attempt(None, clock(), name, regions.region_of(name))
         stream, counted = None, None
         try:
             stream, submission = regions.open(name, request.gap_s)
@@ -195,7 +195,7 @@ class Dispatcher:
         error = request.error
         assert error is not None
         now_s, leaving = self._clock(), False
-        if not request.region and (failed := request.failed_instance) is not None:
+        if not request.lb and (failed := request.failed_instance) is not None:
             view = self._clusters.get(request.cluster).view
             leaving = view.leaves(failed)
             if not request.found_full:

@@ -92,6 +92,7 @@ class Request:
         "finish_reason",
         "first_token_s",
         "gap_s",
+        "lb",
         "lost",
         "placed_s",
         "placement",
@@ -123,7 +124,9 @@ class Request:
         self.sender = ""
         """The region that it came from, if that is another one: it goes to no third one."""
         self.region: str = ""
-        """The load balancer of another region that has the present attempt."""
+        """Another region that has the present attempt."""
+        self.lb: str = ""
+        """The load balancer there."""
         self.cluster: str = ""
         """The adopted cluster that has the present attempt; empty: the region's own, or another region."""
         self.routed: Routed | None = None
@@ -187,12 +190,15 @@ class Request:
     def attempt_id(self) -> str:
         return self.ask.request_id if not self.attempt else f"{self.ask.request_id}~{self.attempt}"
 
-    def begin_attempt(self, placement: common_pb2.Placement | None, now_s: float, region: str = "") -> None:
-        """The request was placed: it begins, or goes on, there. Without a placement, in another ``region``."""
+    def begin_attempt(
+        self, placement: common_pb2.Placement | None, now_s: float, lb: str = "", region: str = ""
+    ) -> None:
+        """The request was placed: it begins, or goes on, there. Without a placement, at the load balancer of another
+        region."""
         # At least one token must be left to generate; if the last one is known already it is simply generated again.
         # Another region sees to that by itself, and to what of it is new.
-        self._resumed = min(len(self.tokens), self.ask.sampling.max_tokens - (0 if region else 1))
-        self.region = region
+        self._resumed = min(len(self.tokens), self.ask.sampling.max_tokens - (0 if lb else 1))
+        self.lb, self.region = lb, region
         self._drop_chars = self._sent_chars
         self._drop_tokens = len(self.tokens) - self._resumed
         self.attempt += 1
@@ -296,8 +302,8 @@ class Request:
     def failed_instance(self) -> str | None:
         """Whom the last attempt's error speaks against; None when another instance would say the same."""
         error, placement = self.error, self.placement
-        if self.region:
-            return self.region if error is not None and self._region_failed(error) else None
+        if self.lb:
+            return self.lb if error is not None and self._region_failed(error) else None
         if error is None or placement is None or not (self.found_full or error.grpc_code in RETRY_CODES):
             return None
         return placement.prefill_instance_id if error.field == PREFILL_FIELD else placement.decode_instance_id
@@ -308,7 +314,7 @@ class Request:
     @property
     def refused(self) -> bool:
         """The other region has not taken it: it costs nothing, and somebody else may."""
-        return bool(self.region) and self.error is not None and self.error.field == REGION_FIELD
+        return bool(self.lb) and self.error is not None and self.error.field == REGION_FIELD
 
     @property
     def found_full(self) -> bool:
@@ -331,7 +337,7 @@ class Request:
         if self.refused:  # it may have room soon; until then it counts as full for everybody
             self._failing_since_s = None
             return True
-        rejected = bool(self.region) and self.error is not None and self.error.field == REJECTED_FIELD
+        rejected = bool(self.lb) and self.error is not None and self.error.field == REJECTED_FIELD
         generated = len(self.tokens) > self._resumed
         slow = self.reached and now_s - self._submitted_s >= QUICK_S
         paid = self.lost or ((generated or slow) and not leaving)
@@ -339,7 +345,7 @@ class Request:
         self._paid_attempts += paid
         if self._paid_attempts >= attempts or self.attempt >= TRIES_MAX:
             return False
-        (self.exclude_lbs if self.region else self.exclude).add(failed)
+        (self.exclude_lbs if self.lb else self.exclude).add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
 
     def go_on_after(self, tokens_le32: bytes) -> None:

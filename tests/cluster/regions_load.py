@@ -29,7 +29,7 @@ def ask(regions: LocalRegions, region: str, number: int, timeout_s: float = WAIT
     request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
     with urllib.request.urlopen(request, timeout=timeout_s, context=cluster.access.ssl_context()) as reply:
         answer = json.loads(reply.read())
-    return answer["choices"][0]["text"], answer["pinyon"].get("region", region).partition("@")[0]
+    return answer["choices"][0]["text"], answer["pinyon"].get("region", region)
 
 
 class Load:

@@ -37,7 +37,7 @@ async def test_what_the_region_has_no_room_for_goes_to_another_one(tmp_path):
         assert reply.status == 200
         assert reply.json["choices"][0]["text"] == expected_text(5, 5)
         assert reply.json["usage"]["completion_tokens"] == 5
-        assert reply.json["pinyon"]["region"] == "lb-eu"
+        assert reply.json["pinyon"]["region"] == "eu"
         streamed = await us.complete(max_tokens=5, stream=True)
         text = "".join(json.loads(event)["choices"][0]["text"] for event in streamed.events[:-1])
         assert text == expected_text(5, 5)
