@@ -59,6 +59,7 @@ from services.lb.off_loop import OffLoop
 from services.lb.prompts import Prompts
 from services.lb.readiness import Readiness
 from services.lb.recorder import Recorder
+from services.lb.regions.arrival import Arrivals
 from services.lb.regions.federation import load_federation
 from services.lb.regions.inbound import InboundParts
 from services.lb.regions.links import RegionLinks
@@ -66,6 +67,7 @@ from services.lb.regions.membership import Membership
 from services.lb.regions.named import parse_delays, parse_peers
 from services.lb.regions.peer import Peer
 from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
+from services.lb.regions.tokens import TokenServing
 from services.lb.servers import make_servers
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
@@ -279,10 +281,11 @@ def build(
         servicer.doors,
     )
 
-    inbound = InboundParts(
-        own, federation.secret, ways, line, models, dispatcher, metrics, access, lambda: app.draining,
-        settings.request_timeout_s, clock,
-    )  # fmt: skip
+    arrivals = Arrivals(own, lambda: ways.geography, line, metrics, lambda: app.draining)
+    serving = TokenServing(
+        arrivals, federation.secret, ways, models, dispatcher, access, settings.request_timeout_s, clock
+    )
+    inbound = InboundParts(own, federation.secret, serving, lambda: app.draining)
     server.add(
         peer_pb2_grpc.add_PeerServiceServicer_to_server,
         PeerServicer(inbound),

@@ -18,11 +18,12 @@ from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import TwoLayers
 from pinyon.runtime.logging import get_logger
+from services.lb.room import Hold
 from services.lb.upstreams.answer import Answer
 from services.lb.upstreams.exchange import Outgoing
 from services.lb.upstreams.served import Served
 from services.lb.upstreams.server import Server
-from services.lb.ways import Hold, WaysOptions
+from services.lb.ways import WaysOptions
 
 __all__ = ["MODELS_MAX", "Fleet"]
 

@@ -10,7 +10,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
 from pinyon.routing.target import Target
 from pinyon.routing.two_layers import TwoLayers
-from services.lb.ways import Hold
+from services.lb.room import Hold
 
 __all__ = ["Served"]
 
