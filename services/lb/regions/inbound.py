@@ -148,10 +148,14 @@ class Inbound:
         """A request of that number runs."""
         return stream_id in self._tasks
 
-    def begin(self, stream_id: int, serving: Coroutine[Any, Any, None], name: str) -> None:
-        """It runs, until it has ended, or is cancelled."""
+    def begin(
+        self, stream_id: int, serving: Coroutine[Any, Any, None], name: str, ended: Callable[[], None] | None = None
+    ) -> None:
+        """It runs, until it has ended, or is cancelled, maybe before its first step: ``ended`` is told in any case."""
         task = asyncio.create_task(serving, name=name)
         self._tasks[stream_id] = task
+        if ended is not None:
+            task.add_done_callback(lambda _: ended())
         task.add_done_callback(lambda _: self._ended(stream_id))
 
     def put(self, part: Message) -> None:

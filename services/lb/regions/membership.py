@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
-from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
+from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.view import Federation
+from pinyon.routing.target import Target
 from pinyon.runtime.logging import get_logger
 from services.lb.clusters import Clusters
 from services.lb.controller_session import ControllerSession
 from services.lb.line import Line
-from services.lb.metrics import LbMetrics
+from services.lb.metrics import DoorMetrics
 from services.lb.regions.links import RegionLinks
 from services.lb.regions.peer import Peer
-from services.lb.ways import Ways
+from services.lb.settings import LbSettings
 
-__all__ = ["Membership"]
+__all__ = ["Membership", "lb_info"]
 
 LOOK_S = 1.0
 INSTANCES_MAX = 256
@@ -25,12 +28,27 @@ INSTANCES_MAX = 256
 _log = get_logger("lb.regions")
 
 
+class Instances(Protocol):
+    """What serves requests here; see :class:`services.lb.ways.Ways`."""
+
+    def hits(self) -> tuple[int, int]: ...
+
+    def instances(self) -> Iterator[tuple[Target, bool]]: ...
+
+
 class Membership:
     """``start`` with its addresses → ``close``. ``session`` is the one to the controller."""
 
     def __init__(
-        self, lb_id: str, ways: Ways, line: Line, clusters: Clusters, links: RegionLinks, metrics: LbMetrics
+        self,
+        lb_id: str,
+        ways: Instances,
+        line: Line,
+        links: RegionLinks,
+        metrics: DoorMetrics,
+        clusters: Clusters | None = None,
     ) -> None:
+        """``clusters``: those that it serves for others come in there; without, it serves none."""
         self._lb_id = lb_id
         self._ways = ways
         self._line = line
@@ -42,7 +60,8 @@ class Membership:
 
     def start(self, info: LbInfo) -> None:
         self.session.start(info)
-        self._task = asyncio.create_task(self._watch(), name="adoptions")
+        if self._clusters is not None:
+            self._task = asyncio.create_task(self._watch(self._clusters), name="adoptions")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -62,13 +81,14 @@ class Membership:
                 if each.state is not LbState.LEFT
             ]
         )
-        for cluster in federation.owned_by(self._lb_id):
-            self._clusters.home.removed = frozenset(cluster.removed)
-        self._adopt()
+        if self._clusters is not None:
+            for cluster in federation.owned_by(self._lb_id):
+                self._clusters.home.removed = frozenset(cluster.removed)
+            self._adopt(self._clusters)
 
-    def _adopt(self) -> None:
+    def _adopt(self, clusters: Clusters) -> None:
         reachable = [link.peer.name for link in self._links.links if link.connected]
-        self._clusters.adopt(
+        clusters.adopt(
             {
                 f"{each.region}/{each.name}": (each.region, each.conductor, frozenset(each.removed))
                 for each in self.session.adopted(reachable)
@@ -76,12 +96,12 @@ class Membership:
             }
         )
 
-    async def _watch(self) -> None:
+    async def _watch(self, clusters: Clusters) -> None:
         """What it serves for others changes by itself while the controller is silent."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                self._adopt()
+                self._adopt(clusters)
             except Exception:
                 _log.exception("what is served for others cannot be found out")
 
@@ -113,3 +133,16 @@ class Membership:
     def latencies_ms(self) -> dict[str, float]:
         """There and back to others, as measured."""
         return {link.peer.name: link.distance_s * 1e3 for link in self._links.links if link.distance_s}
+
+
+def lb_info(settings: LbSettings, lb_id: str, boot_id: str, endpoints: Mapping[str, str], *, https: bool) -> LbInfo:
+    """What the controller is told of who this is; ``endpoints`` are those that it is bound at."""
+    return LbInfo(
+        lb_id,
+        boot_id,
+        settings.region,
+        settings.reachable(endpoints.get("admin", endpoints["grpc"])),
+        settings.http_url or f"{'https' if https else 'http'}://{settings.reachable(endpoints['http'])}",
+        (OwnedCluster(settings.region, settings.conductor),) if settings.conductor else (),
+        settings.position_value,
+    )

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.federation.members import LbInfo
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.routing.two_layers import Where
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.identity import CONTROLLER, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
@@ -27,6 +32,7 @@ from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
 from services.lb.coalesced import Coalesced
+from services.lb.controller_session import ControllerSession
 from services.lb.http_app import HttpApp
 from services.lb.http_cors import Cors
 from services.lb.http_gzip import Inflater
@@ -34,17 +40,28 @@ from services.lb.http_server import HttpServer
 from services.lb.https import Https
 from services.lb.line import Line
 from services.lb.off_loop import OffLoop
+from services.lb.regions.arrival import Arrivals
 from services.lb.regions.federation import load_federation
+from services.lb.regions.inbound import InboundParts
+from services.lb.regions.links import RegionLinks
+from services.lb.regions.membership import Membership, lb_info
+from services.lb.regions.named import parse_delays, parse_peers
+from services.lb.regions.peer import Peer
+from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
 from services.lb.servers import make_servers
 from services.lb.settings import LbSettings
 from services.lb.upstreams.connection import ConnectionLimits
+from services.lb.upstreams.exchange import Targets
 from services.lb.upstreams.fleet import Fleet
 from services.lb.upstreams.forwarding import Forwarding, ForwardingLimits
 from services.lb.upstreams.keys import UpstreamKeys, read_upstream_keys
 from services.lb.upstreams.metrics import UpstreamMetrics
 from services.lb.upstreams.readiness import UpstreamReadiness
+from services.lb.upstreams.regions import RegionTargets
 from services.lb.upstreams.routes import UpstreamRoutes
+from services.lb.upstreams.served_models import ServedModels
 from services.lb.upstreams.server import Server
+from services.lb.upstreams.serving import RawServing
 from services.lb.upstreams.url import parse_upstreams
 from services.lb.upstreams.watch import Watch, WatchTimes
 
@@ -61,6 +78,12 @@ class UpstreamLb:
     fleet: Fleet
     watch: Watch
     line: Line
+    models: ServedModels
+    regions: RegionLinks
+    inbound: InboundParts
+    peers: list[Peer]
+    membership: Membership
+    about: Callable[[dict[str, str]], LbInfo]
     off_loop: OffLoop
     app: HttpApp
     http: HttpServer
@@ -73,10 +96,13 @@ class UpstreamLb:
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
+        if self.peers:
+            self.regions.know(self.peers)
         try:
             endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
             self.watch.start()
             self.readiness.start()
+            self.membership.start(self.about(endpoints | {"admin": self.grpc.admin_address or endpoints["grpc"]}))
             return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
         except BaseException:
             await self.close(0)
@@ -90,8 +116,12 @@ class UpstreamLb:
         await self.grpc.begin_drain()
         if lame_duck_s:
             await asyncio.sleep(lame_duck_s)
+        started_s = time.monotonic()
         await self.http.drain(drain_s)
-        await self.grpc.drain(0)
+        self.inbound.end()
+        await self.grpc.drain(max(0.0, drain_s - (time.monotonic() - started_s)) if self.inbound.requests else 0)
+        await self.membership.close()
+        await self.regions.close()
         await self.readiness.close()
         await self.watch.close()
         self.fleet.close()
@@ -117,15 +147,16 @@ def build_upstream_lb(
     """Wire it; nothing is started. Raises :class:`PinyonError` for files that are not as they should be."""
     keys = load_api_keys(settings.api_keys_file)
     federation = load_federation(settings)
-    fleet = Fleet(_servers(settings), federation, clock, settings.placement_wait_s)
+    models = ServedModels(federation, clock, settings.placement_wait_s)
+    fleet = Fleet(_servers(settings), models, clock)
     times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
     watch = Watch(fleet, times, clock)
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
-    line = Line(decisions.queue, clock, fleet.is_open, fleet.on_grant)
+    line = Line(decisions.queue, clock, models.is_open, models.granted)
     changes = Coalesced(line.availability_changed, CHANGES_S)
-    fleet.changed = changes
+    models.changed, models.waiting = changes, lambda: line.waiting_demands
     metrics = UpstreamMetrics(registry, line, fleet)
     show = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()
@@ -139,12 +170,18 @@ def build_upstream_lb(
         settings.placement_wait_s,
         settings.chat_max_tokens,
     )
-    targets = {Where.LOCAL: fleet}
+    own = Peer(instance_id, settings.region, "")
+    remote = RegionTargets(models, metrics, clock, signed=bool(federation.secret))
+    regions = remote.links = RegionLinks(
+        own, remote, federation.secret, 0, clock, security.channels,
+        parse_delays(settings.test_region_delays_ms), RawServing.kind,
+    )  # fmt: skip
+    targets: dict[Where, Targets] = {Where.LOCAL: fleet, Where.REMOTE: remote}
     forwarding = Forwarding(
-        admission, fleet, targets, off_loop, metrics, telemetry, limits, federation.secret or security.secret, clock
+        admission, models, targets, off_loop, metrics, telemetry, limits, federation.secret or security.secret, clock
     )
     app = HttpApp(
-        UpstreamRoutes(forwarding, fleet),
+        UpstreamRoutes(forwarding, models, fleet),
         lambda: readiness.lacks(),
         lambda: readiness.missing(),
         keys,
@@ -158,13 +195,37 @@ def build_upstream_lb(
     http, grpc, https = make_servers(settings, app, bodies, metrics.http_connections, access, security)
     readiness = UpstreamReadiness(fleet, grpc.set_serving, lambda: app.draining)
 
+    serving = RawServing(
+        Arrivals(own, lambda: federation.geography, line, metrics, lambda: app.draining),
+        federation.secret, forwarding, models, settings.http_limits(), bodies, access,
+        settings.request_timeout_s, clock,
+    )  # fmt: skip
+    inbound = InboundParts(own, federation.secret, serving, lambda: app.draining)
+    grpc.add(
+        peer_pb2_grpc.add_PeerServiceServicer_to_server,
+        PeerServicer(inbound),
+        peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
+        PEER_CALLERS,
+    )
+    membership = Membership(instance_id, models, line, regions, metrics)
+    membership.session = ControllerSession(
+        settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
+        security.channels.to(peer_name(CONTROLLER)), clock,
+    )  # fmt: skip
+    if settings.controller:
+        models.told = lambda: membership.session.federation is not None
+    boot_id = secrets.token_hex(8)
+
+    def about(endpoints: dict[str, str]) -> LbInfo:
+        return lb_info(settings, instance_id, boot_id, endpoints, https=https is not None)
+
     # Each model has a policy of its own, so the choice is what changes.
     def use_routing(_: str, choice: str) -> None:
-        fleet.use_routing(choice)
+        models.use_routing(choice)
         show("routing", choice)
 
     def use_pushing(_: str, choice: str) -> None:
-        fleet.use_pushing(choice)
+        models.use_pushing(choice)
         show("pushing", choice)
 
     def drain(draining: bool) -> None:
@@ -178,7 +239,10 @@ def build_upstream_lb(
             changeable_flag("draining", lambda: app.draining, drain),
         ],
     )
-    return UpstreamLb(fleet, watch, line, off_loop, app, http, grpc, https, keys, journal, changes, readiness)
+    return UpstreamLb(
+        fleet, watch, line, models, regions, inbound, parse_peers(settings.peers), membership, about, off_loop, app,
+        http, grpc, https, keys, journal, changes, readiness,
+    )  # fmt: skip
 
 
 def _servers(settings: LbSettings) -> list[Server]:

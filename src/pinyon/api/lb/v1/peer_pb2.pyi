@@ -118,21 +118,13 @@ class RawHead(_message.Message):
     stream_id: int
     request_id: str
     target: bytes
-    fields: _containers.RepeatedCompositeFieldContainer[RawField]
+    fields: bytes
     body_length: int
     body_sha256: bytes
     model: str
     request_class: _common_pb2.RequestClass
     timeout_ms: int
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., target: _Optional[bytes] = ..., fields: _Optional[_Iterable[_Union[RawField, _Mapping]]] = ..., body_length: _Optional[int] = ..., body_sha256: _Optional[bytes] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
-
-class RawField(_message.Message):
-    __slots__ = ("name", "value")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    name: bytes
-    value: bytes
-    def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., target: _Optional[bytes] = ..., fields: _Optional[bytes] = ..., body_length: _Optional[int] = ..., body_sha256: _Optional[bytes] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class RawBody(_message.Message):
     __slots__ = ("stream_id", "data")
@@ -170,9 +162,9 @@ class RawAnswer(_message.Message):
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     status: int
-    fields: _containers.RepeatedCompositeFieldContainer[RawField]
+    fields: bytes
     length: int
-    def __init__(self, status: _Optional[int] = ..., fields: _Optional[_Iterable[_Union[RawField, _Mapping]]] = ..., length: _Optional[int] = ...) -> None: ...
+    def __init__(self, status: _Optional[int] = ..., fields: _Optional[bytes] = ..., length: _Optional[int] = ...) -> None: ...
 
 class RegionState(_message.Message):
     __slots__ = ("version", "models", "draining", "received")

@@ -1,0 +1,76 @@
+"""Where a request goes now: to a server of this region, else to another region, else it waits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument, ResourceExhausted
+from pinyon.routing.two_layers import Choice, Where
+from services.lb.request import REGION_FIELD
+from services.lb.room import anybody
+from services.lb.upstreams.forward import Forward
+from services.lb.upstreams.served_models import ServedModels
+
+__all__ = ["Placing"]
+
+NEWS_S: Final = 0.5
+"""Room may come up without news of it."""
+
+
+class Placing:
+    """One per load balancer. ``wait_s``: so long somebody else is waited for who may take a request that failed."""
+
+    def __init__(self, models: ServedModels, wait_s: float, clock: Clock) -> None:
+        self._models = models
+        self._wait_s = wait_s
+        self._clock = clock
+
+    def check_law(self, forward: Forward) -> None:
+        """Raises :class:`InvalidArgument` for what nobody who is known may serve."""
+        models, route = self._models, forward.route
+        if not models.region:
+            return
+        verdict = models.geography.serves(models.region, route.geographies, route.tenant)
+        if not verdict.allowed and not forward.served.layers.others_for(route) and not models.may_come(route):
+            raise InvalidArgument(f"This region may not serve it: {verdict.reason}.", field="geographies")
+
+    async def place(self, forward: Forward) -> Choice | None:
+        """Where it goes now; None: nobody else may have it now, and somebody has refused it. Raises
+        :class:`PinyonError`."""
+        served, layers = forward.served, forward.served.layers
+        while True:
+            forward.ticket.release()  # from here on it is counted when it is sent
+            choice = layers.choose(forward.route, self._clock())
+            if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
+                return choice
+            if choice.where is Where.NOWHERE and not self._models.may_come(forward.route):
+                raise InvalidArgument("No region that is known may serve it.", field="geographies")
+            if self._models.by_name.get(served.name) is not served:
+                raise served.nobody()  # no server lists it any more
+            if not forward.exclude and anybody(layers, forward.route):
+                await forward.again(self._models.demand(served, forward.route))
+                continue
+            if forward.refusal is not None:
+                return None
+            found = await self._elsewhere(forward)
+            if found is not None:
+                return found
+
+    async def _elsewhere(self, forward: Forward) -> Choice | None:
+        """Somebody who has not failed it; as it has had its turn, it keeps it. None: back into the line with it."""
+        give_up_s = self._clock() + self._wait_s
+        layers = forward.served.layers
+        while True:
+            left_s = give_up_s - self._clock()
+            failed = bool(forward.exclude) and not forward.served.others(forward.exclude)
+            if forward.sender and forward.error is None:
+                raise ResourceExhausted(forward.served.nobody().message, field=REGION_FIELD)
+            if left_s <= 0 or failed or forward.sender:
+                raise forward.error or forward.served.nobody()
+            await self._models.wait_news(min(left_s, NEWS_S))
+            choice = layers.choose(forward.route, self._clock())
+            if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
+                return choice
+            if not forward.exclude and anybody(layers, forward.route):
+                return None
