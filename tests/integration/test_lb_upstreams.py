@@ -506,7 +506,7 @@ async def test_routing_and_pushing_change_while_it_runs() -> None:
         assert sorted(bench.asked) == [2, 6]
         for server in servers:
             server.waiting = 1
-        await bench.until(lambda: all(each.report.pending == 1 for each in fleet.servers.values()))
+        await bench.until(lambda: all(each.report.pending == 1 for each in bench.lb.fleet.servers.values()))
         waits = asyncio.ensure_future(bench.chat())
         await spin(lambda: bench.gauge("queue_requests") == 1)
         models.use_pushing("blind")

@@ -13,7 +13,7 @@ from services.lb.request import REGION_FIELD, REJECTED_FIELD
 from services.lb.upstreams.answer import Sourced
 from services.lb.upstreams.failures import Broke, NoRoom
 
-__all__ = ["PIECE_BYTES", "WINDOW_BYTES", "RawStreams"]
+__all__ = ["PIECE_BYTES", "WINDOW_BYTES", "RawStreams", "read_fields"]
 
 PIECE_BYTES: Final = 256 << 10
 """Of a body in one part of a message."""
@@ -138,7 +138,7 @@ class _Stream:
         if self.answer.has_head or not 200 <= head.status <= 599:
             raise InvalidArgument("a second head, or no status")
         length = head.length if head.HasField("length") else -1
-        self.answer.got_head(head.status, _fields(head.fields), length)
+        self.answer.got_head(head.status, read_fields(head.fields), length)
 
     def _data(self, data: bytes) -> None:
         if not data:
@@ -168,17 +168,19 @@ class _Stream:
         self._owner.cancel(self.stream_id)
 
 
-def _fields(lines: bytes) -> list[tuple[bytes, bytes]]:
-    """Raises :class:`InvalidArgument`."""
+def read_fields(lines: bytes) -> list[tuple[bytes, bytes]]:
+    """Header fields as they are written between regions. Raises :class:`InvalidArgument`."""
     if len(lines) > HEAD_BYTES_MAX:
-        raise InvalidArgument("the head is too large")
+        raise InvalidArgument("the header fields are too large")
+    *found, rest = lines.split(b"\r\n")
     fields = []
-    for line in lines.split(b"\r\n"):
-        if line:
-            found = _LINE.fullmatch(line)
-            if found is None:
-                raise InvalidArgument("no header field")
-            fields.append((found[1], found[2]))
+    for line in found:
+        field = _LINE.fullmatch(line)
+        if field is None:
+            raise InvalidArgument("that is no header field")
+        fields.append((field[1], field[2]))
+    if rest:
+        raise InvalidArgument("that is no header field")
     return fields
 
 

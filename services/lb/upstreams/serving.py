@@ -35,7 +35,7 @@ from services.lb.labels import Labels
 from services.lb.regions.arrival import Arrivals, ForwardedTurn
 from services.lb.regions.inbound import REQUESTS_MAX, Inbound
 from services.lb.regions.proof import raw_proof, same
-from services.lb.regions.raw_streams import PIECE_BYTES
+from services.lb.regions.raw_streams import PIECE_BYTES, read_fields
 from services.lb.request import REGION_FIELD, REJECTED_FIELD
 from services.lb.upstreams.forwarding import Forwarding, Incoming
 from services.lb.upstreams.peer_reply import PeerReply
@@ -230,6 +230,9 @@ def _fill(head: Head, message: peer_pb2.RawHead, limits: HttpLimits) -> None:
     head.unique = head.request_id = check_id(message.request_id, "request_id")
     if not head.unique.isascii() or not head.unique.isprintable():
         raise InvalidArgument("request_id is not printable", field="request_id")
+    read_fields(message.fields)
+    if not message.target.startswith(b"/") or not message.target.isascii() or len(message.target.split()) != 1:
+        raise InvalidArgument("that is no target", field="target")
     limits = replace(limits, head_fields=limits.head_fields + ADDED_FIELDS)
     head.raw = parse_head(b"POST %b HTTP/1.1\r\nhost: peer\r\n%b\r\n" % (message.target, message.fields), limits)
     head.path = head.raw.path
