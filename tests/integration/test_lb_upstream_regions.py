@@ -14,6 +14,7 @@ from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.routing.geography import parse_geography
 from services.lb.regions.proof import caller_proof, raw_proof
 from services.lb.upstreams.answer import HIGH_BYTES
+from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import WAIT_S, Connection, running_lb, spin
 from tests.integration.upstream_parts import (
     DONE,
@@ -418,6 +419,29 @@ async def test_kinds_do_not_mix(tmp_path):
         assert (await us.chat()).status == 200
 
 
+async def test_the_controller_says_who_the_others_are(tmp_path):
+    async with (
+        running_controller() as (controller, address, metrics),
+        running_upstream_regions(tmp_path, "us", "eu", linked=False, controller=address) as regions,
+    ):
+        us, eu = regions["us"], regions["eu"]
+        await regions.knows("us", "eu", room=True)
+        await regions.knows("eu", "us", room=True)
+        await regions.full("us")
+        assert (await us.chat()).status == 200
+        assert asked(regions) == {"us": 0, "eu": 1}
+        assert us.gauge("forwarded_total", region="eu") == 1
+        assert us.lb.membership.load().forwarded_by_region == {"eu": 1}
+        (server,) = us.lb.membership.load().per_instance
+        assert (server.name, server.pending) == (us.servers[0].url, 1)
+        probes = ("pinyon_controller_probes_total", {"outcome": "answered"})
+        await spin(lambda: (metrics.get_sample_value(*probes) or 0) >= 2)
+        assert not controller.registry.failures
+        await eu.lb.close(0)
+        await us.until(lambda: not len(us.lb.models.by_name[MODEL].layers.remote))
+        await us.idle()
+
+
 class Caller:
     """Somebody who speaks the protocol, and may do what no load balancer of ours does."""
 
@@ -468,6 +492,7 @@ class Caller:
         (lambda caller: caller.request(secret=b"guessed, and not right"), grpc.StatusCode.PERMISSION_DENIED),
         (lambda caller: peer_pb2.RawRequest(head=b"\xff", hops=1), grpc.StatusCode.PERMISSION_DENIED),
         (lambda caller: caller.request(body_length=3), grpc.StatusCode.INVALID_ARGUMENT),
+        (lambda caller: caller.request(stream_id=0), grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )
 async def test_a_caller_that_is_none_of_ours_is_ended(request_of, code, tmp_path):

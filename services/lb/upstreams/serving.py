@@ -94,6 +94,8 @@ class _RawRequests:
     def __init__(self, parts: RawServing, session: Inbound) -> None:
         self._parts = parts
         self._session = session
+        self._last = 0
+        """Number of the last request."""
         self._arriving: dict[int, _Arriving] = {}
         """Those whose bodies are not here yet."""
         self._replies: dict[int, PeerReply] = {}
@@ -125,8 +127,9 @@ class _RawRequests:
         except Exception:  # the library's own error is no public class
             raise InvalidArgument("a request that cannot be read", field="head") from None
         stream_id = head.stream_id
-        if session.has(stream_id):
-            raise InvalidArgument(f"stream {stream_id} is in use", field="stream_id")
+        if stream_id <= self._last:  # what was written down of this session is good for nothing, either
+            raise InvalidArgument(f"stream {stream_id} is not a new one", field="stream_id")
+        self._last = stream_id
         reply = PeerReply(session, stream_id)
         if session.running >= REQUESTS_MAX:
             reply.fail(ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
